@@ -1,0 +1,111 @@
+"""Every optimizer of the harness by its file's name: first-order ones, and methods that precondition one.
+
+A file here (or mkor_core's mkor and mkor_h) is a method. A first-order file defines ``optimizer(parameters, *, lr,
+...)``; a second-order file defines a `mkor_core.Method`. A name that starts with an underscore is no method.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from baselines.eva import Eva
+from baselines.hylo import HyLo
+from baselines.kaisa import KAISA
+from mkor_core import Method, Preconditioner
+
+__all__ = ["KAISA", "Eva", "HyLo", "available", "build", "build_optimizer", "method_class"]
+
+CORE = {"mkor": "mkor_core.mkor", "mkor_h": "mkor_core.mkor_h"}
+DEFAULT_BASE = "sgd"
+
+
+def available() -> tuple[str, ...]:
+    """Return the names that `build` takes, sorted."""
+    files = (path.stem for path in Path(__file__).parent.glob("*.py"))
+    return tuple(sorted({*CORE, *(name for name in files if not name.startswith("_"))}))
+
+
+def build(
+    name: str,
+    model: nn.Module,
+    hyperparameters: Mapping[str, Any],
+    *,
+    exclude: str | nn.Module | Iterable[str | nn.Module] = (),
+    accumulation_steps: int = 1,
+    grad_scale: Any = 1.0,
+) -> tuple[Optimizer, Preconditioner | None]:
+    """Return a model's optimizer and, for a second-order method, the preconditioner attached to it.
+
+    hyperparameters: a method's fields, ``base`` (the name of a first-order optimizer, default sgd) and that base's
+    parameters, all in one flat mapping; a torch dtype may be given by name.
+    exclude, accumulation_steps, grad_scale: as `Preconditioner` takes them.
+
+    Raises:
+        ValueError: an unknown name, an unknown or missing hyperparameter, or a value out of range, by name.
+    """
+    cls = method_class(name)
+    if cls is None:
+        return build_optimizer(name, model.parameters(), hyperparameters), None
+    own = {field.name for field in fields(cls)}
+    method_part = {key: _value(value) for key, value in hyperparameters.items() if key in own}
+    base_part = {key: value for key, value in hyperparameters.items() if key not in own and key != "base"}
+    method = cls(**method_part)
+    optimizer = build_optimizer(hyperparameters.get("base", DEFAULT_BASE), model.parameters(), base_part)
+    preconditioner = Preconditioner(
+        model, method, exclude=exclude, accumulation_steps=accumulation_steps, grad_scale=grad_scale
+    )
+    return optimizer, preconditioner.attach(optimizer)
+
+
+def build_optimizer(
+    name: str, parameters: Iterable[nn.Parameter] | Iterable[Tensor], hyperparameters: Mapping[str, Any]
+) -> Optimizer:
+    """Return a first-order optimizer by its file's name.
+
+    Raises:
+        ValueError: an unknown or second-order name, an unknown, missing or out-of-range hyperparameter.
+    """
+    make = getattr(_module(name), "optimizer", None)
+    if make is None:
+        raise ValueError(f"base={name!r} is no first-order optimizer.")
+    accepted = list(inspect.signature(make).parameters)[1:]
+    for key in hyperparameters:
+        if key not in accepted:
+            raise ValueError(f"{name} has no hyperparameter {key!r}; it has {', '.join(accepted)}.")
+    try:
+        optimizer: Optimizer = make(parameters, **hyperparameters)
+    except TypeError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return optimizer
+
+
+def method_class(name: str) -> type[Method] | None:
+    """Return the `Method` that a second-order file defines; None for a first-order file.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    module = _module(name)
+    own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
+    return next((cls for cls in own if issubclass(cls, Method)), None)
+
+
+def _module(name: str) -> ModuleType:
+    if name not in available():
+        raise ValueError(f"There is no optimizer {name!r}; there are {', '.join(available())}.")
+    return import_module(CORE.get(name, f"baselines.{name}"))
+
+
+def _value(value: Any) -> Any:
+    dtype = getattr(torch, value, None) if isinstance(value, str) else None
+    return dtype if isinstance(dtype, torch.dtype) else value

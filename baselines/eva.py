@@ -1,0 +1,105 @@
+"""Eva (Zhang et al., ICLR 2023): rank-one Kronecker factors of running means."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mkor_core.capture import MEAN, Captured, Statistic, Sums
+from mkor_core.method import (
+    LayerShape,
+    LayerState,
+    Method,
+    Update,
+    kl_clipped,
+    require_choices,
+    require_decay,
+    require_positive,
+)
+
+EXAMPLES = 16
+"""The first examples of a batch, whose rows Eva looks at."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eva(Method):
+    """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient, a and g running means of raw rows.
+
+    damping: the Tikhonov term.
+    factor_decay: weight of the old mean (upstream's 0.95 weighs the new one); the first value enters unweighted.
+    kl_clip: as KFAC's; None leaves the update as it is.
+    rows: ``global`` takes gradient rows of the global mean loss, ``rank`` those of each rank's own, as upstream does.
+
+    Raises:
+        ValueError: a value out of range, by name.
+    """
+
+    refresh_needs_statistics: ClassVar[bool] = True
+
+    damping: float = 0.03
+    factor_decay: float = 0.05
+    kl_clip: float | None = 1e-3
+    rows: Literal["global", "rank"] = "global"
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_positive("damping", self.damping)
+        require_decay("factor_decay", self.factor_decay)
+        if self.kl_clip is not None:
+            require_positive("kl_clip", self.kl_clip)
+
+    @property
+    def statistic(self) -> Statistic:
+        """Means over the first examples."""
+        return MEAN.first(EXAMPLES)
+
+    @property
+    def rank_rows(self) -> bool:
+        """As `rows` says."""
+        return self.rows == "rank"
+
+    @property
+    def needs_lr(self) -> bool:
+        """For kl_clip."""
+        return self.kl_clip is not None
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """Means of zero, and the number of batches seen."""
+        return {
+            "left": torch.zeros(shape.d_out, dtype=dtype, device=device),
+            "right": torch.zeros(shape.d_in, dtype=dtype, device=device),
+            "batches": torch.zeros((), dtype=torch.int64, device=device),
+        }
+
+    def accumulates(self, step: int) -> bool:
+        """Every step."""
+        return True
+
+    def refreshes(self, step: int) -> bool:
+        """Never: there is nothing but the means."""
+        return False
+
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        """``a <- factor_decay a + (1 - factor_decay) a_batch``, and g alike."""
+        assert isinstance(captured, Sums)
+        old = torch.where(state["batches"] == 0, 0.0, self.factor_decay).to(captured.x.dtype)
+        for side, total in (("left", captured.g), ("right", captured.x)):
+            state[side] = old * state[side] + (1 - old) * total / captured.number
+        state["batches"] = state["batches"] + 1
+
+    def refresh(self, state: LayerState, step: int) -> None:
+        """Nothing to do."""
+
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return ``(D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping``."""
+        g, a = state["left"], state["right"]
+        weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
+        return (grad - torch.outer(weight * g, a)) / self.damping
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Clip all layers' updates together by kl_clip."""
+        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)

@@ -1,0 +1,150 @@
+"""HyLo (Mu et al., SC '22): natural gradient through a small kernel of sampled or interpolated rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mkor_core.capture import ROWS, Captured, Rows, Statistic
+from mkor_core.method import (
+    LayerShape,
+    LayerState,
+    Method,
+    Update,
+    kl_clipped,
+    require,
+    require_choices,
+    require_period,
+    require_positive,
+)
+
+JITTER = 1e-10
+"""What the original adds beside the damping."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyLo(Method):
+    """``(U U^T / r + damping I)^-1`` by Sherman-Morrison-Woodbury, U's columns the gradients of r kept rows.
+
+    Rows are scaled to their number; a Conv2d has one an example, averaged over its locations.
+
+    variant: ``KIS`` samples rows by importance ``|x|^2 |g|^2``, ``KID`` keeps the most important, interpolates others.
+    sample_fraction: part of the rows that is kept, at least one.
+    damping: the Tikhonov term.
+    update_period: steps between updates of the kept rows.
+    kl_clip: as KFAC's; None, the original's, leaves the update as it is.
+
+    Raises:
+        ValueError: a value out of range, by name.
+    """
+
+    variant: Literal["KIS", "KID"] = "KIS"
+    sample_fraction: float = 0.1
+    damping: float = 0.1
+    update_period: int = 10
+    kl_clip: float | None = None
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require(0 < self.sample_fraction <= 1, "sample_fraction", self.sample_fraction, "lie in (0, 1]")
+        require_positive("damping", self.damping)
+        require_period("update_period", self.update_period)
+        if self.kl_clip is not None:
+            require_positive("kl_clip", self.kl_clip)
+
+    @property
+    def statistic(self) -> Statistic:
+        """The rows themselves."""
+        return ROWS
+
+    @property
+    def needs_lr(self) -> bool:
+        """For kl_clip."""
+        return self.kl_clip is not None
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """No rows yet."""
+        return {
+            "left": torch.zeros(0, shape.d_out, dtype=dtype, device=device),
+            "right": torch.zeros(0, shape.d_in, dtype=dtype, device=device),
+            "kernel_inverse": torch.zeros(0, 0, dtype=dtype, device=device),
+        }
+
+    def accumulates(self, step: int) -> bool:
+        """Every update_period steps."""
+        return step % self.update_period == 0
+
+    def refreshes(self, step: int) -> bool:
+        """In the same steps."""
+        return self.accumulates(step)
+
+    def condense(self, rows: list[Rows], step: int) -> Captured:
+        """Join the rows of a step's calls, one an example for a Conv2d."""
+        kept = [part.per_example() for part in rows]
+        return [Rows(torch.cat([part.x for part in kept]), torch.cat([part.g for part in kept]), 1)]
+
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        """Keep r rows, and the inverse of their small kernel matrix."""
+        assert isinstance(captured, list)
+        (rows,) = captured
+        x, g = rows.x, rows.g * rows.x.shape[0]
+        kept = max(int(self.sample_fraction * len(x)), 1)
+        importance = x.square().sum(1) * g.square().sum(1)
+        if self.variant == "KIS":
+            chosen = sample_without_replacement(importance, kept, seed=step)
+            middle = (self.damping + JITTER) * torch.eye(kept, dtype=x.dtype, device=x.device)
+        else:
+            order = importance.argsort(descending=True, stable=True)
+            chosen = order[:kept]
+            middle = interpolated_middle(kernel(x[order], g[order]), kept, self.damping + JITTER)
+        x, g = x[chosen], g[chosen]
+        state["right"], state["left"] = x, g
+        state["kernel_inverse"] = torch.linalg.inv(kernel(x, g) / kept + middle)
+
+    def refresh(self, state: LayerState, step: int) -> None:
+        """Nothing is left to do: the kept rows carry all."""
+
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return ``(D - G^T diag(y) X / r) / damping`` with ``y = (K_r / r + M)^-1 diag(G D X^T)``."""
+        x, g = state["right"], state["left"]
+        y = state["kernel_inverse"] @ ((g @ grad) * x).sum(1)
+        return (grad - (g.T * y) @ x / max(len(x), 1)) / self.damping
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Clip all layers' updates together by kl_clip, if there is one."""
+        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)
+
+
+def kernel(x: Tensor, g: Tensor) -> Tensor:
+    """Return ``X X^T * G G^T`` ``[n, n]``, the inner products of the rows' gradients ``g_i x_i^T``."""
+    return (x @ x.T) * (g @ g.T)
+
+
+def interpolated_middle(matrix: Tensor, rank: int, damping: float) -> Tensor:
+    """Return KID's ``M = (P (E + damping I)^-1 P^T)^-1`` ``[r, r]`` for a kernel ``[n, n]``, most important first.
+
+    ``K = Q R`` without pivoting; ``P = [I, R11^-1 R12]``, ``E = [0, Q2 R22]`` (ALGORITHMS.md, HyLo).
+    """
+    number = len(matrix)
+    q, r = torch.linalg.qr(matrix, mode="complete")
+    identity = torch.eye(number, dtype=matrix.dtype, device=matrix.device)
+    interpolation = torch.cat([identity[:rank, :rank], torch.linalg.solve(r[:rank, :rank], r[:rank, rank:])], 1)
+    residual = torch.cat([matrix.new_zeros(number, rank), q[:, rank:] @ r[rank:, rank:]], 1)
+    inner = torch.linalg.solve(residual + damping * identity, interpolation.T)
+    middle: Tensor = torch.linalg.inv(interpolation @ inner)
+    return middle
+
+
+def sample_without_replacement(weights: Tensor, number: int, seed: int) -> Tensor:
+    """Return ``number`` indices drawn without replacement with probability proportional to ``weights`` ``[n]``.
+
+    By Gumbel keys made on the CPU, so that all ranks, and all devices, draw alike.
+    """
+    noise = torch.rand(len(weights), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    gumbel = -torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float64).tiny)))
+    keys = weights.to(torch.float64).log() + gumbel.to(weights.device)
+    return keys.topk(number).indices

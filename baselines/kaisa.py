@@ -1,0 +1,144 @@
+"""KFAC as KAISA distributes it (Pauloski et al., SC '21), with the semantics of kfac-pytorch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from mkor_core.capture import MOMENT, Captured, Statistic, Sums
+from mkor_core.method import (
+    LayerShape,
+    LayerState,
+    Method,
+    Update,
+    kl_clipped,
+    require,
+    require_choices,
+    require_decay,
+    require_period,
+    require_positive,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KAISA(Method):
+    """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C.
+
+    damping: added to both factors (``inverse``) or to the products of their eigenvalues (``eigen``).
+    factor_decay: weight of the old factor in the running averages, which start from I.
+    kl_clip: bound on ``|sum(V * D) lr^2|`` over all layers; None leaves the update as it is.
+    factor_update_period, inverse_update_period: steps between updates of the factors, and between decompositions.
+    compute_method: ``eigen`` decomposes the factors, ``inverse`` inverts them.
+    grad_worker_fraction: part of the ranks that precondition a layer: 1 is COMM-OPT, 1/ranks MEM-OPT, else HYBRID-OPT.
+    rows: ``global`` takes gradient rows of the global mean loss, the same on any number of ranks; ``rank`` those of
+        each rank's own, as upstream does.
+
+    Raises:
+        ValueError: a value out of range, by name.
+    """
+
+    refresh_needs_statistics: ClassVar[bool] = False
+
+    damping: float = 1e-3
+    factor_decay: float = 0.95
+    kl_clip: float | None = 1e-3
+    factor_update_period: int = 10
+    inverse_update_period: int = 100
+    compute_method: Literal["eigen", "inverse"] = "eigen"
+    grad_worker_fraction: float = 1.0
+    rows: Literal["global", "rank"] = "global"
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        require_positive("damping", self.damping)
+        require_decay("factor_decay", self.factor_decay)
+        if self.kl_clip is not None:
+            require_positive("kl_clip", self.kl_clip)
+        require_period("factor_update_period", self.factor_update_period)
+        require_period("inverse_update_period", self.inverse_update_period)
+        require(
+            0 < self.grad_worker_fraction <= 1,
+            "grad_worker_fraction",
+            self.grad_worker_fraction,
+            "lie in (0, 1]",
+        )
+
+    @property
+    def statistic(self) -> Statistic:
+        """Second moments of the rows; a Conv2d's are divided by its output locations."""
+        return MOMENT
+
+    @property
+    def rank_rows(self) -> bool:
+        """As `rows` says."""
+        return self.rows == "rank"
+
+    @property
+    def needs_lr(self) -> bool:
+        """For kl_clip."""
+        return self.kl_clip is not None
+
+    @property
+    def refreshed(self) -> tuple[str, ...]:
+        """The decomposition or the inverses."""
+        if self.compute_method == "eigen":
+            return ("left_vectors", "left_values", "right_vectors", "right_values")
+        return ("left_inverse", "right_inverse")
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """A = C = I, and what a decomposition of them gives."""
+        state: LayerState = {}
+        for side, d in (("left", shape.d_out), ("right", shape.d_in)):
+            identity = torch.eye(d, dtype=dtype, device=device)
+            state[side] = identity
+            if self.compute_method == "eigen":
+                state[f"{side}_vectors"] = identity.clone()
+                state[f"{side}_values"] = torch.ones(d, dtype=dtype, device=device)
+            else:
+                state[f"{side}_inverse"] = identity / (1 + self.damping)
+        return state
+
+    def accumulates(self, step: int) -> bool:
+        """Every factor_update_period steps."""
+        return step % self.factor_update_period == 0
+
+    def refreshes(self, step: int) -> bool:
+        """Every inverse_update_period steps."""
+        return step % self.inverse_update_period == 0
+
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        """``A <- factor_decay A + (1 - factor_decay) A_batch``, and C alike."""
+        assert isinstance(captured, Sums)
+        for side, moment in (("left", captured.g), ("right", captured.x)):
+            batch = moment / captured.number
+            state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
+
+    def refresh(self, state: LayerState, step: int) -> None:
+        """Decompose (eigenvalues clamped at 0) or invert both factors."""
+        for side in ("left", "right"):
+            if self.compute_method == "eigen":
+                values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
+                state[f"{side}_values"] = values.clamp(min=0)
+            else:
+                damped = state[side] + self.damping * torch.eye(len(state[side])).to(state[side])
+                state[f"{side}_inverse"] = torch.linalg.inv(damped)
+
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return ``Q_C [(Q_C^T D Q_A) / (d_C d_A^T + damping)] Q_A^T``, or the product with both inverses."""
+        if self.compute_method == "inverse":
+            return state["left_inverse"] @ grad @ state["right_inverse"]
+        left, right = state["left_vectors"], state["right_vectors"]
+        eigenvalues = torch.outer(state["left_values"], state["right_values"])
+        return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Clip all layers' updates together by kl_clip."""
+        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)
+
+    def refresh_cost(self, shape: LayerShape) -> float:
+        """The cubes of the dimensions."""
+        return float(shape.d_out**3 + shape.d_in**3)

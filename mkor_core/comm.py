@@ -1,0 +1,80 @@
+"""Collectives that are no-ops on one process, flat by dtype, and count the bytes handed to them.
+
+Callers never branch on the number of ranks: on one process every function returns what it was given.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+_bytes: Counter[str] = Counter()
+
+
+def bytes_sent() -> dict[str, int]:
+    """Return the payload bytes that this process has handed to each collective since `reset_bytes_sent`."""
+    return dict(_bytes)
+
+
+def reset_bytes_sent() -> None:
+    """Start counting from zero."""
+    _bytes.clear()
+
+
+def count_bytes(collective: str, tensor: Tensor) -> None:
+    """Add one call's payload to `bytes_sent`."""
+    _bytes[collective] += tensor.numel() * tensor.element_size()
+
+
+def is_distributed() -> bool:
+    """Tell whether a default process group stands."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size(group: ProcessGroup | None = None) -> int:
+    """Return the number of ranks of ``group`` (default: all), 1 without a process group."""
+    return dist.get_world_size(group) if is_distributed() else 1
+
+
+def rank(group: ProcessGroup | None = None) -> int:
+    """Return this process's rank in ``group`` (default: all), 0 without a process group."""
+    return dist.get_rank(group) if is_distributed() else 0
+
+
+def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
+    """Return every tensor summed over the ranks, by one flat all-reduce for each dtype among them."""
+    if world_size(group) == 1 or not tensors:
+        return list(tensors)
+    summed: list[Tensor] = [torch.empty(0)] * len(tensors)
+    by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
+    for _, indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
+        members = list(indices)
+        parts = [tensors[i] for i in members]
+        flat = torch.cat([part.reshape(-1) for part in parts])
+        dist.all_reduce(flat, group=group)
+        count_bytes("all_reduce", flat)
+        for i, part in zip(members, flat.split([part.numel() for part in parts]), strict=True):
+            summed[i] = part.view(tensors[i].shape)
+    return summed
+
+
+def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return the rows ``[n, d]`` of all ranks, in rank order; their numbers may differ, and are read by the host."""
+    world = world_size(group)
+    if world == 1:
+        return rows
+    number = torch.tensor([rows.shape[0]], device=rows.device)
+    numbers = [torch.empty_like(number) for _ in range(world)]
+    dist.all_gather(numbers, number, group=group)
+    most = max(int(n) for n in numbers)
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0])).contiguous()
+    gathered = [torch.empty_like(padded) for _ in range(world)]
+    dist.all_gather(gathered, padded, group=group)
+    count_bytes("all_gather", padded)
+    return torch.cat([part[: int(n)] for part, n in zip(gathered, numbers, strict=True)])

@@ -1,0 +1,82 @@
+"""The knee-point: where a falling (or rising) curve stops paying (MKOR's appendix; ALGORITHMS.md, MKOR-H).
+
+With r an exponential moving average of the improvement per step and m the mean improvement per step since the regime
+began, the knee is reached once ``r < beta m``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mkor_core.method import require, require_decay, require_period
+
+RATE_DECAY = 0.9
+"""Weight of the old value in the moving average of the improvement per step."""
+
+
+def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = False) -> bool:
+    """Tell whether the last point of a curve lies past its knee.
+
+    curve: (steps since the point before, value) of the current regime, in order; the first one's steps are not read.
+    The moving average starts at the first improvement. Fewer than three points have no knee.
+    """
+    if len(curve) < 3:
+        return False
+    sign = 1.0 if rising else -1.0
+    rate = None
+    for (_, before), (steps, value) in pairwise(curve):
+        improvement = sign * (value - before) / steps
+        rate = improvement if rate is None else RATE_DECAY * rate + (1 - RATE_DECAY) * improvement
+    assert rate is not None  # there are at least two differences
+    mean = sign * (curve[-1][1] - curve[0][1]) / sum(steps for steps, _ in curve[1:])
+    return rate < beta * mean
+
+
+class KneePointScheduler(LRScheduler):
+    """Lower every learning rate by ``factor`` at each knee of a loss (falling) or an accuracy (rising).
+
+    Call ``step(value)`` once an epoch or a fixed number of iterations; the curve starts anew at each rate. After a
+    change of rate ``patience`` values pass before the next.
+
+    Raises:
+        ValueError: an argument out of range, by name.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        factor: float = 0.5,
+        beta: float = 0.1,
+        patience: int = 5,
+        rising: bool = False,
+    ) -> None:
+        require_decay("factor", factor)
+        require(beta >= 0, "beta", beta, "be at least 0")
+        require_period("patience", patience)
+        self.factor = factor
+        self.beta = beta
+        self.patience = patience
+        self.rising = rising
+        self.curve: list[tuple[int, float]] = []
+        self._lower = False
+        super().__init__(optimizer)
+
+    def step(self, value: Any = None) -> None:
+        """Take the next value of the curve, and lower the rates if it lies past the knee."""
+        if value is not None:
+            self.curve.append((1, float(value)))
+            self._lower = len(self.curve) > self.patience and is_knee(self.curve, self.beta, rising=self.rising)
+        super().step()
+        if self._lower:
+            self.curve = self.curve[-1:]
+            self._lower = False
+
+    def get_lr(self) -> list[float | Any]:
+        """Return the rates of the parameter groups after this step."""
+        return [group["lr"] * (self.factor if self._lower else 1.0) for group in self.optimizer.param_groups]

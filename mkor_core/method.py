@@ -1,0 +1,179 @@
+"""What a second-order method is: a frozen dataclass and a few verbs, blind to hooks, ranks and parameter groups.
+
+A method says which statistic it wants of every layer and when (`statistic`, `accumulates`), folds it into the layer's
+state (`accumulate`), does its costly periodic part (`refresh`), turns a gradient into an update (`precondition`), and
+finishes what spans layers (`finish`). A `Preconditioner` does the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import ClassVar, NamedTuple, cast, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from mkor_core.capture import Captured, Rows, Statistic
+
+LayerState = dict[str, Tensor]
+"""A layer's named tensors. A method replaces entries and never changes a tensor in place, so a step can be undone."""
+
+
+class LayerShape(NamedTuple):
+    """The shape of a layer's gradient matrix; d_in counts the bias."""
+
+    d_out: int
+    d_in: int
+
+
+class Update(NamedTuple):
+    """One layer's gradient D and update V, ``[d_out, d_in]``, and its group's learning rate (None: unknown)."""
+
+    grad: Tensor
+    value: Tensor
+    lr: float | Tensor | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method(ABC):
+    """Base of every second-order method."""
+
+    refresh_needs_statistics: ClassVar[bool] = True
+    """Whether `refresh` consumes the same step's statistics, so that a layer without any is not refreshed."""
+    follows_loss: ClassVar[bool] = False
+    """Whether the method decides by the loss (see `is_over`)."""
+
+    @property
+    @abstractmethod
+    def statistic(self) -> Statistic:
+        """What the hooks keep of every layer's rows."""
+
+    @property
+    def rank_rows(self) -> bool:
+        """Whether gradient rows are those of each rank's own mean loss, not of the global one."""
+        return False
+
+    def condense(self, rows: list[Rows], step: int) -> Captured:
+        """Reduce a rank's rows to what is exchanged: one `Rows` to gather, or `Sums` to add (see `sum_shapes`)."""
+        return rows
+
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Return the shapes of x and g in the `Sums` that are exchanged for a layer; None: rows are gathered."""
+        match self.statistic.kind:
+            case "mean":
+                return (shape.d_in,), (shape.d_out,)
+            case "moment":
+                return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)
+            case "rows":
+                return None
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether `finish` reads the learning rate."""
+        return False
+
+    @property
+    def refreshed(self) -> tuple[str, ...]:
+        """State tensors that `refresh` makes on one owning rank and others receive; empty: every rank refreshes."""
+        return ()
+
+    @property
+    def exchange_dtype(self) -> torch.dtype | None:
+        """The dtype that statistics are exchanged in; None: as captured."""
+        return None
+
+    @abstractmethod
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """Return a layer's state before the first step; dtype is the one that gradients are computed with."""
+
+    @abstractmethod
+    def accumulates(self, step: int) -> bool:
+        """Tell whether step ``step`` (from 0) captures and accumulates statistics."""
+
+    @abstractmethod
+    def refreshes(self, step: int) -> bool:
+        """Tell whether step ``step`` (from 0) refreshes the preconditioner."""
+
+    @abstractmethod
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        """Fold a step's statistics, already summed over micro-batches and ranks, into the state."""
+
+    @abstractmethod
+    def refresh(self, state: LayerState, step: int) -> None:
+        """Do the periodic part: from what `accumulate` left to what `precondition` reads."""
+
+    @abstractmethod
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return the update V for a gradient D, both ``[d_out, d_in]``."""
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Return every layer's final update, given those of all layers."""
+        return [update.value for update in updates]
+
+    def refresh_cost(self, shape: LayerShape) -> float:
+        """Return the work of one refresh of a layer, in arbitrary units; for balancing it over ranks."""
+        return float(shape.d_out**2 + shape.d_in**2)
+
+    def loss_is_due(self, step: int) -> bool:
+        """Tell whether a method that follows the loss cannot go on at ``step`` without ever having heard one."""
+        return False
+
+    def is_over(self, losses: Sequence[tuple[int, float]], step: int) -> bool:
+        """Tell whether second-order steps should stop; losses: (steps, mean loss over them) since the start."""
+        return False
+
+
+def require(holds: bool, field: str, value: object, must: str) -> None:
+    """Raise the one-line ValueError of a bad hyperparameter."""
+    if not holds:
+        raise ValueError(f"{field}={value!r} must {must}.")
+
+
+def require_choices(method: Method) -> None:
+    """Raise ValueError for a field with Literal choices that holds none of them."""
+    hints = get_type_hints(type(method))
+    for field in fields(method):
+        choices = get_args(hints[field.name])
+        if choices and all(isinstance(choice, str) for choice in choices):
+            value = getattr(method, field.name)
+            require(value in choices, field.name, value, f"be one of {', '.join(choices)}")
+
+
+def require_period(field: str, value: object, least: int = 1) -> None:
+    """Raise ValueError unless the value is a whole number, at least ``least``."""
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    require(whole and cast("int", value) >= least, field, value, f"be a whole number, at least {least}")
+
+
+def require_positive(field: str, value: float) -> None:
+    """Raise ValueError unless the value is a finite number above 0."""
+    require(_is_number(value) and 0 < value < math.inf, field, value, "be a finite number above 0")
+
+
+def require_decay(field: str, value: float) -> None:
+    """Raise ValueError unless the value is a weight strictly between 0 and 1."""
+    require(_is_number(value) and 0 < value < 1, field, value, "lie in (0, 1): the weight kept by the old value")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
+    """Scale updates by ``nu = min(1, sqrt(kl_clip / |sum(V * D) lr^2|))``, 1 if the sum is 0 (ALGORITHMS.md, KFAC).
+
+    Raises:
+        ValueError: a layer's learning rate is unknown.
+    """
+    if not updates:
+        return []
+    total = torch.zeros((), dtype=updates[0].value.dtype, device=updates[0].value.device)
+    for update in updates:
+        if update.lr is None:
+            raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
+        total = total + (update.value * update.grad).sum().to(total.device) * update.lr**2
+    nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
+    return [update.value * nu.to(update.value.device) for update in updates]

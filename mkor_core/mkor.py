@@ -1,0 +1,226 @@
+"""MKOR (Mozaffari, Li, Zhang and Mehri Dehnavi, NeurIPS 2023): Kronecker factors inverted by rank-1 updates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from mkor_core import linalg
+from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic, Sums
+from mkor_core.method import (
+    LayerShape,
+    LayerState,
+    Method,
+    Update,
+    require,
+    require_choices,
+    require_decay,
+    require_period,
+    require_positive,
+)
+
+RELEASED_CLAMP = 100.0
+"""Limit on the entries of rows before their mean in the released code (A4)."""
+OVERSAMPLING = 8
+"""Columns of the randomized range finder beyond the rank asked for."""
+
+_DENSE = {
+    "published": linalg.published,
+    "sherman_morrison": linalg.sherman_morrison,
+    "released": linalg.released,
+}
+_WINDOWED = {
+    "published": linalg.windowed_published,
+    "sherman_morrison": linalg.windowed_sherman_morrison,
+    "released": linalg.windowed_released,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MKOR(Method):
+    """MKOR: ``V = J_L D J_R``, its inverse factors J updated in place by one rank a period; no damping.
+
+    update_rule: ``sherman_morrison`` is the exact inverse (A3), ``published`` the paper's Algorithm 1 (A2), ``released``
+        the released code's (A4), with that code's row clamp and first update, which only sets J = I.
+    factor_decay: gamma, the weight of the old factor; None takes 0.9, or 0.95 for ``released``.
+    inverse_update_period: steps between updates of the inverse factors.
+    stabilizer_threshold, stabilizer_blend: eps and zeta of the stabiliser (A1), applied before an update.
+    rescale: give V the norm of D (A5).
+    factor_dtype: storage and exchange dtype of factors and vectors, accumulated in float32. float32 means float64
+        where the model's parameters are that.
+    window: keep the last so many update vectors in place of a dense factor ("Windowed factors"); None keeps it dense.
+    rank: rank of each update; above 1 the directions come from a randomized range finder on the rows.
+
+    Raises:
+        ValueError: a value out of range, by name.
+    """
+
+    update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
+    factor_decay: float | None = None
+    inverse_update_period: int = 10
+    stabilizer_threshold: float = 2.0
+    stabilizer_blend: float = 0.8
+    rescale: bool = True
+    factor_dtype: torch.dtype = torch.float32
+    window: int | None = None
+    rank: int = 1
+
+    def __post_init__(self) -> None:
+        require_choices(self)
+        if self.factor_decay is not None:
+            require_decay("factor_decay", self.factor_decay)
+        require_period("inverse_update_period", self.inverse_update_period)
+        require_positive("stabilizer_threshold", self.stabilizer_threshold)
+        require(0 < self.stabilizer_blend <= 1, "stabilizer_blend", self.stabilizer_blend, "lie in (0, 1]")
+        require(isinstance(self.rescale, bool), "rescale", self.rescale, "be true or false")
+        narrow = (torch.float32, torch.bfloat16, torch.float16)
+        require(self.factor_dtype in narrow, "factor_dtype", self.factor_dtype, "be float32, bfloat16 or float16")
+        if self.window is not None:
+            require_period("window", self.window)
+        require_period("rank", self.rank)
+        require(
+            self.rank == 1 or self.update_rule == "sherman_morrison",
+            "rank",
+            self.rank,
+            "be 1 unless update_rule is sherman_morrison: the other rules are defined for rank 1",
+        )
+
+    @property
+    def decay(self) -> float:
+        """The weight of the old factor that is in force."""
+        if self.factor_decay is not None:
+            return self.factor_decay
+        return 0.95 if self.update_rule == "released" else 0.9
+
+    @property
+    def statistic(self) -> Statistic:
+        """Mean vectors; the rows themselves for a higher rank."""
+        if self.rank > 1:
+            return ROWS
+        return MEAN.clamped(RELEASED_CLAMP) if self.update_rule == "released" else MEAN
+
+    @property
+    def exchange_dtype(self) -> torch.dtype | None:
+        """Vectors travel in the factors' dtype."""
+        return None if self.factor_dtype == torch.float32 else self.factor_dtype
+
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+        """Mean vectors, or sketches of the second moments for a higher rank."""
+        if self.rank == 1:
+            return super().sum_shapes(shape)
+        return (shape.d_in, self._sketch_width(shape.d_in)), (shape.d_out, self._sketch_width(shape.d_out))
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        """J = I for both factors, and room for the vectors."""
+        kept = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
+        state: LayerState = {"updates": torch.zeros((), dtype=torch.int64, device=device)}
+        for side, d in (("left", shape.d_out), ("right", shape.d_in)):
+            if self.window is None:
+                state[side] = torch.eye(d, dtype=kept, device=device)
+            else:
+                parts = linalg.windowed_identity(d, self.window, kept, device)
+                state |= {f"{side}_{name}": part for name, part in parts._asdict().items()}
+            state[f"{side}_vectors"] = torch.zeros(d, self.rank, dtype=kept, device=device)
+        return state
+
+    def accumulates(self, step: int) -> bool:
+        """Every inverse_update_period steps."""
+        return step % self.inverse_update_period == 0
+
+    def refreshes(self, step: int) -> bool:
+        """In the same steps."""
+        return self.accumulates(step)
+
+    def condense(self, rows: list[Rows], step: int) -> Captured:
+        """Sketch the second moments of scaled rows: products with a random matrix that all ranks share."""
+        parts = [self._sketch(kept, step) for kept in rows]
+        return Sums(*(torch.stack(part).sum(0) for part in zip(*parts, strict=True)))
+
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        """Keep the update vectors: the mean rows a and g, or the leading directions of their moments."""
+        assert isinstance(captured, Sums)
+        x, g, number = captured
+        if self.rank == 1:
+            state["left_vectors"] = g[:, None].to(state["left_vectors"].dtype)
+            state["right_vectors"] = (x / number)[:, None].to(state["right_vectors"].dtype)
+        else:
+            # Gradient rows are scaled by their multiplicity, so their mean second moment is number times the raw sum.
+            for side, sketch in (("left", g * number), ("right", x / number)):
+                directions = linalg.leading_directions(sketch, self._test_matrix(sketch, step), self.rank)
+                state[f"{side}_vectors"] = directions.to(state[f"{side}_vectors"].dtype)
+
+    def refresh(self, state: LayerState, step: int) -> None:
+        """Stabilise both inverse factors and update them with their vectors, in float32 at least."""
+        first = state["updates"] == 0
+        for side in ("right", "left"):
+            vectors = state[f"{side}_vectors"]
+            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
+            if self.window is None:
+                old = state[side]
+                new = self._update_dense(old.to(vectors.dtype), vectors).to(old.dtype)
+                state[side] = torch.where(first, old, new) if self.update_rule == "released" else new
+            else:
+                kept = _windowed(state, side)
+                new_parts = self._update_windowed(_widened(kept, vectors.dtype), vectors)
+                for name, part, old in zip(kept._fields, new_parts, kept, strict=True):
+                    part = part.to(old.dtype)
+                    state[f"{side}_{name}"] = torch.where(first, old, part) if self.update_rule == "released" else part
+        state["updates"] = state["updates"] + 1
+
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return ``J_L D J_R`` ``[d_out, d_in]``."""
+        if self.window is None:
+            return linalg.precondition(state["left"].to(grad.dtype), grad, state["right"].to(grad.dtype))
+        left, right = (_widened(_windowed(state, side), grad.dtype) for side in ("left", "right"))
+        return linalg.windowed_matmul(right, linalg.windowed_matmul(left, grad).T).T
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Give every update the norm of its gradient (A5)."""
+        if not self.rescale:
+            return [update.value for update in updates]
+        return [linalg.rescale(update.value, update.grad) for update in updates]
+
+    def _update_dense(self, inverse: Tensor, vectors: Tensor) -> Tensor:
+        inverse = linalg.stabilize(inverse, self.stabilizer_threshold, self.stabilizer_blend)
+        inverse = _DENSE[self.update_rule](inverse, vectors[:, 0], self.decay)
+        for k in range(1, self.rank):
+            # The old factor has faded with the first vector; further ones are added to it as they are.
+            inverse = linalg.sherman_morrison_add(inverse, vectors[:, k], 1 - self.decay)
+        return inverse
+
+    def _update_windowed(self, inverse: linalg.WindowedInverse, vectors: Tensor) -> linalg.WindowedInverse:
+        inverse = linalg.windowed_stabilize(inverse, self.stabilizer_threshold, self.stabilizer_blend)
+        inverse = _WINDOWED[self.update_rule](inverse, vectors[:, 0], self.decay)
+        for k in range(1, self.rank):
+            inverse = linalg.windowed_sherman_morrison_add(inverse, vectors[:, k], 1 - self.decay)
+        return inverse
+
+    def _sketch_width(self, dimension: int) -> int:
+        return min(self.rank + OVERSAMPLING, dimension)
+
+    def _sketch(self, rows: Rows, step: int) -> Sums:
+        x, g, locations = rows
+        x_sketch = x.T @ (x @ self._test_matrix(x.T, step)) / locations
+        g_sketch = g.T @ (g @ self._test_matrix(g.T, step)) / locations
+        return Sums(x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device))
+
+    def _test_matrix(self, like: Tensor, step: int) -> Tensor:
+        """Return the range finder's random matrix for a moment of ``like``'s height; the same on every rank."""
+        dimension = like.shape[0]
+        generator = torch.Generator().manual_seed(step)
+        matrix = torch.randn(dimension, self._sketch_width(dimension), generator=generator, dtype=torch.float64)
+        orthonormal: Tensor = torch.linalg.qr(matrix).Q
+        return orthonormal.to(like.device, like.dtype)
+
+
+def _windowed(state: LayerState, side: str) -> linalg.WindowedInverse:
+    return linalg.WindowedInverse(*(state[f"{side}_{name}"] for name in linalg.WindowedInverse._fields))
+
+
+def _widened(inverse: linalg.WindowedInverse, dtype: torch.dtype) -> linalg.WindowedInverse:
+    scale, columns, weights, position = inverse
+    return linalg.WindowedInverse(scale.to(dtype), columns.to(dtype), weights.to(dtype), position)

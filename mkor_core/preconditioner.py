@@ -1,0 +1,492 @@
+"""A method at work on a model: hooks, periods, exchange between ranks, and riding along with a torch optimizer."""
+
+from __future__ import annotations
+
+import logging
+import re
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict
+from functools import partial
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import LBFGS, Optimizer
+from torch.utils.hooks import RemovableHandle
+
+from mkor_core import comm
+from mkor_core.capture import Capture, Captured, Layer, Sums, Supported, unsupported_reason, wide_dtype
+from mkor_core.exchange import exchange
+from mkor_core.method import LayerShape, LayerState, Method, Update, require, require_period
+
+logger = logging.getLogger(__name__)
+
+STATE_KEY = "preconditioner"
+"""The entry of an optimizer's state dict that carries the preconditioner's."""
+
+
+class Preconditioner:
+    """Preconditions the gradients of a model's Linear and Conv2d layers before an optimizer steps.
+
+    ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call
+    `step` between the backward pass and ``optimizer.step()``. A trainer's gradient clipping comes before it.
+
+    Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
+    the first two are logged once, by name. A layer with no gradient in a step is left alone.
+
+    exclude: regular expressions searched for in module names, or modules; what lies inside them is excluded too.
+    lr: the learning rate that kl_clip reads; None takes each parameter group's own.
+    accumulation_steps: micro-batches (backward passes) that make up a step, the loss being divided by their number.
+    grad_scale: the loss scale that captured gradients must be divided by: a number, a ``GradScaler`` or a callable.
+    process_group: the ranks that share the global batch; None takes all.
+
+    Raises:
+        ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to work on.
+        TypeError: a model whose parameters are sharded.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        method: Method,
+        *,
+        exclude: str | nn.Module | Iterable[str | nn.Module] = (),
+        lr: float | None = None,
+        accumulation_steps: int = 1,
+        grad_scale: float | Any | Callable[[], Tensor | float] = 1.0,
+        process_group: ProcessGroup | None = None,
+    ) -> None:
+        require_period("accumulation_steps", accumulation_steps)
+        require(lr is None or lr > 0, "lr", lr, "be a learning rate above 0, or None")
+        _refuse_sharded(model)
+        self.method = method
+        self.phases: Callable[[str], AbstractContextManager[object]] = nullcontext
+        """Makes the context of a part of the work by its name: capture, communication, factor, precondition."""
+        self.switch_step: int | None = None
+        """The step (from 0) at which the method left the field to the base optimizer; None while it works."""
+        self._lr = lr
+        self._grad_scale = grad_scale
+        self._group = process_group
+        self._optimizer: Optimizer | None = None
+        self._handles: list[RemovableHandle] = []
+        self._step = 0
+        self._states: dict[str, LayerState] = {}
+        self._layers = _find_layers(model, exclude)
+        world = comm.world_size(process_group)
+        self._capture = Capture(
+            self._layers,
+            method.statistic,
+            micro_batches=accumulation_steps,
+            shares=1 if method.rank_rows else world,
+            shard=(0, 1) if method.rank_rows else (comm.rank(process_group), world),
+            grad_scale=self._loss_scale,
+            phases=lambda name: self.phases(name),
+        )
+        self._losses = _Losses(model) if method.follows_loss else None
+
+    def attach(self, optimizer: Optimizer) -> Self:
+        """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
+
+        With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
+        keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. ``copy.deepcopy`` of an optimizer drops
+        its hooks: attach a new preconditioner to the copy.
+
+        Raises:
+            TypeError: LBFGS, which evaluates its closure many times a step, or an optimizer of sharded parameters.
+            RuntimeError: attached already.
+        """
+        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+            optimizer = inner
+        if isinstance(optimizer, LBFGS):
+            raise TypeError(
+                "LBFGS evaluates its closure many times a step; attach to a first-order optimizer, e.g. SGD."
+            )
+        if self._optimizer is not None:
+            raise RuntimeError("This Preconditioner is attached already; call remove() and make a new one.")
+        self._optimizer = optimizer
+        self._handles += [
+            optimizer.register_step_pre_hook(self._before_step),
+            optimizer.register_state_dict_post_hook(self._save_into),
+            optimizer.register_load_state_dict_pre_hook(self._load_from),
+        ]
+        return self
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D."""
+        if self.switch_step is not None:
+            return
+        valid = self._step_is_valid()
+        captured = self._capture.take()
+        loss = self._losses.take(self._a_weight()) if self._losses else None
+        counting: dict[str, Tensor | None] = {}
+        if self.method.accumulates(self._step):
+            counting = self._accumulate(captured, loss, valid)
+        if self.method.refreshes(self._step):
+            self._refresh(counting, valid)
+        self._precondition()
+        self._step += 1
+        self._capture.enabled = self.method.accumulates(self._step)
+        if self._losses and counting:
+            if not self._losses.heard and self.method.loss_is_due(self._step):
+                raise RuntimeError(
+                    f"{type(self.method).__name__} follows the training loss and has heard none in {self._step} steps: "
+                    "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
+                )
+            if self.method.is_over(self._losses.history, self._step):
+                self._switch_off(self._step)
+
+    def observe(self, loss: Tensor | float) -> None:
+        """Tell a method that follows the loss (MKOR-H) this step's training loss; others do not listen."""
+        if self._losses:
+            self._losses.put("observe", loss)
+
+    def remove(self) -> None:
+        """Take all hooks off the model and the optimizer, and free the state."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._release()
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """The names of the layers under preconditioning, in the model's order."""
+        return tuple(self._layers)
+
+    def memory_bytes(self) -> int:
+        """Return the bytes of all state tensors of this rank."""
+        return sum(self.memory_by_tensor().values())
+
+    def memory_by_tensor(self) -> dict[str, int]:
+        """Return the bytes of the state by tensor name (``left``, ``right``, ...), summed over layers."""
+        sizes: dict[str, int] = {}
+        for layer in self._active_layers():
+            for key, tensor in self._state(layer).items():
+                sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
+        return sizes
+
+    def non_finite_layers(self) -> list[str]:
+        """Return the layers whose state holds a NaN or an infinity. Reads from the device: not for every step."""
+        finite = [
+            (name, torch.stack([tensor.isfinite().all() for tensor in state.values()]).all())
+            for name, state in self._states.items()
+        ]
+        return [name for name, is_finite in finite if not is_finite]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
+        return {
+            "method": type(self.method).__name__,
+            "hyperparameters": {key: _plain(value) for key, value in asdict(self.method).items()},
+            "step": self._step,
+            "switch_step": self.switch_step,
+            "losses": self._losses.state_dict() if self._losses else None,
+            "layers": {name: dict(state) for name, state in self._states.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take up a state; loading the same one twice is as good as once.
+
+        Raises:
+            ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
+        """
+        if state["method"] != type(self.method).__name__:
+            raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")
+        states = {_strip(name): dict(tensors) for name, tensors in state["layers"].items()}
+        for name, tensors in states.items():
+            if name not in self._layers:
+                raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
+            layer = self._layers[name]
+            initial = self._initial_state(layer)
+            for key in sorted(initial.keys() ^ tensors.keys()):
+                raise ValueError(f"The state of layer {name!r} and the method here differ in tensor {key!r}.")
+            for key, tensor in tensors.items():
+                if not _fits(tensor.shape, initial[key].shape):
+                    shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
+                    raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
+                tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
+        self._states = states
+        self._step = state["step"]
+        self._capture.drop()
+        self._capture.enabled = self.method.accumulates(self._step)
+        if self._losses and state["losses"] is not None:
+            self._losses.load_state_dict(state["losses"])
+        if state["switch_step"] is not None:
+            self._switch_off(state["switch_step"])
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self.step()
+            return None
+
+        def evaluate_then_precondition() -> Any:
+            loss = closure()
+            if self._losses and loss is not None:
+                self._losses.put("closure", loss)
+            self.step()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], evaluate_then_precondition, *args[2:]), kwargs
+        return args, {**kwargs, "closure": evaluate_then_precondition}
+
+    def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        state[STATE_KEY] = self.state_dict()
+
+    def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if STATE_KEY in state:
+            self.load_state_dict(state[STATE_KEY])
+        else:
+            warnings.warn(
+                "The optimizer's state dict holds no preconditioner state: its factors start anew.",
+                stacklevel=2,
+            )
+
+    def _loss_scale(self) -> Tensor | float | None:
+        scale = self._grad_scale
+        if isinstance(scale, torch.amp.GradScaler):
+            return scale._scale  # the tensor: get_scale() would wait for the device
+        if callable(scale):
+            return cast("Tensor | float", scale())
+        return None if scale == 1.0 else cast("float", scale)
+
+    def _step_is_valid(self) -> Tensor | None:
+        """Return whether a fused optimizer will take this step, which only the device knows; None: it will."""
+        found_inf = getattr(self._optimizer, "found_inf", None)
+        return None if found_inf is None else found_inf == 0
+
+    def _a_weight(self) -> Tensor:
+        return next(iter(self._layers.values())).module.weight
+
+    def _active_layers(self) -> list[Layer]:
+        return [layer for layer in self._layers.values() if layer.module.weight.requires_grad]
+
+    def _initial_state(self, layer: Layer) -> LayerState:
+        weight = layer.module.weight
+        return self.method.initial_state(
+            LayerShape(layer.d_out, layer.d_in), wide_dtype(weight.dtype), torch.device(weight.device)
+        )
+
+    def _state(self, layer: Layer) -> LayerState:
+        # Made late, so that a model may move to its device after the preconditioner was made.
+        if layer.name not in self._states:
+            self._states[layer.name] = self._initial_state(layer)
+        state, device = self._states[layer.name], layer.module.weight.device
+        for key, tensor in state.items():
+            if tensor.device != device:
+                state[key] = tensor.to(device)
+        return state
+
+    def _accumulate(
+        self, captured: Mapping[str, Captured], loss: Tensor | None, valid: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """Fold the step's statistics into the states.
+
+        Returns, for every layer with statistics, whether they count: None for yes, a tensor if only the device knows.
+        """
+        condensed = {
+            name: self.method.condense(kept, self._step) if isinstance(kept, list) else kept
+            for name, kept in captured.items()
+        }
+        with self.phases("communication"):
+            statistics, loss = exchange(self._active_layers(), condensed, loss, method=self.method, group=self._group)
+        if self._losses:
+            self._losses.record(loss)
+        counting: dict[str, Tensor | None] = {}
+        with self.phases("factor"):
+            for name, kept in statistics.items():
+                used = kept.number > 0 if isinstance(kept, Sums) and comm.world_size(self._group) > 1 else None
+                counting[name] = used if valid is None else valid if used is None else valid & used
+                self._change(name, counting[name], partial(self.method.accumulate, captured=kept, step=self._step))
+        return counting
+
+    def _refresh(self, counting: Mapping[str, Tensor | None], valid: Tensor | None) -> None:
+        with self.phases("factor"):
+            if self.method.refresh_needs_statistics:
+                due = dict(counting)
+            else:
+                due = {layer.name: valid for layer in self._active_layers()}
+            for name, accept in due.items():
+                self._change(name, accept, partial(self.method.refresh, step=self._step))
+
+    def _change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> None:
+        """Change a layer's state unless the device says no: a step to be skipped, a layer that no rank used."""
+        state = self._state(self._layers[name])
+        before = dict(state)
+        change(state)
+        if accept is not None:
+            for key, tensor in before.items():
+                if state[key].shape != tensor.shape:  # kept rows change in number: rare, and then the host must know
+                    state[key] = state[key] if accept else tensor
+                elif state[key] is not tensor:
+                    state[key] = torch.where(accept, state[key], tensor)
+
+    def _precondition(self) -> None:
+        layers = [layer for layer in self._active_layers() if layer.has_gradient()]
+        scale = getattr(self._optimizer, "grad_scale", None)  # a fused optimizer's gradients come scaled
+        with self.phases("precondition"):
+            updates = []
+            for layer, lr in zip(layers, self._learning_rates(layers), strict=True):
+                grad = layer.gradient() if scale is None else layer.gradient() / scale
+                updates.append(Update(grad, self.method.precondition(self._state(layer), grad), lr))
+            for layer, value in zip(layers, self.method.finish(updates), strict=True):
+                layer.write_gradient(value if scale is None else value * scale)
+
+    def _learning_rates(self, layers: Sequence[Layer]) -> list[float | Tensor | None]:
+        if self._lr is not None or not self.method.needs_lr or self._optimizer is None:
+            return [self._lr] * len(layers)
+        rates = {id(p): group["lr"] for group in self._optimizer.param_groups for p in group["params"]}
+        return [rates.get(id(layer.module.weight)) for layer in layers]
+
+    def _switch_off(self, step: int) -> None:
+        self.switch_step = step
+        self._release()
+
+    def _release(self) -> None:
+        self._capture.remove()
+        self._states = {}
+        if self._losses:
+            self._losses.remove()
+
+
+class _Losses:
+    """The training loss, per step from the best source that spoke, and its means between statistics."""
+
+    SOURCES = ("observe", "closure", "output.loss")  # the first that spoke in a step counts
+
+    def __init__(self, model: nn.Module) -> None:
+        self.history: list[tuple[int, float]] = []
+        self.heard = False
+        self._seen: dict[str, tuple[Tensor | float, int]] = {}
+        self._sum: Tensor | float = 0.0
+        self._steps = 0
+        self._last: tuple[int, Tensor] | None = None
+        self._handle = model.register_forward_hook(self._see_output)
+
+    def put(self, source: str, loss: Tensor | float) -> None:
+        total, number = self._seen.get(source, (0.0, 0))
+        self._seen[source] = (total + (loss.detach() if isinstance(loss, Tensor) else loss), number + 1)
+
+    def take(self, like: Tensor) -> Tensor:
+        """Close a step; return the mean loss since the last record, as a tensor like ``like``; NaN if there is none."""
+        source = next((name for name in self.SOURCES if name in self._seen), None)
+        if source is not None:
+            total, number = self._seen[source]
+            self._sum = self._sum + total / number
+            self._steps += 1
+            self.heard = True
+        self._seen = {}
+        mean = self._sum / self._steps if self._steps else torch.nan
+        return torch.as_tensor(mean, dtype=like.dtype, device=like.device)
+
+    def record(self, mean: Tensor | None) -> None:
+        """Note the mean since the last record; it enters the history at the next, when reading it waits for nothing."""
+        self._settle()
+        assert mean is not None  # take() gave one
+        self._last = (max(self._steps, 1), mean.to("cpu", non_blocking=True))
+        self._sum, self._steps = 0.0, 0
+
+    def remove(self) -> None:
+        self._handle.remove()
+
+    def state_dict(self) -> dict[str, Any]:
+        self._settle()
+        return {"history": list(self.history), "sum": float(self._sum), "steps": self._steps}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.history = [(steps, loss) for steps, loss in state["history"]]
+        self.heard = bool(self.history) or state["steps"] > 0
+        self._sum, self._steps, self._last = state["sum"], state["steps"], None
+
+    def _settle(self) -> None:
+        if self._last is not None:
+            steps, mean = self._last
+            self.history.append((steps, float(mean)))
+            self._last = None
+
+    def _see_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        if module.training and isinstance(loss, Tensor):
+            self.put("output.loss", loss)
+
+
+def _find_layers(model: nn.Module, exclude: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, Layer]:
+    """Return the layers to precondition by name; log once which modules with a weight are left out, and why."""
+    patterns = [exclude] if isinstance(exclude, str | nn.Module) else list(exclude)
+    excluded = _excluded_modules(model, patterns)
+    owners: dict[int, list[str]] = {}
+    modules = [(_strip(name) if _is_parallel(model) else name, module) for name, module in model.named_modules()]
+    for name, module in modules:
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), []).append(name)
+    layers: dict[str, Layer] = {}
+    left_out: list[str] = []
+    for name, module in modules:
+        weight = module._parameters.get("weight")
+        if weight is None or module in excluded:
+            continue
+        reason = unsupported_reason(module)
+        if reason is None and isinstance(weight, UninitializedParameter):
+            reason = "it is uninitialised: run a forward pass first"
+        elif reason is None and len(owners[id(weight)]) > 1:
+            others = ", ".join(owner for owner in owners[id(weight)] if owner != name)
+            reason = f"its weight is shared with {others}"
+        if reason is None:
+            layers[name] = Layer(name, cast("Supported", module))
+        else:
+            left_out.append(f"{name} ({reason})")
+    if left_out:
+        logger.info("Left to the base optimizer: %s.", "; ".join(left_out))
+    if not layers:
+        raise ValueError("The model has no Linear or Conv2d layer to precondition that is not excluded.")
+    return layers
+
+
+def _excluded_modules(model: nn.Module, patterns: Sequence[str | nn.Module]) -> set[nn.Module]:
+    excluded: set[nn.Module] = set()
+    for pattern in patterns:
+        if isinstance(pattern, nn.Module):
+            found = [pattern]
+        else:
+            found = [module for name, module in model.named_modules() if name and re.search(pattern, name)]
+        if not found:
+            raise ValueError(f"exclude={pattern!r} matches no module of the model.")
+        excluded.update(inner for module in found for inner in module.modules())
+    return excluded
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    advice = "MKOR needs whole parameters on every rank: use DistributedDataParallel"
+    for module in model.modules():
+        if "FullyShardedDataParallel" in type(module).__name__:
+            raise TypeError(f"FSDP shards the parameters; {advice}.")
+    for name, parameter in model.named_parameters():
+        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "DTensor":
+            raise TypeError(f"Parameter {name!r} is a DTensor; {advice}.")
+        if hasattr(parameter, "ds_id"):
+            raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")
+
+
+def _fits(shape: torch.Size, initial: torch.Size) -> bool:
+    """Tell whether a tensor's shape suits a state that starts with ``initial``; a size of 0 there may grow."""
+    return len(shape) == len(initial) and all(b in (0, a) for a, b in zip(shape, initial, strict=True))
+
+
+def _is_parallel(model: nn.Module) -> bool:
+    return isinstance(model, DistributedDataParallel | DataParallel)
+
+
+def _strip(name: str) -> str:
+    return name.removeprefix("module.")
+
+
+def _plain(value: Any) -> Any:
+    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
