@@ -86,7 +86,7 @@ class Eva(Method):
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
         """``a <- factor_decay a + (1 - factor_decay) a_batch``, and g alike."""
         assert isinstance(captured, Sums)
-        old = torch.where(state["batches"] == 0, 0.0, self.factor_decay).to(captured.x.dtype)
+        old = self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
         for side, total in (("left", captured.g), ("right", captured.x)):
             state[side] = old * state[side] + (1 - old) * total / captured.number
         state["batches"] = state["batches"] + 1

@@ -201,7 +201,7 @@ def _plus(total: Sums | None, term: Sums) -> Sums:
 class Capture:
     """Forward and gradient hooks on layers; `take` hands over what a step's micro-batches left.
 
-    A micro-batch ends when a forward follows a backward. When one more than ``micro_batches`` begins, the step that
+    A micro-batch ends when a backward follows a forward that followed a backward. When one more than ``micro_batches`` begins, the step that
     those before it belonged to was never taken (a gradient scaler skips steps with infinite gradients), so what they
     left is dropped.
 
@@ -231,7 +231,7 @@ class Capture:
         self._phases = phases
         self._pending: dict[str, _Pending] = {}
         self._micro_batch = 0
-        self._backward_ran = False
+        self._forward_ran = self._backward_ran = False
         self._handles: list[RemovableHandle] = [
             layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True) for layer in layers.values()
         ]
@@ -249,7 +249,7 @@ class Capture:
         """Forget what came since the last `take`."""
         self._pending = {}
         self._micro_batch = 0
-        self._backward_ran = False
+        self._forward_ran = self._backward_ran = False
 
     def remove(self) -> None:
         """Take the hooks off the model and forget everything."""
@@ -264,30 +264,33 @@ class Capture:
         if not (wanted and torch.is_grad_enabled() and output.requires_grad):
             return
         with self._phases("capture"):
-            self._enter_micro_batch()
+            if torch._C._current_graph_task_id() == -1:  # checkpointed layers run forward inside a backward pass
+                self._forward_ran = True
             inputs = _batched(layer, inputs.detach())
             kept = inputs if (keep := self._examples_kept(inputs.shape[0])) is None else inputs[:keep]
             # Means are taken now and not at the gradient's turn, so that nothing but the sum outlives the forward.
             reduced = self._input_mean(layer, kept, output) if self._statistic.kind == "mean" else kept
-        # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module sees.
-        output.register_hook(lambda grad: self._on_gradient(layer, reduced, keep, grad))
+        # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module sees. A
+        # Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
+        shape = output.shape
+        whole = output._base if output._base is not None and output._base.numel() == output.numel() else output
+        whole.register_hook(lambda grad: self._on_gradient(layer, reduced, keep, grad.reshape(shape)))
 
     def _enter_micro_batch(self) -> None:
-        in_backward = torch._C._current_graph_task_id() != -1  # activation checkpointing runs forwards there
-        if not self._backward_ran or in_backward:
-            return
-        self._backward_ran = False
-        self._micro_batch += 1
-        for pending in self._pending.values():
-            pending.fold()
-        if self._micro_batch == self._micro_batches:
-            self.drop()
+        if self._backward_ran and self._forward_ran:
+            self._micro_batch += 1
+            for pending in self._pending.values():
+                pending.fold()
+            if self._micro_batch == self._micro_batches:
+                self.drop()
+        self._backward_ran, self._forward_ran = True, False
 
     def _examples_kept(self, batch: int) -> int | None:
         """Return how many of this micro-batch's examples lie among the first ones of the global batch; None: all."""
         if self._statistic.examples is None:
             return None
-        first = (self._rank * self._micro_batches + self._micro_batch) * batch
+        micro_batch = (self._micro_batch + self._backward_ran) % self._micro_batches
+        first = (self._rank * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
 
     @torch.no_grad()
@@ -303,7 +306,7 @@ class Capture:
             self._add(layer, reduced, keep, grad)
 
     def _add(self, layer: Layer, reduced: Tensor, keep: int | None, grad: Tensor) -> None:
-        self._backward_ran = True
+        self._enter_micro_batch()
         locations = layer.locations(grad)
         grad = _batched(layer, grad)
         grad = grad if keep is None else grad[:keep]

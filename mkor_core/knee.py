@@ -23,18 +23,18 @@ def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = F
     """Tell whether the last point of a curve lies past its knee.
 
     curve: (steps since the point before, value) of the current regime, in order; the first one's steps are not read.
-    The moving average starts at the first improvement. Fewer than three points have no knee.
+    The moving average is corrected for its start at zero. Fewer than three points have no knee.
     """
     if len(curve) < 3:
         return False
     sign = 1.0 if rising else -1.0
-    rate = None
+    rate = norm = 0.0
     for (_, before), (steps, value) in pairwise(curve):
         improvement = sign * (value - before) / steps
-        rate = improvement if rate is None else RATE_DECAY * rate + (1 - RATE_DECAY) * improvement
-    assert rate is not None  # there are at least two differences
+        rate = RATE_DECAY * rate + (1 - RATE_DECAY) * improvement
+        norm = RATE_DECAY * norm + (1 - RATE_DECAY)
     mean = sign * (curve[-1][1] - curve[0][1]) / sum(steps for steps, _ in curve[1:])
-    return rate < beta * mean
+    return rate / norm < beta * mean
 
 
 class KneePointScheduler(LRScheduler):

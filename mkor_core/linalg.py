@@ -26,30 +26,40 @@ def published(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
     is not the inverse of any average of J's inverse and ``v v^T``; `sherman_morrison` is. O(d^2).
     """
     projected = inverse @ vector
-    weight = (1 - decay) / (decay**2 * (1 + decay * (1 - decay) * vector.dot(projected)))
-    scaled = projected * weight.sqrt()
+    scaled = projected * _published_weight(vector.dot(projected), decay).sqrt()
     return torch.addr(inverse, scaled, scaled, beta=decay)
+
+
+def _published_weight(quadratic: Tensor, decay: float) -> Tensor:
+    return _rank_one_weight(quadratic, (1 - decay) / (decay**2 * (1 + decay * (1 - decay) * quadratic)))
 
 
 def sherman_morrison(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
     """Return the exact inverse of ``gamma J^-1 + (1 - gamma) v v^T`` by the Sherman-Morrison formula (A3). O(d^2)."""
     projected = inverse @ vector
+    return _minus_outer(inverse / decay, projected, _sherman_morrison_weight(vector.dot(projected), decay))
+
+
+def _sherman_morrison_weight(quadratic: Tensor, decay: float) -> Tensor:
     gain = (1 - decay) / decay
-    weight = gain / decay / (1 + gain * vector.dot(projected))
-    return _minus_outer(inverse / decay, projected, weight)
+    return _rank_one_weight(quadratic, gain / decay / (1 + gain * quadratic))
 
 
 def sherman_morrison_add(inverse: Tensor, vector: Tensor, weight: float) -> Tensor:
     """Return the exact inverse of ``J^-1 + weight v v^T``: a further rank of an update, with no decay. O(d^2)."""
     projected = inverse @ vector
-    return _minus_outer(inverse, projected, weight / (1 + weight * vector.dot(projected)))
+    return _minus_outer(inverse, projected, _addition_weight(vector.dot(projected), weight))
+
+
+def _addition_weight(quadratic: Tensor, weight: float) -> Tensor:
+    return _rank_one_weight(quadratic, weight / (1 + weight * quadratic))
 
 
 def released(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
     """Return ``(J'^-1 + v v^T)^-1``, ``J' = beta J + (1 - beta) I``: the rule of MKOR's released code (A4). O(d^2)."""
     blended = blend_with_identity(inverse, torch.as_tensor(decay, dtype=inverse.dtype, device=inverse.device))
     projected = blended @ vector
-    return _minus_outer(blended, projected, 1 / (1 + vector.dot(projected)))
+    return _minus_outer(blended, projected, _addition_weight(vector.dot(projected), 1.0))
 
 
 def blend_with_identity(matrix: Tensor, weight: Tensor) -> Tensor:
@@ -68,12 +78,22 @@ def largest_entry(inverse: Tensor) -> Tensor:
 
 
 def stabilize(inverse: Tensor, threshold: float, blend: float) -> Tensor:
-    """Blend J with the identity, ``zeta J + (1 - zeta) I``, where its largest entry exceeds ``threshold`` (A1)."""
-    return blend_with_identity(inverse, _blend_weight(largest_entry(inverse), threshold, blend))
+    """Blend J with the identity, ``zeta J + (1 - zeta) I``, where its largest entry exceeds ``threshold`` (A1).
+
+    So it does where a diagonal entry is not positive: only rounding makes one, in half precision, and left alone it
+    would grow without end.
+    """
+    return blend_with_identity(inverse, _blend_weight(inverse.diagonal(), threshold, blend))
 
 
-def _blend_weight(largest: Tensor, threshold: float, blend: float) -> Tensor:
-    return torch.where(largest > threshold, blend, 1.0).to(largest.dtype)
+def _blend_weight(diagonal: Tensor, threshold: float, blend: float) -> Tensor:
+    trips = (diagonal.amax() > threshold) | (diagonal.amin() <= 0)
+    return 1 - (1 - blend) * trips.to(diagonal.dtype)
+
+
+def _rank_one_weight(quadratic: Tensor, weight: Tensor) -> Tensor:
+    """Return the weight of ``(J v)(J v)^T``; none where rounding took ``v^T J v``, and so J, below zero."""
+    return torch.where(quadratic > 0, weight, 0)
 
 
 def precondition(left: Tensor, grad: Tensor, right: Tensor) -> Tensor:
@@ -123,12 +143,16 @@ def windowed_matmul(inverse: WindowedInverse, other: Tensor) -> Tensor:
 
 def windowed_largest_entry(inverse: WindowedInverse) -> Tensor:
     """Return the largest diagonal entry of J, ``max_i c - sum_k s_k U_ik^2``. O(w d)."""
-    return (inverse.scale - inverse.columns.square() @ inverse.weights).amax()
+    return _windowed_diagonal(inverse).amax()
+
+
+def _windowed_diagonal(inverse: WindowedInverse) -> Tensor:
+    return inverse.scale - inverse.columns.square() @ inverse.weights
 
 
 def windowed_stabilize(inverse: WindowedInverse, threshold: float, blend: float) -> WindowedInverse:
     """`stabilize` for a windowed factor: ``c <- zeta c + 1 - zeta``, ``s <- zeta s`` where an entry is too big."""
-    return _windowed_blend(inverse, _blend_weight(windowed_largest_entry(inverse), threshold, blend))
+    return _windowed_blend(inverse, _blend_weight(_windowed_diagonal(inverse), threshold, blend))
 
 
 def _windowed_blend(inverse: WindowedInverse, weight: Tensor | float) -> WindowedInverse:
@@ -147,31 +171,28 @@ def _append(inverse: WindowedInverse, column: Tensor, weight: Tensor) -> Windowe
 def windowed_published(inverse: WindowedInverse, vector: Tensor, decay: float) -> WindowedInverse:
     """`published` (A2) for a windowed factor: the new weight is negative. O(w d)."""
     projected = windowed_matmul(inverse, vector)
-    weight = -(1 - decay) / (decay**2 * (1 + decay * (1 - decay) * vector.dot(projected)))
     faded = inverse._replace(scale=decay * inverse.scale, weights=decay * inverse.weights)
-    return _append(faded, projected, weight)
+    return _append(faded, projected, -_published_weight(vector.dot(projected), decay))
 
 
 def windowed_sherman_morrison(inverse: WindowedInverse, vector: Tensor, decay: float) -> WindowedInverse:
     """`sherman_morrison` (A3) for a windowed factor. O(w d)."""
     projected = windowed_matmul(inverse, vector)
-    gain = (1 - decay) / decay
-    weight = gain / decay / (1 + gain * vector.dot(projected))
     faded = inverse._replace(scale=inverse.scale / decay, weights=inverse.weights / decay)
-    return _append(faded, projected, weight)
+    return _append(faded, projected, _sherman_morrison_weight(vector.dot(projected), decay))
 
 
 def windowed_sherman_morrison_add(inverse: WindowedInverse, vector: Tensor, weight: float) -> WindowedInverse:
     """`sherman_morrison_add` for a windowed factor. O(w d)."""
     projected = windowed_matmul(inverse, vector)
-    return _append(inverse, projected, weight / (1 + weight * vector.dot(projected)))
+    return _append(inverse, projected, _addition_weight(vector.dot(projected), weight))
 
 
 def windowed_released(inverse: WindowedInverse, vector: Tensor, decay: float) -> WindowedInverse:
     """`released` (A4) for a windowed factor. O(w d)."""
     blended = _windowed_blend(inverse, decay)
     projected = windowed_matmul(blended, vector)
-    return _append(blended, projected, 1 / (1 + vector.dot(projected)))
+    return _append(blended, projected, _addition_weight(vector.dot(projected), 1.0))
 
 
 def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor:
@@ -180,7 +201,7 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     test Omega: ``[d, k]`` with ``k >= rank`` random columns; moment_sketch: ``C Omega [d, k]``, which is a sum over
     rows (and so over ranks and micro-batches) and costs O(n d k) without forming C. The Nystrom approximation
     ``Y (Omega^T Y)^+ Y^T`` is symmetric positive semi-definite; its leading eigenpairs, scaled by the roots of their
-    eigenvalues, are the columns. No ``[d, d]`` matrix is formed and no SVD of one is taken.
+    eigenvalues, are the columns (zero beyond d). No ``[d, d]`` matrix is formed and no SVD of one is taken.
     """
     shift = torch.finfo(moment_sketch.dtype).eps * torch.linalg.matrix_norm(moment_sketch)
     shifted = moment_sketch + shift * test
@@ -189,5 +210,5 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     root = basis * torch.where(values > shift, values, torch.inf).rsqrt()
     vectors, singular, _ = torch.linalg.svd(shifted @ root, full_matrices=False)
     energies = (singular.square() - shift).clamp(min=0)
-    directions: Tensor = vectors[:, :rank] * energies[:rank].sqrt()
-    return directions
+    directions = vectors[:, :rank] * energies[:rank].sqrt()
+    return torch.nn.functional.pad(directions, (0, rank - directions.shape[1]))

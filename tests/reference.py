@@ -1,0 +1,68 @@
+"""Dense float64 ground truths, written from the equations and sharing no code with what they check."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def random_spd(dimension: int, generator: torch.Generator) -> Tensor:
+    """Return a well-conditioned symmetric positive definite matrix."""
+    root = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
+    return root @ root.T / dimension + torch.eye(dimension, dtype=torch.float64)
+
+
+def published_update(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
+    """A2, entry by entry."""
+    d = len(v)
+    jv = [sum(inverse[i, k] * v[k] for k in range(d)) for i in range(d)]
+    quadratic = sum(v[i] * jv[i] for i in range(d))
+    coefficient = (1 - gamma) / (gamma**2 * (1 + gamma * (1 - gamma) * quadratic))
+    result = torch.empty_like(inverse)
+    for i in range(d):
+        for k in range(d):
+            result[i, k] = gamma * inverse[i, k] + coefficient * jv[i] * jv[k]
+    return result
+
+
+def averaged_inverse(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
+    """A3's meaning: build the averaged factor, invert it densely."""
+    return (gamma * inverse.inverse() + (1 - gamma) * torch.outer(v, v)).inverse()
+
+
+def released_inverse(inverse: Tensor, v: Tensor, beta: float) -> Tensor:
+    """A4's meaning: blend, add ``v v^T`` to the factor, invert it densely."""
+    blended = beta * inverse + (1 - beta) * torch.eye(len(v), dtype=inverse.dtype)
+    return (blended.inverse() + torch.outer(v, v)).inverse()
+
+
+def kron_precondition(left: Tensor, grad: Tensor, right: Tensor) -> Tensor:
+    """``L D R`` through the Kronecker product: row-stacked ``vec(L D R) = (L (x) R^T) vec(D)``."""
+    return (torch.kron(left.contiguous(), right.T.contiguous()) @ grad.flatten()).reshape(grad.shape)
+
+
+def kfac_solve(c: Tensor, grad: Tensor, a: Tensor, damping: float) -> Tensor:
+    """``(C (x) A + damping I)^-1 vec(D)``, row-stacked."""
+    matrix = torch.kron(c, a) + damping * torch.eye(grad.numel(), dtype=grad.dtype)
+    return torch.linalg.solve(matrix, grad.flatten()).reshape(grad.shape)
+
+
+def rows_of(layer: nn.Linear | nn.Conv2d, inputs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return X and G of a layer by explicit loops over examples and output locations."""
+    xs: list[Tensor] = []
+    gs: list[Tensor] = []
+    if isinstance(layer, nn.Linear):
+        xs, gs = list(inputs.reshape(-1, inputs.shape[-1])), list(grad.reshape(-1, grad.shape[-1]))
+    else:
+        padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)
+        padded = torch.nn.functional.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
+        (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+        for n in range(inputs.shape[0]):
+            for i in range(grad.shape[2]):
+                for j in range(grad.shape[3]):
+                    top, start = i * sh, j * sw
+                    patch = padded[n, :, top : top + dh * (kh - 1) + 1 : dh, start : start + dw * (kw - 1) + 1 : dw]
+                    xs.append(patch.flatten())
+                    gs.append(grad[n, :, i, j])
+    x, g = torch.stack(xs), torch.stack(gs)
+    return (torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer.bias is not None else x), g
