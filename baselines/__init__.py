@@ -7,7 +7,7 @@ A file here (or mkor_core's mkor and mkor_h) is a method. A first-order file def
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
 from importlib import import_module
 from pathlib import Path
@@ -56,11 +56,12 @@ def build(
     cls = method_class(name)
     if cls is None:
         return build_optimizer(name, model.parameters(), hyperparameters), None
-    own = {field.name for field in fields(cls)}
-    method_part = {key: _value(value) for key, value in hyperparameters.items() if key in own}
+    base = hyperparameters.get("base", DEFAULT_BASE)
+    own = [field.name for field in fields(cls)]
+    _refuse_unknown(f"{name} with base {base}", hyperparameters, [*own, "base", *_base_parameters(base)])
+    method = cls(**{key: _value(value) for key, value in hyperparameters.items() if key in own})
     base_part = {key: value for key, value in hyperparameters.items() if key not in own and key != "base"}
-    method = cls(**method_part)
-    optimizer = build_optimizer(hyperparameters.get("base", DEFAULT_BASE), model.parameters(), base_part)
+    optimizer = build_optimizer(base, model.parameters(), base_part)
     preconditioner = Preconditioner(
         model, method, exclude=exclude, accumulation_steps=accumulation_steps, grad_scale=grad_scale
     )
@@ -75,15 +76,9 @@ def build_optimizer(
     Raises:
         ValueError: an unknown or second-order name, an unknown, missing or out-of-range hyperparameter.
     """
-    make = getattr(_module(name), "optimizer", None)
-    if make is None:
-        raise ValueError(f"base={name!r} is no first-order optimizer.")
-    accepted = list(inspect.signature(make).parameters)[1:]
-    for key in hyperparameters:
-        if key not in accepted:
-            raise ValueError(f"{name} has no hyperparameter {key!r}; it has {', '.join(accepted)}.")
+    _refuse_unknown(name, hyperparameters, _base_parameters(name))
     try:
-        optimizer: Optimizer = make(parameters, **hyperparameters)
+        optimizer: Optimizer = _module(name).optimizer(parameters, **hyperparameters)
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
     return optimizer
@@ -98,6 +93,19 @@ def method_class(name: str) -> type[Method] | None:
     module = _module(name)
     own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
     return next((cls for cls in own if issubclass(cls, Method)), None)
+
+
+def _base_parameters(name: str) -> list[str]:
+    make = getattr(_module(name), "optimizer", None)
+    if make is None:
+        raise ValueError(f"base={name!r} is no first-order optimizer.")
+    return list(inspect.signature(make).parameters)[1:]
+
+
+def _refuse_unknown(name: str, hyperparameters: Mapping[str, Any], accepted: Sequence[str]) -> None:
+    for key in hyperparameters:
+        if key not in accepted:
+            raise ValueError(f"{name} has no hyperparameter {key!r}; it has {', '.join(accepted)}.")
 
 
 def _module(name: str) -> ModuleType:

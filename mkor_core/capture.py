@@ -201,9 +201,9 @@ def _plus(total: Sums | None, term: Sums) -> Sums:
 class Capture:
     """Forward and gradient hooks on layers; `take` hands over what a step's micro-batches left.
 
-    A micro-batch ends when a backward follows a forward that followed a backward. When one more than ``micro_batches`` begins, the step that
-    those before it belonged to was never taken (a gradient scaler skips steps with infinite gradients), so what they
-    left is dropped.
+    A micro-batch is over once a backward comes whose forward followed an earlier backward. When one more than
+    ``micro_batches`` begins, the step that those before it belonged to was never taken (a gradient scaler skips steps
+    with infinite gradients), so what they left is dropped.
 
     shares: the number of equal parts the global mean loss is split in over ranks, by which gradient rows are divided.
     shard: (this rank, number of ranks), which says what examples of the global batch come by.

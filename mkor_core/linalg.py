@@ -31,7 +31,10 @@ def published(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
 
 
 def _published_weight(quadratic: Tensor, decay: float) -> Tensor:
-    return _rank_one_weight(quadratic, (1 - decay) / (decay**2 * (1 + decay * (1 - decay) * quadratic)))
+    # Along a persistent mean this rule doubles J an update in spite of the stabiliser. An overflow stays visible, as
+    # NaN: 1 / inf would drop the update without a word.
+    weight = (1 - decay) / (decay**2 * (1 + decay * (1 - decay) * quadratic))
+    return torch.where(quadratic.isfinite(), _rank_one_weight(quadratic, weight), torch.nan)
 
 
 def sherman_morrison(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:

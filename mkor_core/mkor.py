@@ -44,14 +44,14 @@ _WINDOWED = {
 class MKOR(Method):
     """MKOR: ``V = J_L D J_R``, its inverse factors J updated in place by one rank a period; no damping.
 
-    update_rule: ``sherman_morrison`` is the exact inverse (A3), ``published`` the paper's Algorithm 1 (A2), ``released``
+    update_rule: ``sherman_morrison`` is exact (A3), ``published`` the paper's Algorithm 1 (A2), ``released``
         the released code's (A4), with that code's row clamp and first update, which only sets J = I.
     factor_decay: gamma, the weight of the old factor; None takes 0.9, or 0.95 for ``released``.
     inverse_update_period: steps between updates of the inverse factors.
     stabilizer_threshold, stabilizer_blend: eps and zeta of the stabiliser (A1), applied before an update.
     rescale: give V the norm of D (A5).
     factor_dtype: storage and exchange dtype of factors and vectors, accumulated in float32. float32 means float64
-        where the model's parameters are that.
+        if the model's parameters are float64.
     window: keep the last so many update vectors in place of a dense factor ("Windowed factors"); None keeps it dense.
     rank: rank of each update; above 1 the directions come from a randomized range finder on the rows.
 

@@ -101,7 +101,7 @@ def test_a_convolutions_rows_are_its_unfolded_patches(options):
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_means_are_the_means_of_the_rows(kind):
-    """x / number is the mean input row, g the mean gradient row scaled by the rows (Linear) or the examples (Conv2d)."""
+    """x / number is the mean input row, g the mean gradient row scaled by rows (Linear) or examples (Conv2d)."""
     model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1, stride=2))
     inputs = vectors(4, 6) if kind == "linear" else images()
     by_rows, _ = capture(model, ROWS)
@@ -123,7 +123,7 @@ def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_clamped_means_are_taken_over_clamped_rows(kind):
-    """Gradient rows are clamped once they are scaled; a convolution's are first averaged over each example's locations."""
+    """Gradient rows are clamped once they are scaled; a convolution's are first averaged over their locations."""
     limit = 0.3
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()

@@ -61,9 +61,7 @@ def test_published_is_not_the_inverse_of_the_average():
 
 
 @settings(deadline=None, max_examples=40)
-@given(
-    seed=st.integers(0, 2**31), dimension=st.integers(1, 12), updates=st.integers(1, 30), decay=st.floats(0.3, 0.99)
-)
+@given(seed=st.integers(0, 2**31), dimension=st.integers(1, 12), updates=st.integers(1, 30), decay=st.floats(0.3, 0.99))
 def test_sherman_morrison_stays_the_inverse_over_any_sequence(seed, dimension, updates, decay):
     generator = torch.Generator().manual_seed(seed)
     inverse = torch.eye(dimension, dtype=torch.float64)

@@ -1,0 +1,354 @@
+"""Truth: a step taken by hand, the uninterrupted run, the same gradients without the trick under test."""
+
+from __future__ import annotations
+
+import io
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines import KAISA, build
+from mkor_core import MKOR, Preconditioner
+
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("mkor", {"inverse_update_period": 3}),
+    ("mkor", {"inverse_update_period": 3, "window": 2, "update_rule": "released"}),
+    ("mkor", {"inverse_update_period": 2, "rank": 2}),
+    ("mkor_h", {"inverse_update_period": 1, "warmup_steps": 4, "knee_beta": 5.0}),
+    ("kaisa", {"factor_update_period": 2, "inverse_update_period": 4}),
+    ("eva", {}),
+    ("hylo", {"update_period": 3}),
+]
+
+
+def network(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(27, 8), nn.Tanh(), nn.Linear(8, 2)
+    )
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(100 + step)
+    return torch.randn(8, 1, 7, 7, generator=generator), torch.randn(8, 2, generator=generator)
+
+
+def loss_of(model: nn.Module, step: int) -> Tensor:
+    inputs, targets = batch(step)
+    return (model(inputs) - targets).square().mean()
+
+
+def train(name: str, options: dict[str, Any], steps: int, interrupt: int | None = None) -> list[Tensor]:
+    """Train with a learning-rate schedule; at ``interrupt``, save all, build everything anew and load."""
+
+    def make(model: nn.Module) -> tuple[Any, ...]:
+        optimizer, preconditioner = build(name, model, {"lr": 0.05, **options})
+        return optimizer, preconditioner, torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.7)
+
+    model = network()
+    optimizer, preconditioner, scheduler = make(model)
+    for step in range(steps):
+        if step == interrupt:
+            file = io.BytesIO()
+            torch.save([model.state_dict(), optimizer.state_dict(), scheduler.state_dict()], file)
+            file.seek(0)
+            saved = torch.load(file, weights_only=True)
+            model = network(seed=7)
+            optimizer, preconditioner, scheduler = make(model)
+            for part, state in zip((model, optimizer, scheduler), saved, strict=True):
+                part.load_state_dict(state)
+        optimizer.zero_grad()
+        loss = loss_of(model, step)
+        loss.backward()
+        preconditioner.observe(loss)
+        optimizer.step()
+        scheduler.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize(("name", "options"), METHODS, ids=str)
+@pytest.mark.parametrize("interrupt", [1, 4, 6])
+def test_resumed_training_equals_uninterrupted_training_bitwise(name, options, interrupt):
+    """Also between two inverse updates, and through torch's safe loader."""
+    whole, resumed = train(name, options, 10), train(name, options, 10, interrupt)
+    assert_close(resumed, whole, rtol=0, atol=0)
+    assert not torch.equal(whole[0], network()[0].weight)
+
+
+def test_loading_twice_is_as_good_as_once():
+    optimizer, _ = build("mkor", model := network(), {"lr": 0.1})
+    loss_of(model, 0).backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    clone, preconditioner = build("mkor", network(), {"lr": 0.1})
+    clone.load_state_dict(state)
+    clone.load_state_dict(state)
+    assert preconditioner is not None
+    for name, tensors in preconditioner.state_dict()["layers"].items():
+        assert_close(tensors, state["preconditioner"]["layers"][name], rtol=0, atol=0)
+
+
+def test_a_closures_gradients_are_preconditioned_before_the_optimizer_uses_them():
+    by_closure, by_hand = network(), network()
+    weights = []
+    for model in (by_closure, by_hand):
+        optimizer, _ = build("mkor", model, {"lr": 0.1, "inverse_update_period": 1})
+
+        def closure(model: nn.Module = model, optimizer: Any = optimizer) -> Tensor:
+            optimizer.zero_grad()
+            loss = loss_of(model, 0)
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            if model is by_closure:
+                assert optimizer.step(closure) is not None
+            else:
+                closure()
+                optimizer.step()
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(weights[0], weights[1], rtol=0, atol=0)
+
+
+def test_a_closure_by_keyword_is_preconditioned_too():
+    one, other = network(), network()
+    for model, keyword in ((one, False), (other, True)):
+        optimizer, _ = build("mkor", model, {"lr": 0.1, "inverse_update_period": 1})
+
+        def closure(model: nn.Module = model) -> Tensor:
+            loss = loss_of(model, 0)
+            loss.backward()
+            return loss
+
+        optimizer.step(closure=closure) if keyword else optimizer.step(closure)
+    assert_close([*one.parameters()], [*other.parameters()], rtol=0, atol=0)
+
+
+def test_step_without_attach_does_the_same():
+    attached, by_hand = network(), network()
+    one, _ = build("kaisa", attached, {"lr": 0.1})
+    other = torch.optim.SGD(by_hand.parameters(), lr=0.1, momentum=0.9)
+    preconditioner = Preconditioner(by_hand, KAISA(), lr=0.1)
+    for step in range(4):
+        for model, optimizer in ((attached, one), (by_hand, other)):
+            optimizer.zero_grad()
+            loss_of(model, step).backward()
+            if model is by_hand:
+                preconditioner.step()
+            optimizer.step()
+    assert_close([*attached.parameters()], [*by_hand.parameters()], rtol=0, atol=0)
+
+
+def test_kl_clip_needs_a_learning_rate():
+    preconditioner = Preconditioner(model := network(), KAISA())
+    loss_of(model, 0).backward()
+    with pytest.raises(ValueError, match="pass lr="):
+        preconditioner.step()
+
+
+@pytest.mark.parametrize("chosen", [r"^3$", "module"])
+def test_excluded_layers_keep_their_gradient(chosen):
+    model = network()
+    exclude = model[3] if chosen == "module" else chosen
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1), exclude=(exclude,))
+    assert preconditioner.layers == ("0", "5")
+    loss_of(model, 0).backward()
+    before = [parameter.grad.clone() for parameter in model.parameters()]
+    preconditioner.step()
+    after = [parameter.grad for parameter in model.parameters()]
+    same = [torch.equal(a, b) for a, b in zip(before, after, strict=True)]
+    assert same == [False, False, True, True, False, False]
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ValueError, match="exclude='heads' matches no module"):
+        Preconditioner(network(), MKOR(), exclude=("heads",))
+
+
+def test_a_model_with_no_layer_to_work_on_is_refused():
+    with pytest.raises(ValueError, match="no Linear or Conv2d"):
+        Preconditioner(nn.LayerNorm(4), MKOR())
+
+
+class Odd(nn.Module):
+    """Tied, grouped, frozen, unused and normalising modules around one plain layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(11, 6)
+        self.plain, self.frozen, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.norm = nn.LayerNorm(6)
+        self.grouped = nn.Conv2d(6, 6, 1, groups=2)
+        self.head = nn.Linear(6, 11)
+        self.head.weight = self.embedding.weight
+        self.frozen.requires_grad_(False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.norm(self.frozen(self.plain(self.embedding(tokens))))
+        return self.head(self.grouped(hidden[:, :, None, None]).flatten(1))
+
+
+def test_what_cannot_be_preconditioned_is_left_alone_and_named_once(caplog):
+    model, plain = Odd(), Odd()
+    plain.load_state_dict(model.state_dict())
+    with caplog.at_level(logging.INFO, "mkor_core"):
+        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    assert preconditioner.layers == ("plain", "frozen", "unused")
+    (record,) = caplog.records
+    for name in (
+        "embedding (",
+        "norm (",
+        "grouped (Conv2d with groups=2",
+        "head (its weight is shared with embedding)",
+    ):
+        assert name in record.getMessage()
+    for network_ in (model, plain):
+        network_(torch.arange(8)).square().mean().backward()
+    preconditioner.step()
+    assert not torch.equal(model.plain.weight.grad, plain.plain.weight.grad)
+    for name, parameter in model.named_parameters():
+        if not name.startswith("plain"):
+            assert_close(parameter.grad, dict(plain.named_parameters())[name].grad, rtol=0, atol=0)
+
+
+def test_a_layer_with_zero_gradient_stays_finite():
+    model = network()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    (loss_of(model, 0) * 0).backward()
+    preconditioner.step()
+    assert all(parameter.grad.eq(0).all() for parameter in model.parameters())
+
+
+def test_a_published_factor_that_overflows_is_named():
+    """Along a persistent mean the printed rule doubles its factor an update, stabilised or not."""
+    model = nn.Sequential(nn.Linear(4, 2))
+    preconditioner = Preconditioner(model, MKOR(update_rule="published", inverse_update_period=1))
+    inputs = torch.ones(3, 4)
+    for _ in range(300):
+        model.zero_grad()
+        model(inputs).sum().backward()
+        preconditioner.step()
+    assert preconditioner.non_finite_layers() == ["0"]
+    assert_close(model[0].weight.grad, torch.full((2, 4), 3.0))  # rescaling fell back on the gradient
+
+
+def test_memory_is_what_the_state_tensors_hold():
+    model = nn.Sequential(nn.Linear(20, 30))
+    preconditioner = Preconditioner(model, MKOR())
+    by_tensor = preconditioner.memory_by_tensor()
+    assert by_tensor["left"] == 4 * 30 * 30
+    assert by_tensor["right"] == 4 * 21 * 21
+    assert preconditioner.memory_bytes() == sum(by_tensor.values())
+
+
+def test_remove_gives_the_plain_optimizer_back():
+    model, plain = network(), network()
+    optimizer, preconditioner = build("mkor", model, {"lr": 0.1, "inverse_update_period": 1})
+    base = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    assert preconditioner is not None
+    preconditioner.remove()
+    for network_, stepper in ((model, optimizer), (plain, base)):
+        loss_of(network_, 0).backward()
+        stepper.step()
+    assert_close([*model.parameters()], [*plain.parameters()], rtol=0, atol=0)
+    assert "preconditioner" not in optimizer.state_dict()
+
+
+class Wrapper(torch.optim.Optimizer):
+    """An optimizer around another, as accelerate's: it keeps the true one as ``.optimizer`` and lacks its hooks."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+
+def test_a_wrapped_optimizer_is_unwrapped():
+    model = network()
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    Preconditioner(model, MKOR()).attach(Wrapper(inner))
+    assert "preconditioner" in inner.state_dict()
+
+
+def test_lbfgs_and_a_second_attach_are_refused():
+    model = network()
+    preconditioner = Preconditioner(model, MKOR())
+    with pytest.raises(TypeError, match="LBFGS"):
+        preconditioner.attach(torch.optim.LBFGS(model.parameters()))
+    preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(RuntimeError, match="attached already"):
+        preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_a_state_of_another_method_layer_or_shape_is_refused():
+    state = Preconditioner(network(), MKOR()).state_dict()
+    with pytest.raises(ValueError, match="is MKOR's; the method here is KAISA"):
+        Preconditioner(network(), KAISA()).load_state_dict(state)
+    optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1})
+    loss_of(model, 0).backward()
+    optimizer.step()
+    assert preconditioner is not None
+    state = preconditioner.state_dict()
+    with pytest.raises(ValueError, match="a layer '5' that is not preconditioned here"):
+        Preconditioner(network(), MKOR(), exclude=("^5$",)).load_state_dict(state)
+    with pytest.raises(ValueError, match="differ in tensor"):
+        Preconditioner(network(), MKOR(window=3)).load_state_dict(state)
+    state["layers"]["0"]["left"] = torch.eye(5)
+    with pytest.raises(ValueError, match=r"Tensor 'left' of layer '0' has shape \(5, 5\), not \(3, 3\)"):
+        Preconditioner(network(), MKOR()).load_state_dict(state)
+
+
+def test_an_optimizer_state_without_the_preconditioners_warns():
+    optimizer, _ = build("mkor", network(), {"lr": 0.1})
+    plain = torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9)
+    with pytest.warns(UserWarning, match="start anew"):
+        optimizer.load_state_dict(plain.state_dict())
+
+
+def test_a_data_parallel_prefix_is_stripped_from_names():
+    wrapped = nn.DataParallel(network())
+    assert Preconditioner(wrapped, MKOR()).layers == ("0", "3", "5")
+
+
+@pytest.mark.parametrize("given", ["number", "callable", "scaler"])
+def test_a_scaled_loss_gives_the_same_factors(given):
+    """Captured rows are unscaled once; the gradients are unscaled by the loop, as GradScaler.unscale_ does."""
+    plain, scaled = network(), network()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scale = {"number": 1024.0, "callable": lambda: 1024.0, "scaler": scaler}[given]
+    one = Preconditioner(plain, MKOR(inverse_update_period=1))
+    other = Preconditioner(scaled, MKOR(inverse_update_period=1), grad_scale=scale)
+    loss_of(plain, 0).backward()
+    scaler.scale(loss_of(scaled, 0)).backward()
+    for parameter in scaled.parameters():
+        parameter.grad.div_(1024)
+    one.step()
+    other.step()
+    assert_close(other.state_dict()["layers"], one.state_dict()["layers"])
+    assert_close([p.grad for p in scaled.parameters()], [p.grad for p in plain.parameters()])
+
+
+def test_phases_name_the_parts_of_the_work():
+    names = []
+
+    class Phase:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __enter__(self) -> None:
+            names.append(self.name)
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+    preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=2))
+    preconditioner.phases = Phase
+    for step in range(2):
+        loss_of(model, step).backward()
+        preconditioner.step()
+        if step == 0:
+            assert set(names) == {"capture", "communication", "factor", "precondition"}
+            names.clear()
+    assert names == ["precondition"]
