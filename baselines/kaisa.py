@@ -78,6 +78,11 @@ class KAISA(Method):
         return self.rows == "rank"
 
     @property
+    def worker_fraction(self) -> float:
+        """As `grad_worker_fraction` says."""
+        return self.grad_worker_fraction
+
+    @property
     def needs_lr(self) -> bool:
         """For kl_clip."""
         return self.kl_clip is not None

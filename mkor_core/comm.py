@@ -78,3 +78,34 @@ def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
     dist.all_gather(gathered, padded, group=group)
     count_bytes("all_gather", padded)
     return torch.cat([part[: int(n)] for part, n in zip(gathered, numbers, strict=True)])
+
+
+def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None) -> list[Tensor]:
+    """Return ``source``'s tensors, in one flat broadcast; all ranks bring the same shapes and one dtype.
+
+    source: the global rank. Bytes are counted where they leave.
+    """
+    if world_size(group) == 1 or not tensors:
+        return list(tensors)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.broadcast(flat, source, group=group)
+    if dist.get_rank() == source:
+        count_bytes("broadcast", flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def pack_symmetric(matrix: Tensor) -> Tensor:
+    """Return the upper triangle of a symmetric ``[d, d]`` as ``[d (d + 1) / 2]``."""
+    return matrix[_upper_triangle(matrix.shape[0], matrix.device)]
+
+
+def unpack_symmetric(triangle: Tensor, dimension: int) -> Tensor:
+    """Return the symmetric ``[d, d]`` whose upper triangle `pack_symmetric` gave."""
+    matrix = triangle.new_zeros(dimension, dimension)
+    matrix[_upper_triangle(dimension, triangle.device)] = triangle
+    return matrix + matrix.triu(1).T
+
+
+def _upper_triangle(dimension: int, device: torch.device) -> Tensor:
+    return torch.ones(dimension, dimension, dtype=torch.bool, device=device).triu()

@@ -37,8 +37,12 @@ def exchange(
         found: dict[str, Captured] = {name: [rows] for name, rows in zip(names, gathered, strict=True) if len(rows.x)}
     else:
         own = [_own_sums(layer, captured.get(layer.name), method) for layer in layers]
-        narrow = method.exchange_dtype
-        summed, losses = _add(own, losses, group) if narrow is None else _add_narrow(own, losses, narrow, group)
+        if method.exchange_dtype is not None:
+            summed, losses = _add_narrow(own, losses, method.exchange_dtype, group)
+        elif method.statistic.kind == "moment":
+            summed, losses = _add_symmetric(own, losses, group)
+        else:
+            summed, losses = _add(own, losses, group)
         found = dict(zip(names, summed, strict=True))
     return found, losses[0] if losses else None
 
@@ -56,6 +60,18 @@ def _own_sums(layer: Layer, sums: Captured | None, method: Method) -> Sums:
 def _add(own: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> tuple[list[Sums], list[Tensor]]:
     flat = comm.sum_across_ranks([*(part for sums in own for part in sums), *losses], group)
     return [Sums(*flat[i : i + 3]) for i in range(0, 3 * len(own), 3)], flat[3 * len(own) :]
+
+
+def _add_symmetric(
+    own: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None
+) -> tuple[list[Sums], list[Tensor]]:
+    packed = [Sums(comm.pack_symmetric(x), comm.pack_symmetric(g), number) for x, g, number in own]
+    added, losses = _add(packed, losses, group)
+    whole = [
+        Sums(comm.unpack_symmetric(x, len(mine.x)), comm.unpack_symmetric(g, len(mine.g)), number)
+        for (x, g, number), mine in zip(added, own, strict=True)
+    ]
+    return whole, losses
 
 
 def _add_narrow(

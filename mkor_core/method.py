@@ -81,6 +81,11 @@ class Method(ABC):
         return ()
 
     @property
+    def worker_fraction(self) -> float:
+        """Part of the ranks that hold what a layer's refresh made, and precondition it."""
+        return 1.0
+
+    @property
     def exchange_dtype(self) -> torch.dtype | None:
         """The dtype that statistics are exchanged in; None: as captured."""
         return None

@@ -23,6 +23,7 @@ from mkor_core import comm
 from mkor_core.capture import Capture, Captured, Layer, Sums, Supported, unsupported_reason, wide_dtype
 from mkor_core.exchange import exchange
 from mkor_core.method import LayerShape, LayerState, Method, Update, require, require_period
+from mkor_core.sharing import Sharing
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +89,8 @@ class Preconditioner:
             phases=lambda name: self.phases(name),
         )
         self._losses = _Losses(model) if method.follows_loss else None
+        self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
+        self._consolidated: dict[str, LayerState] | None = None
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
@@ -121,6 +124,7 @@ class Preconditioner:
         """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D."""
         if self.switch_step is not None:
             return
+        self._consolidated = None
         valid = self._step_is_valid()
         captured = self._capture.take()
         loss = self._losses.take(self._a_weight()) if self._losses else None
@@ -186,11 +190,24 @@ class Preconditioner:
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": self._losses.state_dict() if self._losses else None,
-            "layers": {name: dict(state) for name, state in self._states.items()},
+            "layers": {name: dict(state) for name, state in (self._consolidated or self._states).items()},
         }
+
+    def consolidate(self) -> None:
+        """Bring every rank's part of the state to all of them, so that one rank's `state_dict` is whole.
+
+        A collective call, good until the next step. Only needed where ranks hold different parts (KAISA with
+        ``grad_worker_fraction`` below 1) and one of them saves for all; nothing happens elsewhere.
+        """
+        if self._sharing is not None and not self._sharing.is_whole:
+            self._consolidated = self._sharing.gather(
+                self._states, lambda name: self._initial_state(self._layers[name])
+            )
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state; loading the same one twice is as good as once.
+
+        With ranks that hold different parts, each takes its part of a consolidated state, or the one it saved itself.
 
         Raises:
             ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
@@ -201,8 +218,8 @@ class Preconditioner:
         for name, tensors in states.items():
             if name not in self._layers:
                 raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
-            layer = self._layers[name]
-            initial = self._initial_state(layer)
+            initial = self._own_part(name, self._initial_state(self._layers[name]))
+            tensors = self._own_part(name, tensors)
             for key in sorted(initial.keys() ^ tensors.keys()):
                 raise ValueError(f"The state of layer {name!r} and the method here differ in tensor {key!r}.")
             for key, tensor in tensors.items():
@@ -210,6 +227,7 @@ class Preconditioner:
                     shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
                     raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
                 tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
+            states[name] = tensors
         self._states = states
         self._step = state["step"]
         self._capture.drop()
@@ -278,12 +296,15 @@ class Preconditioner:
     def _state(self, layer: Layer) -> LayerState:
         # Made late, so that a model may move to its device after the preconditioner was made.
         if layer.name not in self._states:
-            self._states[layer.name] = self._initial_state(layer)
+            self._states[layer.name] = self._own_part(layer.name, self._initial_state(layer))
         state, device = self._states[layer.name], layer.module.weight.device
         for key, tensor in state.items():
             if tensor.device != device:
                 state[key] = tensor.to(device)
         return state
+
+    def _own_part(self, name: str, state: LayerState) -> LayerState:
+        return state if self._sharing is None else self._sharing.forget_what_others_hold(name, state)
 
     def _accumulate(
         self, captured: Mapping[str, Captured], loss: Tensor | None, valid: Tensor | None
@@ -314,8 +335,13 @@ class Preconditioner:
                 due = dict(counting)
             else:
                 due = {layer.name: valid for layer in self._active_layers()}
+            shared = self._sharing if self.method.refreshed else None
             for name, accept in due.items():
-                self._change(name, accept, partial(self.method.refresh, step=self._step))
+                if shared is None or shared.owns(name):
+                    self._change(name, accept, partial(self.method.refresh, step=self._step))
+        if shared is not None:
+            with self.phases("communication"):
+                shared.share_refreshed({name: self._state(self._layers[name]) for name in due}, list(due))
 
     def _change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> None:
         """Change a layer's state unless the device says no: a step to be skipped, a layer that no rank used."""
@@ -332,11 +358,18 @@ class Preconditioner:
     def _precondition(self) -> None:
         layers = [layer for layer in self._active_layers() if layer.has_gradient()]
         scale = getattr(self._optimizer, "grad_scale", None)  # a fused optimizer's gradients come scaled
+        values: dict[str, Tensor] = {}
         with self.phases("precondition"):
-            updates = []
-            for layer, lr in zip(layers, self._learning_rates(layers), strict=True):
-                grad = layer.gradient() if scale is None else layer.gradient() / scale
-                updates.append(Update(grad, self.method.precondition(self._state(layer), grad), lr))
+            grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer in layers]
+            for layer, grad in zip(layers, grads, strict=True):
+                works = self._sharing is None or self._sharing.works_on(layer.name)
+                values[layer.name] = self.method.precondition(self._state(layer), grad) if works else grad
+        if self._sharing is not None:
+            with self.phases("communication"):
+                self._sharing.share_updates(values)
+        with self.phases("precondition"):
+            rates = self._learning_rates(layers)
+            updates = [Update(*parts) for parts in zip(grads, values.values(), rates, strict=True)]
             for layer, value in zip(layers, self.method.finish(updates), strict=True):
                 layer.write_gradient(value if scale is None else value * scale)
 

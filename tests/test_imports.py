@@ -12,9 +12,9 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGES = ("mkor_core", "baselines", "workflow")
 LAYERS = [
-    {"linalg", "capture", "comm"},
+    {"linalg", "capture", "comm", "assignment"},
     {"method"},
-    {"exchange", "knee"},
+    {"exchange", "sharing", "knee"},
     {"preconditioner", "mkor"},
     {"mkor_h"},
     {"__init__"},

@@ -1,0 +1,97 @@
+"""What the processes of a distributed test run; importable, because spawned processes import it by name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from baselines import build
+from mkor_core import comm
+
+STEPS, BATCH = 5, 8
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "mkor": ("mkor", {"inverse_update_period": 2}),
+    "mkor released": ("mkor", {"inverse_update_period": 2, "update_rule": "released"}),
+    "mkor rank 2": ("mkor", {"inverse_update_period": 2, "rank": 2}),
+    "mkor window": ("mkor", {"inverse_update_period": 1, "window": 2}),
+    "mkor_h": ("mkor_h", {"inverse_update_period": 1, "warmup_steps": 2, "knee_beta": 9.0}),
+    "kaisa": ("kaisa", {"factor_update_period": 1, "inverse_update_period": 2}),
+    "kaisa half": ("kaisa", {"inverse_update_period": 2, "grad_worker_fraction": 0.5, "compute_method": "inverse"}),
+    "kaisa mem": ("kaisa", {"inverse_update_period": 2, "grad_worker_fraction": 0.25}),
+    "eva": ("eva", {}),
+    "hylo": ("hylo", {"update_period": 2, "sample_fraction": 0.4}),
+    "hylo KID": ("hylo", {"update_period": 2, "sample_fraction": 0.4, "variant": "KID"}),
+}
+
+
+class Branched(nn.Module):
+    """A network with a layer that only the flagged examples of a batch pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(1, 3, 3)
+        self.hidden, self.branch, self.head = nn.Linear(48, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+        self.double()
+
+    def forward(self, inputs: Tensor, flags: Tensor) -> Tensor:
+        hidden = self.hidden(torch.relu_(self.convolution(inputs)).flatten(1))
+        if flags.any():
+            hidden = hidden.index_add(0, flags.nonzero()[:, 0], self.branch(hidden[flags]))
+        return self.head(hidden)
+
+
+def batch(step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return a rank's part of a global batch; only its first half, so only the first ranks, is flagged."""
+    generator = torch.Generator().manual_seed(step)
+    inputs = torch.randn(BATCH, 1, 6, 6, generator=generator, dtype=torch.float64)
+    targets = torch.randn(BATCH, 2, generator=generator, dtype=torch.float64)
+    part = slice(rank * BATCH // world, (rank + 1) * BATCH // world)
+    return inputs[part], targets[part], (torch.arange(BATCH) < BATCH // 2)[part]
+
+
+def train(name: str, options: Mapping[str, Any], rank: int = 0, world: int = 1) -> dict[str, Any]:
+    """Train ``STEPS`` steps; return the weights, the bytes sent and the state's size."""
+    model: nn.Module = Branched()
+    network = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
+    optimizer, preconditioner = build(name, network, {"lr": 0.05, **options})
+    assert preconditioner is not None
+    comm.reset_bytes_sent()
+    for step in range(STEPS):
+        inputs, targets, flags = batch(step, rank, world)
+        optimizer.zero_grad()
+        loss = (network(inputs, flags) - targets).square().mean()
+        loss.backward()
+        preconditioner.observe(loss)
+        optimizer.step()
+    sent, size = comm.bytes_sent(), preconditioner.memory_bytes() if preconditioner.switch_step is None else 0
+    preconditioner.consolidate()
+    return {
+        "weights": [parameter.detach() for parameter in model.parameters()],
+        "bytes": sent,
+        "memory": size,
+        "switch_step": preconditioner.switch_step,
+        "state": {k: dict(v) for k, v in preconditioner.state_dict()["layers"].items()},
+    }
+
+
+def cases_for(world: int) -> list[str]:
+    """Return the cases that have at least one gradient worker on so many ranks."""
+    return [case for case, (_, options) in CASES.items() if world * options.get("grad_worker_fraction", 1) >= 1]
+
+
+def run_all(rank: int, world: int, folder: str, port: int) -> None:
+    """Train every case on ``world`` gloo ranks, and leave each rank's results in a file."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", rank=rank, world_size=world)
+    results = {case: train(*CASES[case], rank, world) for case in cases_for(world)}
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
