@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -91,6 +92,7 @@ class Preconditioner:
         self._losses = _Losses(model) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
         self._consolidated: dict[str, LayerState] | None = None
+        self._doubt: _Doubt | None = None
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
@@ -125,7 +127,8 @@ class Preconditioner:
         if self.switch_step is not None:
             return
         self._consolidated = None
-        valid = self._step_is_valid()
+        self._settle_step()
+        valid = self._note_validity()
         captured = self._capture.take()
         loss = self._losses.take(self._a_weight()) if self._losses else None
         counting: dict[str, Tensor | None] = {}
@@ -134,8 +137,9 @@ class Preconditioner:
         if self.method.refreshes(self._step):
             self._refresh(counting, valid)
         self._precondition()
-        self._step += 1
-        self._capture.enabled = self.method.accumulates(self._step)
+        due, self._step = self.method.accumulates(self._step), self._step + 1
+        # A step that may turn out to be skipped is due again: the next one is captured before anybody knows.
+        self._capture.enabled = self.method.accumulates(self._step) or (due and valid is not None)
         if self._losses and counting:
             if not self._losses.heard and self.method.loss_is_due(self._step):
                 raise RuntimeError(
@@ -184,6 +188,7 @@ class Preconditioner:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
+        self._settle_step()
         return {
             "method": type(self.method).__name__,
             "hyperparameters": {key: _plain(value) for key, value in asdict(self.method).items()},
@@ -230,6 +235,7 @@ class Preconditioner:
             states[name] = tensors
         self._states = states
         self._step = state["step"]
+        self._doubt = None
         self._capture.drop()
         self._capture.enabled = self.method.accumulates(self._step)
         if self._losses and state["losses"] is not None:
@@ -276,10 +282,19 @@ class Preconditioner:
             return cast("Tensor | float", scale())
         return None if scale == 1.0 else cast("float", scale)
 
-    def _step_is_valid(self) -> Tensor | None:
+    def _note_validity(self) -> Tensor | None:
         """Return whether a fused optimizer will take this step, which only the device knows; None: it will."""
-        found_inf = getattr(self._optimizer, "found_inf", None)
-        return None if found_inf is None else found_inf == 0
+        found_inf: Tensor | None = getattr(self._optimizer, "found_inf", None)
+        if found_inf is None:
+            return None
+        self._doubt = _Doubt(found_inf)
+        return found_inf == 0
+
+    def _settle_step(self) -> None:
+        """Take the last step back if it turned out to be skipped, as one with an unfused optimizer would not count."""
+        if self._doubt is not None and self._doubt.was_skipped():
+            self._step -= 1
+        self._doubt = None
 
     def _a_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
@@ -390,6 +405,22 @@ class Preconditioner:
             self._losses.remove()
 
 
+class _Doubt:
+    """Whether a fused optimizer skipped a step: copied to the host meanwhile, read when the next step comes."""
+
+    def __init__(self, found_inf: Tensor) -> None:
+        self._found = torch.empty_like(found_inf, device="cpu", pin_memory=found_inf.is_cuda)
+        self._found.copy_(found_inf, non_blocking=True)
+        self._copied = torch.cuda.Event() if found_inf.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def was_skipped(self) -> bool:
+        if self._copied is not None:
+            self._copied.synchronize()  # waits for the step before, not for what has been queued since
+        return bool(self._found)
+
+
 class _Losses:
     """The training loss, per step from the best source that spoke, and its means between statistics."""
 
@@ -442,7 +473,8 @@ class _Losses:
     def _settle(self) -> None:
         if self._last is not None:
             steps, mean = self._last
-            self.history.append((steps, float(mean)))
+            if math.isfinite(mean):  # a skipped step's may not be
+                self.history.append((steps, float(mean)))
             self._last = None
 
     def _see_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
