@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,18 +12,16 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.nn.parallel import DataParallel, DistributedDataParallel
-from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mkor_core import comm
-from mkor_core.capture import Capture, Captured, Layer, Sums, Supported, unsupported_reason, wide_dtype
+from mkor_core.capture import Capture, Captured, Layer, Sums, wide_dtype
+from mkor_core.discovery import find_layers, refuse_sharded, strip_prefix
 from mkor_core.exchange import exchange
-from mkor_core.method import LayerShape, LayerState, Method, Update, require, require_period
+from mkor_core.losses import Arriving, LossHistory
+from mkor_core.method import LayerShape, LayerState, Method, Update, require, require_period, require_positive
 from mkor_core.sharing import Sharing
-
-logger = logging.getLogger(__name__)
 
 STATE_KEY = "preconditioner"
 """The entry of an optimizer's state dict that carries the preconditioner's."""
@@ -65,7 +60,9 @@ class Preconditioner:
     ) -> None:
         require_period("accumulation_steps", accumulation_steps)
         require(lr is None or lr > 0, "lr", lr, "be a learning rate above 0, or None")
-        _refuse_sharded(model)
+        if isinstance(grad_scale, int | float):
+            require_positive("grad_scale", grad_scale)
+        refuse_sharded(model)
         self.method = method
         self.phases: Callable[[str], AbstractContextManager[object]] = nullcontext
         """Makes the context of a part of the work by its name: capture, communication, factor, precondition."""
@@ -78,7 +75,7 @@ class Preconditioner:
         self._handles: list[RemovableHandle] = []
         self._step = 0
         self._states: dict[str, LayerState] = {}
-        self._layers = _find_layers(model, exclude)
+        self._layers = find_layers(model, exclude)
         world = comm.world_size(process_group)
         self._capture = Capture(
             self._layers,
@@ -89,10 +86,10 @@ class Preconditioner:
             grad_scale=self._loss_scale,
             phases=lambda name: self.phases(name),
         )
-        self._losses = _Losses(model) if method.follows_loss else None
+        self._losses = LossHistory(model) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
         self._consolidated: dict[str, LayerState] | None = None
-        self._doubt: _Doubt | None = None
+        self._skipped: Arriving | None = None
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
@@ -102,11 +99,15 @@ class Preconditioner:
         its hooks: attach a new preconditioner to the copy.
 
         Raises:
-            TypeError: LBFGS, which evaluates its closure many times a step, or an optimizer of sharded parameters.
+            TypeError: no torch optimizer, or LBFGS, which evaluates its closure many times a step.
             RuntimeError: attached already.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner
+        if not isinstance(optimizer, Optimizer):
+            raise TypeError(
+                f"{type(optimizer).__name__} is no torch.optim.Optimizer (DeepSpeed's is not): attach to one, e.g. SGD."
+            )
         if isinstance(optimizer, LBFGS):
             raise TypeError(
                 "LBFGS evaluates its closure many times a step; attach to a first-order optimizer, e.g. SGD."
@@ -216,10 +217,13 @@ class Preconditioner:
 
         Raises:
             ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
+        RuntimeError: MKOR-H has switched here, so its hooks are gone, and had not in the state.
         """
         if state["method"] != type(self.method).__name__:
             raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")
-        states = {_strip(name): dict(tensors) for name, tensors in state["layers"].items()}
+        if self.switch_step is not None and state["switch_step"] is None:
+            raise RuntimeError("This Preconditioner has handed over to the base optimizer: load into a new one.")
+        states = {strip_prefix(name): dict(tensors) for name, tensors in state["layers"].items()}
         for name, tensors in states.items():
             if name not in self._layers:
                 raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
@@ -235,7 +239,7 @@ class Preconditioner:
             states[name] = tensors
         self._states = states
         self._step = state["step"]
-        self._doubt = None
+        self._skipped = None
         self._capture.drop()
         self._capture.enabled = self.method.accumulates(self._step)
         if self._losses and state["losses"] is not None:
@@ -287,14 +291,14 @@ class Preconditioner:
         found_inf: Tensor | None = getattr(self._optimizer, "found_inf", None)
         if found_inf is None:
             return None
-        self._doubt = _Doubt(found_inf)
+        self._skipped = Arriving(found_inf)
         return found_inf == 0
 
     def _settle_step(self) -> None:
         """Take the last step back if it turned out to be skipped, as one with an unfused optimizer would not count."""
-        if self._doubt is not None and self._doubt.was_skipped():
+        if self._skipped is not None and self._skipped.read():
             self._step -= 1
-        self._doubt = None
+        self._skipped = None
 
     def _a_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
@@ -405,152 +409,9 @@ class Preconditioner:
             self._losses.remove()
 
 
-class _Doubt:
-    """Whether a fused optimizer skipped a step: copied to the host meanwhile, read when the next step comes."""
-
-    def __init__(self, found_inf: Tensor) -> None:
-        self._found = torch.empty_like(found_inf, device="cpu", pin_memory=found_inf.is_cuda)
-        self._found.copy_(found_inf, non_blocking=True)
-        self._copied = torch.cuda.Event() if found_inf.is_cuda else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def was_skipped(self) -> bool:
-        if self._copied is not None:
-            self._copied.synchronize()  # waits for the step before, not for what has been queued since
-        return bool(self._found)
-
-
-class _Losses:
-    """The training loss, per step from the best source that spoke, and its means between statistics."""
-
-    SOURCES = ("observe", "closure", "output.loss")  # the first that spoke in a step counts
-
-    def __init__(self, model: nn.Module) -> None:
-        self.history: list[tuple[int, float]] = []
-        self.heard = False
-        self._seen: dict[str, tuple[Tensor | float, int]] = {}
-        self._sum: Tensor | float = 0.0
-        self._steps = 0
-        self._last: tuple[int, Tensor] | None = None
-        self._handle = model.register_forward_hook(self._see_output)
-
-    def put(self, source: str, loss: Tensor | float) -> None:
-        total, number = self._seen.get(source, (0.0, 0))
-        self._seen[source] = (total + (loss.detach() if isinstance(loss, Tensor) else loss), number + 1)
-
-    def take(self, like: Tensor) -> Tensor:
-        """Close a step; return the mean loss since the last record, as a tensor like ``like``; NaN if there is none."""
-        source = next((name for name in self.SOURCES if name in self._seen), None)
-        if source is not None:
-            total, number = self._seen[source]
-            self._sum = self._sum + total / number
-            self._steps += 1
-            self.heard = True
-        self._seen = {}
-        mean = self._sum / self._steps if self._steps else torch.nan
-        return torch.as_tensor(mean, dtype=like.dtype, device=like.device)
-
-    def record(self, mean: Tensor | None) -> None:
-        """Note the mean since the last record; it enters the history at the next, when reading it waits for nothing."""
-        self._settle()
-        assert mean is not None  # take() gave one
-        self._last = (max(self._steps, 1), mean.to("cpu", non_blocking=True))
-        self._sum, self._steps = 0.0, 0
-
-    def remove(self) -> None:
-        self._handle.remove()
-
-    def state_dict(self) -> dict[str, Any]:
-        self._settle()
-        return {"history": list(self.history), "sum": float(self._sum), "steps": self._steps}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.history = [(steps, loss) for steps, loss in state["history"]]
-        self.heard = bool(self.history) or state["steps"] > 0
-        self._sum, self._steps, self._last = state["sum"], state["steps"], None
-
-    def _settle(self) -> None:
-        if self._last is not None:
-            steps, mean = self._last
-            if math.isfinite(mean):  # a skipped step's may not be
-                self.history.append((steps, float(mean)))
-            self._last = None
-
-    def _see_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if module.training and isinstance(loss, Tensor):
-            self.put("output.loss", loss)
-
-
-def _find_layers(model: nn.Module, exclude: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, Layer]:
-    """Return the layers to precondition by name; log once which modules with a weight are left out, and why."""
-    patterns = [exclude] if isinstance(exclude, str | nn.Module) else list(exclude)
-    excluded = _excluded_modules(model, patterns)
-    owners: dict[int, list[str]] = {}
-    modules = [(_strip(name) if _is_parallel(model) else name, module) for name, module in model.named_modules()]
-    for name, module in modules:
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
-    layers: dict[str, Layer] = {}
-    left_out: list[str] = []
-    for name, module in modules:
-        weight = module._parameters.get("weight")
-        if weight is None or module in excluded:
-            continue
-        reason = unsupported_reason(module)
-        if reason is None and isinstance(weight, UninitializedParameter):
-            reason = "it is uninitialised: run a forward pass first"
-        elif reason is None and len(owners[id(weight)]) > 1:
-            others = ", ".join(owner for owner in owners[id(weight)] if owner != name)
-            reason = f"its weight is shared with {others}"
-        if reason is None:
-            layers[name] = Layer(name, cast("Supported", module))
-        else:
-            left_out.append(f"{name} ({reason})")
-    if left_out:
-        logger.info("Left to the base optimizer: %s.", "; ".join(left_out))
-    if not layers:
-        raise ValueError("The model has no Linear or Conv2d layer to precondition that is not excluded.")
-    return layers
-
-
-def _excluded_modules(model: nn.Module, patterns: Sequence[str | nn.Module]) -> set[nn.Module]:
-    excluded: set[nn.Module] = set()
-    for pattern in patterns:
-        if isinstance(pattern, nn.Module):
-            found = [pattern]
-        else:
-            found = [module for name, module in model.named_modules() if name and re.search(pattern, name)]
-        if not found:
-            raise ValueError(f"exclude={pattern!r} matches no module of the model.")
-        excluded.update(inner for module in found for inner in module.modules())
-    return excluded
-
-
-def _refuse_sharded(model: nn.Module) -> None:
-    advice = "MKOR needs whole parameters on every rank: use DistributedDataParallel"
-    for module in model.modules():
-        if "FullyShardedDataParallel" in type(module).__name__:
-            raise TypeError(f"FSDP shards the parameters; {advice}.")
-    for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "DTensor":
-            raise TypeError(f"Parameter {name!r} is a DTensor; {advice}.")
-        if hasattr(parameter, "ds_id"):
-            raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")
-
-
 def _fits(shape: torch.Size, initial: torch.Size) -> bool:
     """Tell whether a tensor's shape suits a state that starts with ``initial``; a size of 0 there may grow."""
     return len(shape) == len(initial) and all(b in (0, a) for a, b in zip(shape, initial, strict=True))
-
-
-def _is_parallel(model: nn.Module) -> bool:
-    return isinstance(model, DistributedDataParallel | DataParallel)
-
-
-def _strip(name: str) -> str:
-    return name.removeprefix("module.")
 
 
 def _plain(value: Any) -> Any:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGES = ("mkor_core", "baselines", "workflow")
 LAYERS = [
     {"linalg", "capture", "comm", "assignment"},
-    {"method"},
+    {"method", "discovery", "losses"},
     {"exchange", "sharing", "knee"},
     {"preconditioner", "mkor"},
     {"mkor_h"},
