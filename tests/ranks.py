@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import build
+from baselines import available, build, limits
 from mkor_core import comm
 
 STEPS, BATCH = 5, 8
@@ -28,7 +28,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "eva": ("eva", {}),
     "hylo": ("hylo", {"update_period": 2, "sample_fraction": 0.4}),
     "hylo KID": ("hylo", {"update_period": 2, "sample_fraction": 0.4, "variant": "KID"}),
+    "shampoo": ("shampoo", {"inverse_update_period": 2}),
+    **{name: (name, {}) for name in ("adamw", "lamb", "muon", "sgd")},
 }
+LEFT_OUT = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
+assert {name for name, _ in CASES.values()} | set(LEFT_OUT) == set(available())
 
 
 class Branched(nn.Module):
@@ -62,19 +66,22 @@ def train(name: str, options: Mapping[str, Any], rank: int = 0, world: int = 1) 
     model: nn.Module = Branched()
     network = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
     optimizer, preconditioner = build(name, network, {"lr": 0.05, **options})
-    assert preconditioner is not None
     comm.reset_bytes_sent()
     for step in range(STEPS):
         inputs, targets, flags = batch(step, rank, world)
         optimizer.zero_grad()
         loss = (network(inputs, flags) - targets).square().mean()
         loss.backward()
-        preconditioner.observe(loss)
+        if preconditioner is not None:
+            preconditioner.observe(loss)
         optimizer.step()
-    sent, size = comm.bytes_sent(), preconditioner.memory_bytes() if preconditioner.switch_step is None else 0
+    weights, sent = [parameter.detach() for parameter in model.parameters()], comm.bytes_sent()
+    if preconditioner is None:
+        return {"weights": weights, "bytes": sent}
+    size = preconditioner.memory_bytes() if preconditioner.switch_step is None else 0
     preconditioner.consolidate()
     return {
-        "weights": [parameter.detach() for parameter in model.parameters()],
+        "weights": weights,
         "bytes": sent,
         "memory": size,
         "switch_step": preconditioner.switch_step,

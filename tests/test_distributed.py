@@ -33,12 +33,18 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     return results
 
 
-@pytest.mark.parametrize(("world", "case"), [(world, case) for world in (2, 4) for case in ranks.cases_for(world)])
+@pytest.mark.parametrize(
+    ("world", "case"),
+    [
+        *[(world, case) for world in (2, 4) for case in ranks.cases_for(world)],
+        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in ranks.LEFT_OUT.items()],
+    ],
+)
 def test_ranks_train_like_one_process(trained, world, case):
     alone = trained[1][0][case]
     for result in (trained[world][rank][case] for rank in range(world)):
         assert_close(result["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
-        assert result["switch_step"] == alone["switch_step"]
+        assert result.get("switch_step") == alone.get("switch_step")
 
 
 @pytest.mark.parametrize("case", ["kaisa half", "kaisa mem"])

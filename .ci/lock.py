@@ -1,0 +1,89 @@
+"""Pin what pyproject.toml's direct dependencies brought along: writes requirements.lock and environment.yml.
+
+Run by ``make lock`` in ``.venv`` once the direct dependencies are installed there. Only what they need is
+pinned, so that whatever else was installed by hand stays out.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LOCK_HEADER = """\
+# Every package of the harness, pinned. Made by `make lock` from the direct dependencies in pyproject.toml.
+# PyTorch's pin has no build label, so that it takes a CPU build and a CUDA build alike; the latter brings the
+# CUDA packages that it pins itself.
+"""
+
+ENVIRONMENT_HEADER = """\
+# The pins of requirements.lock for conda: `conda env create -f environment.yml`. Made by `make lock`.
+name: mkor-harness
+dependencies:
+  - python>=3.11
+  - pip
+  - pip:
+"""
+
+
+def direct_requirements() -> list[str]:
+    """Return the pins of pyproject.toml that the lock holds: the harness's own and the development tools'."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+
+
+def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
+    """Yield what an installed package needs apart from what suits one platform's build of PyTorch."""
+    for line in distribution(name).requires or []:
+        requirement = Requirement(line)
+        if requirement.marker is None:
+            applies = True
+        elif name == "torch":  # its CUDA packages: it pins them itself, and not every platform has them
+            applies = False
+        else:
+            applies = any(requirement.marker.evaluate({"extra": extra}) for extra in extras | {""})
+        if applies:
+            yield requirement
+
+
+def closure(requirements: list[str]) -> dict[str, str]:
+    """Return ``{name: version}`` of the requirements and of all that they need, as installed."""
+    pins: dict[str, str] = {}
+    waiting = [Requirement(line) for line in requirements]
+    while waiting:
+        requirement = waiting.pop()
+        package = distribution(requirement.name)
+        if package.metadata["Name"] not in pins:
+            pins[package.metadata["Name"]] = Version(package.version).public
+            waiting.extend(needed_by(requirement.name, set(requirement.extras)))
+    return pins
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    Path(file.name).chmod(0o644)
+    os.replace(file.name, path)
+
+
+def main() -> None:
+    """Write both files."""
+    pins = [f"{name}=={version}" for name, version in closure(direct_requirements()).items()]
+    pins.sort(key=str.lower)
+    write(ROOT / "requirements.lock", LOCK_HEADER + "".join(f"{pin}\n" for pin in pins))
+    write(ROOT / "environment.yml", ENVIRONMENT_HEADER + "".join(f"      - {pin}\n" for pin in pins))
+
+
+if __name__ == "__main__":
+    main()

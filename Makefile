@@ -1,0 +1,58 @@
+# Needs make, a Python of at least 3.11 and a package index; everything else goes into .venv. `make help` lists what there is.
+
+BIN := .venv/bin
+INSTALLED := .venv/installed
+CORES ?= all
+CHECKED := .ci mkor_core baselines workflow/bench benchmarks tests
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help reproduce test tune status benchmark lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+# The stamp comes last, so that an interrupted installation is taken up again, and a changed lock is installed anew. A
+# .venv that already holds a suitable PyTorch (a CPU build, say) keeps it.
+$(INSTALLED): requirements.lock
+	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
+	    for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	        if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+	    done; \
+	    if [ -z "$$found" ]; then \
+	        echo "No Python >= 3.11 on the PATH: install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; \
+	    fi; \
+	    echo "Making .venv with $$($$found --version)"; \
+	    $$found -m venv --clear .venv || { echo "$$found cannot make .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
+	fi
+	$(BIN)/python -m pip install --disable-pip-version-check --requirement requirements.lock
+	@touch $@
+
+reproduce: $(INSTALLED) ## train, measure, and make every figure, table, claim and the report
+	$(BIN)/snakemake --cores $(CORES)
+	@echo "Figures are in figures/, tables and all else in results/; the report: $$(ls -t results/*/*/report.html | head -n 1)"
+
+test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among them
+	$(BIN)/ruff check $(CHECKED)
+	$(BIN)/ruff format --check $(CHECKED)
+	$(BIN)/mypy
+	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakemake --lint
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
+
+tune: $(INSTALLED) ## tune learning rates anew, all of them or those of EXPERIMENT=update_rules; writes config/tuned
+	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)
+
+status: $(INSTALLED) ## how many jobs of each rule are left to do
+	$(BIN)/snakemake --dry-run --quiet host rules
+
+benchmark: $(INSTALLED) ## what the bench costs a training step; wants the machine to itself
+	$(BIN)/python -m benchmarks.bench_overhead
+
+lock: $(INSTALLED) ## after a change of pyproject.toml's pins: install them and write requirements.lock and environment.yml
+	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > .venv/direct.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement .venv/direct.txt
+	$(BIN)/python .ci/lock.py
+
+clean: ## remove .venv and the tools' caches; results stay
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,135 @@
+"""Shampoo (Gupta et al., ICML 2018) in blocks and with grafting (Anil et al., 2020), by pytorch_optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Literal
+
+import torch
+from pytorch_optimizer import ScalableShampoo
+from pytorch_optimizer.base.exception import NoSparseGradientError
+from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting, build_graft
+from pytorch_optimizer.optimizer.utils.partition import PreConditionerType
+from pytorch_optimizer.optimizer.utils.preconditioner import PreConditioner
+from torch import Tensor, nn
+
+from baselines._groups import decay_matrices_only
+
+MAX_DIMENSION = 8192
+"""A tensor with a longer axis, such as a large embedding, is not preconditioned (the library's default)."""
+
+
+def optimizer(
+    parameters: Iterable[nn.Parameter],
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    weight_decay: float = 0.0,
+    factor_decay: float = 0.95,
+    damping: float = 1e-6,
+    inverse_update_period: int = 10,
+    block_size: int = 512,
+    graft: Literal["none", "sgd", "adagrad", "rmsprop"] = "sgd",
+) -> ScalableShampoo:
+    """Return ``pytorch_optimizer.ScalableShampoo``; vectors (biases, norms) get the graft's step and are not decayed.
+
+    Every axis of a tensor (a Conv2d's weight has four, k axes in general), cut into blocks of at most ``block_size``,
+    has a factor ``L <- factor_decay L + (1 - factor_decay) G G^T``, updated every step; every
+    ``inverse_update_period`` steps its root ``(L + damping |L|_2 I)^(-1/2k)`` follows by Newton's iteration, before
+    that it is I. ``graft`` names the optimizer whose step length each tensor takes; Shampoo gives the direction.
+    Momentum and weight decay act on the preconditioned gradient. State of a ``[m, n]`` matrix in one block: two
+    gradient copies and ``2 (m^2 + n^2)`` numbers.
+    """
+    return _Shampoo(
+        decay_matrices_only(parameters, weight_decay),
+        lr=lr,
+        betas=(momentum, factor_decay),
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        decoupled_weight_decay=True,
+        matrix_eps=damping,
+        start_preconditioning_step=1,
+        preconditioning_compute_steps=inverse_update_period,
+        block_size=block_size,
+        no_preconditioning_for_layers_with_dim_gt=MAX_DIMENSION,
+        # The library would merge small axes, and drop the factors of a matrix that merges into one axis.
+        shape_interpretation=False,
+        graft_type=LayerWiseGrafting[graft.upper()],
+    )
+
+
+class _PreConditioner(PreConditioner):
+    """The library's factors of one tensor; their roots do not touch the global random numbers."""
+
+    def compute_pre_conditioners(self) -> None:
+        """Compute the roots; the power iteration inside starts from the same vector each time and on every rank."""
+        device = self.statistics[0].device if len(self.statistics) else torch.device("cpu")
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(0)
+            super().compute_pre_conditioners()
+
+
+class _Shampoo(ScalableShampoo):
+    """The library's Shampoo, whose checkpoints hold tensors and not the library's objects."""
+
+    def init_group(self, group: dict[str, Any], **kwargs: Any) -> None:
+        group.setdefault("step", 0)
+        for parameter in group["params"]:
+            if parameter.grad is None or self.state[parameter]:
+                continue
+            if parameter.grad.is_sparse:
+                raise NoSparseGradientError("Shampoo")
+            self.state[parameter] = self._initial_state(parameter, group)
+
+    def _initial_state(self, parameter: nn.Parameter, group: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "momentum": torch.zeros_like(parameter),
+            "pre_conditioner": _PreConditioner(
+                parameter,
+                beta2=group["betas"][1],
+                inverse_exponent_override=0,
+                block_size=self.block_size,
+                skip_preconditioning_rank_lt=1,
+                no_preconditioning_for_layers_with_dim_gt=self.no_preconditioning_for_layers_with_dim_gt,
+                shape_interpretation=self.shape_interpretation,
+                pre_conditioner_type=PreConditionerType.ALL,
+                matrix_eps=self.matrix_eps,
+            ),
+            "graft": build_graft(parameter, self.graft_type, self.diagonal_eps),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        saved: dict[str, Any] = super().state_dict()
+        saved["state"] = {
+            index: {name: value if isinstance(value, Tensor) else _tensors(value) for name, value in state.items()}
+            for index, state in saved["state"].items()
+        }
+        return saved
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        states: dict[Any, dict[str, Any]] = {}
+        for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
+            for parameter, index in zip(group["params"], saved_group["params"], strict=True):
+                if index in state_dict["state"]:
+                    saved = state_dict["state"][index]
+                    states[index] = self._initial_state(parameter, saved_group) | {"momentum": saved["momentum"]}
+                    for name in ("pre_conditioner", "graft"):
+                        vars(states[index][name]).update(_moved(saved[name], parameter.device))
+        super().load_state_dict({**state_dict, "state": states})
+
+
+def _tensors(holder: object) -> dict[str, Any]:
+    """Return what an object of the library holds in tensors or lists of tensors."""
+    return {name: value for name, value in vars(holder).items() if _is_tensors(value)}
+
+
+def _is_tensors(value: object) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
+
+
+def _moved(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    return {
+        name: value.to(device, copy=True) if isinstance(value, Tensor) else [item.to(device, copy=True) for item in value]
+        for name, value in tensors.items()
+    }

@@ -1,0 +1,149 @@
+"""SINGD (Lin et al., ICML 2024): KFAC without inverses, its factors updated multiplicatively, by the package singd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from singd.optim.optimizer import SINGD
+from torch import nn
+from torch.optim import AdamW, Optimizer
+
+from baselines._combined import Combined
+from baselines._groups import decay_matrices_only
+from baselines._layered import LayeredModel
+from mkor_core import comm
+
+STATE_KEY = "singd"
+"""The entry of the state dict that carries the factors."""
+
+LIMITS: Mapping[str, str] = {
+    "data_parallel": "the package refuses the wrapper and reduces inside the backward pass, where a layer that one "
+    "rank does not use makes the others wait for ever",
+    "grad_scaler": "the package keeps its own account of a GradScaler's scales, and AdamW beside it another: train in "
+    "bfloat16 instead",
+}
+
+
+def optimizer_for(
+    model: LayeredModel,
+    *,
+    lr: float,
+    momentum: float = 0.9,
+    weight_decay: float = 0.0,
+    damping: float = 1e-3,
+    factor_lr: float = 0.01,
+    factor_momentum: float = 0.5,
+    normalize_factor_lr: bool = True,
+    update_period: int = 10,
+    structure: Literal[
+        "dense", "diagonal", "block30diagonal", "hierarchical15_15", "triltoeplitz", "triutoeplitz"
+    ] = "dense",
+    kfac_like: bool = False,
+    kfac_approx: Literal["expand", "reduce"] = "expand",
+    loss_average: Literal["batch", "batch+sequence"] = "batch",
+    adamw_lr: float = 1e-3,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    eps: float = 1e-8,
+) -> Optimizer:
+    """Return ``singd``'s SINGD over the model's layers and ``torch.optim.AdamW`` over the rest, as one optimizer.
+
+    ``V = C C^T D K K^T``; every ``update_period`` steps K and C take a step of rate ``factor_lr`` (the package's
+    lr_cov) with momentum ``factor_momentum`` (its alpha1; none if ``kfac_like``) towards the damped inverses. So they
+    need about ``update_period / factor_lr`` steps to warm up, 1000 by default: short runs want 1 and 0.05.
+    The rest, with ``adamw_lr``: whatever lies outside the layers, and layers with a frozen parameter.
+
+    normalize_factor_lr: bounds that step; without it (the package's default) large inputs end in NaN.
+    structure: of both factors.
+    kfac_like: leave out the traces that couple K and C, so that they track KFAC's inverses.
+    kfac_approx: how a layer that is applied to many tokens or locations counts them.
+    loss_average: what the loss is a mean over: examples, or tokens (locations) of examples.
+
+    A layer without a gradient in a step is left alone. Biases of layers are decayed with them. State of a layer with
+    dense factors: one gradient copy and ``2 (d_in^2 + d_out^2)`` numbers.
+
+    Raises:
+        ValueError: a model under data parallelism.
+    """
+    if model.is_parallel or comm.world_size() > 1:
+        raise ValueError(f"singd cannot train data-parallel: {LIMITS['data_parallel']}.")
+    layers = [layer for layer in model.layers.values() if all(p.requires_grad for p in layer.parameters())]
+    singd = _SINGD(
+        model.model,
+        [parameter for layer in layers for parameter in layer.parameters()],
+        model.accumulation_steps,
+        lr=lr,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        damping=damping,
+        alpha1=0.0 if kfac_like else factor_momentum,
+        T=update_period,
+        loss_average=loss_average,
+        lr_cov=factor_lr,
+        structures=(structure, structure),
+        kfac_approx=kfac_approx,
+        kfac_like=kfac_like,
+        normalize_lr_cov=normalize_factor_lr,
+    )
+    rest = model.all_but(parameter for layer in layers for parameter in layer.parameters())
+    adamw = AdamW(decay_matrices_only(rest, weight_decay), lr=adamw_lr, betas=(beta1, beta2), eps=eps) if rest else None
+    both = Combined(singd, adamw) if adamw else Combined(singd)
+    both.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
+    both.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state[STATE_KEY]))
+    both.register_step_pre_hook(_refuse_scaler)
+    # Else a GradScaler would unscale the gradients and say nothing: the factors have seen scaled ones by then.
+    both._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # the name that torch looks for
+    return both
+
+
+def _refuse_scaler(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    if hasattr(optimizer, "found_inf"):
+        raise RuntimeError(f"singd does not take a GradScaler: {LIMITS['grad_scaler']}.")
+
+
+class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
+    """SINGD that passes over layers without a gradient, weighs micro-batches right and saves plain tensors."""
+
+    FACTORS = ("Ks", "Cs", "m_Ks", "m_Cs")
+
+    def __init__(self, model: nn.Module, params: list[nn.Parameter], micro_batches: int, **options: Any) -> None:
+        super().__init__(model, params, **options)
+        self._micro_batches = micro_batches
+
+    def factors(self) -> dict[str, Any]:
+        """Return the steps taken and the factors' tensors (not copied), between two steps all there is."""
+        kept = {
+            kind: {layer: dict(matrix.named_tensors()) for layer, matrix in getattr(self, kind).items()}
+            for kind in self.FACTORS
+        }
+        return {"steps": self.steps, **kept}
+
+    def load_factors(self, saved: Mapping[str, Any]) -> None:
+        """Take up what `factors` returned."""
+        self.steps = saved["steps"]
+        self._grad_scales = {self.steps - 1: 1.0}
+        for kind in self.FACTORS:
+            for layer, tensors in saved[kind].items():
+                for name, tensor in dict(getattr(self, kind)[layer].named_tensors()).items():
+                    tensor.copy_(tensors[name])
+
+    def _step(self) -> None:
+        modules = self.module_names
+        # An unused layer, such as a pooler without its task, has no gradient: the package would stop at it.
+        self.module_names = {
+            module: name for module, name in modules.items() if all(p.grad is not None for p in module.parameters())
+        }
+        try:
+            super()._step()
+        finally:
+            self.module_names = modules
+
+    def _update_preconditioner(self, module: nn.Module) -> None:
+        name = self.module_names[module]
+        if name not in self.H_Ks:
+            return  # no update is due, or no backward pass has gone through the layer since the last
+        # The package adds up micro-batches: k times the inputs' moment, and a k-th of the gradients'.
+        self.H_Ks[name].mul_(1 / self._micro_batches)
+        self.H_Cs[name].mul_(self._micro_batches)
+        super()._update_preconditioner(module)

@@ -1,0 +1,335 @@
+"""Figures and tables from made-up results: what is written, what is drawn, and what is said where data is missing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tests.synthetic import iteration_times, run_rows, write_experiment, write_results
+from workflow.bench import artefacts, style
+from workflow.bench.artefacts import BENCH, available, describe, inputs, made_from, sources, workloads_of
+from workflow.bench.make_artefact import main
+from workflow.bench.plan import Plan
+from workflow.bench.results import NoDataError, Results, last_common_values, published
+
+FIGURES = available("figures")
+TABLES = available("tables")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_results(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded")
+
+
+def _draw(name: str, root: Path) -> Figure:
+    """The figure that a module would save, kept open for a look."""
+    figures: list[Figure] = []
+
+    def keep(figure: Figure, folder: Path, name: str) -> list[Path]:
+        figures.append(figure)
+        return [folder / name]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "save", keep)
+        import_module(f"workflow.bench.figures.{name}").make(Results(root), root / "figures")
+    return figures[0]
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Path) -> Iterator[dict[str, Figure]]:
+    """Every figure of the whole made-up results."""
+    yield {name: _draw(name, results) for name in FIGURES}
+    plt.close("all")
+
+
+def _values(line: Line2D, axis: str = "y") -> list[float]:
+    data = line.get_ydata() if axis == "y" else line.get_xdata()
+    return [float(value) for value in np.asarray(data, float)]
+
+
+def _footer(figure: Figure) -> str:
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules") -> Path:
+    write_experiment(root, experiment, [run_rows(experiment, **label) for label in labels])
+    return root
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_written_as_pdf_and_png(name, results, tmp_path, capsys):
+    assert main("figures", [name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pdf", f"{name}.png"]
+    assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{name}.png" in capsys.readouterr().out
+
+
+def test_the_same_data_gives_the_same_picture(results, tmp_path):
+    for folder in ("first", "second"):
+        main("figures", ["fig02_bert_loss", "--results", str(results), "--out-dir", str(tmp_path / folder)])
+    first, second = ((tmp_path / folder / "fig02_bert_loss.png").read_bytes() for folder in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
+    figure = drawn[name]
+    figure.canvas.draw()
+    inside = figure.bbox
+    boxes = []
+    for axes in figure.axes:
+        labels = [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_xticklabels(), *axes.get_yticklabels()]
+        low, high = sorted(axes.get_xlim())
+        boxes += [
+            (text.get_text(), text.get_window_extent())
+            for text in labels
+            if text.get_text()
+            and text.get_visible()
+            and (text not in axes.get_xticklabels() or low <= text.get_position()[0] <= high)
+        ]
+    boxes += [(text.get_text(), text.get_window_extent()) for text in figure.texts]
+    boxes += [("legend", legend.get_window_extent()) for legend in figure.legends]
+    for text, box in boxes:
+        assert box.x0 >= inside.x0 - 1, text
+        assert box.x1 <= inside.x1 + 1, text
+        assert box.y0 >= inside.y0 - 1, text
+        assert box.y1 <= inside.y1 + 1, text
+    outside = [box for text, box in boxes if text == "legend" or text == figure.texts[-1].get_text()]
+    for box in outside:
+        for axes in figure.axes:
+            assert not box.overlaps(axes.bbox)
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_carries_tier_hardware_and_seeds(name, drawn):
+    footer = _footer(drawn[name])
+    assert footer.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
+    assert "0-2 (mean, 95 % t interval)" in footer
+    assert "MKOR's update rule: mkor = sherman_morrison" in footer
+
+
+@pytest.mark.parametrize("kind", ["figures", "tables"])
+def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
+    for name in available(kind):
+        code = main(kind, [name, "--results", str(tmp_path / "none")])
+        error = capsys.readouterr().err
+        if name == "claims":
+            assert code == 0
+        else:
+            assert (code, error.count("\n")) == (1, 1)
+            assert error.startswith(f"{name}: ")
+    assert not (tmp_path / "none" / "figures").exists()
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\x00\xff"])
+def test_a_broken_csv_is_one_clear_line(content, results, tmp_path, capsys):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    (root / "update_rules.csv").write_text(content, encoding="latin-1")
+    assert main("figures", ["fig13_update_rules", "--results", str(root)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "update_rules.csv" in error
+
+
+def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
+    figure = drawn["fig02_bert_loss"]
+    by_step, by_time = figure.axes
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[:6] == ["SGD", "AdamW", "LAMB", "KFAC (KAISA)", "MKOR, exact rule", "MKOR, released rule"]
+    assert "training time (s)" in by_time.get_xlabel()
+    kaisa = next(line for line in by_time.lines if line.get_color() == style.STYLES["kaisa"].color)
+    metrics = Results(results).metrics("bert_pretraining")
+    times = metrics[metrics["optimizer"] == "kaisa"].groupby("step")["train_seconds"].mean()
+    assert _values(kaisa, "x") == pytest.approx(times.tolist())
+    assert any(set(_values(line)) == {4.2} for line in by_step.lines)
+
+
+def test_fig04_overlays_every_published_time(drawn):
+    figure = drawn["fig04_inversion_frequency"]
+    times = published("iteration_time_ms")
+    for axes, model in zip(figure.axes[:2], ("Autoencoder", "BERT-Large-Uncased"), strict=True):
+        hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+        values = sorted(value for line in hollow for value in _values(line))
+        assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
+
+
+def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    times = iteration_times()
+    wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
+    pd.concat([times, wide]).to_csv(root / "probes" / "iteration_time.csv", index=False)
+    figure = _draw("fig04_inversion_frequency", root)
+    assert max(max(_values(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
+
+
+def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    (root / "probes" / "iteration_time.csv").unlink()
+    for file in root.glob("bert_inversion*"):
+        file.unlink()
+    footer = _footer(_draw("fig04_inversion_frequency", root))
+    assert "No results yet: probe iteration_time, bert_inversion." in footer
+
+
+def test_fig13_pairs_each_method_with_its_base(results, drawn):
+    """Truth: the mean paired difference of MKOR's and LAMB's last losses, computed from the CSV."""
+    figure = drawn["fig13_update_rules"]
+    losses = Results(results).metrics("update_rules")
+    bert = losses[(losses["workload"] == "bert_pretraining") & (losses["step"] == 150)]
+    table = bert.pivot_table(index="seed", columns="optimizer", values="value")
+    truth = (table["mkor"] - table["lamb"]).mean()
+    axes = figure.axes[3]
+    assert "LAMB" in axes.get_xlabel()
+    marks = [line for line in axes.lines if line.get_marker() == "o" and len(_values(line)) == 1]
+    assert _values(marks[0], "x")[0] == pytest.approx(truth)
+
+
+def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
+    figure = drawn["fig13_update_rules"]
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    assert crosses[0].get_color() == style.STYLES["mkor_published"].color
+    assert any("1 of 6 did not finish" in text.get_text() for text in figure.axes[2].texts)
+    assert "Diverged: autoencoder mkor_published seed 4." in _footer(figure)
+
+
+def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
+    _write(root, {**shared, "label": "sgd"}, {**shared, "label": "mkor_published", "failed": (0, 1, 2)})
+    figure = _draw("fig13_update_rules", root)
+    assert any("3 of 3 did not finish" in text.get_text() for text in figure.axes[1].texts)
+
+
+def test_fig13_without_the_base_says_so(tmp_path):
+    root = _write(
+        tmp_path / "test-cpu" / "embedded",
+        {"workload": "autoencoder", "label": "mkor", "seeds": range(3), "period": 10},
+    )
+    figure = _draw("fig13_update_rules", root)
+    assert any("no run to pair with" in text.get_text().replace("\n", " ") for text in figure.axes[1].texts)
+
+
+def test_last_common_values_are_at_one_step_and_keep_failures():
+    rows = pd.DataFrame(
+        [
+            *run_rows("e", "w", "mkor", [0], period=10, steps=100)[0],
+            *run_rows("e", "w", "mkor", [1], period=10, steps=60)[0],
+            *run_rows("e", "w", "mkor", [2], period=10, steps=100, failed=(2,))[0],
+        ]
+    )
+    last, step = last_common_values(rows)
+    assert step == 60
+    assert (last.set_index("seed")["value"] == np.inf).to_dict() == {0: False, 1: False, 2: True}
+    with pytest.raises(NoDataError, match="No run finished"):
+        last_common_values(rows[rows["seed"] == 2])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
+    assert main("tables", [name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
+    frame = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
+    lines = (tmp_path / f"{name}.md").read_text().splitlines()
+    assert next(line for line in lines if line.startswith("| ")).count("|") == len(frame.columns) + 1
+    assert len([line for line in lines if line.startswith("| ")]) == len(frame) + 2
+    page = (tmp_path / f"{name}.html").read_text()
+    assert page.count("<tr") == len(frame) + 1
+    assert "test-cpu" in lines[-1]
+    assert "test-cpu" in page
+
+
+def test_table6_stands_beside_the_papers_settings(results, tmp_path):
+    main("tables", ["table6_settings", "--results", str(results), "--out-dir", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "table6_settings.csv").set_index("workload", drop=False)
+    bert = table.loc["bert_pretraining"]
+    assert (bert["model in the paper"], bert["parameters in the paper (M)"]) == ("BERT-Large-Uncased", 335.1)
+    assert (bert["train here"], bert["test here"], bert["hardware here"]) == (1437, 360, "Test CPU")
+    assert set(table["model in the paper"].dropna()) == set(published("settings")["model"])
+
+
+def test_every_method_file_has_a_colour_and_no_two_look_alike():
+    methods = {path.stem for path in (BENCH.parents[1] / "baselines").glob("[a-z]*.py")} | {"mkor", "mkor_h"}
+    assert methods <= set(style.STYLES), "a method of the repository deserves a line in style.STYLES"
+    looks = [(look.color, look.marker, str(look.line)) for look in style.STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
+
+
+def test_methods_can_be_told_apart_in_grey():
+    """Where two methods are about as dark, their markers and line styles must differ."""
+
+    def lightness(color: str) -> float:
+        red, green, blue = to_rgb(color)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    looks = list(style.STYLES.values())
+    for index, one in enumerate(looks):
+        for other in looks[index + 1 :]:
+            if abs(lightness(one.color) - lightness(other.color)) < 0.1:
+                assert one.marker != other.marker
+                assert one.line != other.line, (one.name, other.name)
+
+
+def test_an_unknown_method_gets_the_same_look_every_time():
+    assert style.style_of("my_new_method") == style.style_of("my_new_method")
+    assert style.style_of("my_new_method").name == "my new method"
+    assert style.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(0.02, "ms"), (3, "s"), (119, "s"), (600, "min"), (8000, "h"), (3 * 86400, "d")]
+)
+def test_time_unit(seconds, unit):
+    assert style.time_unit(seconds)[1] == unit
+
+
+def test_the_plan_of_an_artefact_names_its_data_and_its_code():
+    plan = Plan.load()
+    fig04 = describe("figures", "fig04_inversion_frequency")
+    needed = inputs(fig04, plan)
+    assert f"{plan.results}/probes/iteration_time.csv" in needed["measured"]
+    assert f"{plan.results}/bert_inversion.csv" in needed["measured"]
+    assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
+    assert {"workflow/bench/style.py", "workflow/bench/captions.py"} <= set(needed["code"])
+    assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
+    assert {artefact.name for artefact in made_from(plan, "figures")} == set(FIGURES)
+    assert len(workloads_of(describe("probes", "iteration_time"), plan)) == 2
+
+
+def test_an_artefact_reads_no_more_than_its_file_declares():
+    """Every experiment, probe and published file that a module names in its code is in its lists."""
+    for kind in ("figures", "tables"):
+        for name in available(kind):
+            artefact = describe(kind, name)
+            text = "".join(
+                file.read_text() for file in sources(artefact.module) if file.name in {f"{name}.py", "claims.py"}
+            )
+            for published_file in (BENCH.parent / "paper").glob("*.csv"):
+                if f'published("{published_file.stem}")' in text:
+                    assert published_file.stem in artefact.published, (name, published_file.stem)
+            for probe in ("iteration_time", "numerics"):
+                if f'probe("{probe}"' in text:
+                    assert probe in artefact.probes, (name, probe)
+
+
+def test_inputs_must_be_literals(tmp_path, monkeypatch):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "fig99_odd.py").write_text("EXPERIMENTS = tuple(some_call())\n")
+    monkeypatch.setattr(artefacts, "BENCH", tmp_path)
+    with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
+        describe("figures", "fig99_odd")

@@ -1,0 +1,164 @@
+"""The line under every figure and table: tier, hardware, seeds, which MKOR ran, and every run that is not in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import pandas as pd
+
+from workflow.bench.results import Results
+
+
+def spans(numbers: Iterable[float]) -> str:
+    """Whole numbers as ranges: ``[0, 1, 2, 5]`` gives ``0-2, 5``."""
+    ordered = sorted({int(number) for number in numbers})
+    parts: list[str] = []
+    start = 0
+    for index, number in enumerate(ordered):
+        if index + 1 == len(ordered) or ordered[index + 1] != number + 1:
+            first = ordered[start]
+            parts.append(str(number) if first == number else f"{first}-{number}")
+            start = index + 1
+    return ", ".join(parts)
+
+
+def _sentence(text: str) -> str:
+    """Text with a capital letter and no full stop yet."""
+    return text[:1].upper() + text[1:].rstrip(".")
+
+
+def _unique(runs: pd.DataFrame, column: str) -> list[str]:
+    if column not in runs:
+        return []
+    return sorted({str(value) for value in runs[column].dropna()})
+
+
+def _is_true(column: pd.Series) -> pd.Series:
+    return column.astype(str).str.lower().isin(("true", "1", "1.0"))
+
+
+def _mkor(runs: pd.DataFrame) -> list[str]:
+    """Which update rule and period each MKOR label had."""
+    mkor = runs[runs["update_rule"].notna()]
+    if mkor.empty:
+        return []
+    rules = [f"{label} = {'/'.join(_unique(rows, 'update_rule'))}" for label, rows in mkor.groupby("optimizer")]
+    periods = spans(mkor["inverse_update_period"].dropna())
+    return [f"MKOR's update rule: {', '.join(rules)}; inverse update period {periods}"]
+
+
+def _tuned(runs: pd.DataFrame) -> list[str]:
+    """Which optimizers had a hyperparameter tuned."""
+    if "tuned" not in runs:
+        return []
+    tuned = runs[_is_true(runs["tuned"])]
+    if tuned.empty:
+        return []
+    who = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
+    return [f"Tuned with equal trials: {who}"]
+
+
+def _unfinished(runs: pd.DataFrame) -> list[str]:
+    """One phrase a status and workload: which runs did not finish."""
+    phrases = []
+    failed = runs[runs["status"] != "finished"]
+    for (status, workload), rows in failed.groupby(["status", "workload"], dropna=False):
+        names = []
+        for label, of_label in rows.groupby("optimizer"):
+            periods = of_label["inverse_update_period"].dropna()
+            whole = runs[(runs["optimizer"] == label) & (runs["workload"] == workload)]
+            differs = whole["inverse_update_period"].nunique() > 1
+            at = f" (period {spans(periods)})" if differs and not periods.empty else ""
+            names.append(f"{label}{at} seed {spans(of_label['seed'].dropna())}")
+        reasons = _unique(rows, "reason")
+        because = f" [{'; '.join(reasons)}]" if reasons and status == "skipped" else ""
+        phrases.append(f"{str(status).replace('_', ' ')}: {workload} {', '.join(names)}{because}")
+    return phrases
+
+
+def _missing(runs: pd.DataFrame) -> list[str]:
+    """Which seeds one label of a workload lacks though another one has them."""
+    phrases = []
+    for (experiment, workload), rows in runs.groupby(["experiment", "workload"], dropna=False):
+        seeds = set(rows["seed"].dropna())
+        for label, of_label in rows.groupby("optimizer"):
+            for period, at_period in of_label.groupby("inverse_update_period", dropna=False):
+                absent = seeds - set(at_period["seed"].dropna())
+                if absent:
+                    at = (
+                        f" (period {period:g})"
+                        if of_label["inverse_update_period"].nunique() > 1 and isinstance(period, float)
+                        else ""
+                    )
+                    phrases.append(f"{experiment} {workload} {label}{at} seed {spans(absent)}")
+    return [f"missing: {'; '.join(phrases)}"] if phrases else []
+
+
+def _seeds(runs: pd.DataFrame, *, summarised: bool) -> str:
+    """Seeds by workload, with the statistic that so many carry where the artefact summarises over them."""
+    by_seeds: dict[str, list[str]] = {}
+    for workload, rows in runs.groupby("workload"):
+        seeds = rows["seed"].dropna()
+        how = (
+            "median, 95 % bootstrap interval"
+            if seeds.nunique() >= 6
+            else "mean, 95 % t interval"
+            if seeds.nunique() >= 2
+            else "one run, no interval"
+        )
+        text = f"{spans(seeds)} ({how})" if summarised else spans(seeds)
+        by_seeds.setdefault(text, []).append(str(workload))
+    if len(by_seeds) == 1:
+        return f"seeds {next(iter(by_seeds))}"
+    return "; ".join(f"{', '.join(workloads)} seeds {seeds}" for seeds, workloads in by_seeds.items())
+
+
+def _code(runs: pd.DataFrame) -> list[str]:
+    """Which commit the runs come from, and how many were made by older code."""
+    phrases: list[str] = []
+    commits = [commit[:9] for commit in _unique(runs, "git_commit")]
+    if commits:
+        dirty = " with uncommitted changes" if "git_dirty" in runs and _is_true(runs["git_dirty"]).any() else ""
+        phrases.append(f"commit {', '.join(commits)}{dirty}")
+    if "code_current" in runs:
+        known = runs[runs["code_current"].notna()]
+        older = int((~_is_true(known["code_current"])).sum())
+        if older:
+            phrases.append(f"{older} of {len(runs)} runs made by older code")
+    return ["; ".join(phrases)] if phrases else []
+
+
+def caption(
+    results: Results,
+    runs: pd.DataFrame,
+    *,
+    notes: Iterable[str] = (),
+    absent: Iterable[str] = (),
+    summarised: bool = True,
+) -> str:
+    """The caption of an artefact made from ``runs`` (rows of ``<experiment>.runs.csv``, several may be joined).
+
+    ``notes`` are further sentences; ``absent`` names experiments or probes that the artefact would show but that
+    have no results; ``summarised`` tells whether it shows intervals over seeds.
+    """
+    tier = results.tier_title or f"{results.tier} tier"
+    if results.tier != "paper":
+        tier += ", no reproduction of the paper's numbers"
+    if runs.empty:
+        parts = [f"{tier}; {results.hardware}", *notes]
+    else:
+        parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarised=summarised)}"]
+        parts += [*_mkor(runs), *_tuned(runs), *notes, *_unfinished(runs), *_missing(runs)]
+    if names := list(absent):
+        parts.append(f"no results yet: {', '.join(names)}")
+    return ". ".join(map(_sentence, parts + _code(runs))) + "."
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number with ``digits`` significant digits, as tables show it; infinity as ``not reached``."""
+    if math.isnan(value):
+        return ""
+    if math.isinf(value):
+        return "not reached" if value > 0 else "0"
+    return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"

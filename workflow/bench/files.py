@@ -1,0 +1,87 @@
+"""Files that are either whole or not there: atomic writes, and locks that die with their process."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+
+def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = None) -> None:
+    """Write ``parts``, one after the other, to ``path``, which holds the old content or the new, never a part of one.
+
+    Folders on the way are made.  What stood at ``path`` is kept as ``previous``, where that is given; a crash in
+    between leaves at least one of the two.  Raises `OSError` (disk full, unwritable), leaving nothing behind.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Beside the target, since a rename is atomic within one file system only; a name of its own, since two
+    # processes may write the same file.
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            for part in parts:
+                file.write(part.encode() if isinstance(part, str) else part)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        if previous is not None and path.exists():
+            os.replace(path, previous)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    sync_folder(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write ``value`` as indented JSON, atomically.  Raises `ValueError` on NaN or infinity."""
+    write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make renames in ``folder`` survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+    """Hold the lock ``path``; where another process has it, call ``on_wait`` once and wait.
+
+    The kernel drops the lock when its process ends, however it ends.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            on_wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _umask() -> int:
+    """Return the process's umask, which the system tells only by setting one."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def is_locked(path: Path) -> bool:
+    """Tell whether a process holds the lock ``path``."""
+    if not path.exists():
+        return False
+    with path.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False

@@ -1,0 +1,365 @@
+"""One training run, from its first step, or its last checkpoint, to its record."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LambdaLR
+
+from baselines import build
+from mkor_core import comm
+from workflow.bench import checkpoint
+from workflow.bench.clocks import Clock
+from workflow.bench.config import ConfigError
+from workflow.bench.files import write_json
+from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
+from workflow.bench.progress import Progress
+from workflow.bench.provenance import collect
+from workflow.bench.record import MetricsLog, RunFolder, Status
+from workflow.bench.runs import Run
+from workflow.bench.schedules import factor, schedule_function
+from workflow.bench.workloads.base import Workload
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How runs are trained on this machine; nothing in it changes their numbers."""
+
+    device: torch.device
+    checkpoint_minutes: float
+    progress: Progress
+    stop: Callable[[], bool]
+    """Whether to save a checkpoint and end after the present step."""
+
+
+class _DivergedError(Exception):
+    """Loss, weights or factors are no longer finite; the message is the reason."""
+
+
+class _InterruptedError(Exception):
+    """The run was asked to stop and has saved its checkpoint."""
+
+
+@dataclass
+class _Account:
+    """What a record tells of a run beside its metrics; rides in the checkpoints."""
+
+    steps_done: int = 0
+    slices: int = 0
+    """How often the run was started: 1 for one that was never interrupted."""
+    parameters: int = 0
+    preconditioner_bytes: int = 0
+    preconditioner_bytes_by_tensor: dict[str, int] = field(default_factory=dict)
+    peak_memory_bytes: int = 0
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    switch_step: int | None = None
+    nanoseconds: dict[str, int] = field(default_factory=dict)
+
+
+def train(
+    run: Run,
+    workload: Workload,
+    folder: RunFolder,
+    setting: Setting,
+    *,
+    initial_weights: Path | None = None,
+    keep_weights: bool = False,
+) -> Status:
+    """Train a run to its end, or to an interruption, leave its record in ``folder``, and return how it ended.
+
+    An interrupted run goes on from its checkpoint, and ends with the rows and weights of an uninterrupted one.
+    Divergence and lack of memory are outcomes, not errors.
+
+    initial_weights: the file with the final weights of the run that ``run.start_from`` names.
+    keep_weights: write the final weights beside the record.
+
+    Raises:
+        ConfigError: a hyperparameter that the optimizer refuses, by name.
+        CheckpointError: a checkpoint of another run, or damaged weights to start from.
+        OSError: a full disk or an unwritable folder.
+    """
+    started = datetime.now(UTC)
+    provenance = collect()
+    account = _Account()
+    status: Status = "finished"
+    reason = ""
+    reset_peak_memory(setting.device)
+    comm.reset_bytes_sent()
+    try:
+        training = _Training(run, workload, folder, setting, initial_weights)
+        account = training.account
+        training.run_to_end()
+        if keep_weights:
+            checkpoint.save(folder.weights, run.id, account.steps_done, training.model.state_dict())
+    except _DivergedError as problem:
+        status, reason = "diverged", str(problem)
+    except _InterruptedError:
+        status, reason = "interrupted", f"asked to stop after step {account.steps_done}"
+    except (MemoryError, RuntimeError) as problem:
+        if not _is_out_of_memory(problem):
+            raise
+        status, reason = "out_of_memory", _first_line(problem)
+    account.peak_memory_bytes = max(account.peak_memory_bytes, peak_memory_bytes(setting.device))
+    clock = Clock(nanoseconds=account.nanoseconds)
+    write_json(
+        folder.summary,
+        {
+            "id": run.id,
+            "spec": run.spec,
+            "status": status,
+            "reason": reason,
+            "started": started.isoformat(timespec="seconds"),
+            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+            **{name: value for name, value in asdict(account).items() if name != "nanoseconds"},
+            "seconds": clock.seconds,
+            "train_seconds": clock.train_seconds,
+            "wall_seconds": clock.wall_seconds,
+            "device": str(setting.device),
+            "threads": torch.get_num_threads(),
+            "world_size": comm.world_size(),
+            "model": workload.model_name,
+            "dataset": workload.dataset_name,
+            "train_examples": workload.train_examples,
+            "validation_examples": workload.validation_examples,
+            "steps_per_epoch": workload.steps_per_epoch,
+            "data_fingerprint": workload.data_fingerprint,
+            **provenance,
+        },
+    )
+    if status != "interrupted":
+        checkpoint.remove(folder.checkpoint)
+    return status
+
+
+class _Training:
+    """The state of a run between two steps, and what moves it on."""
+
+    def __init__(
+        self, run: Run, workload: Workload, folder: RunFolder, setting: Setting, initial_weights: Path | None
+    ) -> None:
+        self._run = run
+        self._workload = workload
+        self._folder = folder
+        self._setting = setting
+        self._steps: int = run.spec["steps"]
+        self._schedule: dict[str, Any] = run.spec["schedule"]
+        state, self._log = _last_state(folder, run, setting.device)
+        self.account = _Account(**state["account"]) if state else _Account()
+        self.account.slices += 1
+        self._sent_before = dict(self.account.bytes_sent)
+        # What a model or a method draws while it trains (dropout, sampled rows) comes from the run's seed too.
+        torch.manual_seed(run.seed)
+        self.model = workload.model(run.seed)
+        if initial_weights is not None and not state:
+            assert run.start_from is not None
+            self.model.load_state_dict(checkpoint.load(initial_weights, run.start_from))
+        self.model.to(setting.device).train()
+        self.account.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        try:
+            self._optimizer, self._preconditioner = build(
+                run.method, self.model, run.hyperparameters, exclude=workload.exclude
+            )
+        except ValueError as problem:
+            raise ConfigError(f"{run.describe()}: {problem}") from problem
+        # A constant rate needs no scheduler, whose step would cost more than everything else here.
+        is_constant = self._schedule["name"] == "constant" and not self._schedule["warmup"]
+        self._scheduler = (
+            None if is_constant else LambdaLR(self._optimizer, schedule_function(self._schedule, self._steps))
+        )
+        self._losses: list[Tensor] = []
+        if state:
+            self._restore(state)
+        self._clock = Clock(torch.cuda.synchronize if setting.device.type == "cuda" else None, self.account.nanoseconds)
+        if self._preconditioner is not None:
+            self._preconditioner.phases = self._clock
+        self._saved_at = self._shown_at = 0
+        self._steps_before = self.account.steps_done
+        self._seconds_before = self._clock.train_seconds
+
+    def run_to_end(self) -> None:
+        """Train the steps that are left.
+
+        Raises `_DivergedError`, or `_InterruptedError` once a checkpoint is saved.
+        """
+        self._setting.progress.start(self._run.describe(), self._steps, self.account.steps_done)
+        self._clock.start("data")
+        self._saved_at = self._shown_at = self._clock.last
+        try:
+            self._train()
+        except torch.linalg.LinAlgError as problem:  # type: ignore[attr-defined]
+            self._refuse_non_finite()
+            raise _DivergedError(f"a decomposition failed: {_first_line(problem)}") from problem
+        finally:
+            self._clock.stop()
+            self._settle_account()
+            self._log.close()
+
+    def _train(self) -> None:
+        account, clock, losses = self.account, self._clock, self._losses
+        model, optimizer, loss_of = self.model, self._optimizer, self._workload.loss
+        preconditioner, scheduler, stop = self._preconditioner, self._scheduler, self._setting.stop
+        evaluate_every = self._run.spec["evaluate_every"]
+        look_after = min(self._setting.progress.interval_ns, self._save_after)
+        batches = self._workload.batches(self._run.seed, account.steps_done)
+        if account.steps_done == 0:
+            self._evaluate()
+        looked_at = clock.last
+        for step in range(account.steps_done, self._steps):
+            clock.switch("data")
+            batch = next(batches)
+            clock.switch("forward")
+            loss = loss_of(model, batch)
+            clock.switch("backward")
+            optimizer.zero_grad()
+            loss.backward()
+            clock.switch("update")
+            if preconditioner is not None:
+                preconditioner.observe(loss)
+            optimizer.step()
+            if scheduler is not None:
+                scheduler.step()
+            # Kept, not read: reading a loss in every step would make a GPU wait.
+            losses.append(loss.detach())
+            account.steps_done = step + 1
+            if account.steps_done % evaluate_every == 0 or account.steps_done == self._steps:
+                self._evaluate()
+            if clock.last - looked_at > look_after:
+                looked_at = clock.last
+                self._look_up()
+            if stop() and account.steps_done < self._steps:
+                self._save()
+                raise _InterruptedError
+
+    def _evaluate(self) -> None:
+        """Append the mean training loss since the last evaluation, and the validation metrics, to metrics.csv."""
+        self._clock.switch("evaluation")
+        train_seconds, wall_seconds = self._clock.train_seconds, self._clock.wall_seconds
+        self._refuse_non_finite()
+        values = {}
+        if self._losses:
+            values["train", "loss"] = torch.stack(self._losses).double().mean().item()
+            self._losses.clear()
+        for metric, value in self._workload.evaluate(self.model).items():
+            if math.isfinite(value):
+                values["validation", metric] = value
+            elif metric == "loss":  # any other may be undefined, as is a correlation with a constant
+                raise _DivergedError(f"the validation loss is {value} after step {self.account.steps_done}")
+        if self._preconditioner is not None:
+            size = self._preconditioner.memory_bytes()
+            if size > self.account.preconditioner_bytes:
+                self.account.preconditioner_bytes = size
+                self.account.preconditioner_bytes_by_tensor = self._preconditioner.memory_by_tensor()
+        self._log.append(
+            step=self.account.steps_done,
+            epoch=self.account.steps_done / self._workload.steps_per_epoch,
+            lr=self._lr(),
+            train_seconds=train_seconds,
+            wall_seconds=wall_seconds,
+            values=values,
+        )
+
+    def _refuse_non_finite(self) -> None:
+        """Raise `_DivergedError` where a loss since the last evaluation, a weight or a factor is not finite."""
+        if self._losses:
+            losses = torch.stack(self._losses)
+            wrong = (~losses.isfinite()).nonzero()
+            if len(wrong):
+                first = int(wrong[0])
+                step = self.account.steps_done - len(self._losses) + first + 1
+                raise _DivergedError(f"the training loss is {losses[first].item()} in step {step}")
+        step = self.account.steps_done
+        for name, parameter in self.model.named_parameters():
+            if not parameter.isfinite().all():
+                raise _DivergedError(f"the weights {name} are not finite after step {step}")
+        if self._preconditioner is not None and (layers := self._preconditioner.non_finite_layers()):
+            raise _DivergedError(f"the factors of {layers[0]} are not finite after step {step}")
+
+    def _look_up(self) -> None:
+        """Show the progress and save a checkpoint, each where its time has come."""
+        now = self._clock.last
+        if now - self._shown_at > self._setting.progress.interval_ns and self._losses:
+            self._clock.switch("evaluation")
+            seconds = self._clock.train_seconds - self._seconds_before
+            done = self.account.steps_done - self._steps_before
+            self._setting.progress.show(self.account.steps_done, self._steps, self._losses[-1].item(), done / seconds)
+            self._shown_at = now
+        if now - self._saved_at > self._save_after:
+            self._save()
+            self._saved_at = now
+
+    @property
+    def _save_after(self) -> int:
+        return round(self._setting.checkpoint_minutes * 60e9)
+
+    def _lr(self) -> float:
+        """Return the learning rate of the last step; before the first one, that of the first."""
+        if self._scheduler is None:
+            return float(self._optimizer.param_groups[0]["lr"])
+        step = max(self.account.steps_done - 1, 0)
+        return float(self._scheduler.base_lrs[0]) * factor(self._schedule, step, self._steps)
+
+    def _settle_account(self) -> None:
+        """Bring the account up to the present step."""
+        account = self.account
+        account.nanoseconds = self._clock.nanoseconds
+        account.peak_memory_bytes = max(account.peak_memory_bytes, peak_memory_bytes(self._setting.device))
+        sent = comm.bytes_sent()
+        account.bytes_sent = {
+            name: self._sent_before.get(name, 0) + sent.get(name, 0) for name in sorted({*self._sent_before, *sent})
+        }
+        if self._preconditioner is not None:
+            account.switch_step = self._preconditioner.switch_step
+
+    def _save(self) -> None:
+        """Save a checkpoint; the time that this takes counts from the next one on."""
+        self._clock.switch("checkpoint")
+        self._settle_account()
+        state = {
+            "account": asdict(self.account),
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scheduler": self._scheduler.state_dict() if self._scheduler else None,
+            "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
+            "metrics_position": self._log.secure(),
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state_all() if self._setting.device.type == "cuda" else [],
+        }
+        checkpoint.save(self._folder.checkpoint, self._run.id, self.account.steps_done, state)
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        if self._scheduler:
+            self._scheduler.load_state_dict(state["scheduler"])
+        self._losses = list(state["losses"].unbind())
+        torch.set_rng_state(state["rng"].cpu())
+        if state["cuda_rng"]:
+            torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+
+
+def _last_state(folder: RunFolder, run: Run, device: torch.device) -> tuple[dict[str, Any] | None, MetricsLog]:
+    """Return the newest usable checkpoint, or None, and metrics.csv cut back to it."""
+    state = checkpoint.load_latest(folder.checkpoint, run.id, device)
+    if state is not None:
+        try:
+            return state, MetricsLog(folder.metrics, state["metrics_position"])
+        except ValueError as problem:
+            warnings.warn(f"{problem}; starting anew", stacklevel=2)
+    return None, MetricsLog(folder.metrics)
+
+
+def _is_out_of_memory(problem: BaseException) -> bool:
+    """Tell whether memory ran out: on a GPU, in Python, or in torch's allocator for the CPU, which has no own type."""
+    return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(problem)
+
+
+def _first_line(problem: BaseException) -> str:
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__

@@ -1,0 +1,37 @@
+"""The command that makes one figure or table: ``python -m workflow.bench.figures NAME``, ``... tables NAME``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+
+from workflow.bench.artefacts import Kind, available
+from workflow.bench.results import NoDataError, Results
+
+
+def main(kind: Kind, arguments: list[str] | None = None) -> int:
+    """Make one artefact of a kind; 1 and one line where there is nothing to make it from."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m workflow.bench.{kind}", description=f"Make one of the {kind} from the results' CSVs."
+    )
+    parser.add_argument("name", choices=available(kind), metavar="NAME", help=", ".join(available(kind)))
+    parser.add_argument(
+        "--results",
+        type=Path,
+        required=True,
+        help="folder of one machine and tier: results/<hardware>/<tier>",
+    )
+    parser.add_argument("--out-dir", type=Path, help=f"where to write, by default <results>/{kind}")
+    parser.add_argument("--tier-title", help="what the caption says of the tier")
+    options = parser.parse_args(arguments)
+    module = import_module(f"workflow.bench.{kind}.{options.name}")
+    try:
+        results = Results(options.results, options.tier_title)
+        for path in module.make(results, options.out_dir or options.results / kind):
+            print(path)
+    except (NoDataError, OSError) as error:
+        print(f"{options.name}: {error}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,19 @@
+"""A probe's rows as a CSV file, each with the code that measured it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+
+from workflow.bench import provenance
+from workflow.bench.files import write_atomically
+
+
+def write_rows(out: Path, rows: Iterable[NamedTuple]) -> None:
+    """Write rows of one kind, at least one, with the columns ``code_fingerprint`` and ``git_commit``, atomically."""
+    commit, _ = provenance.git_state()
+    table = pd.DataFrame(rows).assign(code_fingerprint=provenance.code_fingerprint(), git_commit=commit)
+    write_atomically(out, table.to_csv(index=False))

@@ -1,0 +1,157 @@
+"""The update rules against their claims: positive definite factors, the averaged inverse, a descent direction.
+
+``python -m workflow.bench.probes.numerics --out numerics.csv`` writes one row a check, rule and trial. Checks are
+named by the ids of workflow/paper/claims.csv:
+
+- C20 (Lemma 3.1): ``value`` is the smallest eigenvalue of a factor over a random sequence of updates; the claim holds
+  where ``value > bound``. A sequence is followed while that eigenvalue can be told from rounding: ``updates`` below
+  ``of`` says that the factor outgrew its precision there.
+- C21 (section 3.1): ``value`` is ``||J_t (gamma J_{t-1}^-1 + (1 - gamma) v v^T) - I||_F`` after one update; the claim
+  holds where ``value < bound``.
+- C23 (Lemma 3.3): ``value`` is the smallest cosine, over the layers, between a gradient and its preconditioned twin
+  in step ``trial`` of a real training; the claim holds where ``value > bound``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final, NamedTuple, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from mkor_core import MKOR, Preconditioner, linalg
+from workflow.bench import workloads
+from workflow.bench.probes._rows import write_rows
+
+#: MKOR with each of its update rules, which linalg implements under the same names.
+METHODS: Final = tuple(MKOR(update_rule=rule) for rule in get_args(get_type_hints(MKOR)["update_rule"]))
+TRIALS: Final = 8
+UPDATES: Final = 200
+INVERSE_BOUND: Final = 1e-6  # as workflow/paper/claims.csv sets it for C21
+TRAINING_STEPS: Final = 400
+LEARNING_RATE: Final = 0.1
+
+
+class Row(NamedTuple):
+    """One measured number, and the bound that decides whether its claim holds there."""
+
+    check: str
+    update_rule: str
+    dtype: str
+    dimension: int
+    trial: int
+    value: float
+    bound: float
+    sequence: str
+    updates: int
+    of: int
+
+
+def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) -> Iterator[Row]:
+    """Yield C20's rows: MKOR's factors over sequences of vectors, half of them around a mean that persists."""
+    for dtype, dimension, trial in itertools.product((torch.float64, torch.float32), dimensions, range(TRIALS)):
+        persistent = trial % 2 == 1
+        vectors = _sequence(dimension, trial, persistent).to(dtype)
+        value, updates = _follow(method, vectors)
+        sequence = "persistent mean" if persistent else "independent"
+        yield Row("C20", method.update_rule, _name(dtype), dimension, trial, value, 0.0, sequence, updates, UPDATES)
+
+
+def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
+    """Yield C21's rows: one update of a random inverse factor against the average that it should invert."""
+    decay = method.decay
+    for dimension, trial in itertools.product(dimensions, range(TRIALS)):
+        generator = torch.Generator().manual_seed(trial)
+        basis = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
+        identity = torch.eye(dimension, dtype=torch.float64)
+        factor = basis @ basis.T / dimension + identity  # its condition number is at most about 5
+        vector = torch.randn(dimension, generator=generator, dtype=torch.float64)
+        updated = _update(method, torch.linalg.inv(factor), vector)
+        average = decay * factor + (1 - decay) * torch.outer(vector, vector)
+        value = torch.linalg.matrix_norm(updated @ average - identity).item()
+        yield Row("C21", method.update_rule, "float64", dimension, trial, value, INVERSE_BOUND, "one update", 1, 1)
+
+
+def descent_cosines(method: MKOR, steps: int = TRAINING_STEPS) -> Iterator[Row]:
+    """Yield C23's rows: every step of training the digits' autoencoder with MKOR, until a loss is not finite."""
+    workload = workloads.create("autoencoder")
+    model = workload.model(seed=0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
+    preconditioner = Preconditioner(model, method)
+    layers = [model.get_submodule(name) for name in preconditioner.layers]
+    size = sum(parameter.numel() for parameter in model.parameters())
+    rows = []
+    for step, batch in zip(range(steps), workload.batches(seed=0), strict=False):
+        optimizer.zero_grad()
+        loss = workload.loss(model, batch)
+        if not torch.isfinite(loss):
+            break
+        loss.backward()
+        before = [_gradient(layer) for layer in layers]
+        preconditioner.step()
+        after = [_gradient(layer) for layer in layers]
+        cosines = [torch.cosine_similarity(d, v, dim=0) for d, v in zip(before, after, strict=True)]
+        rows.append((step, torch.stack(cosines).min().item()))
+        optimizer.step()
+    for step, value in rows:
+        yield Row("C23", method.update_rule, "float32", size, step, value, 0.0, "training", len(rows), steps)
+
+
+def _sequence(dimension: int, trial: int, persistent: bool) -> Tensor:
+    """Return ``[UPDATES, dimension]`` random vectors, of one scale a trial from 0.1 to 10."""
+    generator = torch.Generator().manual_seed(trial)
+    scale = 10 ** (2 * torch.rand((), generator=generator, dtype=torch.float64) - 1)
+    directions = torch.randn(UPDATES, dimension, generator=generator, dtype=torch.float64)
+    mean = torch.randn(dimension, generator=generator, dtype=torch.float64) if persistent else 0
+    return scale * (directions + mean) / dimension**0.5
+
+
+def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
+    """Return the smallest eigenvalue of a factor over its updates, and how many updates could be followed.
+
+    Past a condition number of ``1 / (d eps)`` the sign of the smallest eigenvalue is rounding, so it is not read.
+    """
+    dimension = vectors.shape[1]
+    inverse = torch.eye(dimension, dtype=vectors.dtype)
+    resolution = dimension * torch.finfo(vectors.dtype).eps
+    smallest = 1.0
+    for updates, vector in enumerate(vectors):
+        inverse = linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend)
+        inverse = _update(method, inverse, vector)
+        if not torch.isfinite(inverse).all():
+            return smallest, updates
+        values = torch.linalg.eigvalsh(inverse.double())
+        if values[0].abs() <= resolution * values[-1]:
+            return smallest, updates
+        smallest = min(smallest, values[0].item())
+    return smallest, len(vectors)
+
+
+def _update(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
+    updated: Tensor = getattr(linalg, method.update_rule)(inverse, vector, method.decay)
+    return updated
+
+
+def _gradient(layer: torch.nn.Module) -> Tensor:
+    return torch.cat([parameter.grad.flatten() for parameter in layer.parameters() if parameter.grad is not None])
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.probes.numerics", description=__doc__)
+    parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
+    out = parser.parse_args().out
+    checks = (smallest_eigenvalues, inverse_residuals, descent_cosines)
+    write_rows(out, (row for check in checks for method in METHODS for row in check(method)))
+
+
+if __name__ == "__main__":
+    main()

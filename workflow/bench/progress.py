@@ -1,0 +1,75 @@
+"""How far training is: a bar on a terminal, plain lines in a log."""
+
+from __future__ import annotations
+
+import sys
+from typing import TextIO
+
+from tqdm import tqdm
+
+
+class Progress:
+    """Says which run of how many is at which step, with loss, throughput and time left.
+
+    runs: the runs to train.  stream: standard error by default.
+    """
+
+    def __init__(self, runs: int, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stderr
+        self._on_terminal = self._stream.isatty()
+        self._runs = runs
+        self._run = 0
+        self._what = ""
+        self._bar: tqdm[None] | None = None
+        self.interval_ns = 500_000_000 if self._on_terminal else 10_000_000_000
+        """How often `show` is worth calling, in nanoseconds."""
+
+    def note(self, text: str) -> None:
+        """Print a line."""
+        if self._bar is not None:
+            self._bar.clear()
+        print(text, file=self._stream, flush=True)
+
+    def start(self, what: str, steps: int, done: int) -> None:
+        """Begin the next run; ``done`` of its ``steps`` were done before."""
+        self._run += 1
+        self._what = f"run {self._run} of {self._runs}: {what}"
+        if self._on_terminal:
+            self._bar = tqdm(total=steps, initial=done, desc=self._what, unit="step", file=self._stream, leave=False)
+        elif done:
+            self.note(f"{self._what}: going on from step {done}")
+
+    def show(self, step: int, steps: int, loss: float, steps_per_second: float) -> None:
+        """Show a run's state; the caller takes care of not calling it too often."""
+        if self._bar is not None:
+            self._bar.n = step
+            self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
+            self._bar.refresh()
+            return
+        left = (steps - step) / steps_per_second if steps_per_second else float("inf")
+        self.note(
+            f"{self._what}: step {step} of {steps}, loss {loss:.4g}, {steps_per_second:.3g} steps/s, "
+            f"{_duration(left)} left"
+        )
+
+    def end(self, outcome: str) -> None:
+        """End the run with a line."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        self.note(f"{self._what}: {outcome}")
+
+    def skip(self, what: str, why: str) -> None:
+        """Count a run that needs no training."""
+        self._run += 1
+        self.note(f"run {self._run} of {self._runs}: {what}: {why}")
+
+
+def _duration(seconds: float) -> str:
+    if seconds == float("inf"):
+        return "unknown time"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,0 +1,126 @@
+"""Read the tidy CSVs that figures, tables and claims are made from; nothing here writes or trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+PUBLISHED = Path(__file__).resolve().parents[1] / "paper"
+
+METRIC_COLUMNS = (
+    "experiment",
+    "optimizer",
+    "method",
+    "update_rule",
+    "inverse_update_period",
+    "seed",
+    "workload",
+    "run",
+    "status",
+    "step",
+    "split",
+    "metric",
+    "value",
+    "train_seconds",
+)
+RUN_COLUMNS = (
+    "run",
+    "experiment",
+    "optimizer",
+    "update_rule",
+    "inverse_update_period",
+    "seed",
+    "workload",
+    "tier",
+    "hardware",
+    "status",
+    "reason",
+    "hyperparameters",
+    "steps_to_target",
+    "parameters",
+    "target",
+)
+
+
+class NoDataError(Exception):
+    """There is nothing to make an artefact from; the message is one line for the user."""
+
+
+def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
+    """The CSV at ``path``, or an empty frame with ``columns`` where there is none; NoDataError where it is broken."""
+    if not path.exists():
+        return pd.DataFrame(columns=list(columns))
+    try:
+        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
+        raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise NoDataError(f"{path} lacks the columns {', '.join(missing)}. Delete it and run again.")
+    return frame
+
+
+@dataclass(frozen=True)
+class Results:
+    """The results of one machine at one tier: the folder ``results/<hardware>/<tier>``.
+
+    ``tier_title`` is what captions say of the tier, where the caller knows it.
+    """
+
+    root: Path
+    tier_title: str | None = None
+
+    @property
+    def tier(self) -> str:
+        """The tier's name."""
+        return self.root.resolve().name
+
+    @property
+    def hardware(self) -> str:
+        """The machine's name."""
+        return self.root.resolve().parent.name
+
+    def metrics(self, experiment: str) -> pd.DataFrame:
+        """Rows of ``<experiment>.csv``: one per evaluation, or one per run that has none; empty where not run."""
+        return _read(self.root / f"{experiment}.csv", METRIC_COLUMNS)
+
+    def runs(self, experiment: str) -> pd.DataFrame:
+        """Rows of ``<experiment>.runs.csv``: one per run; empty where the experiment has not run."""
+        return _read(self.root / f"{experiment}.runs.csv", RUN_COLUMNS)
+
+    def probe(self, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+        """Rows of ``probes/<name>.csv``, which must have ``columns``; empty where the probe has not run."""
+        return _read(self.root / "probes" / f"{name}.csv", columns)
+
+    def experiments(self) -> list[str]:
+        """Names of the experiments that have a table of runs."""
+        return sorted(path.name.removesuffix(".runs.csv") for path in self.root.glob("*.runs.csv"))
+
+
+def published(name: str) -> pd.DataFrame:
+    """A file of the paper's own numbers, ``workflow/paper/<name>.csv``."""
+    return pd.read_csv(PUBLISHED / f"{name}.csv")
+
+
+def last_common_values(metrics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
+    """One row a run at the last step that every finished run of ``metrics`` was evaluated at, and that step.
+
+    "At equal iterations" means this.  A run that did not finish is kept with an infinite value, so that it
+    counts as the worst and is never dropped in silence.  NoDataError where no run finished.
+    """
+    finished = metrics[(metrics["status"] == "finished") & metrics["step"].notna()]
+    if finished.empty:
+        raise NoDataError("No run finished, so there is no last evaluation to compare.")
+    step = float(finished.groupby("run")["step"].max().min())
+    rows = finished[finished["step"] == step].drop_duplicates("run")
+    others = metrics[~metrics["run"].isin(finished["run"])].drop_duplicates("run").assign(value=float("inf"))
+    kept = [frame for frame in (rows, others) if not frame.empty]
+    return pd.concat(kept, ignore_index=True), step
+
+
+def by_seed(rows: pd.DataFrame, column: str = "value") -> Mapping[int, float]:
+    """``{seed: value}`` of rows that hold one row a seed."""
+    return {int(seed): float(value) for seed, value in zip(rows["seed"], rows[column], strict=True)}

@@ -1,0 +1,132 @@
+"""What the bench trains: a run and its id, and how jobs, experiments and tuning group runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from workflow.bench.targets import Target
+
+Spec = dict[str, Any]
+
+
+def run_id(spec: Spec) -> str:
+    """Return the id of a run: the hash of its resolved spec."""
+    canonical = json.dumps(spec, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run: all that its numbers depend on but code and hardware.
+
+    ``spec`` holds tier, workload (with all its parameters), data_version, steps, evaluate_every, seed, schedule,
+    start_from (a run's id, or None) and optimizer (name and hyperparameters, with their defaults).
+    """
+
+    spec: Spec = field(compare=False)
+    id: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "id", run_id(self.spec))
+
+    @property
+    def workload(self) -> str:
+        """The workload's name."""
+        return self.spec["workload"]["name"]
+
+    @property
+    def method(self) -> str:
+        """The optimizer's file name."""
+        return self.spec["optimizer"]["name"]
+
+    @property
+    def hyperparameters(self) -> dict[str, Any]:
+        """The optimizer's hyperparameters, defaults included."""
+        return self.spec["optimizer"]["hyperparameters"]
+
+    @property
+    def seed(self) -> int:
+        """The seed of data order and initial weights."""
+        return self.spec["seed"]
+
+    @property
+    def start_from(self) -> str | None:
+        """The id of the run whose final weights it starts from."""
+        return self.spec["start_from"]
+
+    def describe(self) -> str:
+        """Return the run in a few words, for messages."""
+        shown = [f"{name}={self.hyperparameters[name]}" for name in _TELLING if name in self.hyperparameters]
+        return " ".join([self.workload, self.method, *shown, f"seed={self.seed}"])
+
+
+_TELLING = ("update_rule", "inverse_update_period", "lr")
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run as an experiment uses it: its target, and whether tuning chose one of its hyperparameters.
+
+    Experiments may share a run and differ in the target, since a target does not change what is trained.
+    """
+
+    run: Run
+    target: Target | None
+    tuned: bool
+
+
+@dataclass(frozen=True)
+class Job:
+    """What one Snakemake job trains: all runs of one label in one experiment."""
+
+    experiment: str
+    label: str
+    planned: tuple[Planned, ...]
+    upstream: tuple[tuple[str, str], ...]
+    """The jobs (experiment, label) of the runs whose weights this one's runs start from."""
+
+    @property
+    def runs(self) -> tuple[Run, ...]:
+        """The job's runs, in the order in which they are trained."""
+        return tuple(planned.run for planned in self.planned)
+
+    @property
+    def run_ids(self) -> tuple[str, ...]:
+        """The ids of `runs`."""
+        return tuple(run.id for run in self.runs)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A tuning run, and the values that it tries."""
+
+    run: Run
+    values: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer of a block with the trials of its tuning; every contender of a block has as many."""
+
+    label: str
+    workload: Mapping[str, Any]
+    metric: Mapping[str, str]
+    """What a trial is judged by after its last step: split, metric, and ``best``, lowest or highest."""
+    trials: tuple[Trial, ...]
+    given: tuple[str, ...]
+    """The tuned hyperparameters for which the experiment file gives a value of its own all the same."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """An experiment file at one tier."""
+
+    name: str
+    title: str
+    paper: str
+    jobs: Mapping[str, Job]
+    contenders: tuple[Contender, ...]

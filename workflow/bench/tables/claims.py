@@ -1,0 +1,31 @@
+"""Every claim of the paper with its verdict."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+
+from workflow.bench.captions import caption
+from workflow.bench.claims import decide_all
+from workflow.bench.results import Results
+from workflow.bench.tables._files import write_table
+
+EXPERIMENTS = ("bert_pretraining", "autoencoder_inversion", "bert_inversion")
+PROBES = ("iteration_time", "numerics")
+PUBLISHED = ("claims", "iteration_time_ms")
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Decide every claim from the results at hand; a claim without data says so in its row."""
+    runs = [results.runs(experiment) for experiment in EXPERIMENTS]
+    joined = pd.concat([frame for frame in runs if not frame.empty] or runs[:1], ignore_index=True)
+    table = decide_all(results)
+    counts = table["verdict"].value_counts()
+    notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
+    absent = [name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty]
+    absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
+    title = "The paper's claims and what these runs say of them"
+    return write_table(
+        table, folder, "claims", title=title, caption=caption(results, joined, notes=notes, absent=absent)
+    )

@@ -1,0 +1,47 @@
+"""When a run reaches its target: pure functions on its evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+
+class Reached(NamedTuple):
+    """The first evaluation at which a target held: optimizer steps, and training seconds until then."""
+
+    step: int
+    train_seconds: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metric of a split that is to fall to ``limit`` or below, or to rise to it or above."""
+
+    split: str
+    metric: str
+    direction: Literal["below", "above"]
+    limit: float
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any] | None) -> Target | None:
+        """Return the target of an experiment file's ``target``, which its schema has checked."""
+        if given is None:
+            return None
+        direction: Literal["below", "above"] = "below" if "below" in given else "above"
+        return cls(given["split"], given["metric"], direction, float(given[direction]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the target as the experiment file has it."""
+        return {"split": self.split, "metric": self.metric, self.direction: self.limit}
+
+    def holds(self, value: float) -> bool:
+        """Tell whether ``value`` reaches the target; NaN never does."""
+        return value <= self.limit if self.direction == "below" else value >= self.limit
+
+    def first_reached(self, evaluations: Iterable[Mapping[str, Any]]) -> Reached | None:
+        """Return where rows of metrics.csv, in their order, first reach the target; None: censored."""
+        for row in evaluations:
+            if (row["split"], row["metric"]) == (self.split, self.metric) and self.holds(float(row["value"])):
+                return Reached(int(row["step"]), float(row["train_seconds"]))
+        return None

@@ -1,0 +1,143 @@
+"""The columns of the tidy CSVs, and their rows from what runs leave behind.  Imports neither torch nor pandas."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from workflow.bench.clocks import PHASES
+from workflow.bench.files import write_atomically
+from workflow.bench.plan import Plan
+from workflow.bench.provenance import code_fingerprint
+from workflow.bench.record import METRIC_COLUMNS, RunFolder, read_metrics, read_summary
+from workflow.bench.runs import Job, Planned
+
+_IDENTITY: Final = (
+    "experiment",
+    "optimizer",
+    "method",
+    "update_rule",
+    "inverse_update_period",
+    "seed",
+    "workload",
+)
+
+#: ``<experiment>.csv``: one row for every evaluated metric; a run without any has one row, empty from step on.
+EVALUATION_COLUMNS: Final = (*_IDENTITY, "run", "status", *METRIC_COLUMNS)
+
+#: ``<experiment>.runs.csv``: one row for every run.
+RUN_COLUMNS: Final = (
+    "run",
+    *_IDENTITY,
+    "tier",
+    "hardware",
+    "status",
+    "reason",
+    "hyperparameters",
+    "tuned",
+    "start_from",
+    "steps",
+    "steps_done",
+    "steps_to_target",
+    "seconds_to_target",
+    "target",
+    "model",
+    "dataset",
+    "train_examples",
+    "validation_examples",
+    "parameters",
+    "preconditioner_bytes",
+    "peak_memory_bytes",
+    *(f"seconds_{phase}" for phase in PHASES),
+    "train_seconds",
+    "wall_seconds",
+    "bytes_sent",
+    "switch_step",
+    "data_fingerprint",
+    "git_commit",
+    "git_dirty",
+    "code_fingerprint",
+    "code_current",
+    "torch",
+    "python",
+    "cpu",
+    "gpu",
+    "threads",
+)
+
+
+def evaluation_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
+    """Yield a job's rows of `EVALUATION_COLUMNS`; a run that was not trained yet has the status ``missing``."""
+    for planned in job.planned:
+        folder = RunFolder.of(plan.results, planned.run.id)
+        summary = read_summary(folder) or _MISSING
+        about = {**_identity(job, planned), "run": planned.run.id, "status": summary["status"]}
+        for row in read_metrics(folder) or [{}]:
+            yield {**about, **row}
+
+
+def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
+    """Yield a job's rows of `RUN_COLUMNS`: what is in a run's run.json, and when it reached its target."""
+    for planned in job.planned:
+        run, target = planned.run, planned.target
+        folder = RunFolder.of(plan.results, run.id)
+        summary = read_summary(folder) or _MISSING
+        reached = target.first_reached(read_metrics(folder)) if target else None
+        machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
+        on_gpu = str(summary.get("device")).startswith("cuda")
+        yield {
+            **{name: summary.get(name) for name in RUN_COLUMNS},
+            **_identity(job, planned),
+            "run": run.id,
+            "tier": plan.tier.name,
+            "hardware": plan.hardware,
+            "hyperparameters": json.dumps(run.hyperparameters),
+            "tuned": planned.tuned,
+            "start_from": run.start_from,
+            "steps": run.spec["steps"],
+            "steps_to_target": reached.step if reached else None,
+            "seconds_to_target": reached.train_seconds if reached else None,
+            "target": json.dumps(target.as_dict()) if target else None,
+            **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
+            "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
+            "code_current": summary.get("code_fingerprint") == code_fingerprint(),
+            "torch": summary.get("packages", {}).get("torch"),
+            "cpu": machine.get("cpu"),
+            "gpu": "; ".join(machine.get("gpus", [])) if on_gpu else None,
+        }
+
+
+_MISSING: Final[Mapping[str, Any]] = {"status": "missing", "reason": "not trained yet"}
+
+
+def _identity(job: Job, planned: Planned) -> dict[str, Any]:
+    run = planned.run
+    return {
+        "experiment": job.experiment,
+        "optimizer": job.label,
+        "method": run.method,
+        "update_rule": run.hyperparameters.get("update_rule"),
+        "inverse_update_period": run.hyperparameters.get("inverse_update_period"),
+        "seed": run.seed,
+        "workload": run.workload,
+    }
+
+
+def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> None:
+    """Write rows as CSV, atomically; None becomes an empty field, a truth value ``true`` or ``false``."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
+    writer.writeheader()
+    for row in rows:
+        writer.writerow({key: str(value).lower() if isinstance(value, bool) else value for key, value in row.items()})
+    write_atomically(path, text.getvalue())
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    """Return a CSV's rows as text."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

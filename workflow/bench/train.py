@@ -1,0 +1,54 @@
+"""Train the runs of one optimizer in one experiment, and publish their metrics as one CSV."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from workflow.bench.config import ConfigError, shown_path
+from workflow.bench.plan import add_arguments, load_from
+from workflow.bench.tidy import EVALUATION_COLUMNS, evaluation_rows, write_csv
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Train an experiment's runs of one optimizer: those that are done are kept, those begun go on.
+
+    Asked to stop (SIGTERM, Ctrl-C), it saves a checkpoint and exits with code 75: the same command goes on.
+    """
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.train", description=main.__doc__)
+    parser.add_argument("experiment", help="a file of <config>/experiments")
+    parser.add_argument("label", help="an optimizer's label in it")
+    parser.add_argument("--seed", type=int, nargs="+", help="train only these seeds, and publish nothing")
+    parser.add_argument("--out", type=Path, help="where to publish (default: <results>/EXPERIMENT/LABEL.csv)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: the tier's)")
+    add_arguments(parser)
+    given = parser.parse_args(arguments)
+    try:
+        plan = load_from(given)
+        job = plan.job(given.experiment, given.label)
+        runs = [run for run in job.runs if given.seed is None or run.seed in given.seed]
+        if given.threads is not None and given.threads < 1:
+            raise ConfigError(f"--threads = {given.threads}: must be at least 1")
+        for seed in given.seed or []:
+            if all(run.seed != seed for run in runs):
+                known = sorted({run.seed for run in job.runs})
+                raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {known}")
+        # Here and not above: torch takes seconds, and a mistake should be told at once.
+        from workflow.bench.batch import GO_ON, Batch
+
+        if not Batch(plan, given.threads).train(runs):
+            print("interrupted and saved; the same command goes on", file=sys.stderr)
+            return GO_ON
+        if given.seed is None:
+            file = given.out or plan.csv_of(job)
+            write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+            print(shown_path(file))
+    except (ConfigError, OSError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

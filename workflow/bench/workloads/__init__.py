@@ -1,0 +1,62 @@
+"""The workloads: each a module here, and a schema of its parameters in workflow/schemas/workloads.
+
+Importing this imports no torch, and neither does anything here but `create`.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from workflow.bench import config
+
+if TYPE_CHECKING:
+    from workflow.bench.workloads.base import Workload
+
+_CLASSES = {
+    "autoencoder": "Autoencoder",
+    "bert_pretraining": "BertPretraining",
+}
+_DATASETS = {  # modules whose version() says what fixes the data
+    "digits": "digits",
+    "docstrings": "corpus",
+}
+
+NAMES = tuple(sorted(_CLASSES))
+
+
+def parameters(name: str) -> dict[str, Any]:
+    """Return the JSON Schema of a workload's parameters, with their defaults.
+
+    Raises `ValueError` where there is no such workload.
+    """
+    if name not in _CLASSES:
+        raise ValueError(f"workload {name!r}: {config.did_you_mean(name, NAMES)}")
+    return config.schema(f"workloads/{name}")["parameters"]
+
+
+def resolve(name: str, **given: Any) -> dict[str, Any]:
+    """Return all parameters of a workload: those ``given``, and the defaults of the others.
+
+    Raises `ValueError` with one line on a wrong name or value.
+    """
+    schema = parameters(name)
+    config.check(given, schema, f"workload {name}")
+    return {key: given.get(key, about["default"]) for key, about in schema["properties"].items()}
+
+
+def data_version(name: str, **given: Any) -> str:
+    """Return what fixes the workload's data, such as "scikit-learn 1.9.1, v1"; it goes into a run's spec."""
+    return import_module(f"{__name__}.{_DATASETS[resolve(name, **given)['dataset']]}").version()
+
+
+def create(name: str, **given: Any) -> Workload:
+    """Return the workload ``name``, its data loaded.
+
+    Raises `ValueError` with one line on a wrong name or value, `workflow.bench.workloads.data.DataNotFound` where
+    its data is not on this machine.
+    """
+    resolved = resolve(name, **given)
+    module = import_module(f"{__name__}.{name}")
+    workload: Workload = getattr(module, _CLASSES[name])(**resolved)
+    return workload

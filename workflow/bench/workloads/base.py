@@ -1,0 +1,108 @@
+"""What a workload is: one data set, one model and one loss, the same for every optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+Batch = dict[str, Tensor]
+
+
+class Workload(ABC):
+    """One data set, model and loss.
+
+    The same seed gives every optimizer the same initial weights and the same batches.
+    """
+
+    exclude: tuple[str, ...] = ()
+    """Modules that are never preconditioned, as regular expressions of their names."""
+    model_name: str
+    """The model as tables name it."""
+    dataset_name: str
+    """The data as tables name it."""
+    train_examples: int
+    validation_examples: int
+    batch_size: int
+    data_fingerprint: str
+    """SHA-256 of the data that is really used."""
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Number of batches that an epoch fills; what is left over waits for another epoch's order."""
+        return self.train_examples // self.batch_size
+
+    @abstractmethod
+    def model(self, seed: int) -> nn.Module:
+        """Return a new model, on the CPU, in training mode, its weights fixed by ``seed``.
+
+        The random generators are left as they were found.
+        """
+
+    @abstractmethod
+    def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the training batches ``start``, ``start + 1``, ... without end.
+
+        Batch k is a function of ``seed`` and k alone, so that a run resumes at any position.
+        """
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Return the mean loss of ``batch``, a scalar on the model's device."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        """Return the metrics on the validation split, ``loss`` among them.
+
+        The model's mode and the random generators are left as they were found.
+        """
+
+
+def shuffled(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield (k, indices of batch k) from k = ``start`` on, without end.
+
+    Batch k depends on ``seed`` and k alone.  Each epoch is a new order of all examples, cut into whole batches.
+    Raises `ValueError` if none is whole.
+    """
+    per_epoch = examples // batch_size
+    if not per_epoch:
+        raise ValueError(f"{batch_size=} must be at most the number of training examples, {examples}.")
+    ordered = -1
+    for k in count(start):
+        epoch, position = divmod(k, per_epoch)
+        if epoch != ordered:
+            order, ordered = np.random.default_rng([seed, epoch]).permutation(examples), epoch
+        yield k, order[position * batch_size : (position + 1) * batch_size]
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the CPU's generator, and leave it as it was found."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` into evaluation mode, without gradients, and each module back into the mode it had."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def beside(model: nn.Module, batch: Batch) -> Batch:
+    """Return ``batch`` on the model's device."""
+    device = next(model.parameters()).device
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

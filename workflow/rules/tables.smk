@@ -1,0 +1,36 @@
+"""Tables, the claims among them: CSV for programs, Markdown for repositories, HTML for the report."""
+
+for table in TABLES:
+
+    rule:
+        name:
+            table.name
+        input:
+            **inputs(table, PLAN),
+        output:
+            report(
+                f"{R}/tables/{table.name}.html",
+                caption=f"../report/{table.name}.rst",
+                category="Tables",
+                labels={"table": table.name, "format": "HTML"},
+            ),
+            report(
+                f"{R}/tables/{table.name}.csv",
+                caption=f"../report/{table.name}.rst",
+                category="Tables",
+                labels={"table": table.name, "format": "CSV"},
+            ),
+            f"{R}/tables/{table.name}.md",
+        log:
+            f"{R}/logs/tables/{table.name}.log",
+        localrule: True
+        conda:
+            "../../environment.yml"
+        params:
+            name=table.name,
+            results=lambda wildcards, output: Path(output[0]).parents[1],
+            tier=PLAN.tier.title,
+            hardware=PLAN.hardware,
+        shell:
+            "python -m workflow.bench.tables {params.name} --results {params.results} --tier-title {params.tier:q} "
+            "> {log} 2>&1"

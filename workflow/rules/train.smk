@@ -1,0 +1,48 @@
+"""Training runs, and the tidy table of each experiment."""
+
+
+rule train:
+    """Train the runs of one optimizer in one experiment that are not there yet."""
+    input:
+        lambda wildcards: [
+            f"{R}/{experiment}/{label}.csv"
+            for experiment, label in PLAN.job(wildcards.experiment, wildcards.label).upstream
+        ],
+    output:
+        f"{R}/{{experiment}}/{{label}}.csv",
+    log:
+        f"{R}/logs/train/{{experiment}}/{{label}}.log",
+    conda:
+        "../../environment.yml"
+    threads: PLAN.tier.threads
+    params:
+        runs=lambda wildcards: PLAN.job(wildcards.experiment, wildcards.label).run_ids,
+        options=OPTIONS,
+    shell:
+        "python -m workflow.bench.train {wildcards.experiment} {wildcards.label} {params.options} --out {output} 2> {log}"
+
+
+rule aggregate:
+    """Gather one experiment's runs in two tidy tables: evaluations, and runs."""
+    input:
+        lambda wildcards: [
+            f"{R}/{wildcards.experiment}/{label}.csv" for label in PLAN.experiment(wildcards.experiment).jobs
+        ],
+    output:
+        f"{R}/{{experiment}}.csv",
+        f"{R}/{{experiment}}.runs.csv",
+    log:
+        f"{R}/logs/aggregate/{{experiment}}.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    params:
+        # Targets and labels are no part of a run's id, but the tables hold them.
+        runs=lambda wildcards: [
+            f"{label} {planned.run.id} {planned.target} {planned.tuned}"
+            for label, job in PLAN.experiment(wildcards.experiment).jobs.items()
+            for planned in job.planned
+        ],
+        options=OPTIONS,
+    shell:
+        "python -m workflow.bench.aggregate {wildcards.experiment} {params.options} 2> {log}"
