@@ -57,13 +57,16 @@ def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
 def closure(requirements: list[str]) -> dict[str, str]:
     """Return ``{name: version}`` of the requirements and of all that they need, as installed."""
     pins: dict[str, str] = {}
+    seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(line) for line in requirements]
     while waiting:
         requirement = waiting.pop()
         package = distribution(requirement.name)
-        if package.metadata["Name"] not in pins:
-            pins[package.metadata["Name"]] = Version(package.version).public
-            waiting.extend(needed_by(requirement.name, set(requirement.extras)))
+        name, extras = package.metadata["Name"], frozenset(requirement.extras)
+        if (name, extras) not in seen:  # one package may be wanted bare and, by another, with an extra
+            seen.add((name, extras))
+            pins[name] = Version(package.version).public
+            waiting.extend(needed_by(name, set(extras)))
     return pins
 
 

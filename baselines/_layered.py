@@ -9,7 +9,9 @@ from typing import Self, cast
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from mkor_core import MKOR, Preconditioner
+from mkor_core.capture import Layer
+from mkor_core.discovery import find_layers
+from mkor_core.method import require_period
 
 
 @dataclass(frozen=True)
@@ -17,14 +19,14 @@ class LayeredModel:
     """What a first-order file that asks for the model gets in place of bare parameters.
 
     model: the model, out of its DataParallel or DistributedDataParallel wrapper.
-    layers: by name, the Linear and Conv2d layers that a second-order method would precondition: supported, not
-        excluded, and not sharing their weight with another module (a tied embedding).
+    layers: by name, the layers that a second-order method would precondition: Linear or Conv2d, not excluded, and not
+        sharing their weight with another module (a tied embedding).
     accumulation_steps: micro-batches (backward passes) that make up a step, the loss being divided by their number.
     is_parallel: whether a wrapper was taken off.
     """
 
     model: nn.Module
-    layers: Mapping[str, nn.Linear | nn.Conv2d]
+    layers: Mapping[str, Layer]
     accumulation_steps: int
     is_parallel: bool
 
@@ -33,13 +35,10 @@ class LayeredModel:
         cls, model: nn.Module, exclude: str | nn.Module | Iterable[str | nn.Module] = (), accumulation_steps: int = 1
     ) -> Self:
         """Find a model's layers; the arguments are a `Preconditioner`'s, and so are the errors."""
-        # Asked of a Preconditioner, so that every method of the harness means the same layers.
-        preconditioner = Preconditioner(model, MKOR(), exclude=exclude, accumulation_steps=accumulation_steps)
-        preconditioner.remove()
+        require_period("accumulation_steps", accumulation_steps)
         is_parallel = isinstance(model, DataParallel | DistributedDataParallel)
         inner = cast("nn.Module", model.module) if is_parallel else model
-        layers = {name: cast("nn.Linear | nn.Conv2d", inner.get_submodule(name)) for name in preconditioner.layers}
-        return cls(inner, layers, accumulation_steps, is_parallel)
+        return cls(inner, find_layers(model, exclude), accumulation_steps, is_parallel)
 
     def all_but(self, taken: Iterable[nn.Parameter]) -> list[nn.Parameter]:
         """Return the model's parameters without those in ``taken``, in the model's order, a shared one once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -9,11 +10,11 @@ from mkor_core.method import require, require_decay, require_period, require_pos
 
 
 def _require_share(name: str, value: float) -> None:
-    require(0 <= value < 1, name, value, "lie in [0, 1)")
+    require(isinstance(value, int | float) and 0 <= value < 1, name, value, "lie in [0, 1)")
 
 
 def _require_not_negative(name: str, value: float) -> None:
-    require(value >= 0, name, value, "be 0 or more")
+    require(isinstance(value, int | float) and 0 <= value < math.inf, name, value, "be a finite number, 0 or more")
 
 
 MUST: Mapping[str, Callable[[str, Any], None]] = {

@@ -31,7 +31,8 @@ class KAISA(Method):
     damping: added to both factors (``inverse``) or to the products of their eigenvalues (``eigen``).
     factor_decay: weight of the old factor in the running averages, which start from I.
     kl_clip: bound on ``|sum(V * D) lr^2|`` over all layers; None leaves the update as it is.
-    factor_update_period, inverse_update_period: steps between updates of the factors, and between decompositions.
+    factor_update_period, inverse_update_period: steps between updates of the factors, and between decompositions; None
+        updates the factors with every decomposition.
     compute_method: ``eigen`` decomposes the factors, ``inverse`` inverts them.
     grad_worker_fraction: part of the ranks that precondition a layer: 1 is COMM-OPT, 1/ranks MEM-OPT, else HYBRID-OPT.
     rows: ``global`` takes gradient rows of the global mean loss, the same on any number of ranks; ``rank`` those of
@@ -46,7 +47,7 @@ class KAISA(Method):
     damping: float = 1e-3
     factor_decay: float = 0.95
     kl_clip: float | None = 1e-3
-    factor_update_period: int = 10
+    factor_update_period: int | None = 10
     inverse_update_period: int = 100
     compute_method: Literal["eigen", "inverse"] = "eigen"
     grad_worker_fraction: float = 1.0
@@ -58,7 +59,8 @@ class KAISA(Method):
         require_decay("factor_decay", self.factor_decay)
         if self.kl_clip is not None:
             require_positive("kl_clip", self.kl_clip)
-        require_period("factor_update_period", self.factor_update_period)
+        if self.factor_update_period is not None:
+            require_period("factor_update_period", self.factor_update_period)
         require_period("inverse_update_period", self.inverse_update_period)
         require(
             0 < self.grad_worker_fraction <= 1,
@@ -109,7 +111,7 @@ class KAISA(Method):
 
     def accumulates(self, step: int) -> bool:
         """Every factor_update_period steps."""
-        return step % self.factor_update_period == 0
+        return step % (self.factor_update_period or self.inverse_update_period) == 0
 
     def refreshes(self, step: int) -> bool:
         """Every inverse_update_period steps."""

@@ -28,7 +28,7 @@ def optimizer_for(
 
     The rest: embeddings and layers that share their weight with one (a tied LM head), excluded layers, biases and
     norms. A head that is neither tied nor excluded is a matrix like any other: nothing in a model marks it, and
-    experiments that want it under AdamW exclude it. A Conv2d's weight is taken as ``[d_out, d_in]``, as Layer does.
+    experiments that want it under AdamW exclude it. A Conv2d's weight is taken as ``[d_out, C kh kw]``.
 
     match_adamw_rms: updates are ``0.2 sqrt(max(d_out, d_in))`` long (Liu et al., 2025), so that one learning rate suits
         Muon and AdamW; otherwise ``sqrt(max(1, d_out / d_in))``, Jordan's.
@@ -37,7 +37,7 @@ def optimizer_for(
     The Newton-Schulz iteration is in bfloat16 whatever the parameters are in, and with ``nesterov`` a step overwrites
     the gradients that it used. State of a ``[m, n]`` matrix: one gradient copy.
     """
-    matrices = [layer.weight for layer in model.layers.values()]
+    matrices = [layer.parameters[0] for layer in model.layers.values()]
     groups: list[dict[str, Any]] = [{"params": matrices, "weight_decay": weight_decay, "use_muon": True}]
     rest = decay_matrices_only(model.all_but(matrices), weight_decay)
     groups += [{**group, "betas": (beta1, beta2), "eps": eps, "use_muon": False} for group in rest]

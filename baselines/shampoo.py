@@ -114,22 +114,21 @@ class _Shampoo(ScalableShampoo):
                 if index in state_dict["state"]:
                     saved = state_dict["state"][index]
                     states[index] = self._initial_state(parameter, saved_group) | {"momentum": saved["momentum"]}
-                    for name in ("pre_conditioner", "graft"):
-                        vars(states[index][name]).update(_moved(saved[name], parameter.device))
+                    for holder in ("pre_conditioner", "graft"):
+                        for name, value in saved[holder].items():
+                            setattr(states[index][holder], name, _copied(value, parameter.device))
         super().load_state_dict({**state_dict, "state": states})
 
 
-def _tensors(holder: object) -> dict[str, Any]:
+def _tensors(holder: object) -> dict[str, Tensor | list[Tensor]]:
     """Return what an object of the library holds in tensors or lists of tensors."""
-    return {name: value for name, value in vars(holder).items() if _is_tensors(value)}
+    held = {name: [*value] if isinstance(value, list) else value for name, value in vars(holder).items()}
+    return {name: value for name, value in held.items() if _is_tensors(value)}
 
 
 def _is_tensors(value: object) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
 
 
-def _moved(tensors: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    return {
-        name: value.to(device, copy=True) if isinstance(value, Tensor) else [item.to(device, copy=True) for item in value]
-        for name, value in tensors.items()
-    }
+def _copied(value: Tensor | list[Tensor], device: torch.device) -> Tensor | list[Tensor]:
+    return [item.to(device, copy=True) for item in value] if isinstance(value, list) else value.to(device, copy=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import torch
 from singd.optim.optimizer import SINGD
 from torch import nn
 from torch.optim import AdamW, Optimizer
@@ -55,7 +56,7 @@ def optimizer_for(
     The rest, with ``adamw_lr``: whatever lies outside the layers, and layers with a frozen parameter.
 
     normalize_factor_lr: bounds that step; without it (the package's default) large inputs end in NaN.
-    structure: of both factors.
+    structure: of both factors; all but dense and diagonal need a model narrower than float64.
     kfac_like: leave out the traces that couple K and C, so that they track KFAC's inverses.
     kfac_approx: how a layer that is applied to many tokens or locations counts them.
     loss_average: what the loss is a mean over: examples, or tokens (locations) of examples.
@@ -64,14 +65,20 @@ def optimizer_for(
     dense factors: one gradient copy and ``2 (d_in^2 + d_out^2)`` numbers.
 
     Raises:
-        ValueError: a model under data parallelism.
+        ValueError: a model under data parallelism, without a layer that can be trained whole, or too wide for the
+            structure.
     """
     if model.is_parallel or comm.world_size() > 1:
         raise ValueError(f"singd cannot train data-parallel: {LIMITS['data_parallel']}.")
-    layers = [layer for layer in model.layers.values() if all(p.requires_grad for p in layer.parameters())]
+    owned = [[*layer.module.parameters()] for layer in model.layers.values()]
+    taken = [parameter for layer in owned if all(p.requires_grad for p in layer) for parameter in layer]
+    if not taken:
+        raise ValueError("singd has no layer to train: each has a frozen parameter.")
+    if structure not in ("dense", "diagonal") and any(parameter.dtype == torch.float64 for parameter in taken):
+        raise ValueError(f"{structure=} has no float64 arithmetic in singd: take dense, diagonal or a narrower model.")
     singd = _SINGD(
         model.model,
-        [parameter for layer in layers for parameter in layer.parameters()],
+        taken,
         model.accumulation_steps,
         lr=lr,
         momentum=momentum,
@@ -86,18 +93,17 @@ def optimizer_for(
         kfac_like=kfac_like,
         normalize_lr_cov=normalize_factor_lr,
     )
-    rest = model.all_but(parameter for layer in layers for parameter in layer.parameters())
-    adamw = AdamW(decay_matrices_only(rest, weight_decay), lr=adamw_lr, betas=(beta1, beta2), eps=eps) if rest else None
-    both = Combined(singd, adamw) if adamw else Combined(singd)
+    rest = decay_matrices_only(model.all_but(taken), weight_decay)
+    both = Combined(singd, AdamW(rest, lr=adamw_lr, betas=(beta1, beta2), eps=eps)) if rest else Combined(singd)
     both.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
-    both.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state[STATE_KEY]))
-    both.register_step_pre_hook(_refuse_scaler)
+    both.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state))
+    both.register_step_pre_hook(lambda optimizer, *_: _refuse_scaler(optimizer))
     # Else a GradScaler would unscale the gradients and say nothing: the factors have seen scaled ones by then.
     both._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # the name that torch looks for
     return both
 
 
-def _refuse_scaler(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+def _refuse_scaler(optimizer: Optimizer) -> None:
     if hasattr(optimizer, "found_inf"):
         raise RuntimeError(f"singd does not take a GradScaler: {LIMITS['grad_scaler']}.")
 
@@ -106,6 +112,7 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
     """SINGD that passes over layers without a gradient, weighs micro-batches right and saves plain tensors."""
 
     FACTORS = ("Ks", "Cs", "m_Ks", "m_Cs")
+    module_names: dict[nn.Module, str]
 
     def __init__(self, model: nn.Module, params: list[nn.Parameter], micro_batches: int, **options: Any) -> None:
         super().__init__(model, params, **options)
@@ -119,8 +126,15 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
         }
         return {"steps": self.steps, **kept}
 
-    def load_factors(self, saved: Mapping[str, Any]) -> None:
-        """Take up what `factors` returned."""
+    def load_factors(self, state: Mapping[str, Any]) -> None:
+        """Take up what `factors` returned, from a state dict.
+
+        Raises:
+            ValueError: another optimizer's state dict.
+        """
+        if STATE_KEY not in state:
+            raise ValueError("This state dict holds no factors of singd: it is another optimizer's.")
+        saved = state[STATE_KEY]
         self.steps = saved["steps"]
         self._grad_scales = {self.steps - 1: 1.0}
         for kind in self.FACTORS:

@@ -76,8 +76,7 @@ MISTAKES = {
     ),
     "unknown base": (
         EXPERIMENT.replace("base: sgd", "base: kaisa"),
-        f'{BLOCK}.optimizers[1].hyperparameters.base = "kaisa": must be one of the known values; '
-        "known: adamw, lamb, sgd",
+        f'{BLOCK}.optimizers[1].hyperparameters.base = "kaisa": must be one of the known values; ',
     ),
     "unknown hyperparameter": (
         EXPERIMENT.replace("momentum", "momentun"),

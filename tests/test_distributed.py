@@ -12,10 +12,12 @@ from hypothesis import strategies as st
 from torch.multiprocessing.spawn import spawn
 from torch.testing import assert_close
 
+from baselines import available, limits
 from mkor_core import comm
 from mkor_core.assignment import Grid, assign, make_grid
 from tests import ranks
 
+LEFT_OUT = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
 D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
 
 
@@ -37,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     ("world", "case"),
     [
         *[(world, case) for world in (2, 4) for case in ranks.cases_for(world)],
-        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in ranks.LEFT_OUT.items()],
+        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in LEFT_OUT.items()],
     ],
 )
 def test_ranks_train_like_one_process(trained, world, case):
@@ -45,6 +47,10 @@ def test_ranks_train_like_one_process(trained, world, case):
     for result in (trained[world][rank][case] for rank in range(world)):
         assert_close(result["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
         assert result.get("switch_step") == alone.get("switch_step")
+
+
+def test_every_method_is_distributed_or_says_why_not():
+    assert {name for name, _ in ranks.CASES.values()} | set(LEFT_OUT) == set(available())
 
 
 @pytest.mark.parametrize("case", ["kaisa half", "kaisa mem"])

@@ -73,6 +73,12 @@ def test_the_update_solves_the_damped_kronecker_system(kind, method):
         assert_close(written, truth, rtol=1e-9, atol=1e-12)
 
 
+def test_the_factors_can_follow_the_decompositions():
+    method = KAISA(factor_update_period=None, inverse_update_period=3)
+    assert [step for step in range(7) if method.accumulates(step)] == [0, 3, 6]
+    assert [step for step in range(7) if method.refreshes(step)] == [0, 3, 6]
+
+
 def test_negative_eigenvalues_are_clamped():
     method = KAISA(damping=0.5)
     state = method.initial_state(LayerShape(2, 2), torch.float64, torch.device("cpu"))

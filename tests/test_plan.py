@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import MISSING, fields
+from importlib import import_module
 from inspect import Parameter, signature
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ import yaml
 
 from baselines import available, method_class
 from tests.experiments import load, make_folder, write
+from workflow.bench import config
 from workflow.bench.config import ROOT
 from workflow.bench.hyperparameters import takes
 from workflow.bench.plan import Plan, main
@@ -225,7 +227,7 @@ def test_signatures_read_from_the_source_are_those_that_run():
         truth: dict[str, Any]
         if cls is None:
             assert found.order == "first"
-            module = __import__(f"baselines.{name}", fromlist=["optimizer"])
+            module = import_module(f"baselines.{name}")
             make = getattr(module, "optimizer", None) or module.optimizer_for
             truth = {
                 parameter.name: REQUIRED if parameter.default is Parameter.empty else parameter.default
@@ -241,6 +243,15 @@ def test_signatures_read_from_the_source_are_those_that_run():
             if isinstance(default, torch.dtype):
                 default = str(default).removeprefix("torch.")
             assert mine is COMPUTED or mine == default, (name, parameter)
+
+
+def test_every_number_has_a_range_that_the_plan_checks():
+    """So that a bad value is refused before anything runs."""
+    ranges = config.schema("hyperparameters")["properties"]
+    for name, found in read_signatures().items():
+        for parameter, hyperparameter in found.hyperparameters.items():
+            if {"number", "integer"} & set(hyperparameter.kinds):
+                assert parameter in ranges, f"{name}: {parameter} has no range in hyperparameters.schema.yaml"
 
 
 def test_a_second_order_optimizer_takes_its_bases_hyperparameters():

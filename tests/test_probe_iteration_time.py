@@ -86,7 +86,7 @@ def test_kaisa_s_factor_updates_fit_into_a_timed_cycle(plan):
     """Else the steps between two refreshes would hold too many or too few of them."""
     for experiment in iteration_time.EXPERIMENTS:
         for run in plan.job(experiment, "kaisa").runs:
-            assert iteration_time.CYCLE % run.hyperparameters["factor_update_period"] == 0
+            assert iteration_time.CYCLE % (run.hyperparameters["factor_update_period"] or 1) == 0
 
 
 def test_measure_yields_every_period_of_every_contender_in_every_repeat(kaisa):

@@ -16,14 +16,17 @@ from typing import Any
 import pytest
 import torch
 
+from baselines import available
 from tests.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import batch, checkpoint, loop, train, workloads
 from workflow.bench.clocks import PHASES
 from workflow.bench.config import ROOT, ConfigError, schema
 from workflow.bench.files import locked
+from workflow.bench.hyperparameters import takes
 from workflow.bench.progress import Progress
 from workflow.bench.record import RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Run
+from workflow.bench.signatures import read_signatures
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.data import DataNotFound
@@ -81,16 +84,16 @@ def assert_same_result(one: RunFolder, other: RunFolder, run: Run) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
+def _with_periods(name: str) -> dict[str, Any]:
+    """Return periods of 7 steps, as far as an optimizer has any, so that runs stop between two updates."""
+    return {period: 7 for period in takes(name, None, read_signatures()) if period.endswith("update_period")}
+
+
 METHODS: list[tuple[str, dict[str, Any]]] = [
-    ("sgd", {}),
-    ("adamw", {"lr": 0.001}),
-    ("lamb", {"lr": 0.01}),
-    ("kaisa", {"factor_update_period": 3, "inverse_update_period": 7}),
-    ("mkor", {"inverse_update_period": 7}),
-    ("mkor", {"inverse_update_period": 7, "update_rule": "released", "base": "lamb", "lr": 0.01}),
-    ("mkor_h", {"inverse_update_period": 3}),
-    ("eva", {}),
-    ("hylo", {"update_period": 7}),
+    *((name, {"lr": 0.01, **_with_periods(name)}) for name in available()),
+    ("mkor", {"lr": 0.01, "inverse_update_period": 7, "update_rule": "released", "base": "lamb"}),
+    ("kaisa", {"lr": 0.01, "factor_update_period": 3, "inverse_update_period": 7}),
+    ("mkor_h", {"lr": 0.01, "inverse_update_period": 3, "warmup_steps": 0}),
 ]
 
 

@@ -56,7 +56,7 @@ def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
         for file in sorted((root / package).glob("[!_]*.py")):
             module = f"{package}.{file.stem}"
             tree = _parse(file)
-            function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == "optimizer"), None)
+            function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in _FIRST_ORDER), None)
             if function is not None and package == "baselines":
                 found[file.stem] = Signature(file.stem, "first", _arguments(function))
                 continue

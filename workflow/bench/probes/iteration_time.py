@@ -35,7 +35,7 @@ EXPERIMENTS: Final = ("autoencoder_inversion", "bert_inversion")
 WIDE: Final = (512, 256, 16, 256, 512)
 REPEATS: Final = 6
 CYCLE: Final = 10
-"""The longest period whose whole cycle is timed; KAISA's factor_update_period must divide it."""
+"""The longest period whose whole cycle is timed; KAISA's factor_update_period, if it has one, must divide it."""
 LONG_PERIODS: Final = (100, 1000)
 EVERY_STEP: Final = 4  # steps timed at period 1
 WARM_UP: Final = 2  # steps before each timing, for the caches that the optimizer timed before has emptied

@@ -1,0 +1,83 @@
+"""MKOR in a LightningModule: `configure_optimizers` attaches it, the Lightning Trainer does the rest.
+
+Classifies scikit-learn's 8x8 digits. From the repository: ``python -m docs.examples.lightning_module``
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from baselines import _torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
+
+# isort: split
+import lightning
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from mkor_core import MKOR, Preconditioner
+
+MICRO_BATCHES = 2
+
+
+class Digits(lightning.LightningModule):
+    """A classifier of 8x8 digits under MKOR."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+        self.losses: list[float] = []
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
+        """Return the loss of a micro-batch."""
+        loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
+        self.losses.append(loss.item())
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        """Return SGD with MKOR attached, and a schedule."""
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
+        self.preconditioner = Preconditioner(
+            self,
+            MKOR(inverse_update_period=5),
+            accumulation_steps=self.trainer.accumulate_grad_batches,
+            grad_scale=getattr(self.trainer.precision_plugin, "scaler", None) or 1.0,  # with precision="16-mixed"
+        ).attach(optimizer)
+        return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
+
+
+def train(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple[Digits, Path]:
+    """Train up to the end of an epoch, from a checkpoint if one is given; return the model and its new checkpoint."""
+    pixels, labels = load_digits(return_X_y=True)
+    data = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
+    # Its order depends on the seed and the epoch alone, so that a resumed run sees the batches of the uninterrupted one.
+    order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=0)
+    lightning.seed_everything(0, verbose=False)
+    model = Digits()
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        accumulate_grad_batches=MICRO_BATCHES,
+        gradient_clip_val=1.0,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        logger=False,
+    )
+    trainer.fit(model, DataLoader(data, 64, sampler=order, drop_last=True), ckpt_path=checkpoint)
+    saved = folder / f"epoch{epochs}.ckpt"
+    trainer.save_checkpoint(saved)
+    return model, saved
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        file = None
+        for epochs in (3, 6):
+            model, file = train(Path(folder), epochs, file)
+            print(f"loss in epoch {epochs}: {sum(model.losses[-28:]) / 28:.3f}")

@@ -1,0 +1,340 @@
+"""The rivals that come from libraries. Truth: dense linear algebra, torch's own, a limit in which one is another."""
+
+from __future__ import annotations
+
+import io
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+from torch.optim import SGD, AdamW, Optimizer
+from torch.optim.lr_scheduler import StepLR
+from torch.testing import assert_close
+
+from baselines import LayeredModel, build
+from baselines._combined import Combined
+from mkor_core import MKOR, Preconditioner
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def rotation(dimension: int, seed: int) -> Tensor:
+    return torch.linalg.qr(random(dimension, dimension, seed=seed))[0]
+
+
+def steps(optimizer: Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> Tensor:
+    """Return what steps with the given gradients changed."""
+    before = weight.detach().clone()
+    for grad in grads:
+        weight.grad = grad.to(weight.dtype, copy=True)
+        optimizer.step()
+    return weight.detach() - before
+
+
+def linear(d_out: int, d_in: int, name: str, **options: Any) -> tuple[nn.Linear, Optimizer]:
+    torch.manual_seed(0)
+    layer = nn.Linear(d_in, d_out, bias=False).double()
+    return layer, build(name, layer, {"lr": 1.0, **options})[0]
+
+
+class Tied(nn.Module):
+    """An embedding that is also the head, a head by its own, a norm, a convolution, and a layer that nothing uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(7, 4)
+        self.norm, self.hidden, self.unused = nn.LayerNorm(4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.convolution = nn.Conv2d(1, 2, 3, padding=1)
+        self.decoder, self.head = nn.Linear(4, 7), nn.Linear(4, 3)
+        self.decoder.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.hidden(self.norm(self.embedding(tokens)))
+        hidden = hidden + self.convolution(hidden[:, None]).mean(1)
+        return torch.cat([self.decoder(hidden), self.head(hidden)], -1)
+
+
+def names_of(model: nn.Module, group: dict[str, Any]) -> set[str]:
+    by_id = {id(parameter): name for name, parameter in model.named_parameters()}
+    return {by_id[id(parameter)] for parameter in group["params"]}
+
+
+@pytest.mark.parametrize("name", ["shampoo", "soap", "muon"])
+def test_a_rotation_of_inputs_and_outputs_rotates_the_update(name):
+    """``W -> U W Q^T`` turns gradients and updates alike, while factors have full rank. Adam misses that by half."""
+    chosen = {"shampoo": {"inverse_update_period": 1}, "soap": {"update_period": 1}}.get(name, {})
+    # Muon works in bfloat16, SOAP's QR in float32, and Shampoo's iteration stops at 1e-3.
+    tolerance = {"muon": 0.1, "soap": 1e-5, "shampoo": 1e-3}[name]
+    left, right = rotation(6, 1), rotation(6, 2)
+    grads = [random(6, 6, seed=seed) for seed in range(10, 15)]
+    changes = []
+    for turned in (False, True):
+        layer, optimizer = linear(6, 6, name, weight_decay=0.0, **chosen)
+        changes.append(steps(optimizer, layer.weight, [left @ grad @ right.T if turned else grad for grad in grads]))
+    error = (left.T @ changes[1] @ right - changes[0]).norm() / changes[0].norm()
+    assert error < tolerance
+
+
+@pytest.mark.parametrize(("block_size", "graft"), [(512, "none"), (3, "none"), (512, "sgd")])
+def test_shampoos_step_is_the_gradient_between_inverse_fourth_roots(block_size, graft):
+    """Dense eigendecompositions, block by block; Newton's iteration stops at 1e-3."""
+    decay, damping, grad = 0.9, 1e-6, random(6, 5)
+    options = {"factor_decay": decay, "damping": damping, "block_size": block_size, "graft": graft}
+    layer, optimizer = linear(6, 5, "shampoo", momentum=0.0, inverse_update_period=1, **options)
+
+    def inverse_fourth_root(moment: Tensor) -> Tensor:
+        factor = decay * damping * torch.eye(len(moment)) + (1 - decay) * moment
+        values, vectors = torch.linalg.eigh(factor)
+        return vectors @ torch.diag((values + damping * values[-1]) ** -0.25) @ vectors.T
+
+    truth = torch.zeros_like(grad)
+    for rows in torch.arange(6).split(block_size):
+        for columns in torch.arange(5).split(block_size):
+            block = grad[rows][:, columns]
+            value = inverse_fourth_root(block @ block.T) @ block @ inverse_fourth_root(block.T @ block)
+            truth[rows[:, None], columns] = value
+    if graft == "sgd":
+        truth *= grad.norm() / truth.norm()
+    assert_close(-steps(optimizer, layer.weight, [grad]), truth, rtol=1e-3, atol=1e-3)
+
+
+def test_shampoo_leaves_the_global_random_numbers_alone():
+    layer, optimizer = linear(6, 5, "shampoo", inverse_update_period=1)
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    steps(optimizer, layer.weight, [random(6, 5)])
+    assert_close(torch.rand(3), expected, rtol=0, atol=0)
+
+
+def test_soap_without_a_basis_is_adam_after_a_first_look():
+    """max_dimension below every axis; torch's AdamW from the second gradient on."""
+    grads = [random(6, 5, seed=seed) for seed in range(6)]
+    betas = {"beta1": 0.9, "beta2": 0.97, "weight_decay": 0.1}
+    soap, by_soap = linear(6, 5, "soap", max_dimension=4, **betas)
+    adamw, by_adamw = linear(6, 5, "adamw", **betas)
+    first = steps(by_soap, soap.weight, grads[:1])
+    assert not first.any()
+    for group in (*by_soap.param_groups, *by_adamw.param_groups):
+        group["lr"], group["eps"] = 1e-3, 0.0
+    change = steps(by_soap, soap.weight, grads[1:]), steps(by_adamw, adamw.weight, grads[1:])
+    # SOAP decays the weight after its step, AdamW before: a difference of lr^2.
+    assert_close(*change, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize(("d_in", "repeats"), [(6, True), (12, False)])
+def test_soap_repeats_itself_where_its_first_factors_are_regular(d_in, repeats):
+    """Gradients that differ by rounding: the limit that soap.py declares, and where it does not hold."""
+    changes = []
+    for rounding in (0.0, 1e-15):
+        layer, optimizer = linear(6, d_in, "soap", update_period=1, weight_decay=0.0)
+        grads = [random(6, d_in, seed=seed) * (1 + rounding * random(6, d_in, seed=-seed)) for seed in range(1, 6)]
+        changes.append(steps(optimizer, layer.weight, grads))
+    assert ((changes[1] - changes[0]).norm() < 1e-5 * changes[0].norm()) == repeats
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (8, 5), (3, 8)])
+def test_muon_keeps_the_direction_of_an_orthogonal_gradient(shape):
+    """All its singular values are equal, so the iteration can only scale it, to about 1."""
+    orthogonal = rotation(max(shape), 1)[: shape[0], : shape[1]]
+    layer, optimizer = linear(*shape, "muon", weight_decay=0.0, match_adamw_rms=False)
+    step = -steps(optimizer, layer.weight, [3.7 * orthogonal]) / max(1, shape[0] / shape[1]) ** 0.5
+    scale = (step * orthogonal).sum() / orthogonal.square().sum()
+    assert 0.65 < scale < 1.25
+    assert (step - scale * orthogonal).norm() < 0.02 * step.norm()
+
+
+@pytest.mark.parametrize("match_adamw_rms", [False, True])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_muon_is_torchs_muon(match_adamw_rms, nesterov):
+    """Where torch has one (2.9 on): the same steps on a matrix."""
+    muon = pytest.importorskip("torch.optim._muon").Muon
+    grads = [random(6, 4, seed=seed) for seed in range(4)]
+    options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
+    ours, optimizer = linear(6, 4, "muon", lr=0.1, match_adamw_rms=match_adamw_rms, **options)
+    theirs = nn.Parameter(ours.weight.detach().clone())
+    adjust = "match_rms_adamw" if match_adamw_rms else "original"
+    truth = steps(muon([theirs], lr=0.1, adjust_lr_fn=adjust, **options), theirs, grads)
+    assert_close(steps(optimizer, ours.weight, grads), truth, rtol=0, atol=2e-3)
+
+
+def test_muon_takes_the_weights_of_layers_and_leaves_the_rest_to_adamw():
+    model = Tied()
+    optimizer, _ = build("muon", model, {"lr": 0.1}, exclude="^head$")
+    matrices, *rest = optimizer.param_groups
+    assert names_of(model, matrices) == {"hidden.weight", "unused.weight", "convolution.weight"}
+    assert set.union(*(names_of(model, group) for group in rest)) == {
+        name for name, _ in model.named_parameters()
+    } - names_of(model, matrices)
+    assert [group["use_muon"] for group in rest] == [False, False]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.1, 0.1]
+    apart, _ = build("muon", model, {"lr": 0.1, "adamw_lr": 0.3})
+    assert [group["lr"] for group in apart.param_groups] == [0.1, 0.3, 0.3]
+
+
+def test_singd_takes_whole_layers_and_leaves_the_rest_to_adamw():
+    model = Tied()
+    model.head.bias.requires_grad_(False)
+    optimizer, _ = build("singd", model, {"lr": 0.1, "adamw_lr": 0.3})
+    layers, *rest = optimizer.param_groups
+    taken = {f"{layer}.{part}" for layer in ("hidden", "unused", "convolution") for part in ("weight", "bias")}
+    assert names_of(model, layers) == taken
+    assert "head.weight" in names_of(model, rest[0])
+    assert [group["lr"] for group in optimizer.param_groups] == [0.1, 0.3, 0.3]
+
+
+def test_layers_are_those_that_a_preconditioner_works_on():
+    model = Tied()
+    layers = LayeredModel.of(model, "^head$").layers
+    assert tuple(layers) == Preconditioner(model, MKOR(), exclude="^head$").layers
+    assert tuple(LayeredModel.of(DataParallel(model), "head").layers) == tuple(layers)
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).to(dtype)
+
+
+def train(model: nn.Module, optimizer: Optimizer, number: int, start: int = 0) -> None:
+    dtype = next(model.parameters()).dtype
+    for step in range(start, start + number):
+        optimizer.zero_grad()
+        (
+            model(random(16, 5, seed=step).to(dtype)) - random(16, 3, seed=100 + step).to(dtype)
+        ).square().mean().backward()
+        optimizer.step()
+
+
+def test_singd_with_factors_that_stand_still_is_sgd():
+    """K = C = I."""
+    one, other = network(), network()
+    chosen = {"lr": 0.1, "momentum": 0.8}
+    train(one, build("singd", one, {**chosen, "factor_lr": 1e-300})[0], 5)
+    train(other, build("sgd", other, chosen)[0], 5)
+    assert_close([*one.parameters()], [*other.parameters()], rtol=1e-12, atol=0)
+
+
+def test_kfac_like_singd_tracks_the_inverse_of_kfacs_factor():
+    """``K K^T`` against ``(A + damping I)^-1``, A the running average of ``X^T X / n``; the error is O(factor_lr)."""
+    damping, errors = 0.1, []
+    for factor_lr in (0.05, 0.005):
+        model = network()
+        optimizer, _ = build(
+            "singd",
+            model,
+            {"lr": 1e-12, "kfac_like": True, "factor_lr": factor_lr, "update_period": 1, "damping": damping}
+            | {"normalize_factor_lr": False},
+        )
+        average = (1 - damping) * torch.eye(6)  # K starts at I
+        for step in range(round(5 / factor_lr)):
+            train(model, optimizer, 1, step)
+            rows = torch.cat([random(16, 5, seed=step), torch.ones(16, 1)], 1)
+            average = (1 - factor_lr) * average + factor_lr * rows.T @ rows / 16
+        factor = optimizer.state_dict()["singd"]["Ks"]["0"]["_mat"]
+        truth = torch.linalg.inv(average + damping * torch.eye(6))
+        errors.append(float((factor @ factor.T - truth).norm() / truth.norm()))
+    assert errors[0] < 0.05
+    assert errors[1] < 0.3 * errors[0]
+
+
+STRUCTURES = ["block30diagonal", "dense", "diagonal", "hierarchical15_15", "triltoeplitz", "triutoeplitz"]
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+def test_singds_factors_of_any_structure_survive_a_checkpoint(structure):
+    chosen = {"lr": 0.05, "structure": structure, "update_period": 2}
+    whole, halted, resumed = (network(torch.float32) for _ in range(3))
+    train(whole, build("singd", whole, chosen)[0], 7)
+    before, _ = build("singd", halted, chosen)
+    train(halted, before, 4)
+    file = io.BytesIO()
+    torch.save([halted.state_dict(), before.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    resumed.load_state_dict(weights)
+    after, _ = build("singd", resumed, chosen)
+    after.load_state_dict(state)
+    after.load_state_dict(state)  # as often as one likes
+    train(resumed, after, 3, start=4)
+    assert_close([*resumed.parameters()], [*whole.parameters()], rtol=0, atol=0)
+
+
+def test_singd_takes_up_a_layer_that_was_unused_and_passes_over_one_that_is():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    optimizer, _ = build("singd", model, {"lr": 0.1, "update_period": 1})
+    weights = [[layer.weight.detach().clone() for layer in model]]
+    for used in (0, 1):
+        optimizer.zero_grad()
+        model[used](torch.ones(4, 3)).square().mean().backward()
+        optimizer.step()
+        weights.append([layer.weight.detach().clone() for layer in model])
+    moved = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in pairwise(weights)]
+    assert moved == [[True, False], [False, True]]
+
+
+def test_what_singd_leaves_out_is_refused_with_the_reason():
+    model = network()
+    with pytest.raises(ValueError, match="singd cannot train data-parallel: the package refuses the wrapper"):
+        build("singd", DataParallel(model), {"lr": 0.1})
+    optimizer, _ = build("singd", model, {"lr": 0.1})
+    with pytest.raises(ValueError, match="holds no factors of singd"):
+        optimizer.load_state_dict(build("sgd", model, {"lr": 0.1})[0].state_dict())
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler.scale(model(random(4, 5)).mean()).backward()
+    with pytest.raises(RuntimeError, match="singd does not take a GradScaler"):
+        scaler.step(optimizer)
+    with pytest.raises(ValueError, match="structure='triltoeplitz' has no float64 arithmetic in singd"):
+        build("singd", model, {"lr": 0.1, "structure": "triltoeplitz"})
+    model.requires_grad_(False)
+    with pytest.raises(ValueError, match="singd has no layer to train"):
+        build("singd", model, {"lr": 0.1})
+
+
+def test_a_combined_optimizer_is_its_members_side_by_side():
+    """Under a schedule, through a checkpoint; the same as two optimizers with a schedule each."""
+
+    def make(model: nn.Sequential, together: bool) -> list[Any]:
+        members = [SGD(model[0].parameters(), lr=0.1, momentum=0.9), AdamW(model[2].parameters(), lr=0.01)]
+        optimizers: list[Optimizer] = [Combined(*members)] if together else [*members]
+        return [*optimizers, *(StepLR(optimizer, 2, 0.5) for optimizer in optimizers)]
+
+    def go(model: nn.Module, parts: list[Any], first: int) -> None:
+        for step in range(first, first + 4):
+            model.zero_grad()
+            (model(random(16, 5, seed=step)) - 1).square().mean().backward()
+            for part in parts:
+                part.step()
+
+    apart, together, resumed = network(), network(), network()
+    two, one, again = make(apart, together=False), make(together, together=True), make(resumed, together=True)
+    go(apart, two, first=0)
+    go(apart, two, first=4)
+    go(together, one, first=0)
+    resumed.load_state_dict(together.state_dict())
+    for old, new in zip(one, again, strict=True):
+        new.load_state_dict(old.state_dict())
+    go(resumed, again, first=4)
+    assert_close([*resumed.parameters()], [*apart.parameters()], rtol=0, atol=0)
+    with pytest.raises(NotImplementedError, match="no further parameter groups"):
+        again[0].add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+
+
+@pytest.mark.parametrize("base", ["muon", "singd", "shampoo", "soap"])
+def test_a_rival_can_be_the_base_of_a_second_order_method(base):
+    """Preconditioned once a step, and the preconditioner's state rides in the base's."""
+    model = network()
+    optimizer, preconditioner = build("mkor", model, {"base": base, "lr": 0.01, "inverse_update_period": 1})
+    assert preconditioner is not None
+    train(model, optimizer, 3)
+    state = optimizer.state_dict()
+    assert state["preconditioner"]["step"] == 3
+    clone, other = build("mkor", network(), {"base": base, "lr": 0.01, "inverse_update_period": 1})
+    clone.load_state_dict(state)
+    assert other is not None
+    assert other.state_dict()["step"] == 3
