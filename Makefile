@@ -7,7 +7,7 @@ CHECKED := .ci mkor_core baselines workflow/bench benchmarks tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test tune status benchmark lock clean
+.PHONY: help reproduce test tune status refresh benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,8 +43,12 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 tune: $(INSTALLED) ## tune learning rates anew, all of them or those of EXPERIMENT=update_rules; writes config/tuned
 	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)
 
-status: $(INSTALLED) ## how many jobs of each rule are left to do
-	$(BIN)/snakemake --dry-run --quiet host rules
+status: $(INSTALLED) ## what ran, what runs, what is left, and what older code made
+	@$(BIN)/python -m workflow.bench.status
+
+refresh: $(INSTALLED) ## train again what older code made
+	$(BIN)/python -m workflow.bench.refresh
+	$(MAKE) reproduce
 
 benchmark: $(INSTALLED) ## what the bench costs a training step; wants the machine to itself
 	$(BIN)/python -m benchmarks.bench_overhead

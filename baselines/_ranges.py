@@ -9,11 +9,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from mkor_core.method import require, require_decay, require_period, require_positive
 
 
-def _require_share(name: str, value: float) -> None:
+def _require_share(name: str, value: Any) -> None:
     require(isinstance(value, int | float) and 0 <= value < 1, name, value, "lie in [0, 1)")
 
 
-def _require_not_negative(name: str, value: float) -> None:
+def _require_not_negative(name: str, value: Any) -> None:
     require(isinstance(value, int | float) and 0 <= value < math.inf, name, value, "be a finite number, 0 or more")
 
 

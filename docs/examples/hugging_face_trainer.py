@@ -6,9 +6,10 @@ Trains a tiny BERT with masked words on the descriptions of scikit-learn's data 
 
 from __future__ import annotations
 
+import re
 import tempfile
+from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import torch
 from sklearn import datasets
@@ -16,25 +17,21 @@ from sklearn import datasets
 from baselines import _torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
 
 # isort: split
-from tokenizers import BertWordPieceTokenizer
-from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    BertTokenizerFast,
-    DataCollatorForLanguageModeling,
-    Trainer,
-    TrainingArguments,
-)
+from torch import Tensor, nn
+from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 
 from mkor_core import MKOR, Preconditioner
 
 LENGTH, WORDS = 32, 500
+UNKNOWN, MASK, IGNORED = 0, 1, -100
+SAVED = 33  # a step in the middle of an epoch, and between two updates of the factors
 
 
 class MKORTrainer(Trainer):
     """The Trainer with MKOR before its optimizer."""
 
+    # BERT's head returns a micro-batch's mean loss, whatever number of items it is told: the Trainer has to divide it.
+    loss_is_scaled_for_ga = False
     preconditioner: Preconditioner | None = None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -51,31 +48,30 @@ class MKORTrainer(Trainer):
         return optimizer
 
 
-def sentences() -> tuple[BertTokenizerFast, list[dict[str, Any]]]:
-    """Return a tokenizer trained on the descriptions, and their text in pieces of one length."""
+def masked_words() -> list[dict[str, Tensor]]:
+    """Return the descriptions in pieces of one length, by the numbers of their words, some of them masked."""
     loaders = ("iris", "digits", "wine", "breast_cancer", "diabetes", "linnerud")
-    texts = [getattr(datasets, f"load_{name}")().DESCR for name in loaders]
-    pieces = BertWordPieceTokenizer()
-    pieces.train_from_iterator(texts, vocab_size=WORDS, show_progress=False)
-    tokenizer = BertTokenizerFast(tokenizer_object=pieces._tokenizer)
-    tokens = [token for text in texts for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
-    starts = range(0, len(tokens) - LENGTH, LENGTH)
-    return tokenizer, [{"input_ids": tokens[start : start + LENGTH]} for start in starts]
+    text = " ".join(getattr(datasets, f"load_{name}")().DESCR for name in loaders).lower()
+    words = re.findall(r"[a-z]+|[^a-z\s]", text)
+    vocabulary = [word for word, _ in Counter(words).most_common(WORDS - 2)]
+    numbers = {word: number for number, word in enumerate(vocabulary, start=2)}
+    tokens = torch.tensor([numbers.get(word, UNKNOWN) for word in words])
+    masked = torch.rand(len(tokens), generator=torch.Generator().manual_seed(0)) < 0.15
+    inputs, labels = tokens.masked_fill(masked, MASK), tokens.masked_fill(~masked, IGNORED)
+    columns = zip(inputs.split(LENGTH)[:-1], labels.split(LENGTH)[:-1], strict=True)
+    return [{"input_ids": piece, "labels": truth} for piece, truth in columns]
 
 
-def train(folder: Path, steps: int, checkpoint: Path | None = None) -> MKORTrainer:
-    """Train up to a step, from a checkpoint if one is given; a checkpoint is left in the folder at the end."""
-    tokenizer, data = sentences()
+def make_trainer(folder: Path, steps: int) -> MKORTrainer:
+    """Return a trainer that goes up to a step, and leaves a checkpoint in the folder every `SAVED` steps."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,
         per_device_train_batch_size=16,
         gradient_accumulation_steps=2,
-        optim="sgd",
-        learning_rate=0.1,
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
-        save_steps=steps,
+        save_steps=SAVED,
         logging_steps=5,
         report_to="none",
         disable_tqdm=True,
@@ -85,13 +81,11 @@ def train(folder: Path, steps: int, checkpoint: Path | None = None) -> MKORTrain
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
     model = BertForMaskedLM(BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, **shape))
-    masking = DataCollatorForLanguageModeling(tokenizer)
-    trainer = MKORTrainer(model, arguments, train_dataset=data, data_collator=masking)
-    trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
-    return trainer
+    base = (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9})
+    return MKORTrainer(model, arguments, train_dataset=masked_words(), optimizer_cls_and_kwargs=base)
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        first = train(Path(folder), 10)
-        train(Path(folder), 20, Path(folder) / "checkpoint-10")
+        make_trainer(Path(folder), SAVED).train()
+        make_trainer(Path(folder), 60).train(resume_from_checkpoint=True)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from mkor_core import MKOR, Preconditioner
 
-MICRO_BATCHES = 2
+BATCH, MICRO_BATCHES = 128, 2
 
 
 class Digits(lightning.LightningModule):
@@ -30,12 +30,11 @@ class Digits(lightning.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.network = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
-        self.losses: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_index: int) -> Tensor:
         """Return the loss of a micro-batch."""
         loss = nn.functional.cross_entropy(self.network(batch[0]), batch[1])
-        self.losses.append(loss.item())
+        self.log("loss", loss, on_step=False, on_epoch=True)
         return loss
 
     def configure_optimizers(self) -> Any:
@@ -50,11 +49,11 @@ class Digits(lightning.LightningModule):
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 
-def train(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple[Digits, Path]:
-    """Train up to the end of an epoch, from a checkpoint if one is given; return the model and its new checkpoint."""
+def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
+    """Train up to the end of an epoch, from the checkpoint if there is one; write it anew and return the Trainer."""
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
-    # Its order depends on the seed and the epoch alone, so that a resumed run sees the batches of the uninterrupted one.
+    # Its order depends on the seed and the epoch alone: a resumed run sees the batches of the uninterrupted one.
     order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=0)
     lightning.seed_everything(0, verbose=False)
     model = Digits()
@@ -63,21 +62,19 @@ def train(folder: Path, epochs: int, checkpoint: Path | None = None) -> tuple[Di
         max_epochs=epochs,
         accumulate_grad_batches=MICRO_BATCHES,
         gradient_clip_val=1.0,
-        default_root_dir=folder,
         enable_checkpointing=False,
         enable_model_summary=False,
         enable_progress_bar=False,
         logger=False,
     )
-    trainer.fit(model, DataLoader(data, 64, sampler=order, drop_last=True), ckpt_path=checkpoint)
-    saved = folder / f"epoch{epochs}.ckpt"
-    trainer.save_checkpoint(saved)
-    return model, saved
+    batches = DataLoader(data, BATCH // MICRO_BATCHES, sampler=order, drop_last=True)
+    trainer.fit(model, batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=True)
+    trainer.save_checkpoint(checkpoint)
+    return trainer
 
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        file = None
+        file = Path(folder) / "last.ckpt"
         for epochs in (3, 6):
-            model, file = train(Path(folder), epochs, file)
-            print(f"loss in epoch {epochs}: {sum(model.losses[-28:]) / 28:.3f}")
+            print(f"loss in epoch {epochs}: {train(file, epochs).callback_metrics['loss']:.3f}")

@@ -46,7 +46,7 @@ def train(checkpoint: Path, epochs: int) -> list[float]:
             for part in batch.chunk(MICRO_BATCHES):
                 loss = nn.functional.cross_entropy(model(inputs[part]), targets[part]) / MICRO_BATCHES
                 loss.backward()
-                total += float(loss)
+                total += loss.item()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()  # preconditions the clipped gradients, then steps
         scheduler.step()
