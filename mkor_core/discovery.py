@@ -67,7 +67,7 @@ def _excluded_modules(model: nn.Module, patterns: Sequence[str | nn.Module]) -> 
 
 def refuse_sharded(model: nn.Module) -> None:
     """Raise TypeError for a model whose parameters are sharded (FSDP, DTensor, DeepSpeed ZeRO-3), by name."""
-    advice = "MKOR needs whole parameters on every rank: use DistributedDataParallel"
+    advice = "second-order methods need whole parameters on every rank: use DistributedDataParallel"
     for module in model.modules():
         if "FullyShardedDataParallel" in type(module).__name__:
             raise TypeError(f"FSDP shards the parameters; {advice}.")

@@ -32,7 +32,7 @@ class Arriving:
 class LossHistory:
     """The training loss, per step from the best source that spoke, and its means between statistics."""
 
-    SOURCES = ("observe", "closure", "output.loss")  # the first that spoke in a step counts
+    SOURCES = ("closure", "output.loss", "observe")  # the first that spoke in a step counts
 
     def __init__(self, model: nn.Module) -> None:
         self.history: list[tuple[int, float]] = []

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import io
 import logging
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import distribute_tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from baselines import KAISA, build
-from mkor_core import MKOR, Preconditioner
+from mkor_core import MKOR, MKORH, Preconditioner
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("mkor", {"inverse_update_period": 3}),
@@ -381,6 +386,95 @@ def test_autocast_training_comes_close_to_float32(dtype):
     for near, true, distance in zip(half, exact, moved, strict=True):
         assert (near - true).norm() < 0.1 * distance.norm()
     assert all(t.dtype in (torch.float32, torch.int64) for layer in state["layers"].values() for t in layer.values())
+
+
+class FullyShardedDataParallel(nn.Sequential):
+    """Stands in for torch's, which is known by its name."""
+
+
+def test_sharded_models_are_refused_by_name():
+    with pytest.raises(TypeError, match=r"FSDP shards the parameters; .* use DistributedDataParallel"):
+        Preconditioner(FullyShardedDataParallel(nn.Linear(2, 2)), MKOR())
+    model = nn.Sequential(nn.Linear(2, 2))
+    model[0].weight.ds_id = 0
+    with pytest.raises(TypeError, match=r"DeepSpeed ZeRO-3 shards parameter '0.weight'"):
+        Preconditioner(model, MKOR())
+
+
+def test_dtensor_parameters_are_refused_by_name():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        model = nn.Sequential(nn.Linear(2, 2))
+        model[0].weight = nn.Parameter(distribute_tensor(model[0].weight.detach(), mesh))
+        with pytest.raises(TypeError, match=r"Parameter '0.weight' is a DTensor"):
+            Preconditioner(model, MKOR())
+    finally:
+        dist.destroy_process_group()
+
+
+def test_an_optimizer_that_is_not_torchs_is_refused():
+    with pytest.raises(TypeError, match=r"DeepSpeedEngine is no torch.optim.Optimizer"):
+        Preconditioner(network(), MKOR()).attach(type("DeepSpeedEngine", (), {})())
+
+
+class Waiting(TorchDispatchMode):
+    """Refuses to read a tensor's value back to the host, which makes a GPU's host wait."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            raise AssertionError("a value was read back to the host")
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("name", "options"), [case for case in METHODS if case[0] in ("mkor", "kaisa", "eva")], ids=str
+)
+def test_no_step_reads_a_value_back_to_the_host(name, options):
+    """But for HyLo, whose kept rows differ in number, and MKOR-H, which reads last update's loss."""
+    model = network()
+    _, preconditioner = build(name, model, {"lr": 0.05, **options})
+    for step in range(4):
+        model.zero_grad()
+        loss_of(model, step).backward()
+        with Waiting():
+            preconditioner.step()
+
+
+class Scored(nn.Module):
+    """Returns an output with a loss, as transformers' models do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return SimpleNamespace(loss=self.layer(inputs).square().mean())
+
+
+@pytest.mark.parametrize("sources", [("closure", "output", "observe"), ("output", "observe"), ("observe",)], ids=str)
+def test_mkor_h_takes_its_loss_from_the_first_source_that_speaks(sources):
+    """The closure's value, else output.loss at the root, else observe."""
+    model = Scored()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    preconditioner.attach(optimizer)
+
+    def closure() -> float:
+        loss = model(torch.ones(2, 3)).loss if "output" in sources else model.layer(torch.ones(2, 3)).square().mean()
+        loss.backward()
+        return 3.0
+
+    for _ in range(2):
+        preconditioner.observe(5.0)
+        if "closure" in sources:
+            optimizer.step(closure)
+        else:
+            closure()
+            optimizer.step()
+    output = model(torch.ones(2, 3)).loss.item()
+    expected = {"closure": 3.0, "output": output, "observe": 5.0}[sources[0]]
+    assert preconditioner.state_dict()["losses"]["history"] == [(1, pytest.approx(expected))] * 2
 
 
 def test_phases_name_the_parts_of_the_work():

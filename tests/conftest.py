@@ -1,0 +1,47 @@
+"""Prints, after the contract suite, what it checked of every method."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pytest
+
+CONTRACT = "test_methods.py::test_"
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """List the contract's points by method, with how many cases passed, and what was left out and why."""
+    from baselines import available
+
+    checked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
+    left_out: dict[str, list[str]] = defaultdict(list)
+    for outcome in ("passed", "skipped"):
+        for report in terminalreporter.getreports(outcome):
+            _, found, test = report.nodeid.partition(CONTRACT)
+            point, _, case = test.rstrip("]").partition("[")
+            method = max((n for n in available() if case == n or case.startswith(f"{n}-")), key=len, default=None)
+            method = method or next((n for n in available() if case.endswith(f"-{n}") or f"-{n}-" in case), None)
+            if not found or method is None or (outcome == "passed" and report.when != "call"):
+                continue
+            if outcome == "passed":
+                checked[method][point.replace("_", " ")] += 1
+            else:
+                reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+                left_out[method].append(f"{point.replace('_', ' ')}: {reason.removeprefix('Skipped: ')}")
+    if not checked:
+        return
+    terminalreporter.section("the contract, method by method")
+    for method in available():
+        points = ", ".join(f"{point} ({cases})" if cases > 1 else point for point, cases in checked[method].items())
+        terminalreporter.line(f"{method}: {points or 'nothing'}")
+        for reason in left_out[method]:
+            terminalreporter.line(f"    left out: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    """Keep tests that run side by side from taking each other's core."""
+    import torch
+
+    torch.set_num_threads(1)
