@@ -3,7 +3,7 @@
 BIN := .venv/bin
 INSTALLED := .venv/installed
 CORES ?= all
-CHECKED := .ci mkor_core baselines workflow/bench benchmarks tests
+CHECKED := .ci mkor_core baselines workflow/bench benchmarks docs tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:

@@ -347,6 +347,8 @@ class _ForwardHook:
         self._capture = capture
         self._layer = layer
 
+    # A compiled model runs its hooks as they are, between the parts that it compiles.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
         if self._capture is not None and self._layer is not None:
             self._capture.on_forward(self._layer, args[0] if args else kwargs["input"], output)

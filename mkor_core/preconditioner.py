@@ -74,6 +74,7 @@ class Preconditioner:
         self._optimizer: Optimizer | None = None
         self._handles: list[RemovableHandle] = []
         self._step = 0
+        self._released = False
         self._states: dict[str, LayerState] = {}
         self._layers = find_layers(model, exclude)
         world = comm.world_size(process_group)
@@ -172,9 +173,9 @@ class Preconditioner:
         return sum(self.memory_by_tensor().values())
 
     def memory_by_tensor(self) -> dict[str, int]:
-        """Return the bytes of the state by tensor name (``left``, ``right``, ...), summed over layers."""
+        """Return the bytes of the state by tensor name (``left``, ``right``, ...), over all layers; none once freed."""
         sizes: dict[str, int] = {}
-        for layer in self._active_layers():
+        for layer in [] if self._released else self._active_layers():
             for key, tensor in self._state(layer).items():
                 sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
         return sizes
@@ -332,10 +333,11 @@ class Preconditioner:
 
         Returns, for every layer with statistics, whether they count: None for yes, a tensor if only the device knows.
         """
-        condensed = {
-            name: self.method.condense(kept, self._step) if isinstance(kept, list) else kept
-            for name, kept in captured.items()
-        }
+        with self.phases("factor"):
+            condensed = {
+                name: self.method.condense(kept, self._step) if isinstance(kept, list) else kept
+                for name, kept in captured.items()
+            }
         with self.phases("communication"):
             statistics, loss = exchange(self._active_layers(), condensed, loss, method=self.method, group=self._group)
         if self._losses:
@@ -403,6 +405,7 @@ class Preconditioner:
         self._release()
 
     def _release(self) -> None:
+        self._released = True
         self._capture.remove()
         self._states = {}
         if self._losses:

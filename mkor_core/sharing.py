@@ -92,5 +92,6 @@ def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGro
     if len(ranks) == 1:
         return None
     whole = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
-    made: ProcessGroup | None = dist.new_group(list(whole))
+    # Ranks outside the parent do not come here, so that a group inside one is its members' own affair.
+    made: ProcessGroup | None = dist.new_group(list(whole), use_local_synchronization=parent is not None)
     return made

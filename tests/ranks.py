@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import build
-from mkor_core import comm
+from baselines import available, build, build_optimizer, limits, method_class
+from mkor_core import Preconditioner, comm
 
 STEPS, BATCH = 5, 8
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "mkor": ("mkor", {"inverse_update_period": 2}),
     "mkor released": ("mkor", {"inverse_update_period": 2, "update_rule": "released"}),
     "mkor rank 2": ("mkor", {"inverse_update_period": 2, "rank": 2}),
@@ -29,8 +30,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "hylo": ("hylo", {"update_period": 2, "sample_fraction": 0.4}),
     "hylo KID": ("hylo", {"update_period": 2, "sample_fraction": 0.4, "variant": "KID"}),
     "shampoo": ("shampoo", {"inverse_update_period": 2}),
-    **{name: (name, {}) for name in ("adamw", "lamb", "muon", "sgd")},
 }
+CASES = WITH_OPTIONS | {
+    name: (name, {})
+    for name in available()
+    if "data_parallel" not in limits(name) and name not in {chosen for chosen, _ in WITH_OPTIONS.values()}
+}
+IN_MICRO_BATCHES = ("mkor", "mkor released", "mkor rank 2", "kaisa", "eva", "hylo")
+"""Cases that two ranks also train by two micro-batches each, the first under DDP's ``no_sync``."""
+IN_PAIRS = ("mkor", "kaisa", "kaisa half")
+"""Cases that four ranks also train as two pairs that know nothing of each other."""
 
 
 class Branched(nn.Module):
@@ -59,24 +68,47 @@ def batch(step: int, rank: int, world: int) -> tuple[Tensor, Tensor, Tensor]:
     return inputs[part], targets[part], (torch.arange(BATCH) < BATCH // 2)[part]
 
 
-def train(name: str, options: Mapping[str, Any], rank: int = 0, world: int = 1) -> dict[str, Any]:
-    """Train ``STEPS`` steps; return the weights, the bytes sent and the state's size."""
+def train(
+    name: str,
+    options: Mapping[str, Any],
+    rank: int = 0,
+    world: int = 1,
+    *,
+    micro_batches: int = 1,
+    group: dist.ProcessGroup | None = None,
+) -> dict[str, Any]:
+    """Train ``STEPS`` steps; return the weights, the bytes sent and the state's size.
+
+    rank, world: within the group, if one is given.
+    """
     model: nn.Module = Branched()
-    network = DistributedDataParallel(model, find_unused_parameters=True) if world > 1 else model
-    optimizer, preconditioner = build(name, network, {"lr": 0.05, **options})
+    network: Any = model
+    if world > 1:
+        network = DistributedDataParallel(model, process_group=group, find_unused_parameters=True)
+    optimizer: torch.optim.Optimizer
+    preconditioner: Preconditioner | None
+    if group is None:
+        optimizer, preconditioner = build(name, network, {"lr": 0.05, **options}, accumulation_steps=micro_batches)
+    else:
+        method = method_class(name)
+        assert method is not None
+        optimizer = build_optimizer("sgd", network, {"lr": 0.05})
+        preconditioner = Preconditioner(network, method(**options), process_group=group).attach(optimizer)
     comm.reset_bytes_sent()
     for step in range(STEPS):
-        inputs, targets, flags = batch(step, rank, world)
         optimizer.zero_grad()
-        loss = (network(inputs, flags) - targets).square().mean()
-        loss.backward()
-        if preconditioner is not None:
-            preconditioner.observe(loss)
+        parts = zip(*(tensor.chunk(micro_batches) for tensor in batch(step, rank, world)), strict=True)
+        for part, (inputs, targets, flags) in enumerate(parts, start=1):
+            with network.no_sync() if part < micro_batches else nullcontext():
+                loss = (network(inputs, flags) - targets).square().mean() / micro_batches
+                loss.backward()
+            if preconditioner is not None:
+                preconditioner.observe(loss)
         optimizer.step()
     weights, sent = [parameter.detach() for parameter in model.parameters()], comm.bytes_sent()
     if preconditioner is None:
         return {"weights": weights, "bytes": sent}
-    size = preconditioner.memory_bytes() if preconditioner.switch_step is None else 0
+    size = preconditioner.memory_bytes()
     preconditioner.consolidate()
     return {
         "weights": weights,
@@ -98,5 +130,13 @@ def run_all(rank: int, world: int, folder: str, port: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)
     results = {case: train(*CASES[case], rank, world) for case in cases_for(world)}
+    if world == 2:
+        results["mkor bfloat16"] = train("mkor", {"inverse_update_period": 2, "factor_dtype": "bfloat16"}, rank, world)
+        for case in IN_MICRO_BATCHES:
+            results[f"{case}, micro-batches"] = train(*CASES[case], rank, world, micro_batches=2)
+    if world == 4:
+        pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
+        for case in IN_PAIRS:
+            results[f"{case}, pair"] = train(*CASES[case], rank % 2, 2, group=pair)
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()

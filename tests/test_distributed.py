@@ -49,6 +49,23 @@ def test_ranks_train_like_one_process(trained, world, case):
         assert result.get("switch_step") == alone.get("switch_step")
 
 
+@pytest.mark.parametrize("case", ranks.IN_MICRO_BATCHES)
+def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained, case):
+    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once a step."""
+    alone = trained[1][0][case]
+    for result in trained[2]:
+        accumulated = result[f"{case}, micro-batches"]
+        assert_close(accumulated["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
+        assert accumulated["bytes"] == result[case]["bytes"]
+
+
+@pytest.mark.parametrize("case", ranks.IN_PAIRS)
+def test_a_process_group_of_some_ranks_trains_like_one_process(trained, case):
+    """Four ranks in two pairs, each pair on the full batch."""
+    for result in trained[4]:
+        assert_close(result[f"{case}, pair"]["weights"], trained[1][0][case]["weights"], rtol=1e-9, atol=1e-12)
+
+
 def test_every_method_is_distributed_or_says_why_not():
     assert {name for name, _ in ranks.CASES.values()} | set(LEFT_OUT) == set(available())
 
@@ -76,6 +93,15 @@ def test_mkor_sends_the_vectors_and_nothing_else(trained):
     numbers = sum(d_out + d_in + 1 for d_out, d_in in D_OUT_IN.values())
     assert trained[2][0]["mkor"]["bytes"] == {"all_reduce": 3 * 8 * numbers}
     assert trained[1][0]["mkor"]["bytes"] == {}
+
+
+def test_mkor_sends_half_in_half_precision_and_trains_nearly_alike(trained):
+    """The vectors' 2 bytes a number; counts go on their own, before them, in float64."""
+    result, exact, start = trained[2][0]["mkor bfloat16"], trained[1][0]["mkor"], ranks.Branched()
+    numbers = sum(d_out + d_in for d_out, d_in in D_OUT_IN.values())
+    assert result["bytes"] == {"all_reduce": 3 * (2 * numbers + 8 * len(D_OUT_IN))}
+    for near, true, first in zip(result["weights"], exact["weights"], start.parameters(), strict=True):
+        assert (near - true).norm() < 0.1 * (true - first).norm()
 
 
 def test_kaisa_sends_triangles_of_the_factors(trained):

@@ -7,7 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Mapping
-from importlib.metadata import packages_distributions, version
+from importlib.metadata import packages_distributions, requires, version
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ def test_direct_dependencies_are_pinned_as_in_the_lock():
     assert direct == {name: locked.get(name) for name in direct}
 
 
-@pytest.mark.parametrize("folder", [".ci", "mkor_core", "baselines", "workflow", "benchmarks", "tests"])
+@pytest.mark.parametrize("folder", [".ci", "mkor_core", "baselines", "workflow", "benchmarks", "docs", "tests"])
 def test_every_import_is_a_direct_dependency(folder):
     """What the code imports must not be there by another package's grace alone."""
     imported = set()
@@ -67,6 +67,22 @@ def test_every_import_is_a_direct_dependency(folder):
 def provided(module: str, distributions: Mapping[str, list[str]], direct: set[str]) -> bool:
     """Tell whether one of the packages that hold a module is a direct dependency."""
     return any(canonicalize_name(name) in direct for name in distributions.get(module, []))
+
+
+def test_the_lock_holds_what_a_package_needs_with_the_extras_that_another_asks_for():
+    """Lightning asks for fsspec[http], which torch asks for bare."""
+    locked = lock()
+    asked = [Requirement(line) for name in locked if name != "torch" for line in requires(name) or []]
+    asked = [(need.name, extra) for need in asked if applies(need, "") for extra in need.extras]
+    assert ("fsspec", "http") in asked
+    needs = {(name, extra): [Requirement(line) for line in requires(name) or []] for name, extra in asked}
+    brought = {need.name for (_, extra), listed in needs.items() for need in listed if applies(need, extra)}
+    assert {canonicalize_name(name) for name in brought} <= set(locked)
+
+
+def applies(requirement: Requirement, extra: str) -> bool:
+    """Tell whether a package asks for another here, with one of its extras."""
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
 
 
 def test_every_extra_is_pinned():

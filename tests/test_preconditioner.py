@@ -255,7 +255,9 @@ def test_remove_gives_the_plain_optimizer_back():
     optimizer, preconditioner = build("mkor", model, {"lr": 0.1, "inverse_update_period": 1})
     base = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
     assert preconditioner is not None
+    assert preconditioner.memory_bytes() > 0
     preconditioner.remove()
+    assert preconditioner.memory_bytes() == 0
     for network_, stepper in ((model, optimizer), (plain, base)):
         loss_of(network_, 0).backward()
         stepper.step()
@@ -475,6 +477,22 @@ def test_mkor_h_takes_its_loss_from_the_first_source_that_speaks(sources):
     output = model(torch.ones(2, 3)).loss.item()
     expected = {"closure": 3.0, "output": output, "observe": 5.0}[sources[0]]
     assert preconditioner.state_dict()["losses"]["history"] == [(1, pytest.approx(expected))] * 2
+
+
+@pytest.mark.parametrize("name", ["mkor", "kaisa", "hylo"])
+def test_a_compiled_model_is_preconditioned_like_the_plain_one(name):
+    """Compiled by AOTAutograd, whose graphs end at every layer's hook."""
+    results = []
+    for compiled in (False, True):
+        model = network()
+        optimizer, _ = build(name, model, {"lr": 0.1})
+        forward = torch.compile(model, backend="aot_eager") if compiled else model
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(forward, step).backward()
+            optimizer.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(results[0], results[1], rtol=0, atol=0)
 
 
 def test_phases_name_the_parts_of_the_work():

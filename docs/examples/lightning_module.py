@@ -17,7 +17,7 @@ from baselines import _torchvision_operators  # noqa: F401  (where torchvision's
 import lightning
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, DistributedSampler, Sampler, TensorDataset
 
 from mkor_core import MKOR, Preconditioner
 
@@ -53,8 +53,6 @@ def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
     """Train up to the end of an epoch, from the checkpoint if there is one; write it anew and return the Trainer."""
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
-    # Its order depends on the seed and the epoch alone: a resumed run sees the batches of the uninterrupted one.
-    order = DistributedSampler(data, num_replicas=1, rank=0, shuffle=True, seed=0)
     lightning.seed_everything(0, verbose=False)
     model = Digits()
     trainer = lightning.Trainer(
@@ -67,7 +65,9 @@ def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
         enable_progress_bar=False,
         logger=False,
     )
-    batches = DataLoader(data, BATCH // MICRO_BATCHES, sampler=order, drop_last=True)
+    # This sampler's order depends on the epoch alone: a resumed run sees the batches of the uninterrupted one.
+    sampler: Sampler[int] = DistributedSampler(data, num_replicas=1, rank=0)
+    batches = DataLoader(data, BATCH // MICRO_BATCHES, sampler=sampler, drop_last=True)
     trainer.fit(model, batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=True)
     trainer.save_checkpoint(checkpoint)
     return trainer
