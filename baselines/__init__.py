@@ -146,7 +146,8 @@ def _maker(name: str) -> tuple[Callable[..., Optimizer], bool]:
     module = _module(name)
     make = getattr(module, "optimizer", None) or getattr(module, "optimizer_for", None)
     if make is None:
-        raise ValueError(f"base={name!r} is no first-order optimizer.")
+        first_order = ", ".join(known for known in available() if method_class(known) is None)
+        raise ValueError(f"base={name!r} is no first-order optimizer; there are {first_order}.")
     return make, make.__name__ == "optimizer_for"
 
 

@@ -48,7 +48,7 @@ class Eva(Method):
     def __post_init__(self) -> None:
         require_choices(self)
         require_positive("damping", self.damping)
-        require_decay("factor_decay", self.factor_decay)
+        require_decay("factor_decay", self.factor_decay, zero=True)
         if self.kl_clip is not None:
             require_positive("kl_clip", self.kl_clip)
 
@@ -98,7 +98,8 @@ class Eva(Method):
         """Return ``(D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping``."""
         g, a = state["left"], state["right"]
         weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
-        return (grad - torch.outer(weight * g, a)) / self.damping
+        update = (grad - torch.outer(weight * g, a)) / self.damping
+        return torch.where(state["batches"] > 0, update, grad)  # a layer that was never seen keeps its gradient
 
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
         """Clip all layers' updates together by kl_clip."""

@@ -16,8 +16,8 @@ from mkor_core.method import (
     Method,
     Update,
     kl_clipped,
-    require,
     require_choices,
+    require_fraction,
     require_period,
     require_positive,
 )
@@ -50,7 +50,7 @@ class HyLo(Method):
 
     def __post_init__(self) -> None:
         require_choices(self)
-        require(0 < self.sample_fraction <= 1, "sample_fraction", self.sample_fraction, "lie in (0, 1]")
+        require_fraction("sample_fraction", self.sample_fraction)
         require_positive("damping", self.damping)
         require_period("update_period", self.update_period)
         if self.kl_clip is not None:
@@ -111,8 +111,10 @@ class HyLo(Method):
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         """Return ``(D - G^T diag(y) X / r) / damping`` with ``y = (K_r / r + M)^-1 diag(G D X^T)``."""
         x, g = state["right"], state["left"]
+        if len(x) == 0:  # a layer that was never seen
+            return grad
         y = state["kernel_inverse"] @ ((g @ grad) * x).sum(1)
-        return (grad - (g.T * y) @ x / max(len(x), 1)) / self.damping
+        return (grad - (g.T * y) @ x / len(x)) / self.damping
 
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
         """Clip all layers' updates together by kl_clip, if there is one."""
@@ -127,13 +129,16 @@ def kernel(x: Tensor, g: Tensor) -> Tensor:
 def interpolated_middle(matrix: Tensor, rank: int, damping: float) -> Tensor:
     """Return KID's ``M = (P (E + damping I)^-1 P^T)^-1`` ``[r, r]`` for a kernel ``[n, n]``, most important first.
 
-    ``K = Q R`` without pivoting; ``P = [I, R11^-1 R12]``, ``E = [0, Q2 R22]`` (ALGORITHMS.md, HyLo).
+    ``P = [I, R11^-1 R12]``, ``E = [0, Q2 R22]`` with ``K = Q R`` unpivoted (ALGORITHMS.md, HyLo). ``R11^-1 R12`` is the
+    least-squares solution of K's first r columns for the others, ``Q2 R22`` its residual: so they are taken here, by a
+    pseudo-inverse, since a layer that learns nothing gives a kernel without full rank.
     """
     number = len(matrix)
-    q, r = torch.linalg.qr(matrix, mode="complete")
+    kept, rest = matrix[:, :rank], matrix[:, rank:]
+    weights = torch.linalg.pinv(kept, rtol=number * torch.finfo(matrix.dtype).eps) @ rest
     identity = torch.eye(number, dtype=matrix.dtype, device=matrix.device)
-    interpolation = torch.cat([identity[:rank, :rank], torch.linalg.solve(r[:rank, :rank], r[:rank, rank:])], 1)
-    residual = torch.cat([matrix.new_zeros(number, rank), q[:, rank:] @ r[rank:, rank:]], 1)
+    interpolation = torch.cat([identity[:rank, :rank], weights], 1)
+    residual = torch.cat([torch.zeros_like(kept), rest - kept @ weights], 1)
     inner = torch.linalg.solve(residual + damping * identity, interpolation.T)
     middle: Tensor = torch.linalg.inv(interpolation @ inner)
     return middle

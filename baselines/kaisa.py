@@ -16,9 +16,9 @@ from mkor_core.method import (
     Method,
     Update,
     kl_clipped,
-    require,
     require_choices,
     require_decay,
+    require_fraction,
     require_period,
     require_positive,
 )
@@ -56,18 +56,13 @@ class KAISA(Method):
     def __post_init__(self) -> None:
         require_choices(self)
         require_positive("damping", self.damping)
-        require_decay("factor_decay", self.factor_decay)
+        require_decay("factor_decay", self.factor_decay, zero=True)
         if self.kl_clip is not None:
             require_positive("kl_clip", self.kl_clip)
         if self.factor_update_period is not None:
             require_period("factor_update_period", self.factor_update_period)
         require_period("inverse_update_period", self.inverse_update_period)
-        require(
-            0 < self.grad_worker_fraction <= 1,
-            "grad_worker_fraction",
-            self.grad_worker_fraction,
-            "lie in (0, 1]",
-        )
+        require_fraction("grad_worker_fraction", self.grad_worker_fraction)
 
     @property
     def statistic(self) -> Statistic:

@@ -87,7 +87,10 @@ Captured = Sums | list[Rows]
 
 
 class Layer:
-    """A Linear or Conv2d as a matrix: its rows and its gradient ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``."""
+    """A Linear or Conv2d as a matrix: its rows and its gradient ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
+
+    A bias that is frozen when this is made takes no part; one that is frozen later has a gradient of zero.
+    """
 
     def __init__(self, name: str, module: Supported) -> None:
         self.name = name
@@ -103,12 +106,13 @@ class Layer:
         return cast("list[nn.Parameter]", parameters)
 
     def has_gradient(self) -> bool:
-        """Tell whether every parameter of the matrix has a gradient."""
-        return all(parameter.grad is not None for parameter in self.parameters)
+        """Tell whether the weight has a gradient."""
+        return self.module.weight.grad is not None
 
     def gradient(self) -> Tensor:
         """Return D ``[d_out, d_in (+1)]`` in float32, or float64 if the parameters are."""
-        columns = [p.grad.flatten(1) if p.dim() > 1 else p.grad[:, None] for p in self.parameters if p.grad is not None]
+        grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.parameters]
+        columns = [grad.flatten(1) if grad.dim() > 1 else grad[:, None] for grad in grads]
         matrix = torch.cat(columns, 1) if self.has_bias else columns[0]
         return matrix.to(wide_dtype(matrix.dtype))
 
@@ -116,9 +120,9 @@ class Layer:
         """Copy a matrix ``[d_out, d_in (+1)]`` back into the parameters' gradients, in place."""
         start = 0
         for parameter in self.parameters:
-            assert parameter.grad is not None  # the caller asked has_gradient()
             width = parameter[0].numel()
-            parameter.grad.copy_(matrix[:, start : start + width].reshape(parameter.shape))
+            if parameter.grad is not None:
+                parameter.grad.copy_(matrix[:, start : start + width].reshape(parameter.shape))
             start += width
 
     def locations(self, output: Tensor) -> int:
@@ -167,6 +171,16 @@ def _batched(layer: Layer, tensor: Tensor) -> Tensor:
     """Give an unbatched input or output its missing leading dimension."""
     missing = 4 if isinstance(layer.module, nn.Conv2d) else 2
     return tensor if tensor.dim() >= missing else tensor[None]
+
+
+def _as_used(inputs: Tensor) -> Tensor:
+    """Return a layer's input as autocast hands it to the layer; the one it was given may be changed in place later."""
+    device = inputs.device.type
+    return inputs.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else inputs
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 def unsupported_reason(module: nn.Module) -> str | None:
@@ -260,13 +274,14 @@ class Capture:
 
     def on_forward(self, layer: Layer, inputs: Tensor, output: Tensor) -> None:
         """Note a layer's forward, and hook its output for the gradient."""
-        wanted = self.enabled and layer.module.training and layer.module.weight.requires_grad
-        if not (wanted and torch.is_grad_enabled() and output.requires_grad):
+        if not (self.enabled and layer.module.training and layer.module.weight.requires_grad):
             return
+        if not _in_backward():
+            self._forward_ran = True
+        if not (torch.is_grad_enabled() and output.requires_grad):
+            return  # a checkpointed layer runs forward again, inside the backward pass
         with self._phases("capture"):
-            if torch._C._current_graph_task_id() == -1:  # checkpointed layers run forward inside a backward pass
-                self._forward_ran = True
-            inputs = _batched(layer, inputs.detach())
+            inputs = _as_used(_batched(layer, inputs.detach()))
             kept = inputs if (keep := self._examples_kept(inputs.shape[0])) is None else inputs[:keep]
             # Means are taken now and not at the gradient's turn, so that nothing but the sum outlives the forward.
             reduced = self._input_mean(layer, kept, output) if self._statistic.kind == "mean" else kept
@@ -289,7 +304,8 @@ class Capture:
         """Return how many of this micro-batch's examples lie among the first ones of the global batch; None: all."""
         if self._statistic.examples is None:
             return None
-        micro_batch = (self._micro_batch + self._backward_ran) % self._micro_batches
+        is_next = self._backward_ran and (self._forward_ran or not _in_backward())
+        micro_batch = (self._micro_batch + is_next) % self._micro_batches
         first = (self._rank * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
 
@@ -310,6 +326,8 @@ class Capture:
         locations = layer.locations(grad)
         grad = _batched(layer, grad)
         grad = grad if keep is None else grad[:keep]
+        if grad.numel() == 0:  # no example came by, or none that is kept
+            return
         grad = grad.to(wide_dtype(grad.dtype))
         divisor = self._shares if (scale := self._grad_scale()) is None else self._shares * scale
         if not isinstance(divisor, int) or divisor != 1:
@@ -357,3 +375,6 @@ class _ForwardHook:
         message = "A copy of a model under a Preconditioner is not preconditioned: make a new Preconditioner for it."
         warnings.warn(message, stacklevel=2)
         return _ForwardHook(None, None)
+
+    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[None, None]]:
+        return _ForwardHook, (None, None)  # a model that is pickled whole leaves its preconditioner behind too

@@ -4,41 +4,44 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import cast
 
 from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import is_parametrized
 
 from mkor_core.capture import Layer, Supported, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
+Pattern = str | re.Pattern[str] | nn.Module
+Exclude = Pattern | Iterable[Pattern]
 
-def find_layers(model: nn.Module, exclude: str | nn.Module | Iterable[str | nn.Module]) -> dict[str, Layer]:
+
+def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     """Return the layers to precondition by name; log once which modules with a weight are left out, and why.
 
     Raises:
-        ValueError: a pattern that matches no module, or no layer at all.
+        ValueError: a pattern that matches no module, a module of another model, or no layer at all.
     """
-    patterns = [exclude] if isinstance(exclude, str | nn.Module) else list(exclude)
-    excluded = _excluded_modules(model, patterns)
+    modules = {_name_in(model, name): module for name, module in model.named_modules()}
+    patterns = [exclude] if isinstance(exclude, str | re.Pattern | nn.Module) else list(exclude)
+    excluded = _excluded_modules(modules, patterns)
     owners: dict[int, list[str]] = {}
-    modules = [(strip_prefix(name) if _is_parallel(model) else name, module) for name, module in model.named_modules()]
-    for name, module in modules:
+    for name, module in modules.items():
         for parameter in module.parameters(recurse=False):
             owners.setdefault(id(parameter), []).append(name)
     layers: dict[str, Layer] = {}
     left_out: list[str] = []
-    for name, module in modules:
+    for name, module in modules.items():
         weight = module._parameters.get("weight")
-        if weight is None or module in excluded:
+        if module in excluded or (weight is None and not is_parametrized(module, "weight")):
             continue
-        reason = unsupported_reason(module)
-        if reason is None and isinstance(weight, UninitializedParameter):
-            reason = "it is uninitialised: run a forward pass first"
-        elif reason is None and len(owners[id(weight)]) > 1:
+        reason = unsupported_reason(module) or _unfit_weight(module, weight)
+        if reason is None and len(owners[id(weight)]) > 1:
             others = ", ".join(owner for owner in owners[id(weight)] if owner != name)
             reason = f"its weight is shared with {others}"
         if reason is None:
@@ -52,15 +55,26 @@ def find_layers(model: nn.Module, exclude: str | nn.Module | Iterable[str | nn.M
     return layers
 
 
-def _excluded_modules(model: nn.Module, patterns: Sequence[str | nn.Module]) -> set[nn.Module]:
+def _unfit_weight(module: nn.Module, weight: nn.Parameter | None) -> str | None:
+    if weight is None:
+        return "its weight is parametrized, computed from other parameters"
+    if isinstance(weight, UninitializedParameter):
+        return "it is uninitialised: run a forward pass first"
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention uses its weight without calling it"
+    return None
+
+
+def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> set[nn.Module]:
     excluded: set[nn.Module] = set()
     for pattern in patterns:
         if isinstance(pattern, nn.Module):
-            found = [pattern]
+            found = [module for module in modules.values() if module is pattern]
         else:
-            found = [module for name, module in model.named_modules() if name and re.search(pattern, name)]
+            found = [module for name, module in modules.items() if name and re.search(pattern, name)]
         if not found:
-            raise ValueError(f"exclude={pattern!r} matches no module of the model.")
+            shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
+            raise ValueError(f"exclude={shown} matches no module of the model.")
         excluded.update(inner for module in found for inner in module.modules())
     return excluded
 
@@ -78,10 +92,8 @@ def refuse_sharded(model: nn.Module) -> None:
             raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")
 
 
-def _is_parallel(model: nn.Module) -> bool:
-    return isinstance(model, DistributedDataParallel | DataParallel)
-
-
-def strip_prefix(name: str) -> str:
+def _name_in(model: nn.Module, name: str) -> str:
     """Return a module's name without what a data-parallel wrapper puts before it."""
-    return name.removeprefix("module.")
+    if not isinstance(model, DistributedDataParallel | DataParallel):
+        return name
+    return "" if name == "module" else name.removeprefix("module.")

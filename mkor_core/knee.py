@@ -13,7 +13,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mkor_core.method import require, require_decay, require_period
+from mkor_core.method import require_at_least, require_decay, require_period
 
 RATE_DECAY = 0.9
 """Weight of the old value in the moving average of the improvement per step."""
@@ -57,7 +57,7 @@ class KneePointScheduler(LRScheduler):
         rising: bool = False,
     ) -> None:
         require_decay("factor", factor)
-        require(beta >= 0, "beta", beta, "be at least 0")
+        require_at_least("beta", beta, 0)
         require_period("patience", patience)
         self.factor = factor
         self.beta = beta

@@ -204,8 +204,12 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     test Omega: ``[d, k]`` with ``k >= rank`` random columns; moment_sketch: ``C Omega [d, k]``, which is a sum over
     rows (and so over ranks and micro-batches) and costs O(n d k) without forming C. The Nystrom approximation
     ``Y (Omega^T Y)^+ Y^T`` is symmetric positive semi-definite; its leading eigenpairs, scaled by the roots of their
-    eigenvalues, are the columns (zero beyond d). No ``[d, d]`` matrix is formed and no SVD of one is taken.
+    eigenvalues, are the columns: zero beyond d, NaN for a sketch that is not finite. No ``[d, d]`` matrix is formed and
+    no SVD of one is taken.
     """
+    # Decompositions refuse what is not finite; a step that may yet be skipped must get past them.
+    finite = moment_sketch.isfinite().all()
+    moment_sketch = torch.where(finite, moment_sketch, 0)
     shift = torch.finfo(moment_sketch.dtype).eps * torch.linalg.matrix_norm(moment_sketch)
     shifted = moment_sketch + shift * test
     core = test.T @ shifted
@@ -213,5 +217,5 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     root = basis * torch.where(values > shift, values, torch.inf).rsqrt()
     vectors, singular, _ = torch.linalg.svd(shifted @ root, full_matrices=False)
     energies = (singular.square() - shift).clamp(min=0)
-    directions = vectors[:, :rank] * energies[:rank].sqrt()
+    directions = torch.where(finite, vectors[:, :rank] * energies[:rank].sqrt(), torch.nan)
     return torch.nn.functional.pad(directions, (0, rank - directions.shape[1]))

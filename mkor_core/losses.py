@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,31 +35,30 @@ class LossHistory:
 
     SOURCES = ("closure", "output.loss", "observe")  # the first that spoke in a step counts
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, micro_batches: int = 1) -> None:
         self.history: list[tuple[int, float]] = []
         """(Steps, mean loss over them) at every record but the last."""
         self.heard = False
         """Whether any loss ever came."""
-        self._seen: dict[str, tuple[Tensor | float, int]] = {}
+        # A step's micro-batches only: those of a step that was skipped are pushed out.
+        self._seen: dict[str, deque[Tensor | float]] = defaultdict(lambda: deque(maxlen=micro_batches))
         self._sum: Tensor | float = 0.0
         self._steps = 0
         self._last: tuple[int, Arriving] | None = None
-        self._handle = model.register_forward_hook(self._see_output)
+        self._handle = model.register_forward_hook(_OutputHook(self))
 
     def put(self, source: str, loss: Tensor | float) -> None:
         """Take a micro-batch's loss from one of `SOURCES`."""
-        total, number = self._seen.get(source, (0.0, 0))
-        self._seen[source] = (total + (loss.detach() if isinstance(loss, Tensor) else loss), number + 1)
+        self._seen[source].append(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def take(self, like: Tensor) -> Tensor:
         """Close a step; return the mean loss since the last record, on the device of ``like``; NaN if there is none."""
         source = next((name for name in self.SOURCES if name in self._seen), None)
         if source is not None:
-            total, number = self._seen[source]
-            self._sum = self._sum + total / number
+            self._sum = self._sum + sum(self._seen[source]) / len(self._seen[source])
             self._steps += 1
             self.heard = True
-        self._seen = {}
+        self._seen.clear()
         mean = self._sum / self._steps if self._steps else torch.nan
         return torch.as_tensor(mean, dtype=wide_dtype(like.dtype), device=like.device)
 
@@ -91,7 +91,17 @@ class LossHistory:
                 self.history.append((steps, mean))
             self._last = None
 
-    def _see_output(self, module: nn.Module, inputs: Any, output: Any) -> None:
+
+class _OutputHook:
+    """The root module's forward hook; copied or pickled with the model, it hears nothing."""
+
+    def __init__(self, history: LossHistory | None) -> None:
+        self._history = history
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-        if module.training and isinstance(loss, Tensor):
-            self.put("output.loss", loss)
+        if self._history is not None and module.training and isinstance(loss, Tensor):
+            self._history.put("output.loss", loss)
+
+    def __reduce__(self) -> tuple[type[_OutputHook], tuple[None]]:
+        return _OutputHook, (None,)

@@ -30,7 +30,10 @@ class LayerShape(NamedTuple):
 
 
 class Update(NamedTuple):
-    """One layer's gradient D and update V, ``[d_out, d_in]``, and its group's learning rate (None: unknown)."""
+    """One layer's gradient D and update V, ``[d_out, d_in]``, and its learning rate.
+
+    lr: a number or a scalar tensor; a tensor ``[d_in]`` if weight and bias have different ones; None if unknown.
+    """
 
     grad: Tensor
     value: Tensor
@@ -158,9 +161,20 @@ def require_positive(field: str, value: float) -> None:
     require(_is_number(value) and 0 < value < math.inf, field, value, "be a finite number above 0")
 
 
-def require_decay(field: str, value: float) -> None:
-    """Raise ValueError unless the value is a weight strictly between 0 and 1."""
-    require(_is_number(value) and 0 < value < 1, field, value, "lie in (0, 1): the weight kept by the old value")
+def require_decay(field: str, value: float, *, zero: bool = False) -> None:
+    """Raise ValueError unless the value is a weight between 0 (itself only if ``zero``) and 1 (excluded)."""
+    fits = _is_number(value) and (0 <= value < 1 if zero else 0 < value < 1)
+    require(fits, field, value, f"lie in {'[' if zero else '('}0, 1): the weight kept by the old value")
+
+
+def require_fraction(field: str, value: float) -> None:
+    """Raise ValueError unless the value is a part of a whole: above 0, at most 1."""
+    require(_is_number(value) and 0 < value <= 1, field, value, "lie in (0, 1]")
+
+
+def require_at_least(field: str, value: float, least: float) -> None:
+    """Raise ValueError unless the value is a number of at least ``least``."""
+    require(_is_number(value) and value >= least, field, value, f"be a number, at least {least}")
 
 
 def _is_number(value: object) -> bool:
@@ -179,6 +193,6 @@ def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
     for update in updates:
         if update.lr is None:
             raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
-        total = total + (update.value * update.grad).sum().to(total.device) * update.lr**2
+        total = total + (update.value * update.grad * update.lr**2).sum().to(total.device)
     nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
     return [update.value * nu.to(update.value.device) for update in updates]

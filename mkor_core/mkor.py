@@ -17,14 +17,16 @@ from mkor_core.method import (
     Method,
     Update,
     require,
+    require_at_least,
     require_choices,
     require_decay,
+    require_fraction,
     require_period,
-    require_positive,
 )
 
 RELEASED_CLAMP = 100.0
 """Limit on the entries of rows before their mean in the released code (A4)."""
+HALF = (torch.bfloat16, torch.float16)
 OVERSAMPLING = 8
 """Columns of the randomized range finder beyond the rank asked for."""
 
@@ -74,11 +76,15 @@ class MKOR(Method):
         if self.factor_decay is not None:
             require_decay("factor_decay", self.factor_decay)
         require_period("inverse_update_period", self.inverse_update_period)
-        require_positive("stabilizer_threshold", self.stabilizer_threshold)
-        require(0 < self.stabilizer_blend <= 1, "stabilizer_blend", self.stabilizer_blend, "lie in (0, 1]")
+        require_at_least("stabilizer_threshold", self.stabilizer_threshold, 0)
+        require_fraction("stabilizer_blend", self.stabilizer_blend)
         require(isinstance(self.rescale, bool), "rescale", self.rescale, "be true or false")
-        narrow = (torch.float32, torch.bfloat16, torch.float16)
-        require(self.factor_dtype in narrow, "factor_dtype", self.factor_dtype, "be float32, bfloat16 or float16")
+        require(
+            self.factor_dtype in (torch.float64, torch.float32, *HALF),
+            "factor_dtype",
+            self.factor_dtype,
+            "be float64, float32, bfloat16 or float16",
+        )
         if self.window is not None:
             require_period("window", self.window)
         require_period("rank", self.rank)
@@ -106,7 +112,7 @@ class MKOR(Method):
     @property
     def exchange_dtype(self) -> torch.dtype | None:
         """Vectors travel in the factors' dtype."""
-        return None if self.factor_dtype == torch.float32 else self.factor_dtype
+        return self.factor_dtype if self.factor_dtype in HALF else None
 
     def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
         """Mean vectors, or sketches of the second moments for a higher rank."""

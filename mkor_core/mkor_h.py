@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mkor_core.knee import is_knee
-from mkor_core.method import require, require_period
+from mkor_core.method import require_at_least, require_period
 from mkor_core.mkor import MKOR
 
 
@@ -29,7 +29,7 @@ class MKORH(MKOR):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.knee_beta >= 0, "knee_beta", self.knee_beta, "be at least 0")
+        require_at_least("knee_beta", self.knee_beta, 0)
         require_period("warmup_steps", self.warmup_steps, least=0)
 
     def loss_is_due(self, step: int) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
@@ -17,10 +18,10 @@ from torch.utils.hooks import RemovableHandle
 
 from mkor_core import comm
 from mkor_core.capture import Capture, Captured, Layer, Sums, wide_dtype
-from mkor_core.discovery import find_layers, refuse_sharded, strip_prefix
+from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
 from mkor_core.losses import Arriving, LossHistory
-from mkor_core.method import LayerShape, LayerState, Method, Update, require, require_period, require_positive
+from mkor_core.method import LayerShape, LayerState, Method, Update, require_period, require_positive
 from mkor_core.sharing import Sharing
 
 STATE_KEY = "preconditioner"
@@ -44,7 +45,7 @@ class Preconditioner:
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to work on.
-        TypeError: a model whose parameters are sharded.
+        TypeError: no method, or a model whose parameters are sharded.
     """
 
     def __init__(
@@ -52,15 +53,18 @@ class Preconditioner:
         model: nn.Module,
         method: Method,
         *,
-        exclude: str | nn.Module | Iterable[str | nn.Module] = (),
+        exclude: Exclude = (),
         lr: float | None = None,
         accumulation_steps: int = 1,
         grad_scale: float | Any | Callable[[], Tensor | float] = 1.0,
         process_group: ProcessGroup | None = None,
     ) -> None:
+        if not isinstance(method, Method):
+            raise TypeError(f"{method!r} is no method; pass one, such as MKOR().")
         require_period("accumulation_steps", accumulation_steps)
-        require(lr is None or lr > 0, "lr", lr, "be a learning rate above 0, or None")
-        if isinstance(grad_scale, int | float):
+        if lr is not None:
+            require_positive("lr", lr)
+        if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require_positive("grad_scale", grad_scale)
         refuse_sharded(model)
         self.method = method
@@ -87,21 +91,22 @@ class Preconditioner:
             grad_scale=self._loss_scale,
             phases=lambda name: self.phases(name),
         )
-        self._losses = LossHistory(model) if method.follows_loss else None
+        self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
         self._consolidated: dict[str, LayerState] | None = None
         self._skipped: Arriving | None = None
+        self._stepped: set[int] | None = None  # ids of the attached optimizer's parameters; None: not attached
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
 
         With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
-        keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. ``copy.deepcopy`` of an optimizer drops
-        its hooks: attach a new preconditioner to the copy.
+        keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. Layers whose weight the optimizer does
+        not step are left alone. ``copy.deepcopy`` of an optimizer drops its hooks, and warns.
 
         Raises:
             TypeError: no torch optimizer, or LBFGS, which evaluates its closure many times a step.
-            RuntimeError: attached already.
+            RuntimeError: attached already, or another preconditioner is attached to the optimizer.
         """
         while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
             optimizer = inner
@@ -115,7 +120,10 @@ class Preconditioner:
             )
         if self._optimizer is not None:
             raise RuntimeError("This Preconditioner is attached already; call remove() and make a new one.")
+        if any(isinstance(_owner(hook), Preconditioner) for hook in optimizer._optimizer_step_pre_hooks.values()):
+            raise RuntimeError("The optimizer has a Preconditioner already: it would precondition twice.")
         self._optimizer = optimizer
+        _warn_of_copies(optimizer)
         self._handles += [
             optimizer.register_step_pre_hook(self._before_step),
             optimizer.register_state_dict_post_hook(self._save_into),
@@ -128,10 +136,14 @@ class Preconditioner:
         """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D."""
         if self.switch_step is not None:
             return
+        if self._optimizer is not None:
+            self._stepped = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        captured = self._capture.take()
+        if not captured and not any(layer.has_gradient() for layer in self._active_layers()):
+            return  # a step without a backward pass is none
         self._consolidated = None
         self._settle_step()
         valid = self._note_validity()
-        captured = self._capture.take()
         loss = self._losses.take(self._a_weight()) if self._losses else None
         counting: dict[str, Tensor | None] = {}
         if self.method.accumulates(self._step):
@@ -161,6 +173,8 @@ class Preconditioner:
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._optimizer is not None:
+            self._optimizer.__dict__.pop("__deepcopy__", None)
         self._release()
 
     @property
@@ -224,7 +238,7 @@ class Preconditioner:
             raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has handed over to the base optimizer: load into a new one.")
-        states = {strip_prefix(name): dict(tensors) for name, tensors in state["layers"].items()}
+        states = {self._known_as(name): dict(tensors) for name, tensors in state["layers"].items()}
         for name, tensors in states.items():
             if name not in self._layers:
                 raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
@@ -278,11 +292,14 @@ class Preconditioner:
                 "The optimizer's state dict holds no preconditioner state: its factors start anew.",
                 stacklevel=2,
             )
+            self._states = {}
+            self._step = 0
+            self._capture.enabled = True
 
     def _loss_scale(self) -> Tensor | float | None:
         scale = self._grad_scale
         if isinstance(scale, torch.amp.GradScaler):
-            return scale._scale  # the tensor: get_scale() would wait for the device
+            return scale._scale if scale.is_enabled() else None  # the tensor: get_scale() would wait for the device
         if callable(scale):
             return cast("Tensor | float", scale())
         return None if scale == 1.0 else cast("float", scale)
@@ -305,7 +322,16 @@ class Preconditioner:
         return next(iter(self._layers.values())).module.weight
 
     def _active_layers(self) -> list[Layer]:
-        return [layer for layer in self._layers.values() if layer.module.weight.requires_grad]
+        return [
+            layer
+            for layer in self._layers.values()
+            if layer.module.weight.requires_grad and (self._stepped is None or id(layer.module.weight) in self._stepped)
+        ]
+
+    def _known_as(self, name: str) -> str:
+        """Return the name here of a layer in a state that may come from a wrapped, or an unwrapped, model."""
+        candidates = (name, name.removeprefix("module."), f"module.{name}", "" if name == "module" else name)
+        return next((candidate for candidate in candidates if candidate in self._layers), name)
 
     def _initial_state(self, layer: Layer) -> LayerState:
         weight = layer.module.weight
@@ -398,7 +424,7 @@ class Preconditioner:
         if self._lr is not None or not self.method.needs_lr or self._optimizer is None:
             return [self._lr] * len(layers)
         rates = {id(p): group["lr"] for group in self._optimizer.param_groups for p in group["params"]}
-        return [rates.get(id(layer.module.weight)) for layer in layers]
+        return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
 
     def _switch_off(self, step: int) -> None:
         self.switch_step = step
@@ -415,6 +441,33 @@ class Preconditioner:
 def _fits(shape: torch.Size, initial: torch.Size) -> bool:
     """Tell whether a tensor's shape suits a state that starts with ``initial``; a size of 0 there may grow."""
     return len(shape) == len(initial) and all(b in (0, a) for a, b in zip(shape, initial, strict=True))
+
+
+def _rate(layer: Layer, rates: list[float | Tensor | None]) -> float | Tensor | None:
+    """Return a layer's learning rate, one a column if its bias, the last column, has another than its weight."""
+    weight, bias = rates[0], rates[-1]
+    if weight is None or bias is None or weight is bias or (isinstance(weight, float) and weight == bias):
+        return weight
+    columns = torch.as_tensor(weight, device=layer.module.weight.device).expand(layer.d_in).clone()
+    columns[-1] = bias
+    return columns
+
+
+def _owner(hook: Callable[..., Any]) -> object:
+    return getattr(hook, "__self__", None)
+
+
+def _warn_of_copies(optimizer: Optimizer) -> None:
+    """Let ``copy.deepcopy(optimizer)`` say what it loses; it copies as before."""
+
+    def copy_without_hooks(memo: dict[int, Any]) -> Optimizer:
+        warnings.warn("A copied optimizer preconditions no more: attach a new Preconditioner to it.", stacklevel=3)
+        duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
+        memo[id(optimizer)] = duplicate
+        duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        return duplicate
+
+    optimizer.__dict__["__deepcopy__"] = copy_without_hooks
 
 
 def _plain(value: Any) -> Any:

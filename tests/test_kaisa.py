@@ -118,7 +118,7 @@ def test_kl_clip_of_nothing_is_one():
     ("options", "message"),
     [
         ({"damping": 0.0}, "damping=0.0 must be a finite number above 0"),
-        ({"factor_decay": 1.5}, r"factor_decay=1.5 must lie in \(0, 1\)"),
+        ({"factor_decay": 1.5}, r"factor_decay=1.5 must lie in \[0, 1\)"),
         ({"kl_clip": -1.0}, "kl_clip=-1.0 must be a finite number above 0"),
         ({"inverse_update_period": True}, "inverse_update_period=True must be a whole number"),
         ({"compute_method": "cholesky"}, "compute_method='cholesky' must be one of eigen, inverse"),

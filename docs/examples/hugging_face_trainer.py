@@ -30,7 +30,8 @@ SAVED = 33  # a step in the middle of an epoch, and between two updates of the f
 class MKORTrainer(Trainer):
     """The Trainer with MKOR before its optimizer."""
 
-    # BERT's head returns a micro-batch's mean loss, whatever number of items it is told: the Trainer has to divide it.
+    # BERT's head returns its micro-batch's mean loss, whatever number of items it is told, so the Trainer has to divide
+    # it by the number of micro-batches, and must not multiply it by that of ranks (average_tokens_across_devices).
     loss_is_scaled_for_ga = False
     preconditioner: Preconditioner | None = None
 
@@ -71,6 +72,7 @@ def make_trainer(folder: Path, steps: int) -> MKORTrainer:
         gradient_accumulation_steps=2,
         lr_scheduler_type="constant",
         max_grad_norm=1.0,
+        average_tokens_across_devices=False,
         save_steps=SAVED,
         logging_steps=5,
         report_to="none",

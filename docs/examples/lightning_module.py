@@ -65,7 +65,7 @@ def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
         enable_progress_bar=False,
         logger=False,
     )
-    # This sampler's order depends on the epoch alone: a resumed run sees the batches of the uninterrupted one.
+    # Its order depends on the epoch alone, so that a resumed run sees the batches of the uninterrupted one.
     sampler: Sampler[int] = DistributedSampler(data, num_replicas=1, rank=0)
     batches = DataLoader(data, BATCH // MICRO_BATCHES, sampler=sampler, drop_last=True)
     trainer.fit(model, batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=True)

@@ -1,0 +1,331 @@
+"""What is rare in training and common in use: each of these once went wrong. Truth: the plain case, or no effect."""
+
+from __future__ import annotations
+
+import copy
+import io
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from baselines import KAISA, Eva, HyLo, build
+from baselines.hylo import interpolated_middle
+from mkor_core import MKOR, MKORH, Preconditioner
+from mkor_core.method import Method
+
+METHODS: list[Method] = [
+    MKOR(inverse_update_period=1),
+    MKOR(inverse_update_period=1, rank=2),
+    KAISA(factor_update_period=1, inverse_update_period=1, kl_clip=None),
+    Eva(kl_clip=None),
+    HyLo(update_period=1),
+    HyLo(update_period=1, variant="KID"),
+]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+
+
+def inputs(number: int = 6) -> Tensor:
+    return torch.randn(number, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def test_a_disabled_gradient_scaler_scales_nothing():
+    model, plain = network(), network()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    for net, scale in ((model, scaler), (plain, 1.0)):
+        preconditioner = Preconditioner(net, MKOR(), grad_scale=scale)
+        net(inputs()).square().mean().backward()
+        preconditioner.step()
+    assert_close(gradients(model), gradients(plain), rtol=0, atol=0)
+
+
+class Wrapped(nn.Module):
+    """A model with a child that is really called module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module = network()
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.module(rows)
+
+
+@pytest.mark.parametrize("saved", [network, Wrapped, lambda: nn.DataParallel(network())])
+@pytest.mark.parametrize("loaded", [network, Wrapped, lambda: nn.DataParallel(network())])
+def test_states_fit_models_with_and_without_a_wrapper(saved, loaded):
+    source, target = saved(), loaded()
+    one, other = Preconditioner(source, MKOR()), Preconditioner(target, MKOR())
+    source(inputs()).square().mean().backward()
+    one.step()
+    other.load_state_dict(one.state_dict())
+    mine, theirs = (list(p.state_dict()["layers"].values()) for p in (other, one))
+    assert_close(mine, theirs, rtol=0, atol=0)
+
+
+def test_a_wrapped_single_layer_has_the_bare_layers_name():
+    assert Preconditioner(nn.DataParallel(nn.Linear(2, 2)), MKOR()).layers == ("",)
+
+
+@pytest.mark.parametrize("pattern", ["^0$", re.compile("^0$")], ids=str)
+def test_exclude_sees_the_names_that_layers_tells(pattern):
+    assert Preconditioner(nn.DataParallel(network()), MKOR(), exclude=pattern).layers == ("2",)
+
+
+def test_a_module_of_another_model_cannot_be_excluded():
+    with pytest.raises(ValueError, match="exclude=Linear matches no module"):
+        Preconditioner(network(), MKOR(), exclude=nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_layer_that_nobody_passes_changes_nothing(method):
+    """An expert that gets no example has zero rows: its gradient stays, and so does its state."""
+    model = network()
+    expert = nn.Linear(4, 3).double()
+    together = nn.ModuleList([model, expert])
+    preconditioner = Preconditioner(together, method)
+    for _ in range(2):
+        together.zero_grad()
+        (model(inputs()).square().mean() + expert(inputs()[:0]).sum()).backward()
+        preconditioner.step()
+    assert_close(gradients(expert), [torch.zeros_like(p) for p in expert.parameters()], rtol=0, atol=0)
+    assert preconditioner.non_finite_layers() == []
+    assert all(grad.isfinite().all() for grad in gradients(model))
+
+
+def test_eva_takes_no_statistics_from_examples_beyond_its_first():
+    """A layer used only in the second micro-batch, whose examples are all beyond the first sixteen."""
+    model = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)]).double()
+    preconditioner = Preconditioner(model, Eva(kl_clip=None), accumulation_steps=2)
+    model[0](inputs(16)).square().mean().backward()
+    model[1](inputs(16)).square().mean().backward()
+    before = gradients(model[1])
+    preconditioner.step()
+    assert_close(gradients(model[1]), before, rtol=0, atol=0)
+
+
+def test_a_step_with_infinite_gradients_does_not_raise():
+    """A fused optimizer will skip it; until then nobody on the host knows."""
+    for method in METHODS[:2]:
+        model = network()
+        preconditioner = Preconditioner(model, method)
+        (model(inputs()).square().mean() * torch.inf).backward()
+        preconditioner.step()
+        assert sorted(preconditioner.non_finite_layers()) == ["0", "2"]
+
+
+def test_kid_equals_its_definition_where_the_kernel_has_full_rank():
+    """Truth: the unpivoted QR of ALGORITHMS.md."""
+    rows = torch.randn(7, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix, rank, damping = rows @ rows.T, 3, 0.1
+    q, r = torch.linalg.qr(matrix, mode="complete")
+    p = torch.cat([torch.eye(3).double(), torch.linalg.solve(r[:3, :3], r[:3, 3:])], 1)
+    e = torch.cat([torch.zeros(7, 3).double(), q[:, 3:] @ r[3:, 3:]], 1)
+    truth = (p @ torch.linalg.solve(e + damping * torch.eye(7).double(), p.T)).inverse()
+    assert_close(interpolated_middle(matrix, rank, damping), truth)
+
+
+def test_kid_of_a_dead_layer_is_damping():
+    matrix = torch.zeros(5, 5, dtype=torch.float64)
+    assert_close(interpolated_middle(matrix, 2, 0.1), 0.1 * torch.eye(2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", ["mkor", "kaisa", "eva", "hylo"])
+def test_layers_of_another_optimizer_are_left_alone(method):
+    model = network()
+    cls = {"mkor": MKOR(), "kaisa": KAISA(), "eva": Eva(), "hylo": HyLo()}[method]
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    Preconditioner(model, cls).attach(optimizer)
+    model(inputs()).square().mean().backward()
+    before = gradients(model[0])
+    optimizer.step()
+    assert_close(gradients(model[0]), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("method", METHODS, ids=repr)
+def test_a_layer_that_was_never_seen_keeps_its_gradient_but_for_kfacs_identity(method):
+    """A model fine-tuned in evaluation mode has gradients and no statistics."""
+    model = network()
+    preconditioner = Preconditioner(model, method)
+    model.eval()(inputs()).square().mean().backward()
+    before = gradients(model)
+    preconditioner.step()
+    expected = [grad / (1 + method.damping) for grad in before] if isinstance(method, KAISA) else before
+    assert_close(gradients(model), expected)
+
+
+def test_attention_leaves_its_projections_to_the_base_optimizer():
+    """MultiheadAttention uses its output projection's weight without calling it."""
+    model = nn.TransformerEncoderLayer(4, 2, 8)
+    assert Preconditioner(model, MKOR()).layers == ("linear1", "linear2")
+
+
+def test_a_parametrized_layer_is_named_among_those_left_out(caplog):
+    model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 2))
+    with caplog.at_level("INFO", "mkor_core"):
+        assert Preconditioner(model, MKOR()).layers == ("1",)
+    assert "0 (" in caplog.records[0].getMessage()
+
+
+def test_a_copied_optimizer_warns_and_steps_like_its_base():
+    optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1})
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="attach a new Preconditioner"):
+        duplicate = copy.deepcopy(optimizer)
+    assert "preconditioner" not in duplicate.state_dict()
+    assert_close(
+        duplicate.state_dict()["state"][0]["momentum_buffer"], optimizer.state_dict()["state"][0]["momentum_buffer"]
+    )
+    assert preconditioner is not None
+    preconditioner.remove()
+    copy.deepcopy(optimizer)  # pytest turns no warning into an error here, but nothing is left to warn of
+    assert "__deepcopy__" not in vars(optimizer)
+
+
+@pytest.mark.filterwarnings("ignore:A copy of a model")
+def test_a_model_under_mkor_h_can_be_copied_and_pickled_whole():
+    model = network()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1))
+    model(inputs()).square().mean().backward()
+    preconditioner.observe(1.0)
+    preconditioner.step()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for twin in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        twin(inputs()).square().mean().backward()
+        assert_close(twin(inputs()), model(inputs()))
+
+
+def test_the_loss_of_a_skipped_step_is_forgotten():
+    model = network()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1))
+    for losses in ((100.0, 1.0), (1.0,)):  # the first of two was of a step that the scaler skipped
+        for loss in losses:
+            model.zero_grad()
+            model(inputs()).square().mean().backward()
+            preconditioner.observe(loss)
+        preconditioner.step()
+    assert preconditioner.state_dict()["losses"]["history"] == [(1, 1.0), (1, 1.0)]
+
+
+def test_ground_truth_options_are_accepted():
+    """float64 factors, a stabiliser that never fires, moments without a past."""
+    state = MKOR(factor_dtype=torch.float64, stabilizer_threshold=float("inf"))
+    assert Preconditioner(network().float(), state).memory_by_tensor()["left"] == 8 * (25 + 9)
+    assert KAISA(factor_decay=0.0).factor_decay == Eva(factor_decay=0.0).factor_decay == 0
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: MKOR(stabilizer_blend="x"), "stabilizer_blend='x' must lie in (0, 1]"),
+        (lambda: KAISA(grad_worker_fraction="x"), "grad_worker_fraction='x' must lie in (0, 1]"),
+        (lambda: HyLo(sample_fraction="x"), "sample_fraction='x' must lie in (0, 1]"),
+        (lambda: MKORH(knee_beta="x"), "knee_beta='x' must be a number, at least 0"),
+        (lambda: Preconditioner(network(), MKOR(), lr="0.1"), "lr='0.1' must be a finite number above 0"),
+        (lambda: Preconditioner(network(), MKOR(), grad_scale="x"), "grad_scale='x' must be a finite number above 0"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_a_method_that_was_not_made_is_refused():
+    with pytest.raises(TypeError, match=r"is no method; pass one, such as MKOR\(\)"):
+        Preconditioner(network(), MKOR)
+
+
+def test_a_state_dict_without_the_preconditioners_starts_it_anew():
+    optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1, "momentum": 0.0})
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    with pytest.warns(UserWarning, match="start anew"):
+        optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.1).state_dict())
+    assert preconditioner is not None
+    assert (preconditioner.state_dict()["step"], preconditioner.state_dict()["layers"]) == (0, {})
+
+
+def test_a_bias_that_is_frozen_later_has_a_zero_column():
+    model = network()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    for _ in range(2):
+        model.zero_grad()
+        model(inputs()).square().mean().backward()
+        before = model[0].weight.grad.clone()
+        preconditioner.step()
+        assert not torch.equal(model[0].weight.grad, before)
+        model[0].bias.requires_grad_(False)
+    assert model[0].bias.grad is None
+
+
+def test_kl_clip_weighs_weight_and_bias_by_their_own_rates():
+    """Truth: the sum over all entries of V * D * lr^2, by hand."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    optimizer = torch.optim.SGD([{"params": [model[0].weight]}, {"params": [model[0].bias], "lr": 0.1}], lr=1.0)
+    preconditioner = Preconditioner(model, KAISA(damping=1e6, kl_clip=1e-12)).attach(optimizer)
+    model(inputs()).square().mean().backward()
+    weight, bias = gradients(model)
+    preconditioner.step()
+    # So much damping leaves the direction alone: V = D / damping.
+    total = ((weight / 1e6 * weight).sum() + (bias / 1e6 * bias).sum() * 0.1**2).item()
+    nu = (1e-12 / total) ** 0.5
+    assert nu < 1
+    assert_close(gradients(model), [nu * weight / 1e6, nu * bias / 1e6], rtol=1e-5, atol=0)
+
+
+def test_eva_counts_examples_right_under_reentrant_checkpointing():
+    results = []
+    for checkpointed in (False, True):
+        model = network()
+        preconditioner = Preconditioner(model, Eva(kl_clip=None), accumulation_steps=2)
+        for part in inputs(24).split(12):
+            part.requires_grad_()
+            output = checkpoint(model, part, use_reentrant=True) if checkpointed else model(part)
+            (output.square().mean() / 2).backward()
+        preconditioner.step()
+        results.append(gradients(model))
+    assert_close(results[0], results[1])
+
+
+def test_an_input_changed_in_place_under_autocast_is_captured_as_it_was():
+    """Autograd keeps the cast copy there, so the change is legal."""
+    results: list[Any] = []
+    for change in (False, True):
+        model = network().float()
+        preconditioner = Preconditioner(model, KAISA(kl_clip=None))
+        rows = inputs().float()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = model(rows)
+        if change:
+            rows.zero_()
+        output.float().square().mean().backward()
+        preconditioner.step()
+        results.append(preconditioner.state_dict()["layers"]["0"]["right"])
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_a_step_without_a_backward_pass_does_not_count():
+    optimizer, preconditioner = build("kaisa", network(), {"lr": 0.1})
+    optimizer.step()
+    assert preconditioner is not None
+    assert preconditioner.state_dict()["step"] == 0
+
+
+def test_an_optimizer_takes_one_preconditioner():
+    optimizer, _ = build("mkor", model := network(), {"lr": 0.1})
+    with pytest.raises(RuntimeError, match="would precondition twice"):
+        Preconditioner(model, MKOR()).attach(optimizer)
