@@ -7,7 +7,7 @@ CHECKED := .ci mkor_core baselines workflow/bench benchmarks docs tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test tune status refresh benchmark lock clean
+.PHONY: help reproduce test timing tune status refresh benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
+
+timing: $(INSTALLED) ## measure this machine anew: time, memory and bytes of a step; 5 minutes, no data set
+	$(BIN)/snakemake --cores $(CORES) --forceall timing
+	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1)"
 
 tune: $(INSTALLED) ## tune learning rates anew, all of them or those of EXPERIMENT=update_rules; writes config/tuned
 	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from workflow.bench.artefacts import describe, inputs, made_from, workloads_of
+from workflow.bench.artefacts import inputs, made_from, measured_by, workloads_of
 from workflow.bench.config import ConfigError
 from workflow.bench.plan import Plan
+from workflow.bench.provenance import gpu_names
 
 min_version("9.0")
 
@@ -25,8 +26,19 @@ SETTINGS = {"tier": PLAN.tier.name, "results": PLAN.results.parents[1].as_posix(
 SETTINGS |= {key: config[key] for key in ("config_dir",) if key in config}
 OPTIONS = shlex.join(part for key, value in SETTINGS.items() for part in (f"--{key.replace('_', '-')}", value))
 
+# One GPU is one job's. A job's own need limits nothing without a stock to take it from: this machine's GPUs, or what
+# --resources gpu=N or a cluster's profile names.
+GPUS_A_JOB = 1 if PLAN.tier.device == "cuda" else 0
+workflow.global_resources.setdefault("gpu", max(1, len(gpu_names())))
+
 FIGURES = made_from(PLAN, "figures")
 TABLES = made_from(PLAN, "tables")
+
+ARTEFACTS = (
+    expand("figures/{figure}.{suffix}", figure=[figure.name for figure in FIGURES], suffix=["pdf", "png"])
+    + expand("{R}/tables/{table}.{suffix}", R=R, table=[table.name for table in TABLES], suffix=["csv", "md"])
+    + [f"{R}/report.html"]
+)
 
 for note in PLAN.notes:
     print(f"note: {note}", file=sys.stderr)
@@ -47,11 +59,16 @@ wildcard_constraints:
 
 
 rule all:
-    """Every figure, table and claim of the tier, and the report."""
+    """Every figure, table and claim of the tier, the report, and every probe."""
     input:
-        expand("figures/{figure}.{suffix}", figure=[figure.name for figure in FIGURES], suffix=["pdf", "png"]),
-        expand("{R}/tables/{table}.{suffix}", R=R, table=[table.name for table in TABLES], suffix=["csv", "md"]),
-        f"{R}/report.html",
+        ARTEFACTS,
+        [f"{R}/probes/{probe.name}.csv" for probe in measured_by(PLAN)],
+
+
+rule artefacts:
+    """Every figure, table and claim of the tier, and the report, with the probes that they need."""
+    input:
+        ARTEFACTS,
 
 
 include: "workflow/rules/train.smk"

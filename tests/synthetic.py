@@ -155,6 +155,27 @@ def numerics(
     return pd.DataFrame(rows)
 
 
+def sizes() -> pd.DataFrame:
+    """Rows of probes/sizes.csv: the trained models, and one of the paper's size that nobody trained."""
+    made = [("update_rules", "autoencoder"), ("autoencoder_inversion", "autoencoder"), ("bert_pretraining",) * 2]
+    rows = [
+        {
+            "experiment": experiment,
+            "workload": workload,
+            "batch_size": 64,
+            "model": f"{workload} model",
+            "dataset": f"{workload} data",
+            "parameters": 123456,
+            "encoder_parameters": 100000 if workload.startswith("bert") else None,
+            "pretraining_parameters": 123456 if workload.startswith("bert") else None,
+        }
+        for experiment, workload in made
+    ]
+    large = {"model": "BERT, large", "dataset": "text", "parameters": 336_226_108, "batch_size": 32768}
+    parts = {"encoder_parameters": 335_141_888, "pretraining_parameters": 336_226_108}
+    return pd.DataFrame([*rows, {"experiment": "bert_phase1", "workload": "bert_pretraining", **large, **parts}])
+
+
 def write_results(root: Path) -> Path:
     """A whole folder of results: every experiment and probe, one diverged run among them."""
     bert: dict[str, Any] = {"workload": "bert_pretraining", "base": "lamb"}
@@ -213,4 +234,5 @@ def write_results(root: Path) -> Path:
     (root / "probes").mkdir(parents=True, exist_ok=True)
     iteration_times().to_csv(root / "probes" / "iteration_time.csv", index=False)
     numerics().to_csv(root / "probes" / "numerics.csv", index=False)
+    sizes().to_csv(root / "probes" / "sizes.csv", index=False)
     return root

@@ -255,11 +255,27 @@ def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
 
 def test_table6_stands_beside_the_papers_settings(results, tmp_path):
     main("tables", ["table6_settings", "--results", str(results), "--out-dir", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "table6_settings.csv").set_index("workload", drop=False)
+    table = pd.read_csv(tmp_path / "table6_settings.csv").set_index("experiments", drop=False)
     bert = table.loc["bert_pretraining"]
     assert (bert["model in the paper"], bert["parameters in the paper (M)"]) == ("BERT-Large-Uncased", 335.1)
     assert (bert["train here"], bert["test here"], bert["hardware here"]) == (1437, 360, "Test CPU")
     assert set(table["model in the paper"].dropna()) == set(published("settings")["model"])
+    # A model of the paper's size that nobody trained: its parameters are known all the same, as the paper counts them.
+    large = table.loc["bert_phase1"]
+    assert (large["parameters here (M)"], large["counted as in the paper (M)"]) == (336.2, 335.1)
+    assert pd.isna(large["train here"])
+    assert pd.isna(large["hardware here"])
+    # One row for a model, whatever the number of experiments that train it.
+    assert list(table["experiments"]).count("update_rules, autoencoder_inversion") == 1
+
+
+def test_table6_needs_no_trained_run(results, tmp_path):
+    (tmp_path / "probes").mkdir()
+    shutil.copy(results / "probes" / "sizes.csv", tmp_path / "probes")
+    assert main("tables", ["table6_settings", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "table6_settings.csv")
+    assert set(table["counted as in the paper (M)"].dropna()) == {0.1, 335.1}
+    assert table["train here"].isna().all()
 
 
 def test_no_two_methods_look_alike():
@@ -331,3 +347,57 @@ def test_inputs_must_be_literals(tmp_path, monkeypatch):
     monkeypatch.setattr(artefacts, "BENCH", tmp_path)
     with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
         describe("figures", "fig99_odd")
+
+
+def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
+    """Truth: by hand. MKOR takes two thirds of LAMB's steps; KAISA reaches the target on one seed of three."""
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
+        for label, at in (("lamb", 120.0), ("mkor", 80.0), ("kaisa", 90.0))
+    ]
+    for run, steps in zip(parts[1][1], (80.0, 242 / 3, 244 / 3), strict=True):  # LAMB's 120, 121, 122
+        run["steps_to_target"] = steps
+    for run in parts[2][1][1:]:
+        run["steps_to_target"] = run["seconds_to_target"] = None
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    assert main("tables", ["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    assert list(table["reached"]) == [3, 3, 1]
+    assert table.loc["mkor", "target"] == "validation loss ≤ 4.2"
+    assert table.loc["mkor", "fewer iterations than its base"] == "1.5 [1.5, 1.5]"
+    assert table.loc["kaisa", "iterations"] == "not reached"
+    assert table.loc["lamb", "iterations"].startswith("121 [119, 123]")
+    assert table.loc["lamb", "fewer iterations than its base"] == table.loc["kaisa", "less time than kaisa"] == ""
+    # Against a rival that did not get there on two seeds, MKOR is faster by more than anyone can say.
+    assert table.loc["mkor", "fewer iterations than kaisa"] == "∞"
+
+
+def test_time_to_target_without_a_target_is_a_table_without_rows(tmp_path):
+    _write(tmp_path, {"workload": "autoencoder", "label": "sgd", "seeds": range(2)})
+    assert main("tables", ["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv")
+    assert table.empty
+    assert "reached" in table
+
+
+def test_a_figure_of_skipped_runs_says_so_and_stops_nothing(tmp_path, capsys, monkeypatch):
+    """Data that are absent end an experiment's runs as skipped; the pipeline's figure of it is made all the same."""
+    _write(tmp_path, {"workload": "autoencoder", "label": "sgd", "seeds": range(2)})
+    runs = pd.read_csv(tmp_path / "update_rules.runs.csv").assign(
+        status="skipped", reason="CIFAR-100 not found at data"
+    )
+    runs.to_csv(tmp_path / "update_rules.runs.csv", index=False)
+    metrics = pd.read_csv(tmp_path / "update_rules.csv").drop_duplicates("run").assign(status="skipped")
+    metrics = metrics.assign(**dict.fromkeys(("step", "split", "metric", "value", "train_seconds")))
+    metrics.to_csv(tmp_path / "update_rules.csv", index=False)
+    drawn: list[Figure] = []
+    monkeypatch.setattr(style.plt, "close", drawn.append)
+    assert main("figures", ["fig13_update_rules", "--results", str(tmp_path)]) == 0
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["every run was skipped"]
+    assert "Skipped: autoencoder sgd seed 0-1 [CIFAR-100 not found at data]." in _footer(drawn[0])
+    assert (tmp_path / "figures" / "fig13_update_rules.pdf").stat().st_size > 0
+    # Runs that were trained and broke down are no such case.
+    runs.assign(status="diverged").to_csv(tmp_path / "update_rules.runs.csv", index=False)
+    assert main("figures", ["fig13_update_rules", "--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("fig13_update_rules: ")

@@ -57,6 +57,13 @@ def test_c03_is_a_ratio_paired_by_seed():
     assert (decision.measured, decision.interval) == ("0.6", "[0.6, 0.6]")
 
 
+def test_c03_leaves_a_tie_open():
+    """Two optimizers that reach the target between the same two evaluations cannot be told apart."""
+    decision = decide_iterations_to_target(_runs(lamb=[100.0, 110.0], mkor=[100.0, 110.0]), THRESHOLDS["C03"])
+    assert decision.verdict == "inconclusive"
+    assert "tie in every seed" in decision.why
+
+
 def test_c03_with_censored_runs_says_so():
     some = decide_iterations_to_target(_runs(lamb=[100.0, 110.0, 120.0], mkor=[60.0, 66.0, None]), THRESHOLDS["C03"])
     assert some.verdict == "inconclusive"

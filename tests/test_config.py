@@ -311,3 +311,14 @@ def test_any_changed_value_gives_a_plan_or_one_line(
     assert "trial.yaml" in said
     assert "\n" not in said
     assert all(len(run) == 16 for run in runs)
+
+
+def test_a_mapping_takes_over_another_one_s_keys(tmp_path: Path):
+    """Truth: the same file written out; what a mapping says itself counts more, and it may be taken over in turn."""
+    file = tmp_path / "file.yaml"
+    file.write_text("a: &a {x: 1, y: {z: 2}}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, w: 4}\nd: {<<: *b}\n")
+    a, b = {"x": 1, "y": {"z": 2}}, {"x": 3, "y": {"z": 2}}
+    assert config.read_yaml(file) == {"a": a, "b": b, "c": {**b, "w": 4}, "d": b}
+    file.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}\n")
+    with pytest.raises(ConfigError, match="the key 'x' stands twice, line 2"):
+        config.read_yaml(file)

@@ -1,4 +1,4 @@
-"""Every experiment of the repository, made small, from nothing to the report: all that `make reproduce` does."""
+"""Every experiment of the repository, made small, from nothing to the report, but for probes that nothing shows."""
 
 from __future__ import annotations
 
@@ -19,20 +19,23 @@ from workflow.bench.experiments import label_of
 from workflow.bench.hyperparameters import TUNED
 
 RESULTS = Path("results/test/embedded")
+BERT = {"batch_size": 8, "layers": 1, "hidden_size": 8, "heads": 1, "vocabulary_size": 256, "sequence_length": 16}
 SMALL: dict[str, dict[str, Any]] = {
+    "alexnet": {"channels": 2, "hidden": 8},
     "autoencoder": {"hidden": [8, 4, 8]},
-    "bert_pretraining": {
-        "batch_size": 8,
-        "layers": 1,
-        "hidden_size": 8,
-        "heads": 1,
-        "vocabulary_size": 256,
-        "sequence_length": 16,
-        "validation_pairs": 16,
-    },
+    "bert_classification": BERT,
+    "bert_pretraining": {**BERT, "validation_pairs": 16},
+    "bert_span": BERT,
+    "resnet20": {"width": 2, "image_size": 8},
 }
 #: Two optimizers stand for all where each job starts with importing transformers, which costs seconds.
-KEPT = {("bert_pretraining", 0): ("lamb", "mkor"), ("update_rules", 1): ("lamb", "mkor_published")}
+KEPT = {
+    **{("bert_glue", index): ("lamb", "mkor") for index in range(3)},
+    **{(name, 0): ("lamb", "mkor") for name in ("bert_pretraining", "bert_squad")},
+    **{(name, 0): ("sgd", "mkor") for name in ("alexnet_cifar100", "bert_base_squad", "bert_imdb")},
+    **{(name, 0): ("sgd", "mkor") for name in ("resnet50_imagenet", "resnet_cifar10_lr")},
+    ("update_rules", 1): ("lamb", "mkor_published"),
+}
 
 
 def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +52,7 @@ def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
         if kept is None or label_of(entry) in kept
     ]
     return {
-        **{key: value for key, value in block.items() if key != "tuning"},
+        **{key: value for key, value in block.items() if key not in ("tuning", "schedule")},
         "workload": {**block["workload"], **SMALL[block["workload"]["name"]]},
         "seeds": block["seeds"][:2],
         "steps": 4,
@@ -71,7 +74,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     called = subprocess.run(
         [
             *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"),
-            *("--config", "config_dir=config", "hardware=test"),
+            *("artefacts", "--config", "config_dir=config", "hardware=test"),
         ],
         cwd=folder,
         env={**os.environ, "PYTHONPATH": str(ROOT)},

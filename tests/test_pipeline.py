@@ -71,7 +71,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / R / "probes").mkdir(parents=True)
     iteration_times().to_csv(folder / R / "probes" / "iteration_time.csv", index=False)
     numerics().to_csv(folder / R / "probes" / "numerics.csv", index=False)
-    done = _snakemake(folder)
+    done = _snakemake(folder, "artefacts")
     assert done.returncode == 0, done.stderr
     return folder
 
@@ -112,29 +112,30 @@ def test_the_report_holds_every_artefact_and_its_caption(finished):
 
 
 def test_a_second_call_does_nothing(finished):
-    again = _snakemake(finished, "--dry-run")
+    again = _snakemake(finished, "--dry-run", "artefacts")
     assert "Nothing to be done" in again.stdout + again.stderr
 
 
 def test_a_deleted_figure_is_all_that_is_made_again(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     (folder / "figures" / "fig13_update_rules.png").unlink()
-    assert _planned(_snakemake(folder, "--dry-run").stdout) == {"publish": 1, "all": 1}
+    assert _planned(_snakemake(folder, "--dry-run", "artefacts").stdout) == {"publish": 1, "artefacts": 1}
 
 
 def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     before = {path.name: (path / "run.json").stat().st_mtime_ns for path in (folder / R / "runs").iterdir()}
     _edit(folder, "lr: 0.5, inverse_update_period: 2", "lr: 0.4, inverse_update_period: 2")
-    planned = _planned(_snakemake(folder, "--dry-run").stdout)
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
     assert planned == {
         "train": 1,
         "aggregate": 1,
         "fig13_update_rules": 1,
         "table6_settings": 1,
+        "time_to_target": 1,
         "publish": 2,
         "html_report": 1,
-        "all": 1,
+        "artefacts": 1,
     }
     done = _snakemake(folder, str(R / "update_rules.csv"))
     assert done.returncode == 0, done.stderr
@@ -148,7 +149,7 @@ def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finishe
 def test_a_new_target_aggregates_anew_and_trains_nothing(finished, tmp_path):
     folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     _edit(folder, "seeds: [0, 1]", "seeds: [0, 1]\n      target: {split: validation, metric: loss, below: 0.17}")
-    planned = _planned(_snakemake(folder, "--dry-run").stdout)
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
     assert planned["train"] == 0
     assert planned["aggregate"] == 1
 

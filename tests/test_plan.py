@@ -146,6 +146,26 @@ def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
     assert not set(load(folder).job("after", "sgd").run_ids) & set(job.run_ids)
 
 
+def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
+    block = {**BLOCK, "optimizers": [{**BLOCK["optimizers"][0], "label": label} for label in ("sgd", "faster")]}
+    write(folder, "first", block)
+    write(folder, "after", {**block, "start_from": {"experiment": "first"}})
+    plan = load(folder)
+    for label in ("sgd", "faster"):
+        job = plan.job("after", label)
+        assert job.upstream == (("first", label),)
+        sources = {run.seed: run.id for run in plan.job("first", label).runs}
+        assert {run.seed: run.start_from for run in job.runs} == sources
+
+    write(folder, "after", {**block, "seeds": [0, 7], "start_from": {"experiment": "first"}})
+    with pytest.raises(config.ConfigError, match=r"start_from\.seed = 7: must mean one run; .* has 0 of 'sgd'"):
+        load(folder)
+    other = {**BLOCK["optimizers"][0], "label": "other"}
+    write(folder, "after", {**BLOCK, "optimizers": [other], "start_from": {"experiment": "first"}})
+    with pytest.raises(config.ConfigError, match=r'start_from\.optimizer = "other": unknown label of experiment'):
+        load(folder)
+
+
 def test_an_experiment_without_the_tier_is_left_out_with_a_note(folder: Path):
     shutil.copy(folder / "tiers" / "embedded.yaml", folder / "tiers" / "other.yaml")
     write(folder, "one", BLOCK)
@@ -190,19 +210,29 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
     assert note.endswith("one.yaml: autoencoder, sgd: tuned on an older form of its block")
 
 
-def test_the_committed_experiments_are_planned_in_full():
+@pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
+def test_the_committed_experiments_are_planned_in_full(tier: str):
     """Labels that figures and claims rely on, seeds shared by all optimizers of a block, and trials equal in number."""
-    plan = Plan.load(hardware="test")
+    plan = Plan.load(tier=tier, hardware="test")
     assert plan.notes == ()
     assert set(plan.experiments) == {
+        "alexnet_cifar100",
+        "autoencoder_inversion",
+        "bert_base_squad",
+        "bert_glue",
+        "bert_imdb",
+        "bert_inversion",
         "bert_phase1",
         "bert_pretraining",
-        "autoencoder_inversion",
-        "bert_inversion",
+        "bert_squad",
+        "resnet50_imagenet",
+        "resnet_cifar10_lr",
         "update_rules",
     }
-    rules = {"sgd", "lamb", "mkor", "mkor_published", "mkor_released", "kaisa"}
-    assert set(plan.experiments["update_rules"].jobs) == rules
+    rivals = {"lamb", "kaisa", "mkor", "mkor_released", "mkor_h", "eva", "hylo"}
+    assert rivals <= set(plan.experiments["bert_pretraining"].jobs)
+    rules = {"sgd", "mkor", "mkor_published", "mkor_released", "kaisa"}
+    assert set(plan.experiments["update_rules"].jobs) - {"lamb"} == rules
     for experiment in plan.experiments.values():
         by_workload: dict[str, set[tuple[int, ...]]] = {}
         for job in experiment.jobs.values():
@@ -213,9 +243,9 @@ def test_the_committed_experiments_are_planned_in_full():
         trials = {(c.workload["name"], len(c.trials)) for c in experiment.contenders}
         assert len(trials) == len({workload for workload, _ in trials})
     for job in plan.jobs:
-        expected = {"mkor": "sherman_morrison", "mkor_published": "published", "mkor_released": "released"}
-        for run in job.runs:
-            assert run.hyperparameters.get("update_rule") == expected.get(job.label)
+        named = {"mkor_published": "published", "mkor_released": "released"}
+        rule = next((rule for name, rule in named.items() if job.label.startswith(name)), "sherman_morrison")
+        assert all(run.hyperparameters["update_rule"] == rule for run in job.runs if run.method == "mkor")
 
 
 def test_signatures_read_from_the_source_are_those_that_run():

@@ -14,6 +14,7 @@ from scipy import stats
 from workflow.bench.statistics import (
     Condition,
     Estimate,
+    Speedup,
     agreement,
     all_of,
     bootstrap_interval,
@@ -24,7 +25,10 @@ from workflow.bench.statistics import (
     paired_difference,
     paired_ratio,
     parse_conditions,
+    reaching,
+    speedup,
     t_interval,
+    to_target,
 )
 
 INF = math.inf
@@ -248,3 +252,94 @@ def test_curve_shows_only_steps_that_every_seed_has():
     """An interrupted run is no diverged one: its later losses are unknown, not bad."""
     result = curve(_metrics({0: [5.0, 1.0], 1: [5.0]}, {1: "interrupted"}))
     assert result["step"].tolist() == [0.0]
+
+
+def _runs(**columns) -> pd.DataFrame:
+    """Rows of a runs table, of one label: seed, status, and what it took."""
+    return pd.DataFrame(columns)
+
+
+RUNS = _runs(
+    seed=[0, 1, 2, 3, 4],
+    status=["finished", "finished", "diverged", "skipped", "out_of_memory"],
+    steps_to_target=[30.0, math.nan, math.nan, math.nan, 20.0],
+    seconds_to_target=[1.5, math.nan, math.nan, math.nan, 0.8],
+)
+
+
+def test_to_target_counts_every_run_that_ended_and_no_other():
+    """A run that reached it before it broke down reached it; one that was never trained says nothing."""
+    assert to_target(RUNS, "steps") == {0: 30.0, 1: INF, 2: INF, 4: 20.0}
+    assert to_target(RUNS, "seconds") == {0: 1.5, 1: INF, 2: INF, 4: 0.8}
+    assert to_target(RUNS[RUNS["status"] == "skipped"], "steps") == {}
+
+
+@pytest.mark.parametrize(
+    ("took", "value", "low", "high", "reached"),
+    [
+        ([10, 20, 30, 40, 50, INF, INF], 40, 20, INF, 5),  # two of seven too slow: the median knows, its bound does not
+        ([10, 20, 30, INF, INF, INF, INF], INF, 20, INF, 3),  # most do not get there, nor does the median
+        ([INF] * 6, INF, INF, INF, 0),
+        ([10, 20, INF], 20, math.nan, math.nan, 2),  # too few seeds for an interval with a censored run
+        ([8, 10, 12], 10, 10 - 4.968, 10 + 4.968, 3),  # Student's t, two degrees of freedom, deviation 2
+    ],
+)
+def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, reached):
+    found = reaching(dict(enumerate(map(float, took))))
+    assert found is not None
+    assert (found.took.value, found.took.low, found.took.high) == pytest.approx(
+        (value, low, high), rel=1e-3, nan_ok=True
+    )
+    assert (found.reached, found.censored, found.took.n) == (reached, len(took) - reached, len(took))
+
+
+def test_reaching_a_target_without_a_run_is_nothing():
+    assert reaching({}) is None
+    assert speedup({}, {0: 1.0}) == Speedup(None, 0)
+
+
+def test_a_speedup_is_how_many_times_less_the_contender_took():
+    """Truth: every pair has the same factor, so the estimate is that factor, its interval a point."""
+    reference = {seed: 30.0 + seed for seed in range(3)}
+    found = speedup(reference, {seed: took / 1.5 for seed, took in reference.items()})
+    assert found.ratio is not None
+    assert (found.ratio.value, found.ratio.low, found.ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert found.undecided == 0
+
+
+def test_a_speedup_over_runs_that_never_get_there():
+    reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
+    contender = dict.fromkeys(range(8), 10.0) | {2: INF}
+    found = speedup(reference, contender)
+    assert found.undecided == 1  # seed 2, on which neither got there
+    assert found.ratio is not None
+    assert found.ratio.n == 7
+    assert found.ratio.value == 1.6
+    assert found.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
+    nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
+    assert nobody == Speedup(None, 2)
+
+
+@given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))
+def test_nobody_is_faster_than_himself(took):
+    """Truth: the ratio of a value to itself; censored on both sides, it says nothing."""
+    found = speedup(took, took)
+    finite = sum(map(math.isfinite, took.values()))
+    assert found.undecided == len(took) - finite
+    if finite:
+        assert found.ratio is not None
+        assert (found.ratio.value, found.ratio.n) == (pytest.approx(1.0), finite)
+    else:
+        assert found.ratio is None
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=6, max_size=10), st.integers(1, 3))
+def test_a_censored_run_never_makes_a_label_look_faster(took, spoilt):
+    """Truth: a run that took longer than all others can only move the median and its interval up."""
+    whole = reaching(dict(enumerate(took)))
+    cut = reaching(dict(enumerate([INF] * spoilt + took[spoilt:])))
+    assert whole is not None
+    assert cut is not None
+    assert cut.took.value >= whole.took.value
+    assert cut.took.low >= whole.took.low
+    assert cut.took.high >= whole.took.high

@@ -21,6 +21,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from tests import image_files
 from workflow.bench import config, workloads
 from workflow.bench.workloads import base, corpus, digits, docstrings
 from workflow.bench.workloads.base import Workload
@@ -29,6 +30,7 @@ from workflow.bench.workloads.bert_pretraining import BertPretraining
 ROOT = Path(__file__).resolve().parents[1]
 
 SMALL: dict[str, dict[str, Any]] = {
+    "alexnet": {"batch_size": 100},
     "autoencoder": {"batch_size": 100},
     "bert_pretraining": {
         "batch_size": 16,
@@ -38,15 +40,20 @@ SMALL: dict[str, dict[str, Any]] = {
         "validation_pairs": 300,
         "dropout": 0.1,
     },
+    "bert_classification": {"batch_size": 16, "layers": 1, "hidden_size": 32, "dropout": 0.1},
+    "bert_span": {"batch_size": 16, "layers": 1, "hidden_size": 32, "dropout": 0.1},
+    "resnet20": {"batch_size": 100, "label_smoothing": 0.1},
+    "resnet50": {"dataset": "cifar10", "image_size": 32, "batch_size": 8},
 }
 
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """A data folder of these tests' own, so that the docstrings are really read and kept."""
+    """A data folder of these tests' own, so that the docstrings are really read and kept, with a small CIFAR-10."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("data")
         patch.setenv("MKOR_DATA", str(folder))
+        image_files.write_cifar(folder, "cifar10", patch)
         yield folder
 
 
@@ -114,7 +121,11 @@ def test_defaults_satisfy_their_own_schema(name):
         ("autoencoder", {"batchsize": 2}, "batchsize = 2: unknown key; did you mean 'batch_size'?"),
         ("autoencoder", {"batch_size": 0}, "batch_size = 0: must be at least 1: images a step"),
         ("autoencoder", {"batch_size": "many"}, 'batch_size = "many": must be an integer: images a step'),
-        ("autoencoder", {"dataset": "mnist"}, 'dataset = "mnist": must be one of the known values; known: digits'),
+        (
+            "autoencoder",
+            {"dataset": "mnist"},
+            'dataset = "mnist": must be one of the known values; known: cifar100, digits',
+        ),
         ("bert_pretraining", {"dropout": 1}, "dropout = 1: must be less than 1"),
         ("bert_pretraining", {"hidden_size": 65}, "hidden_size=65 must be a multiple of heads=2."),
     ],
@@ -137,7 +148,8 @@ import json, sys
 from workflow.bench import workloads
 from workflow.bench.workloads import corpus, digits
 versions = {name: workloads.data_version(name) for name in workloads.NAMES}
-heavy = [name for name in ("torch", "transformers", "tokenizers", "sklearn", "scipy") if name in sys.modules]
+known = ("torch", "torchvision", "transformers", "tokenizers", "sklearn", "scipy")
+heavy = [name for name in known if name in sys.modules]
 print(json.dumps([versions, heavy]))
 """
     printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
@@ -145,8 +157,13 @@ print(json.dumps([versions, heavy]))
     assert heavy == []
     sklearn, scipy, tokenizers = (f"{name} {version(name)}" for name in ("scikit-learn", "scipy", "tokenizers"))
     assert versions == {
+        "alexnet": f"{sklearn}, v1",
         "autoencoder": f"{sklearn}, v1",
+        "bert_classification": f"{sklearn}, {scipy}, {tokenizers}, v1, tasks v1",
         "bert_pretraining": f"{sklearn}, {scipy}, {tokenizers}, v1",
+        "bert_span": f"{sklearn}, {scipy}, {tokenizers}, v1, tasks v1",
+        "resnet20": f"{sklearn}, v1",
+        "resnet50": "ILSVRC 2012, v1",
     }
 
 
@@ -312,7 +329,7 @@ def test_autoencoder_batches_are_training_images():
 
 
 def test_bert_is_kept_and_found_again(bert, data_folder, monkeypatch):
-    (kept,) = data_folder.iterdir()
+    (kept,) = data_folder.glob("*.npz")
     assert kept.name.endswith("-vocabulary-1000.npz")
     assert corpus.version().replace(", ", "-").replace(" ", "-") in kept.name
     monkeypatch.setattr(docstrings, "read", lambda: pytest.fail("the docstrings were read again"))
@@ -330,15 +347,20 @@ def test_the_real_text_is_large_and_nearly_all_known(bert):
 
 
 def test_evaluation_of_bert_is_the_models_own_loss_in_parts(bert):
-    """Truth: transformers' losses on all validation pairs at once, and its logits."""
-    model = bert.model(1)
-    found = bert.evaluate(model)
+    """Truth: transformers' own model with the same weights, its losses on all validation pairs at once."""
+    from transformers import BertForPreTraining
+
+    ours = bert.model(1)
+    found = bert.evaluate(ours)
+    model = BertForPreTraining(ours.config)
+    model.load_state_dict(ours.state_dict())
     model.eval()
     batch = bert._validation
     assert len(batch["labels"]) == 300 > 256, "more than one chunk"
     with torch.no_grad():
         output = model(**batch)
         mlm = nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), batch["labels"].flatten())
+        assert_close(bert.loss(ours.eval(), batch), output.loss)
     right = (output.seq_relationship_logits[:, 1] > output.seq_relationship_logits[:, 0]).long()
     accuracy = (right == batch["next_sentence_label"]).double().mean().item()
     assert found == pytest.approx(

@@ -64,6 +64,12 @@ def made_from(plan: Plan, kind: Kind) -> list[Artefact]:
     return [artefact for name in available(kind) if _has_input(artefact := describe(kind, name), plan)]
 
 
+def measured_by(plan: Plan) -> list[Artefact]:
+    """The probes of a plan: those that measure experiments' workloads only where it has one of them."""
+    probes = [describe("probes", name) for name in available("probes")]
+    return [probe for probe in probes if not probe.experiments or _experiments(probe, plan)]
+
+
 def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
     """The files that an artefact is made from: measured, published, and the code that draws it."""
     results = plan.results.as_posix()

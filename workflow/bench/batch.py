@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType
 from typing import Any, Final, TextIO
 
@@ -14,7 +15,7 @@ import torch
 
 from workflow.bench import loop, workloads
 from workflow.bench.config import ConfigError
-from workflow.bench.files import locked, write_json
+from workflow.bench.files import first_free, locked, write_json
 from workflow.bench.plan import Plan
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
@@ -59,7 +60,8 @@ class Stop:
 class Batch:
     """Trains runs of a plan one after the other in this process.
 
-    Raises `ConfigError`, from `train`, where an optimizer or a workload refuses what its run asks for.
+    Raises `ConfigError` where the tier's device is absent; from `train`, where an optimizer or a workload refuses
+    what its run asks for.
     """
 
     def __init__(self, plan: Plan, threads: int | None = None, stream: TextIO | None = None) -> None:
@@ -67,15 +69,15 @@ class Batch:
         self._stop = Stop()
         self._stream = stream
         self._workloads: dict[str, Workload] = {}
-        self._device = torch.device(plan.tier.device)
+        _refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
 
     def train(self, runs: Iterable[Run]) -> bool:
         """Train the runs that are not done, first those that they start from; tell whether all came to an end."""
         wanted = list(dict.fromkeys(self._with_upstream(runs)))
         progress = Progress(len(wanted), self._stream)
-        setting = loop.Setting(self._device, self._plan.tier.checkpoint_minutes, progress, self._stop)
-        with self._stop.listening():
+        with self._stop.listening(), _device_of_our_own(self._plan, progress) as device:
+            setting = loop.Setting(device, self._plan.tier.checkpoint_minutes, progress, self._stop)
             for run in wanted:
                 if self._stop.asked or self._train(run, setting) == "interrupted":
                     return False
@@ -141,7 +143,29 @@ class Batch:
             return
         upstream = read_summary(RunFolder.of(self._plan.results, run.start_from)) or {"status": "missing"}
         if upstream["status"] != "finished":
-            raise _SkippedError(f"it starts from run {run.start_from}, which is {upstream['status']}")
+            because = f": {upstream['reason']}" if upstream.get("reason") else ""
+            raise _SkippedError(f"it starts from run {run.start_from}, which is {upstream['status']}{because}")
+
+
+@contextmanager
+def _device_of_our_own(plan: Plan, progress: Progress) -> Iterator[torch.device]:
+    """Yield the device to train on: the CPU, or a GPU that no other process of these results has meanwhile."""
+    if plan.tier.device != "cuda":
+        yield torch.device(plan.tier.device)
+        return
+    locks = [plan.results.parent / f"gpu-{index}.lock" for index in range(torch.cuda.device_count())]
+    waiting = partial(progress.note, "every GPU has another process of these results; waiting")
+    with first_free(locks, waiting) as index, torch.cuda.device(index):
+        yield torch.device("cuda", index)
+
+
+def _refuse_absent_device(plan: Plan) -> None:
+    if plan.tier.device == "cuda" and not torch.cuda.is_available():
+        build = "this torch is a build without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
+        raise ConfigError(
+            f"tier = '{plan.tier.name}': it trains on a GPU, and {build} here; "
+            "train where there is one, or take --tier embedded (plans can be made anywhere)"
+        )
 
 
 class _SkippedError(Exception):

@@ -22,11 +22,11 @@ from workflow.bench.statistics import (
     Verdict,
     agreement,
     all_of,
-    censored,
     extreme,
     paired_difference,
     paired_ratio,
     parse_conditions,
+    to_target,
 )
 
 PROBE_COLUMNS: Final = {
@@ -105,15 +105,10 @@ def _runs_of(file: str, frame: pd.DataFrame) -> str:
     return f"{file}: runs {', '.join(dict.fromkeys(frame['run'].astype(str)))}"
 
 
-def _iterations_to_target(runs: pd.DataFrame, label: str) -> Mapping[int, float]:
-    """Iterations to the target by seed, infinite for a run that ended, well or badly, without reaching it."""
-    ended = runs[(runs["optimizer"] == label) & runs["status"].isin(("finished", "diverged", "out_of_memory"))]
-    return {int(seed): censored(steps) for seed, steps in zip(ended["seed"], ended["steps_to_target"], strict=True)}
-
-
 def decide_iterations_to_target(runs: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """C03: iterations to the target, MKOR's over LAMB's, paired by seed, from ``bert_pretraining.runs.csv``."""
-    steps = {label: _iterations_to_target(runs, label) for label in ("lamb", "mkor", "mkor_released")}
+    labels = ("lamb", "mkor", "mkor_released")
+    steps = {label: to_target(runs[runs["optimizer"] == label], "steps") for label in labels}
     for label in ("lamb", "mkor"):
         if not steps[label]:
             return _not_tested(f"No run of {label} in bert_pretraining has ended.")
@@ -138,8 +133,12 @@ def decide_iterations_to_target(runs: pd.DataFrame, conditions: Sequence[Conditi
     released = paired_ratio(steps["mkor_released"], steps["lamb"])
     if released is not None:
         why += f" With the released rule the ratio is {number(released.value)} {_interval(released)}."
+    # Iterations are known to the next evaluation only: a tie in every seed may hide either order.
+    tied = all(steps["mkor"][seed] == steps["lamb"][seed] for seed in shared)
+    if tied:
+        why += " They tie in every seed, as finely as the runs are evaluated."
     return Decision(
-        conditions[0].judge(ratio),
+        "inconclusive" if tied else conditions[0].judge(ratio),
         f"{why} The paper's number is of SQuAD F1 after pre-training BERT-Large.",
         measured=number(ratio.value),
         interval=_interval(ratio),

@@ -60,15 +60,27 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose ``1e-3`` is a number, and whose keys stand once."""
+    """YAML whose ``1e-3`` is a number, and whose keys stand once; ``<<: *anchor`` takes over another mapping's."""
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for index, key in enumerate(keys):
-            if key in keys[:index]:
-                line = node.value[index][0].start_mark.line + 1
-                raise yaml.constructor.ConstructorError(None, None, f"the key '{key}' stands twice, line {line}", None)
-        return super().construct_mapping(node, deep)
+    def __init__(self, stream: str) -> None:
+        super().__init__(stream)
+        self._flat: set[int] = set()
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what ``<<`` stands for in its place, once; what a mapping says itself counts more."""
+        if id(node) in self._flat:
+            return
+        self._flat.add(id(node))
+        keys: list[Any] = []
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:merge":
+                continue
+            found = self.construct_object(key, deep=True)
+            if found in keys:
+                twice = f"the key '{found}' stands twice, line {key.start_mark.line + 1}"
+                raise yaml.constructor.ConstructorError(None, None, twice, None)
+            keys.append(found)
+        super().flatten_mapping(node)
 
 
 # YAML 1.1 takes 1e-3 for text, since it has no point; everyone who writes it means the number.

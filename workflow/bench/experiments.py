@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from workflow.bench.config import (
     with_defaults,
 )
 from workflow.bench.hyperparameters import TUNED, check_space, check_value, resolved, takes
-from workflow.bench.runs import Contender, Experiment, Job, Planned, Run, Trial
+from workflow.bench.runs import PLAIN_PRECISION, Contender, Experiment, Job, Planned, Run, Trial
 from workflow.bench.signatures import REQUIRED, Signature, read_signatures
 from workflow.bench.space import Space, trial_values
 from workflow.bench.targets import Target
@@ -32,14 +33,19 @@ Key = tuple[str | int, ...]
 class Experiments:
     """All experiment files of a configuration folder, checked; expanded for one tier.
 
-    ``for_tuning`` leaves out what waits for tuned values that are not there yet, instead of refusing it.
+    precision: what the tier computes in where a block says nothing.
+    for_tuning: leave out what waits for tuned values that are not there yet, instead of refusing it.
+
     Raises `ConfigError`, in one line, on the first mistake, whatever the tier that it stands under.
     """
 
-    def __init__(self, folder: Path, tier: str, tiers: Sequence[str], *, for_tuning: bool = False) -> None:
+    def __init__(
+        self, folder: Path, tier: str, tiers: Sequence[str], *, precision: str, for_tuning: bool = False
+    ) -> None:
         self.notes: list[str] = []
         self._folder = folder
         self._tier = tier
+        self._precision = precision
         self._for_tuning = for_tuning
         self._signatures = read_signatures()
         self._files = {file.stem: file for file in sorted((folder / "experiments").glob("*.yaml"))}
@@ -71,8 +77,8 @@ class Experiments:
         contenders: list[Contender] = []
         for index, given in enumerate(content["tiers"][self._tier]):
             key = ("tiers", self._tier, index)
-            source, start_from = self._start(file, (*key, "start_from"), given.get("start_from"))
-            block = _Block.make(self._tier, given, start_from, self._signatures)
+            start = partial(self._start, file, (*key, "start_from"), given.get("start_from"))
+            block = _Block.make(self._tier, self._precision, given, start, self._signatures)
             for position, entry in enumerate(given["optimizers"]):
                 label = label_of(entry)
                 contender = block.contender(entry)
@@ -84,7 +90,8 @@ class Experiments:
                 if chosen is None:
                     continue
                 planned.setdefault(label, []).extend(block.planned(entry, chosen))
-                upstream.setdefault(label, {}).update(source)
+                sources = (start(label, seed) for seed in block.seeds)
+                upstream.setdefault(label, {}).update({source.job: None for source in sources if source})
         self.notes.extend(tuned.notes)
         jobs = {label: Job(name, label, tuple(found), tuple(upstream[label])) for label, found in planned.items()}
         for job in jobs.values():
@@ -94,13 +101,11 @@ class Experiments:
         self._expanded[name] = Experiment(name, content["title"], content["paper"], jobs, tuple(contenders))
         return self._expanded[name]
 
-    def _start(
-        self, file: Path, key: Key, given: Mapping[str, Any] | None
-    ) -> tuple[dict[tuple[str, str], None], str | None]:
-        """Return the job (the keys of a mapping, which keep their order) and the run that ``start_from`` means."""
+    def _start(self, file: Path, key: Key, given: Mapping[str, Any] | None, label: str, seed: int) -> _Source | None:
+        """Return what ``start_from`` means for a run of ``label`` and ``seed``; None where it says nothing."""
         if given is None:
-            return {}, None
-        name, label, seed = given["experiment"], given["optimizer"], given["seed"]
+            return None
+        name, label, seed = given["experiment"], given.get("optimizer", label), given.get("seed", seed)
         if name not in self._here():
             must = f"unknown experiment at tier '{self._tier}'; {did_you_mean(name, self._here())}"
             raise error(file, (*key, "experiment"), name, must)
@@ -112,7 +117,15 @@ class Experiments:
         if len(runs) != 1:
             must = f"must mean one run; experiment '{name}' has {len(runs)} of '{label}' with this seed"
             raise error(file, (*key, "seed"), seed, must)
-        return {(name, label): None}, runs[0].id
+        return _Source((name, label), runs[0].id)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A run whose final weights another one starts from, and its job (experiment, label)."""
+
+    job: tuple[str, str]
+    run: str
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
@@ -126,6 +139,8 @@ class _Block:
 
     shared: Mapping[str, Any]
     """The part of the specs that all its runs have in common."""
+    start: Callable[[str, int], _Source | None]
+    """What a run starts from, by its label and seed."""
     seeds: Sequence[int]
     target: Target | None
     tuning: Mapping[str, Any] | None
@@ -135,8 +150,9 @@ class _Block:
     def make(
         cls,
         tier: str,
+        precision: str,
         given: Mapping[str, Any],
-        start_from: str | None,
+        start: Callable[[str, int], _Source | None],
         signatures: Mapping[str, Signature],
     ) -> _Block:
         workload = dict(given["workload"])
@@ -150,9 +166,9 @@ class _Block:
             "steps": given["steps"],
             "evaluate_every": given["evaluate_every"],
             "schedule": with_defaults(schedule, _schedule_schema(schedule)),
-            "start_from": start_from,
+            **_numerics(given, precision, workload),
         }
-        return cls(shared, given["seeds"], Target.parse(given.get("target")), given.get("tuning"), signatures)
+        return cls(shared, start, given["seeds"], Target.parse(given.get("target")), given.get("tuning"), signatures)
 
     @property
     def workload(self) -> Mapping[str, Any]:
@@ -192,7 +208,9 @@ class _Block:
         given = {**entry["hyperparameters"], **values}
         hyperparameters = resolved(given, entry["name"], self.signatures)
         optimizer = {"name": entry["name"], "hyperparameters": hyperparameters}
-        return Run({**self.shared, "seed": seed, "optimizer": optimizer})
+        source = self.start(label_of(entry), seed)
+        start_from = source.run if source else None
+        return Run({**self.shared, "start_from": start_from, "seed": seed, "optimizer": optimizer})
 
 
 class _Tuned:
@@ -244,6 +262,15 @@ class _Tuned:
 _CONSTANT = {"name": "constant"}
 
 
+def _numerics(given: Mapping[str, Any], precision: str, workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part of a spec that says how a step is computed; only what is not plain, so that old ids stay."""
+    size, chosen = given.get("micro_batch_size"), given.get("precision", precision)
+    return {
+        **({"precision": chosen} if chosen != PLAIN_PRECISION else {}),
+        **({"micro_batch_size": size} if size and size != workload["batch_size"] else {}),
+    }
+
+
 def _schedule_schema(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema("experiment")["$defs"]["schedules"][schedule["name"]]
 
@@ -277,6 +304,7 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
             if milestone >= block["steps"]:
                 where = (*key, "schedule", "milestones", index)
                 raise error(file, where, milestone, f"must be less than the number of steps, {block['steps']}")
+    _check_micro_batches(file, key, block, workload)
     if block.get("target"):
         _check_metric(file, (*key, "target"), name, block["target"])
     tuning = block.get("tuning")
@@ -294,8 +322,18 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
         _check_optimizer(file, where, entry, tuning, signatures)
 
 
+def _check_micro_batches(file: Path, key: Key, block: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
+    size = block.get("micro_batch_size")
+    if size is None:
+        return
+    batch = with_defaults(workload, workloads.parameters(block["workload"]["name"]))["batch_size"]
+    if batch % size:
+        raise error(file, (*key, "micro_batch_size"), size, f"must divide the workload's batch_size, {batch}")
+
+
 def _check_metric(file: Path, key: Key, workload: str, given: Mapping[str, Any]) -> None:
-    known = ["loss"] if given["split"] == "train" else schema(f"workloads/{workload}")["metrics"]
+    measured = schema(f"workloads/{workload}")
+    known = ["loss", *measured.get("training_metrics", [])] if given["split"] == "train" else measured["metrics"]
     if given["metric"] not in known:
         must = f"unknown metric of {workload} on {given['split']}; {did_you_mean(given['metric'], known)}"
         raise error(file, (*key, "metric"), given["metric"], must)

@@ -6,8 +6,8 @@ import fcntl
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,29 @@ def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[N
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def first_free(paths: Sequence[Path], on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+    """Hold the first lock of ``paths`` that no other process has, and yield its position.
+
+    Where all are held, call ``on_wait`` once and wait for the first.
+    """
+    with ExitStack() as opened:
+        files = []
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            files.append(opened.enter_context(path.open("w")))
+        for position, file in enumerate(files):
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            yield position
+            return
+        on_wait()
+        fcntl.flock(files[0], fcntl.LOCK_EX)
+        yield 0
 
 
 def _umask() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LambdaLR
 
-from baselines import build
+from baselines import build, limits
 from mkor_core import comm
 from workflow.bench import checkpoint
 from workflow.bench.clocks import Clock
@@ -24,9 +25,9 @@ from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
 from workflow.bench.record import MetricsLog, RunFolder, Status
-from workflow.bench.runs import Run
+from workflow.bench.runs import PLAIN_PRECISION, Run
 from workflow.bench.schedules import factor, schedule_function
-from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.base import Workload, micro_batches
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class _Account:
     """What a record tells of a run beside its metrics; rides in the checkpoints."""
 
     steps_done: int = 0
+    skipped_steps: int = 0
+    """Steps whose gradients overflowed in float16: the loss scale fell in place of an update."""
     slices: int = 0
     """How often the run was started: 1 for one that was never interrupted."""
     parameters: int = 0
@@ -160,12 +163,26 @@ class _Training:
         self.model = workload.model(run.seed)
         if initial_weights is not None and not state:
             assert run.start_from is not None
-            self.model.load_state_dict(checkpoint.load(initial_weights, run.start_from))
+            workload.start(self.model, checkpoint.load(initial_weights, run.start_from))
         self.model.to(setting.device).train()
         self.account.parameters = sum(parameter.numel() for parameter in self.model.parameters())
+        self._accumulation_steps = run.accumulation_steps
+        self._autocast = (
+            nullcontext()
+            if run.precision == PLAIN_PRECISION
+            else torch.autocast(setting.device.type, getattr(torch, run.precision))
+        )
+        # float16 alone has gradients too small for it; bfloat16 has float32's range.
+        self._scaler = torch.amp.GradScaler(setting.device.type) if run.precision == "float16" else None
+        _refuse_limits(run)
         try:
             self._optimizer, self._preconditioner = build(
-                run.method, self.model, run.hyperparameters, exclude=workload.exclude
+                run.method,
+                self.model,
+                run.hyperparameters,
+                exclude=workload.exclude,
+                accumulation_steps=self._accumulation_steps,
+                grad_scale=1.0 if self._scaler is None else self._scaler,
             )
         except ValueError as problem:
             raise ConfigError(f"{run.describe()}: {problem}") from problem
@@ -193,7 +210,10 @@ class _Training:
         self._clock.start("data")
         self._saved_at = self._shown_at = self._clock.last
         try:
-            self._train()
+            with warnings.catch_warnings():
+                # A rate is a function of the step, whether or not float16's first steps overflow and are left out.
+                warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
+                self._train()
         except torch.linalg.LinAlgError as problem:  # type: ignore[attr-defined]
             self._refuse_non_finite()
             raise _DivergedError(f"a decomposition failed: {_first_line(problem)}") from problem
@@ -204,7 +224,8 @@ class _Training:
 
     def _train(self) -> None:
         account, clock, losses = self.account, self._clock, self._losses
-        model, optimizer, loss_of = self.model, self._optimizer, self._workload.loss
+        model, loss_of, autocast = self.model, self._workload.loss, self._autocast
+        accumulation_steps = self._accumulation_steps
         preconditioner, scheduler, stop = self._preconditioner, self._scheduler, self._setting.stop
         evaluate_every = self._run.spec["evaluate_every"]
         look_after = min(self._setting.progress.interval_ns, self._save_after)
@@ -214,20 +235,23 @@ class _Training:
         looked_at = clock.last
         for step in range(account.steps_done, self._steps):
             clock.switch("data")
-            batch = next(batches)
-            clock.switch("forward")
-            loss = loss_of(model, batch)
-            clock.switch("backward")
-            optimizer.zero_grad()
-            loss.backward()
+            parts = micro_batches(next(batches), accumulation_steps)
+            found = []
+            for part in parts:
+                clock.switch("forward")
+                with autocast:
+                    loss = loss_of(model, part)
+                clock.switch("backward")
+                self._backward(loss)
+                if preconditioner is not None:
+                    preconditioner.observe(loss)
+                found.append(loss.detach())
             clock.switch("update")
-            if preconditioner is not None:
-                preconditioner.observe(loss)
-            optimizer.step()
+            self._update()
             if scheduler is not None:
                 scheduler.step()
             # Kept, not read: reading a loss in every step would make a GPU wait.
-            losses.append(loss.detach())
+            losses.append(found[0] if accumulation_steps == 1 else torch.stack(found).mean())
             account.steps_done = step + 1
             if account.steps_done % evaluate_every == 0 or account.steps_done == self._steps:
                 self._evaluate()
@@ -238,6 +262,25 @@ class _Training:
                 self._save()
                 raise _InterruptedError
 
+    def _backward(self, loss: Tensor) -> None:
+        """Add a micro-batch's share to the gradients."""
+        if self._accumulation_steps > 1:
+            loss = loss / self._accumulation_steps
+        if self._scaler is not None:
+            loss = self._scaler.scale(loss)
+        loss.backward()
+
+    def _update(self) -> None:
+        """Take the optimizer's step, and free the gradients."""
+        if self._scaler is None:
+            self._optimizer.step()
+        else:
+            scale = self._scaler.get_scale()
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+            self.account.skipped_steps += self._scaler.get_scale() < scale
+        self._optimizer.zero_grad()
+
     def _evaluate(self) -> None:
         """Append the mean training loss since the last evaluation, and the validation metrics, to metrics.csv."""
         self._clock.switch("evaluation")
@@ -247,7 +290,12 @@ class _Training:
         if self._losses:
             values["train", "loss"] = torch.stack(self._losses).double().mean().item()
             self._losses.clear()
-        for metric, value in self._workload.evaluate(self.model).items():
+        with self._autocast:
+            metrics = self._workload.evaluate(self.model)
+            if math.isfinite(metrics["loss"]):
+                training = self._workload.evaluate_training(self.model)
+                values |= {("train", metric): value for metric, value in training.items()}
+        for metric, value in metrics.items():
             if math.isfinite(value):
                 values["validation", metric] = value
             elif metric == "loss":  # any other may be undefined, as is a correlation with a constant
@@ -327,6 +375,7 @@ class _Training:
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scheduler": self._scheduler.state_dict() if self._scheduler else None,
+            "scaler": self._scaler.state_dict() if self._scaler else None,
             "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
             "metrics_position": self._log.secure(),
             "rng": torch.get_rng_state(),
@@ -339,10 +388,24 @@ class _Training:
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler:
             self._scheduler.load_state_dict(state["scheduler"])
+        if self._scaler:
+            self._scaler.load_state_dict(state["scaler"])
         self._losses = list(state["losses"].unbind())
         torch.set_rng_state(state["rng"].cpu())
         if state["cuda_rng"]:
             torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+
+
+def _refuse_limits(run: Run) -> None:
+    """Raise `ConfigError` where a run's optimizer, or the one that it wraps, cannot do what its block asks for."""
+    asked = {
+        "micro_batches": run.accumulation_steps > 1 and f"micro_batch_size = {run.spec.get('micro_batch_size')}",
+        "grad_scaler": run.precision == "float16" and "precision = float16",
+    }
+    for name in filter(None, (run.method, run.hyperparameters.get("base"))):
+        for kind, why in limits(name).items():
+            if asked.get(kind):
+                raise ConfigError(f"{run.describe()}: {asked[kind]}: {name} cannot: {why}")
 
 
 def _last_state(folder: RunFolder, run: Run, device: torch.device) -> tuple[dict[str, Any] | None, MetricsLog]:

@@ -7,12 +7,15 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from workflow.bench.artefacts import Kind, available
+from workflow.bench.artefacts import Kind, available, describe
 from workflow.bench.results import NoDataError, Results
 
 
 def main(kind: Kind, arguments: list[str] | None = None) -> int:
-    """Make one artefact of a kind; 1 and one line where there is nothing to make it from."""
+    """Make one artefact of a kind; 1 and one line where there is nothing to make it from.
+
+    A figure of experiments whose runs were all skipped, since their data are absent, says so and is no failure.
+    """
     parser = argparse.ArgumentParser(
         prog=f"python -m workflow.bench.{kind}", description=f"Make one of the {kind} from the results' CSVs."
     )
@@ -27,9 +30,18 @@ def main(kind: Kind, arguments: list[str] | None = None) -> int:
     parser.add_argument("--tier-title", help="what the caption says of the tier")
     options = parser.parse_args(arguments)
     module = import_module(f"workflow.bench.{kind}.{options.name}")
+    results, folder = Results(options.results, options.tier_title), options.out_dir or options.results / kind
     try:
-        results = Results(options.results, options.tier_title)
-        for path in module.make(results, options.out_dir or options.results / kind):
+        try:
+            made = module.make(results, folder)
+        except NoDataError:
+            runs = results.skipped(describe(kind, options.name).experiments)
+            if kind != "figures" or runs is None:
+                raise
+            from workflow.bench.figures._blank import draw
+
+            made = draw(results, folder, options.name, runs)
+        for path in made:
             print(path)
     except (NoDataError, OSError) as error:
         print(f"{options.name}: {error}", file=sys.stderr)

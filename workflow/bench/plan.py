@@ -13,9 +13,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from workflow.bench.config import CONFIG, ConfigError, check, did_you_mean, error, read_mapping, schema
+from workflow.bench.config import CONFIG, ConfigError, check, did_you_mean, error, read_mapping, schema, with_defaults
 from workflow.bench.experiments import Experiments
-from workflow.bench.provenance import hardware_slug
+from workflow.bench.provenance import NO_GPU, hardware_slug
 from workflow.bench.runs import Experiment, Job, Run
 
 
@@ -28,6 +28,8 @@ class Tier:
     device: str
     threads: int
     checkpoint_minutes: float
+    precision: str
+    """What forward passes compute in where an experiment's block says nothing."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Plan:
 
         ``for_tuning`` leaves out what waits for tuned values that are not there yet, instead of refusing it.
         Raises `ConfigError`, in one line, on the first mistake in any file, whatever its tier.  Writes nothing but
-        the machine's name, once, after all is checked (`hardware_slug`).
+        the machine's name, once, after all is checked (`hardware_slug`).  Needs no GPU, whatever the tier.
         """
         folder = Path(config_dir)
         file = folder / "config.yaml"
@@ -59,12 +61,17 @@ class Plan:
             must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
             raise error(file, ("tier",), chosen["tier"], must)
         tier = tiers[chosen["tier"]]
-        files = Experiments(folder, tier.name, list(tiers), for_tuning=for_tuning)
+        files = Experiments(folder, tier.name, list(tiers), precision=tier.precision, for_tuning=for_tuning)
         experiments = files.expand()
         results, hardware = Path(chosen["results"]), chosen["hardware"]
         if hardware == "auto":
             hardware = hardware_slug(results, tier.device)
-        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(files.notes))
+        notes = list(files.notes)
+        if hardware == NO_GPU:
+            notes.append(
+                f"tier '{tier.name}' trains on a GPU, and nvidia-smi lists none here: this plan cannot be run here"
+            )
+        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes))
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
@@ -110,7 +117,7 @@ class Plan:
 def _read_tier(file: Path) -> Tier:
     content = read_mapping(file)
     check(content, schema("tier"), file)
-    return Tier(name=file.stem, **content)
+    return Tier(name=file.stem, **with_defaults(content, schema("tier")))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

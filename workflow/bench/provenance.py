@@ -29,6 +29,9 @@ CODE: Final = (
     "workflow/bench/schedules.py",
 )
 
+#: The hardware of a tier that computes on a GPU, planned on a machine that has none.
+NO_GPU: Final = "no-gpu"
+
 PACKAGES: Final = (
     "torch",
     "torchvision",
@@ -50,12 +53,15 @@ def hardware_slug(results: Path, device: str) -> str:
     """Return this machine's name in ``[a-z0-9-]+``: its GPU's for the device ``cuda``, else its CPU's.
 
     The name is kept in the file ``hardware`` of the results folder from the first call on, so that it does not
-    change while results gather under it.  Raises `ConfigError` where there is no GPU, or the folder is unwritable.
+    change while results gather under it.  Where there is no GPU it is `NO_GPU`, and nothing is kept: that much is
+    enough to plan.  Raises `ConfigError` where the folder is unwritable.
     """
     file = results / "hardware"
     try:
         known = json.loads(file.read_text()) if file.is_file() else {}
         if device not in known:
+            if device == "cuda" and not gpu_names():
+                return NO_GPU
             known[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
             write_json(file, known)
         return str(known[device])
@@ -64,18 +70,11 @@ def hardware_slug(results: Path, device: str) -> str:
             f"{shown_path(file)}: cannot be used: {problem.strerror}; give a writable folder as 'results'"
         ) from None
     except ValueError as problem:
-        if isinstance(problem, ConfigError):
-            raise
         raise ConfigError(f"{shown_path(file)}: is no valid JSON: {problem}; delete it") from None
 
 
 def _gpu_slug() -> str:
     gpus = gpu_names()
-    if not gpus:
-        raise ConfigError(
-            "hardware = 'auto': this tier needs a GPU, and nvidia-smi lists none here; "
-            "name the machine that computes, as in --config hardware=polaris-a100"
-        )
     return _slug(f"{len(gpus)}x {gpus[0]}" if len(gpus) > 1 else gpus[0])
 
 

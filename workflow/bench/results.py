@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -40,6 +40,7 @@ RUN_COLUMNS = (
     "reason",
     "hyperparameters",
     "steps_to_target",
+    "seconds_to_target",
     "parameters",
     "target",
 )
@@ -98,6 +99,13 @@ class Results:
     def experiments(self) -> list[str]:
         """Names of the experiments that have a table of runs."""
         return sorted(path.name.removesuffix(".runs.csv") for path in self.root.glob("*.runs.csv"))
+
+    def skipped(self, experiments: Iterable[str]) -> pd.DataFrame | None:
+        """The runs of these experiments (``*``: of all) where there are any and every one was skipped, else None."""
+        chosen = self.experiments() if tuple(experiments) == ("*",) else list(experiments)
+        frames = [frame for name in chosen if not (frame := self.runs(name)).empty]
+        runs = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["status"])
+        return runs if frames and (runs["status"] == "skipped").all() else None
 
 
 def published(name: str) -> pd.DataFrame:

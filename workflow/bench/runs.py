@@ -6,11 +6,14 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from workflow.bench.targets import Target
 
 Spec = dict[str, Any]
+
+#: The precision that a spec leaves out.
+PLAIN_PRECISION: Final = "float32"
 
 
 def run_id(spec: Spec) -> str:
@@ -24,7 +27,8 @@ class Run:
     """One training run: all that its numbers depend on but code and hardware.
 
     ``spec`` holds tier, workload (with all its parameters), data_version, steps, evaluate_every, seed, schedule,
-    start_from (a run's id, or None) and optimizer (name and hyperparameters, with their defaults).
+    start_from (a run's id, or None) and optimizer (name and hyperparameters, with their defaults); precision and
+    micro_batch_size where they are not float32 and the whole batch.
     """
 
     spec: Spec = field(compare=False)
@@ -57,6 +61,17 @@ class Run:
     def start_from(self) -> str | None:
         """The id of the run whose final weights it starts from."""
         return self.spec["start_from"]
+
+    @property
+    def precision(self) -> str:
+        """What forward passes compute in: float32, bfloat16 or float16."""
+        return self.spec.get("precision", PLAIN_PRECISION)
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro-batches in a step."""
+        size: int | None = self.spec.get("micro_batch_size")
+        return self.spec["workload"]["batch_size"] // size if size else 1
 
     def describe(self) -> str:
         """Return the run in a few words, for messages."""

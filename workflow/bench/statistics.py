@@ -195,6 +195,57 @@ def censored(value: float | None) -> float:
     return math.inf if value is None or math.isnan(value) else float(value)
 
 
+#: Statuses of runs that came to an end of their own; the others say nothing of a target yet.
+ENDED: Final = ("finished", "diverged", "out_of_memory")
+
+
+def to_target(runs: pd.DataFrame, quantity: Literal["steps", "seconds"]) -> dict[int, float]:
+    """What one label's runs took to their target, by seed, from rows of ``<experiment>.runs.csv``.
+
+    Iterations or training seconds.  A run that ended, well or badly, without reaching the target is infinite: it
+    would take longer than its budget.  Skipped, interrupted and missing runs are left out.
+    """
+    ended = runs[runs["status"].isin(ENDED)]
+    return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[f"{quantity}_to_target"], strict=True)}
+
+
+@dataclass(frozen=True)
+class Reaching:
+    """How one label's runs reach a target: what they take, and how many of them get there."""
+
+    took: Estimate
+    """The unreached count as infinite, so that it is a median, infinite itself where most runs do not get there."""
+    reached: int
+
+    @property
+    def censored(self) -> int:
+        """Runs that ended without reaching the target."""
+        return self.took.n - self.reached
+
+
+def reaching(took: Mapping[int, float]) -> Reaching | None:
+    """Summarise what `to_target` gives, None where it is empty."""
+    if not took:
+        return None
+    return Reaching(estimate(list(took.values())), sum(map(math.isfinite, took.values())))
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times less one side took than the other, over the seeds that both have."""
+
+    ratio: Estimate | None
+    """Above 1 where the contender was faster; infinite or 0 where one side alone was censored; None without a pair."""
+    undecided: int
+    """Seeds on which neither side reached the target, which `ratio` leaves out."""
+
+
+def speedup(reference: Mapping[int, float], contender: Mapping[int, float]) -> Speedup:
+    """Compare what `to_target` gives for two labels, paired by seed: the reference's time over the contender's."""
+    a, b = _shared(reference, contender)
+    return Speedup(paired_ratio(reference, contender), int((np.isinf(a) & np.isinf(b)).sum()))
+
+
 def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     """One label's metric over its steps, summarised over seeds.
 

@@ -1,31 +1,49 @@
-"""Measurements that need no training run."""
+"""Measurements that need no training run: probes, each a module of workflow.bench.probes."""
+
+# Processes that a probe needs for itself, so that nothing else disturbs its times, or is disturbed in its own.
+CORES_OF = {
+    "communication": 4,
+    "cost_scaling": workflow.cores,
+    "iteration_time": workflow.cores,
+    "scaling": workflow.cores,
+    "step_breakdown": workflow.cores,
+}
+# These compute on the CPU at every tier.
+CPU_ONLY = ("communication", "half_precision", "numerics", "sizes")
+TIMING = ("communication", "cost_scaling", "iteration_time", "memory", "scaling", "step_breakdown")
+PROBES = measured_by(PLAN)
+
+for probe in PROBES:
+
+    rule:
+        name:
+            probe.name
+        output:
+            f"{R}/probes/{probe.name}.csv",
+        log:
+            f"{R}/logs/probes/{probe.name}.log",
+        # First, while nothing else waits for the cores.
+        priority: 1
+        conda:
+            "../../environment.yml"
+        threads: CORES_OF.get(probe.name, 1)
+        resources:
+            gpu=0 if probe.name in CPU_ONLY else GPUS_A_JOB,
+        params:
+            name=probe.name,
+            workloads=workloads_of(probe, PLAN),
+            options=OPTIONS,
+        shell:
+            "python -m workflow.bench.probes.{params.name} {params.options} --out {output} 2> {log}"
 
 
-rule iteration_time:
-    """Time iterations over the inverse update period, with the machine to itself."""
-    output:
-        f"{R}/probes/iteration_time.csv",
-    log:
-        f"{R}/logs/probes/iteration_time.log",
-    # First, while nothing else waits for the cores.
-    priority: 1
-    conda:
-        "../../environment.yml"
-    threads: workflow.cores
-    params:
-        workloads=workloads_of(describe("probes", "iteration_time"), PLAN),
-        options=OPTIONS,
-    shell:
-        "python -m workflow.bench.probes.iteration_time {params.options} --out {output} 2> {log}"
+rule probes:
+    """Every probe of the tier."""
+    input:
+        [f"{R}/probes/{probe.name}.csv" for probe in PROBES],
 
 
-rule numerics:
-    """Check the update rules' numerics against float64 and what the paper's lemmas say."""
-    output:
-        f"{R}/probes/numerics.csv",
-    log:
-        f"{R}/logs/probes/numerics.log",
-    conda:
-        "../../environment.yml"
-    shell:
-        "python -m workflow.bench.probes.numerics --out {output} 2> {log}"
+rule timing:
+    """Time, memory and bytes of this machine, to compare hardware; no convergence."""
+    input:
+        [f"{R}/probes/{probe.name}.csv" for probe in PROBES if probe.name in TIMING],

@@ -15,6 +15,8 @@ rule train:
     conda:
         "../../environment.yml"
     threads: PLAN.tier.threads
+    resources:
+        gpu=GPUS_A_JOB,
     params:
         runs=lambda wildcards: PLAN.job(wildcards.experiment, wildcards.label).run_ids,
         options=OPTIONS,

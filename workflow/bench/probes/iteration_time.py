@@ -1,4 +1,6 @@
-"""Mean iteration time of KAISA and MKOR over the inverse update period, on the inversion experiments' models.
+"""Mean iteration time of KAISA and MKOR over the inverse update period.
+
+On a CPU the models are those of the inversion experiments; on a GPU they are BERT-Large and ResNet-50 on random data.
 
 ``python -m workflow.bench.probes.iteration_time --out iteration_time.csv`` writes one row a workload, optimizer,
 period and repeat. It wants the machine to itself. ``iteration_ms`` is the mean over a cycle of the period:
@@ -12,13 +14,12 @@ period and repeat. It wants the machine to itself. ``iteration_ms`` is the mean 
 
 from __future__ import annotations
 
-import argparse
+import gc
 import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
@@ -26,10 +27,9 @@ import torch
 
 from baselines import build
 from workflow.bench import workloads
-from workflow.bench.config import ConfigError
-from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.probes._rows import write_rows
-from workflow.bench.workloads.base import Workload
+from workflow.bench.plan import Plan
+from workflow.bench.probes import _command, _subjects
+from workflow.bench.probes._subjects import Trainable
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_inversion")
 WIDE: Final = (512, 256, 16, 256, 512)
@@ -67,7 +67,7 @@ class Contender:
     update_rule: str | None
     by_period: Mapping[int, Mapping[str, Any]]
     """The hyperparameters that the experiment has at a period; the nearest one's serve those that it leaves out."""
-    data: Workload
+    data: Trainable
 
     def hyperparameters(self, period: int) -> dict[str, Any]:
         """Return all hyperparameters at a period."""
@@ -132,6 +132,9 @@ def contenders(plan: Plan) -> Iterator[Contender]:
     The autoencoder is timed once more with wide layers, since the paper's are wide: where layers are narrow, the time
     of a decomposition hides behind the rest of the step.
     """
+    if plan.tier.device == "cuda":
+        yield from _at_true_size(plan)
+        return
     for name in EXPERIMENTS:
         if name not in plan.experiments:
             continue
@@ -150,8 +153,24 @@ def contenders(plan: Plan) -> Iterator[Contender]:
                     yield Contender(workload, "mkor_released", "mkor", "released", by_period, data)
 
 
+def _at_true_size(plan: Plan) -> Iterator[Contender]:
+    for subject in _subjects.subjects(plan):
+        for known in _subjects.contenders(subject, subject.lr, "kaisa", "mkor", "mkor_released"):
+            values = {name: value for name, value in known.hyperparameters.items() if name != "update_rule"}
+            yield Contender(subject.name, known.label, known.method, known.update_rule, {CYCLE: values}, subject.data)
+
+
 def measure(found: Sequence[Contender], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield all repeats; in each, every contender has its turn at every period, so that drift hits all alike."""
+    """Yield all repeats; in each, every contender has its turn at every period, so that drift hits all alike.
+
+    A GPU, which may not hold all at once, takes one contender after the other.
+    """
+    for group in [found] if device == "cpu" else [[contender] for contender in found]:
+        yield from _measure_together(group, device, hardware, repeats)
+        gc.collect()  # before the next one's models are made
+
+
+def _measure_together(found: Sequence[Contender], device: str, hardware: str, repeats: int) -> Iterator[Row]:
     longest = max(LONG_PERIODS)
     loops = {
         (contender, period): Loop(contender, period, device) for contender in found for period in (1, CYCLE, longest)
@@ -202,21 +221,10 @@ def summaries(every: Sequence[Step], cycle: Sequence[Step], between: Sequence[St
     return found
 
 
-def main() -> int:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m workflow.bench.probes.iteration_time")
-    parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
-    add_arguments(parser)
-    arguments = parser.parse_args()
-    try:
-        plan = load_from(arguments)
-    except ConfigError as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    torch.set_num_threads(plan.tier.threads)
-    write_rows(arguments.out, measure(list(contenders(plan)), plan.tier.device, plan.hardware))
-    return 0
+def measure_plan(plan: Plan) -> Iterator[Row]:
+    """Yield all rows of a plan's tier."""
+    return measure(list(contenders(plan)), plan.tier.device, plan.hardware)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(_command.run("iteration_time", measure_plan))

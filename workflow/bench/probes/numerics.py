@@ -14,10 +14,9 @@ named by the ids of workflow/paper/claims.csv:
 
 from __future__ import annotations
 
-import argparse
 import itertools
+import sys
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Final, NamedTuple, get_args, get_type_hints
 
 import torch
@@ -25,7 +24,8 @@ from torch import Tensor
 
 from mkor_core import MKOR, Preconditioner, linalg
 from workflow.bench import workloads
-from workflow.bench.probes._rows import write_rows
+from workflow.bench.plan import Plan
+from workflow.bench.probes import _command
 
 #: MKOR with each of its update rules, which linalg implements under the same names.
 METHODS: Final = tuple(MKOR(update_rule=rule) for rule in get_args(get_type_hints(MKOR)["update_rule"]))
@@ -144,14 +144,13 @@ def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def main() -> None:
-    """Measure and write."""
-    parser = argparse.ArgumentParser(prog="python -m workflow.bench.probes.numerics", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
-    out = parser.parse_args().out
-    checks = (smallest_eigenvalues, inverse_residuals, descent_cosines)
-    write_rows(out, (row for check in checks for method in METHODS for row in check(method)))
+def measure(plan: Plan) -> Iterator[Row]:
+    """Yield all rows; they do not depend on the tier."""
+    del plan
+    for check in (smallest_eigenvalues, inverse_residuals, descent_cosines):
+        for method in METHODS:
+            yield from check(method)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(_command.run("numerics", measure))

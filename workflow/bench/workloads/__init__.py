@@ -1,6 +1,7 @@
 """The workloads: each a module here, and a schema of its parameters in workflow/schemas/workloads.
 
-Importing this imports no torch, and neither does anything here but `create`.
+Importing this imports no torch, and neither does anything here but `create`,
+`architecture` and `described`.
 """
 
 from __future__ import annotations
@@ -11,15 +12,41 @@ from typing import TYPE_CHECKING, Any
 from workflow.bench import config
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from workflow.bench.workloads.base import Workload
 
 _CLASSES = {
+    "alexnet": "AlexNet",
     "autoencoder": "Autoencoder",
+    "bert_classification": "BertClassification",
     "bert_pretraining": "BertPretraining",
+    "bert_span": "BertSpan",
+    "resnet20": "ResNet20",
+    "resnet50": "ResNet50",
 }
 _DATASETS = {  # modules whose version() says what fixes the data
+    "cifar10": "cifar",
+    "cifar100": "cifar",
+    "cola": "glue",
+    "copy": "docstring_tasks",
     "digits": "digits",
     "docstrings": "corpus",
+    "imagenet": "imagenet",
+    "imdb": "imdb",
+    "library": "docstring_tasks",
+    "mnli": "glue",
+    "mrpc": "glue",
+    "package": "docstring_tasks",
+    "qnli": "glue",
+    "qqp": "glue",
+    "quotes": "docstring_tasks",
+    "rte": "glue",
+    "similarity": "docstring_tasks",
+    "squad": "squad",
+    "sst2": "glue",
+    "stsb": "glue",
+    "text": "shards",
 }
 
 NAMES = tuple(sorted(_CLASSES))
@@ -57,6 +84,27 @@ def create(name: str, **given: Any) -> Workload:
     its data is not on this machine.
     """
     resolved = resolve(name, **given)
-    module = import_module(f"{__name__}.{name}")
-    workload: Workload = getattr(module, _CLASSES[name])(**resolved)
-    return workload
+    return _class(name)(**resolved)
+
+
+def architecture(name: str, **given: Any) -> nn.Module:
+    """Return a workload's model without its data, as `Workload.architecture` makes it.
+
+    Raises `ValueError` with one line on a wrong name or value.
+    """
+    resolved = resolve(name, **given)
+    return _class(name).architecture(**resolved)
+
+
+def described(name: str, **given: Any) -> tuple[str, str]:
+    """Return what tables call a workload's model and data, without loading the data.
+
+    Raises `ValueError` with one line on a wrong name or value.
+    """
+    resolved = resolve(name, **given)
+    return _class(name).described(**resolved)
+
+
+def _class(name: str) -> type[Workload]:
+    found: type[Workload] = getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
+    return found

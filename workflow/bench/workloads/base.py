@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import count
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,12 +39,32 @@ class Workload(ABC):
         """Number of batches that an epoch fills; what is left over waits for another epoch's order."""
         return self.train_examples // self.batch_size
 
+    @classmethod
+    @abstractmethod
+    def architecture(cls, **parameters: Any) -> nn.Module:
+        """Return the model of a workload with these parameters, all of them given, without any of its data.
+
+        Its weights come from the current generator and lie on the current default device, ``meta`` for instance.
+        """
+
+    @classmethod
+    @abstractmethod
+    def described(cls, **parameters: Any) -> tuple[str, str]:
+        """Return ``model_name`` and ``dataset_name`` of a workload with these parameters, without any of its data."""
+
     @abstractmethod
     def model(self, seed: int) -> nn.Module:
         """Return a new model, on the CPU, in training mode, its weights fixed by ``seed``.
 
         The random generators are left as they were found.
         """
+
+    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Load ``weights``, the final ones of another run, into a new ``model``.
+
+        Raises `RuntimeError` where they are not this model's.
+        """
+        model.load_state_dict(weights)
 
     @abstractmethod
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -62,6 +83,13 @@ class Workload(ABC):
 
         The model's mode and the random generators are left as they were found.
         """
+
+    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+        """Return metrics on training data, beside the training loss; none here.
+
+        The model's mode and the random generators are left as they were found.
+        """
+        return {}
 
 
 def shuffled(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -100,6 +128,21 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
+
+
+def micro_batches(batch: Batch, number: int) -> Sequence[Batch]:
+    """Return ``batch`` cut into ``number`` equal parts along its examples, the first axis of each tensor.
+
+    Raises `ValueError` where ``number`` does not divide the examples, or tensors have not as many of them.
+    """
+    if number == 1:
+        return (batch,)
+    lengths = {len(tensor) for tensor in batch.values()}
+    if len(lengths) != 1 or (examples := lengths.pop()) % number:
+        shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
+        raise ValueError(f"a batch with the shapes {shapes} cannot be cut into {number} equal parts.")
+    parts = [tensor.split(examples // number) for tensor in batch.values()]
+    return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
 def beside(model: nn.Module, batch: Batch) -> Batch:

@@ -3,32 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from baselines import _torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
-
-# isort: split
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import BertConfig, BertForPreTraining
 
-from workflow.bench.workloads import corpus
+from workflow.bench.workloads import bert, corpus
 from workflow.bench.workloads.base import Batch, Workload, beside, evaluating, seeded, shuffled
-from workflow.bench.workloads.corpus import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, Split
+from workflow.bench.workloads.corpus import CLS, MASK, PAD, SEP, UNKNOWN, Split
+from workflow.bench.workloads.shards import Manifest, Shards, Specials
+
+# isort: split
+from transformers import BertForPreTraining
+from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
 IGNORED = -100
 """The label of a position that the masked language model's loss leaves out."""
 NEXT, RANDOM = 0, 1
 """The labels of the second segment."""
 
-_DATASETS = {"docstrings": corpus.load}
-_PREDICTED = 0.15
+_DATA_NAMES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
+_PREDICTED, _MOST_PREDICTED = 0.15, 5  # share of a text, and tokens of 32 in a sequence of shards
 _MASKED, _REPLACED = 0.8, 0.1  # of the predicted; the rest stay as they are
 _VALIDATION_SEED = 0  # of the validation pairs and masks, which every run shares
-_VALIDATION_BATCH = 256  # pairs at once
+_VALIDATION_BATCH, _VALIDATION_TOKENS = 256, 32768  # pairs and tokens at once, at most
+_OF_CORPUS = Specials(pad=PAD, unknown=UNKNOWN, cls=CLS, sep=SEP, mask=MASK)
 _MASKS = 1  # keeps the numbers behind masks apart from those behind an epoch's order
+
+
+class MaskedBert(BertForPreTraining):
+    """BERT with its two pre-training heads; the masked language model's is asked for predicted tokens alone.
+
+    At a vocabulary of 30,000 the scores of all tokens would take more memory than the encoder.
+    """
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        token_type_ids: Tensor,
+        attention_mask: Tensor,
+        labels: Tensor,
+        next_sentence_label: Tensor,
+    ) -> BertForPreTrainingOutput:
+        """Return the loss, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``."""
+        encoded = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
+        predicted = labels != IGNORED
+        logits, relationship = self.cls(encoded.last_hidden_state[predicted], encoded.pooler_output)
+        loss = functional.cross_entropy(logits.float(), labels[predicted])
+        loss = loss + functional.cross_entropy(relationship.float(), next_sentence_label)
+        return BertForPreTrainingOutput(loss=loss, prediction_logits=logits, seq_relationship_logits=relationship)
 
 
 class BertPretraining(Workload):
@@ -37,12 +63,15 @@ class BertPretraining(Workload):
     The head of the masked language model is excluded from preconditioning, as in MKOR's released BERT script: its
     decoder shares the word embeddings' weight.
 
-    dataset: "docstrings", scikit-learn's and SciPy's.  batch_size: pairs of segments a step.  layers, hidden_size,
-    heads: of the encoder, whose feed-forward layers are four times as wide.  vocabulary_size: word pieces.
-    sequence_length: tokens a pair.  initializer_range: standard deviation of the initial weights.  dropout: share
-    of activations, and of attention, that is dropped in training.  validation_pairs: pairs to evaluate on, at most.
+    dataset: "docstrings", scikit-learn's and SciPy's, or "text", the shards that `workflow.bench.prepare` made with
+    bert-uncased's vocabulary and this ``sequence_length``.  batch_size: pairs of segments a step.  layers,
+    hidden_size, heads: of the encoder, whose feed-forward layers are four times as wide.  vocabulary_size: word
+    pieces.  sequence_length: tokens a pair; models of "text" have 512 positions whatever it is, so that a second phase
+    starts from a first one.  initializer_range: standard deviation of the initial weights.  dropout: share of
+    activations, and of attention, that is dropped in training.  validation_pairs: pairs to evaluate on, at most.
 
-    Raises `ValueError` where ``heads`` does not divide ``hidden_size``, or the text has too few word pieces.
+    Raises `ValueError` where ``heads`` does not divide ``hidden_size``, the text has too few word pieces, or its
+    vocabulary has another size.
     """
 
     exclude = (r"cls\.predictions",)
@@ -61,37 +90,43 @@ class BertPretraining(Workload):
         dropout: float,
         validation_pairs: int,
     ) -> None:
-        if hidden_size % heads:
-            raise ValueError(f"{hidden_size=} must be a multiple of {heads=}.")
-        self._config = BertConfig(
-            vocab_size=vocabulary_size,
-            hidden_size=hidden_size,
-            num_hidden_layers=layers,
-            num_attention_heads=heads,
-            intermediate_size=4 * hidden_size,
-            max_position_embeddings=sequence_length,
-            initializer_range=initializer_range,
-            hidden_dropout_prob=dropout,
-            attention_probs_dropout_prob=dropout,
-            pad_token_id=PAD,
-        )
-        text = _DATASETS[dataset](vocabulary_size)
-        self._pairs = Pairs(text.train, vocabulary_size, sequence_length)
+        self._parameters: dict[str, Any] = {
+            "dataset": dataset,
+            "layers": layers,
+            "hidden_size": hidden_size,
+            "heads": heads,
+            "vocabulary_size": vocabulary_size,
+            "sequence_length": sequence_length,
+            "initializer_range": initializer_range,
+            "dropout": dropout,
+        }
+        _configuration(self._parameters)
+        data = _load(dataset, vocabulary_size, sequence_length)
+        self._pairs = data.train
         self.batch_size = batch_size
-        self.model_name = f"BERT, {layers} layers x {hidden_size}, {heads} heads"
-        self.dataset_name = "docstrings of scikit-learn and SciPy"
+        self.model_name, self.dataset_name = self.described(**self._parameters)
         self.train_examples = len(self._pairs)
-        self.data_fingerprint = text.fingerprint
+        self.data_fingerprint = data.fingerprint
 
-        held_out = Pairs(text.validation, vocabulary_size, sequence_length)
+        held_out = data.validation
         rng = np.random.default_rng(_VALIDATION_SEED)
         self._validation = held_out.batch(rng.permutation(len(held_out))[:validation_pairs], rng)
         self.validation_examples = len(self._validation["input_ids"])
 
+    @classmethod
+    def architecture(cls, **parameters: Any) -> nn.Module:
+        """Return a model in BERT's initialisation."""
+        return MaskedBert(_configuration(parameters))
+
+    @classmethod
+    def described(cls, **parameters: Any) -> tuple[str, str]:
+        """Return the encoder's size, and the text's name."""
+        return bert.size(parameters), _DATA_NAMES[parameters["dataset"]]
+
     def model(self, seed: int) -> nn.Module:
-        """Return a new model in BERT's initialisation."""
+        """Return a new model, as `architecture` makes it."""
         with seeded(seed):
-            return BertForPreTraining(self._config)
+            return self.architecture(**self._parameters)
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as `Pairs.batch` makes them; masks and random segments differ in each epoch."""
@@ -106,17 +141,17 @@ class BertPretraining(Workload):
         """Return ``loss``, its part ``mlm_loss``, and ``nsp_accuracy``, on fixed pairs with fixed masks."""
         mlm_loss = nsp_loss = 0.0
         predicted = correct = 0
+        rows = max(1, min(_VALIDATION_BATCH, _VALIDATION_TOKENS // self._parameters["sequence_length"]))
         with evaluating(model):
-            for first in range(0, self.validation_examples, _VALIDATION_BATCH):
-                here = slice(first, first + _VALIDATION_BATCH)
+            for first in range(0, self.validation_examples, rows):
+                here = slice(first, first + rows)
                 inputs = beside(model, {name: tensor[here] for name, tensor in self._validation.items()})
-                labels, is_random = inputs.pop("labels"), inputs.pop("next_sentence_label")
+                labels, is_random = inputs["labels"], inputs["next_sentence_label"]
                 output = model(**inputs)
-                is_predicted = labels != IGNORED
-                logits = output.prediction_logits[is_predicted]
-                mlm_loss += functional.cross_entropy(logits, labels[is_predicted], reduction="sum").item()
+                logits = output.prediction_logits.float()
+                mlm_loss += functional.cross_entropy(logits, labels[labels != IGNORED], reduction="sum").item()
                 predicted += len(logits)
-                logits = output.seq_relationship_logits
+                logits = output.seq_relationship_logits.float()
                 nsp_loss += functional.cross_entropy(logits, is_random, reduction="sum").item()
                 correct += int((logits.argmax(1) == is_random).sum())
         mlm_loss /= predicted
@@ -126,6 +161,33 @@ class BertPretraining(Workload):
             "mlm_loss": mlm_loss,
             "nsp_accuracy": correct / self.validation_examples,
         }
+
+
+def _configuration(parameters: dict[str, Any]) -> Any:
+    positions = bert.POSITIONS if parameters["dataset"] == "text" else None
+    return bert.configuration(parameters, positions=positions)
+
+
+class _Data(NamedTuple):
+    """Both splits, and the SHA-256 of the data."""
+
+    train: Pairs | PairsOfShards
+    validation: Pairs | PairsOfShards
+    fingerprint: str
+
+
+def _load(dataset: str, vocabulary_size: int, length: int) -> _Data:
+    if dataset == "docstrings":
+        text = corpus.load(vocabulary_size)
+        return _Data(
+            Pairs(text.train, vocabulary_size, length),
+            Pairs(text.validation, vocabulary_size, length),
+            text.fingerprint,
+        )
+    manifest = Manifest("bert-uncased", length)
+    if manifest.vocabulary_size != vocabulary_size:
+        raise ValueError(f"{vocabulary_size=}: {manifest.folder} has {manifest.vocabulary_size} word pieces.")
+    return _Data(PairsOfShards(manifest, "train"), PairsOfShards(manifest, "validation"), manifest.fingerprint)
 
 
 class Pairs:
@@ -170,14 +232,10 @@ class Pairs:
         is_random = rng.random(len(indices)) < 0.5
         second = np.where(is_random, self._elsewhere(indices, rng), indices)
         tokens, segments = self._assemble(indices, second)
-        inputs, labels = self._mask(tokens, rng)
-        return {
-            "input_ids": torch.from_numpy(inputs),
-            "token_type_ids": torch.from_numpy((segments == 2).astype(np.int64)),
-            "attention_mask": torch.from_numpy((segments > 0).astype(np.int64)),
-            "labels": torch.from_numpy(labels),
-            "next_sentence_label": torch.from_numpy(np.where(is_random, RANDOM, NEXT)),
-        }
+        is_text = (tokens != CLS) & (tokens != SEP) & (tokens != PAD)
+        draw = np.where(is_text, rng.random(tokens.shape), 2.0)
+        predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
+        return _masked(tokens, segments, is_random, predicted, _OF_CORPUS, self._vocabulary_size, rng)
 
     def _elsewhere(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return for each index one of another document, drawn evenly."""
@@ -212,18 +270,56 @@ class Pairs:
         tokens[column > last] = PAD
         return tokens, np.where(column > last, 0, np.where(column > middle, 2, 1))
 
-    def _mask(self, tokens: NDArray[np.int64], rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return inputs and labels: 15 % of the text's tokens are to be predicted, at least one a pair.
 
-        Of these, 80 % are masked, 10 % replaced by a random word piece, 10 % left as they are.
-        """
-        is_text = (tokens != CLS) & (tokens != SEP) & (tokens != PAD)
-        draw = np.where(is_text, rng.random(tokens.shape), 2.0)
-        predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
-        labels = np.where(predicted, tokens, IGNORED)
+class PairsOfShards:
+    """Pairs of text segments as `workflow.bench.prepare` made them, masked anew in each batch.
 
-        fate = rng.random(tokens.shape)
-        pieces = rng.integers(len(SPECIAL_TOKENS), self._vocabulary_size, tokens.shape)
-        inputs = np.where(predicted & (fate < _MASKED), MASK, tokens)
-        replaced = predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED)
-        return np.where(replaced, pieces, inputs), labels
+    15 % of a pair's text is to be predicted, rounded, at least one token and at most 5 in 32 of a sequence: 80 of 512,
+    20 of 128, as in BERT's own script.
+    """
+
+    def __init__(self, manifest: Manifest, split: str) -> None:
+        self._shards = Shards(manifest, split)
+        self._specials = manifest.specials
+        self._vocabulary_size = manifest.vocabulary_size
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._shards)
+
+    def batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
+        """Return the pairs at ``indices``, masked, as `Pairs.batch` does."""
+        tokens, pairs = self._shards.rows(indices)
+        second, lengths, is_random = pairs.T[:, :, None]
+        column = np.arange(tokens.shape[1])
+        segments = np.where(column >= lengths, 0, np.where(column >= second, 2, 1))
+        is_text = (segments > 0) & (tokens != self._specials.cls) & (tokens != self._specials.sep)
+        draw = np.where(is_text, rng.random(tokens.shape, dtype=np.float32), np.float32(2))
+        share = np.rint(_PREDICTED * is_text.sum(axis=1)).astype(np.int64)
+        number = np.clip(share, 1, _MOST_PREDICTED * tokens.shape[1] // 32)
+        highest = np.take_along_axis(np.sort(draw, axis=1), number[:, None] - 1, axis=1)
+        predicted = is_text & (draw <= highest)
+        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, self._vocabulary_size, rng)
+
+
+def _masked(
+    tokens: NDArray[np.int64],
+    segments: NDArray,
+    is_random: NDArray[np.bool_],
+    predicted: NDArray[np.bool_],
+    specials: Specials,
+    vocabulary_size: int,
+    rng: np.random.Generator,
+) -> Batch:
+    """Return a batch in which 80 % of the predicted tokens are masked, 10 % a random word piece, 10 % as they were."""
+    fate = rng.random(tokens.shape)
+    pieces = rng.integers(max(specials) + 1, vocabulary_size, tokens.shape)
+    inputs = np.where(predicted & (fate < _MASKED), specials.mask, tokens)
+    replaced = predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED)
+    return {
+        "input_ids": torch.from_numpy(np.where(replaced, pieces, inputs)),
+        "token_type_ids": torch.from_numpy((segments == 2).astype(np.int64)),
+        "attention_mask": torch.from_numpy((segments > 0).astype(np.int64)),
+        "labels": torch.from_numpy(np.where(predicted, tokens, IGNORED)),
+        "next_sentence_label": torch.from_numpy(np.where(is_random, RANDOM, NEXT)),
+    }

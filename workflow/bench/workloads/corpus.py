@@ -158,7 +158,7 @@ def train_vocabulary(text: Iterable[str], size: int) -> list[str]:
     """
     from tokenizers import trainers
 
-    tokenizer = _tokenizer([])
+    untrained = tokenizer([])
     trainer = trainers.WordPieceTrainer(
         vocab_size=size,
         initial_alphabet=list(ALPHABET),
@@ -168,27 +168,27 @@ def train_vocabulary(text: Iterable[str], size: int) -> list[str]:
         special_tokens=[*SPECIAL_TOKENS, *ALPHABET, *CONTINUATIONS],
         show_progress=False,
     )
-    tokenizer.train_from_iterator(text, trainer)
-    ids = tokenizer.get_vocab()
+    untrained.train_from_iterator(text, trainer)
+    ids = untrained.get_vocab()
     if len(ids) != size:
         raise ValueError(f"vocabulary_size={size}: the text gives {len(ids)} word pieces.")
     return sorted(ids, key=ids.__getitem__)
 
 
-def _tokenizer(vocabulary: Sequence[str]) -> Tokenizer:
-    """Return uncased BERT's tokenizer with ``vocabulary``, which may be empty before training."""
+def tokenizer(vocabulary: Sequence[str], *, lowercase: bool = True) -> Tokenizer:
+    """Return BERT's tokenizer, uncased by default, with ``vocabulary``, which may be empty before training."""
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
     ids = {piece: number for number, piece in enumerate(vocabulary)}
-    tokenizer = Tokenizer(models.WordPiece(vocab=ids, unk_token=SPECIAL_TOKENS[UNKNOWN]))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
+    made = Tokenizer(models.WordPiece(vocab=ids, unk_token=SPECIAL_TOKENS[UNKNOWN]))
+    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return made
 
 
 def _cut(documents: Sequence[Document], vocabulary: Sequence[str]) -> Split:
     texts = [text for document in documents for text in document.docstrings]
-    encodings = _tokenizer(vocabulary).encode_batch([sentence for text in texts for sentence in text])
+    encodings = tokenizer(vocabulary).encode_batch([sentence for text in texts for sentence in text])
     encoded = [encoding.ids for encoding in encodings]
     return Split(
         tokens=np.array([number for sentence in encoded for number in sentence], dtype=np.uint16),

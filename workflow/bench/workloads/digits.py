@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: 1,797 grey images of 8 x 8 pixels, here without their labels.
+"""scikit-learn's handwritten digits: 1,797 grey images of 8 x 8 pixels, and their labels.
 
 Imports neither torch nor, before `load`, scikit-learn.
 """
@@ -43,7 +43,19 @@ def load() -> Digits:
     from sklearn.datasets import load_digits
 
     images = (load_digits().images / _LEVELS).astype(np.float32)
+    return Digits(*_split(images))
+
+
+def labels() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return which digits `load`'s images show: those of the training images, and those of the validation images."""
+    from sklearn.datasets import load_digits
+
+    train, validation = _split(load_digits().target.astype(np.int64))
+    return train, validation
+
+
+def _split(values: NDArray) -> list[NDArray]:
+    """Return the part of ``values`` to train on, and the part to validate on."""
     # The legacy generator, whose numbers NumPy never changes. A stride would not do: the digits come in turn.
-    order = np.random.RandomState(_SPLIT_SEED).permutation(len(images))
-    train, validation = np.split(images[order], [len(images) * 4 // 5])
-    return Digits(train, validation)
+    order = np.random.RandomState(_SPLIT_SEED).permutation(len(values))
+    return np.split(values[order], [len(values) * 4 // 5])

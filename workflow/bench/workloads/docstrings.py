@@ -18,6 +18,8 @@ from typing import NamedTuple
 from workflow.bench.workloads.data import DataNotFound
 
 PACKAGES = ("scikit-learn", "scipy")
+END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
+"""The space between two sentences."""
 
 _WRITTEN_BY_BUILDS = frozenset({"__config__.py", "_distributor_init.py", "version.py"})
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -25,7 +27,6 @@ _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 _RULE = re.compile(r"([-=~^\"*+#.])\1{2,}(?:\s+\1{2,})*")  # under a heading, or a table's edge
 _DIRECTIVE = re.compile(r"\.\. [\w-]+::.*|:[\w-]+:(?:\s.*)?|%\(\w+\)s")  # .. math::, :toctree:, %(example)s
 _MARKUP = re.compile(r":[a-z]+(?::[a-z]+)?:(?=`)|`~?|`")  # :func:`~a.b` reads a.b
-_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 _WORD = re.compile(r"[A-Za-z]{2}")
 
 
@@ -65,7 +66,7 @@ def sentences(docstring: str) -> list[str]:
 
     def close() -> None:
         text = " ".join(" ".join(block).split())
-        found.extend(sentence for sentence in _END.split(text) if _WORD.search(sentence))
+        found.extend(sentence for sentence in END_OF_SENTENCE.split(text) if _WORD.search(sentence))
         block.clear()
 
     for line in [*docstring.splitlines(), ""]:

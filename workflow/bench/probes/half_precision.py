@@ -1,0 +1,141 @@
+"""MKOR's update in half precision: its error beside the paper's bound, and whether it stays finite.
+
+``python -m workflow.bench.probes.half_precision --out half_precision.csv`` writes rows of two checks for claim C22:
+
+- ``error`` (Lemma 3.2): one update of an inverse factor that half precision holds exactly. ``value`` is the largest
+  entry of the difference between the update in half precision and in float64. ``bound`` is
+  ``(gamma + 4 (1 - gamma) / gamma^2 m^3 d^2) eps``, the expression inside the lemma's O(.) with the constant 1, m the
+  largest entry of factor and vector (``largest_entry``) and eps half the distance from 1 to the next number: a value
+  below it is within the lemma with that constant. The lemma is stated for the ``published`` rule; the expression stands
+  beside the others for comparison.
+- ``finite``: 10,000 updates in a row, each after the stabiliser. ``value`` is the number of updates after which all
+  entries were finite, ``bound`` the number of updates asked for: a value below it is where the first infinity or NaN
+  came. ``largest_entry`` is that of the factor at the end, or at the last finite update.
+
+In ``error``, a factor that outgrew what half precision holds has an infinite ``largest_entry``, and an update that
+overflowed an infinite ``value`` or, as NaN, none.
+
+Columns: check, update_rule, dtype, arithmetic, sequence, dimension, trial, value, bound, largest_entry,
+code_fingerprint, git_commit. ``arithmetic`` is ``stored`` where factors and vectors are kept in half precision and the
+update is computed in float32 (what mkor_core does), ``half`` where the whole recurrence runs in it (what the released
+code does). ``sequence``: ``independent`` vectors, or a ``persistent mean`` with noise; norms from 0.1 to 10.
+
+It runs on the CPU at every tier: rounding is the same everywhere but for the order of sums.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from mkor_core import MKOR, linalg
+from workflow.bench.plan import Plan
+from workflow.bench.probes import _command
+from workflow.bench.probes.numerics import METHODS
+
+DTYPES: Final = (torch.float16, torch.bfloat16)
+ARITHMETICS: Final = ("stored", "half")
+SEQUENCES: Final = ("independent", "persistent mean")
+DIMENSIONS: Final = (16, 64, 256)
+TRIALS: Final = 6
+UPDATES: Final = 10_000
+FOLLOWED: Final = 32  # the dimension of the factors that are followed over all updates
+HISTORY: Final = 20  # float64 updates behind the factor whose next update is examined
+
+
+class Row(NamedTuple):
+    """One examined update, or one sequence of them."""
+
+    check: str
+    update_rule: str
+    dtype: str
+    arithmetic: str
+    sequence: str
+    dimension: int
+    trial: int
+    value: float
+    bound: float
+    largest_entry: float
+
+
+def lemma_bound(decay: float, largest: float, dimension: int, dtype: torch.dtype) -> float:
+    """Return ``(gamma + 4 (1 - gamma) / gamma^2 m^3 d^2) eps`` (Lemma 3.2), eps the unit roundoff."""
+    unit_roundoff = torch.finfo(dtype).eps / 2
+    return (decay + 4 * (1 - decay) / decay**2 * largest**3 * dimension**2) * unit_roundoff
+
+
+def updated(method: MKOR, inverse: Tensor, vector: Tensor, arithmetic: str) -> Tensor:
+    """Return the next factor in ``inverse``'s dtype: stabilised, then updated, in float32 or in that dtype itself."""
+    wide = torch.float32 if arithmetic == "stored" else inverse.dtype
+    return _next(method, inverse.to(wide), vector.to(wide)).to(inverse.dtype)
+
+
+def _next(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
+    stable = linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend)
+    result: Tensor = getattr(linalg, method.update_rule)(stable, vector, method.decay)
+    return result
+
+
+def vectors(number: int, dimension: int, trial: int, sequence: str) -> Tensor:
+    """Return ``[number, dimension]`` float64 vectors, of one scale a trial, spread evenly from 0.1 to 10 in norm."""
+    generator = torch.Generator().manual_seed(trial)
+    scale = 10 ** (2 * trial / max(TRIALS - 1, 1) - 1)
+    noise = torch.randn(number, dimension, generator=generator, dtype=torch.float64)
+    mean = torch.randn(dimension, generator=generator, dtype=torch.float64) if sequence == "persistent mean" else 0
+    return scale * (noise + mean) / dimension**0.5
+
+
+def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Iterator[Row]:
+    """Yield the rows of the check ``error``."""
+    for dtype, arithmetic, sequence, dimension, trial in itertools.product(
+        DTYPES, ARITHMETICS, SEQUENCES, dimensions, range(TRIALS)
+    ):
+        *history, last = vectors(HISTORY + 1, dimension, trial, sequence)
+        inverse = torch.eye(dimension, dtype=torch.float64)
+        for vector in history:
+            inverse = _next(method, inverse, vector)
+        inverse, vector = inverse.to(dtype), last.to(dtype)
+        truth = _next(method, inverse.double(), vector.double())
+        error = (updated(method, inverse, vector, arithmetic).double() - truth).abs().max().item()
+        largest = max(inverse.abs().max().item(), vector.abs().max().item())
+        bound = lemma_bound(method.decay, largest, dimension, dtype)
+        rule = method.update_rule
+        yield Row("error", rule, _name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
+
+
+def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,)) -> Iterator[Row]:
+    """Yield the rows of the check ``finite``; by default of the largest vectors, which are the hardest."""
+    for dtype, arithmetic, sequence, trial in itertools.product(DTYPES, ARITHMETICS, SEQUENCES, trials):
+        inverse = torch.eye(FOLLOWED, dtype=dtype)
+        done = number
+        for index, vector in enumerate(vectors(number, FOLLOWED, trial, sequence).to(dtype)):
+            result = updated(method, inverse, vector, arithmetic)
+            if not math.isfinite(result.sum(dtype=torch.float64).item()):
+                done = index
+                break
+            inverse = result
+        largest = inverse.abs().max().item()
+        rule = method.update_rule
+        yield Row("finite", rule, _name(dtype), arithmetic, sequence, FOLLOWED, trial, done, number, largest)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def measure(plan: Plan) -> Iterator[Row]:
+    """Yield all rows; they do not depend on the tier."""
+    del plan
+    for method in METHODS:
+        yield from update_errors(method)
+        yield from finite_updates(method)
+
+
+if __name__ == "__main__":
+    sys.exit(_command.run("half_precision", measure))

@@ -1,0 +1,185 @@
+"""How well rank-1 matrices approximate every layer's covariances over training: the best one, and MKOR's mean vector.
+
+``python -m workflow.bench.probes.rank1_error --tier embedded --out rank1_error.csv`` trains each workload with its base
+optimizer and looks at the batch of some steps. With rows R ``[n, d]`` (inputs X, with the trailing 1 of a bias, or
+output gradients G; a Conv2d has one row per output location) and their second moment ``M = R^T R / n``, A or C in
+ALGORITHMS.md, it writes ``|| M - u u^T ||_F / || M ||_F`` for a vector u. Columns:
+
+- workload, optimizer, seed, step (number of steps taken before), loss (of that step's batch).
+- layer, kind (Linear or Conv2d), side (activation or gradient), rows n, dimension d.
+- approximation: ``best``, ``u u^T = lambda v v^T`` of the leading eigenpair, by power iteration; ``mean``,
+  u the mean row (a or g), what MKOR updates its factors with; ``scaled_mean``, the multiple of the mean row that fits
+  best, which tells its direction from its length.
+- error: the relative error, which lies in [0, 1] for best and scaled_mean. Empty where M is zero. Nothing is cut
+  off.
+- iterations: of the power iteration, `ITERATIONS` where it did not settle; empty for the others.
+- hardware, code_fingerprint, git_commit.
+
+All is computed in float64 from the rows as captured.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from baselines import build
+from mkor_core.capture import ROWS, Capture
+from mkor_core.discovery import find_layers
+from workflow.bench.plan import Plan
+from workflow.bench.probes import _command
+from workflow.bench.probes._subjects import Subject, contenders, subjects
+
+EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
+STEPS: Final = (0, 10, 25, 50, 100)
+SEEDS: Final[Mapping[str, tuple[int, ...]]] = {"cpu": (0, 1), "cuda": (0,)}
+"""By device; BERT-Large and ResNet-50 on random data have one."""
+ITERATIONS: Final = 200
+TOLERANCE: Final = 1e-9
+
+
+class Row(NamedTuple):
+    """One approximation of one matrix."""
+
+    workload: str
+    optimizer: str
+    seed: int
+    step: int
+    loss: float
+    layer: str
+    kind: str
+    side: str
+    rows: int
+    dimension: int
+    approximation: str
+    error: float
+    iterations: int | None
+    hardware: str
+
+
+class Leading(NamedTuple):
+    """The leading eigenpair of a moment, and the iterations that found it."""
+
+    value: float
+    vector: Tensor
+    iterations: int
+
+
+class Moment:
+    """``M = R^T R / n`` of rows R ``[n, d]``, as a product with vectors: formed where d <= n, else left as rows."""
+
+    def __init__(self, rows: Tensor) -> None:
+        n, d = rows.shape
+        self.dimension = d
+        self._rows = rows
+        self._formed = rows.T @ rows / n if d <= n else None
+        # || R^T R || = || R R^T ||, so the smaller of both Gram matrices will do.
+        gram = rows @ rows.T / n if self._formed is None else self._formed
+        self.squared_norm = float(gram.square().sum())
+
+    def times(self, vector: Tensor) -> Tensor:
+        """Return ``M v``; v: ``[d]``."""
+        if self._formed is not None:
+            return self._formed @ vector
+        return self._rows.T @ (self._rows @ vector) / len(self._rows)
+
+
+def leading(moment: Moment, start: Tensor) -> Leading:
+    """Return the leading eigenpair by power iteration from ``start`` ``[d]``; a moment of zeros has the value 0.
+
+    It stops where the eigenvalue changes by less than `TOLERANCE` of itself.
+    """
+    vector = start / start.norm()
+    value = 0.0
+    for iteration in range(1, ITERATIONS + 1):
+        image = moment.times(vector)
+        new = image.norm().item()
+        if new == 0:
+            return Leading(0.0, vector, iteration)
+        vector = image / new
+        if abs(new - value) <= TOLERANCE * new:
+            return Leading(new, vector, iteration)
+        value = new
+    return Leading(value, vector, ITERATIONS)
+
+
+def relative_error(moment: Moment, vector: Tensor, scale: float) -> float:
+    """Return ``|| M - scale v v^T ||_F / || M ||_F``; v: ``[d]``.  NaN where M is zero."""
+    if moment.squared_norm == 0:
+        return math.nan
+    quadratic = vector.dot(moment.times(vector)).item()
+    length = vector.square().sum().item()
+    square = moment.squared_norm - 2 * scale * quadratic + (scale * length) ** 2
+    return math.sqrt(max(square, 0.0) / moment.squared_norm)  # rounding may take a perfect fit below zero
+
+
+def errors(rows: Tensor) -> dict[str, tuple[float, int | None]]:
+    """Return every approximation's error, and the iterations of the best one; rows: ``[n, d]`` float64."""
+    moment = Moment(rows)
+    start = torch.randn(moment.dimension, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    best = leading(moment, start.to(rows))
+    mean = rows.mean(0)
+    length = mean.square().sum().item()
+    fitting = mean.dot(moment.times(mean)).item() / length**2 if length else 0.0
+    return {
+        "best": (relative_error(moment, best.vector, best.value), best.iterations),
+        "mean": (relative_error(moment, mean, 1.0), None),
+        "scaled_mean": (relative_error(moment, mean, fitting), None),
+    }
+
+
+def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardware: str) -> Iterator[Row]:
+    """Yield the rows of one training."""
+    looked_at = frozenset(steps)
+    torch.manual_seed(seed)
+    model = subject.data.model(seed).to(device)
+    (base,) = contenders(subject, subject.lr, subject.base)
+    optimizer, _ = build(base.method, model, base.hyperparameters)
+    layers = find_layers(model, subject.data.exclude)
+    capture = Capture(layers, ROWS)
+    for step, batch in enumerate(islice(subject.data.batches(seed), max(looked_at) + 1)):
+        capture.enabled = step in looked_at
+        optimizer.zero_grad()
+        loss = subject.data.loss(model, batch)
+        loss.backward()
+        for name, calls in capture.take().items():
+            assert isinstance(calls, list)  # ROWS keeps lists
+            for side in ("activation", "gradient"):
+                own = torch.cat([call.x if side == "activation" else call.g for call in calls]).double()
+                for approximation, (error, iterations) in errors(own).items():
+                    yield Row(
+                        subject.name,
+                        base.label,
+                        seed,
+                        step,
+                        loss.item(),
+                        name,
+                        type(layers[name].module).__name__,
+                        side,
+                        len(own),
+                        own.shape[1],
+                        approximation,
+                        error,
+                        iterations,
+                        hardware,
+                    )
+        optimizer.step()
+    capture.remove()
+
+
+def measure(plan: Plan) -> Iterator[Row]:
+    """Yield all rows of a plan's tier."""
+    device = plan.tier.device
+    for subject in subjects(plan):
+        for seed in SEEDS[device]:
+            yield from follow(subject, seed, STEPS, device, plan.hardware)
+
+
+if __name__ == "__main__":
+    sys.exit(_command.run("rank1_error", measure))
