@@ -232,7 +232,7 @@ class Preconditioner:
 
         Raises:
             ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
-        RuntimeError: MKOR-H has switched here, so its hooks are gone, and had not in the state.
+            RuntimeError: MKOR-H has switched here, so its hooks are gone, and had not in the state.
         """
         if state["method"] != type(self.method).__name__:
             raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")

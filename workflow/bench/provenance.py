@@ -9,7 +9,7 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -192,3 +192,8 @@ def collect() -> dict[str, Any]:
         "packages": package_versions(),
         "machine": machine(),
     }
+
+
+def is_current(summary: Mapping[str, Any]) -> bool:
+    """Tell whether a run.json was made by today's code."""
+    return bool(summary.get("code_fingerprint") == code_fingerprint())

@@ -8,7 +8,7 @@ import sys
 from workflow.bench.config import ConfigError
 from workflow.bench.files import locked
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.provenance import code_fingerprint
+from workflow.bench.provenance import is_current
 from workflow.bench.record import RunFolder, read_summary
 
 
@@ -23,7 +23,7 @@ def forget(plan: Plan) -> int:
             folder = RunFolder.of(plan.results, run.id)
             with locked(folder.lock):
                 summary = read_summary(folder)
-                if summary and summary.get("code_fingerprint") != code_fingerprint():
+                if summary and not is_current(summary):
                     folder.summary.unlink()
                     forgotten.add(run.id)
         if forgotten & {*job.run_ids}:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from workflow.bench.config import ConfigError
 from workflow.bench.files import is_locked
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.provenance import code_fingerprint
+from workflow.bench.provenance import is_current
 from workflow.bench.record import RunFolder, read_summary
 from workflow.bench.runs import Run
 
@@ -25,7 +25,7 @@ def count(plan: Plan, runs: Iterable[Run]) -> Counter[str]:
             states["running"] += 1
         else:
             states[summary["status"] if summary else "left"] += 1
-        if summary and summary.get("code_fingerprint") != code_fingerprint():
+        if summary and not is_current(summary):
             states["by older code"] += 1
     return states
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from workflow.bench.clocks import PHASES
 from workflow.bench.files import write_atomically
 from workflow.bench.plan import Plan
-from workflow.bench.provenance import code_fingerprint
+from workflow.bench.provenance import is_current
 from workflow.bench.record import METRIC_COLUMNS, RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Job, Planned
 
@@ -104,7 +104,7 @@ def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
             "target": json.dumps(target.as_dict()) if target else None,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
-            "code_current": summary.get("code_fingerprint") == code_fingerprint(),
+            "code_current": is_current(summary),
             "torch": summary.get("packages", {}).get("torch"),
             "cpu": machine.get("cpu"),
             "gpu": "; ".join(machine.get("gpus", [])) if on_gpu else None,

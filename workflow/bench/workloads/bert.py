@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
 from workflow.bench.workloads import data
+from workflow.bench.workloads.base import Workload, seeded
 from workflow.bench.workloads.corpus import PAD
 from workflow.bench.workloads.data import DataNotFound
 
@@ -87,3 +88,24 @@ def published(name: str) -> dict[str, Tensor]:
         why = str(problem).strip().partition("\n")[0]
         raise DataNotFound(f"the weights of {name}", f"{folder} ({why})", remedy) from problem
     return {f"{_ENCODER}{key}": tensor.to(torch.float32) for key, tensor in model.state_dict().items()}
+
+
+class FineTuning(Workload):
+    """A task on top of BERT's encoder, which starts new, published, or pre-trained here; the last layer is new."""
+
+    _parameters: Mapping[str, Any]
+    """What `architecture` takes."""
+    _published: Mapping[str, Tensor] | None
+    """The encoder's published weights to start from."""
+
+    def model(self, seed: int) -> nn.Module:
+        """Return a new model, as `architecture` makes it, with the published encoder where one is asked for."""
+        with seeded(seed):
+            model = self.architecture(**self._parameters)
+        if self._published is not None:
+            start_encoder(model, self._published)
+        return model
+
+    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Load the encoder of a pre-trained model; the last layer stays new."""
+        start_encoder(model, weights)

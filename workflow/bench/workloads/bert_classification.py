@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workflow.bench.workloads import bert, docstring_tasks, glue, imdb
-from workflow.bench.workloads.base import Batch, Workload, beside, evaluating, seeded, shuffled
+from workflow.bench.workloads.base import Batch, beside, evaluating, shuffled
 from workflow.bench.workloads.docstring_tasks import HIGHEST_SCORE
 from workflow.bench.workloads.features import Examples, Features, Vocabulary, fingerprint
 
@@ -57,7 +57,7 @@ _OF_DOCSTRINGS: Final[Mapping[str, Callable[[int, int], Examples]]] = {
 }
 
 
-class BertClassification(Workload):
+class BertClassification(bert.FineTuning):
     """BERT with a linear layer on its pooled first token; the loss is the cross-entropy.
 
     Where the task is a score from 0 to 5, the layer has one output, and the loss is the mean squared error of a score
@@ -117,18 +117,6 @@ class BertClassification(Workload):
     def described(cls, **parameters: Any) -> tuple[str, str]:
         """Return the encoder's size, and the task."""
         return bert.size(parameters), TASKS[parameters["dataset"]].title
-
-    def model(self, seed: int) -> nn.Module:
-        """Return a new model, as `architecture` makes it, with the published encoder where one is asked for."""
-        with seeded(seed):
-            model = self.architecture(**self._parameters)
-        if self._published is not None:
-            bert.start_encoder(model, self._published)
-        return model
-
-    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Load the encoder of a pre-trained model; the last layer stays new."""
-        bert.start_encoder(model, weights)
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches of BERT's inputs ``[batch_size, longest]`` and ``labels`` ``[batch_size]``."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workflow.bench.workloads import bert, docstring_tasks, squad
-from workflow.bench.workloads.base import Batch, Workload, beside, evaluating, seeded, shuffled
+from workflow.bench.workloads.base import Batch, beside, evaluating, shuffled
 from workflow.bench.workloads.features import Features, Vocabulary, fingerprint
 from workflow.bench.workloads.questions import Questions
 
@@ -24,7 +24,7 @@ _LONGEST_ANSWER: Final = {"quotes": docstring_tasks.LONGEST_ANSWER, "squad": squ
 _VALIDATION_BATCH: Final = 128
 
 
-class BertSpan(Workload):
+class BertSpan(bert.FineTuning):
     """BERT with two linear scores a token: of being the answer's first, and its last; the loss is their mean entropy.
 
     dataset: "quotes", the docstrings' stand-in, or "squad".  batch_size: windows of a context, each with its question,
@@ -88,18 +88,6 @@ class BertSpan(Workload):
     def described(cls, **parameters: Any) -> tuple[str, str]:
         """Return the encoder's size, and the data."""
         return bert.size(parameters), _TITLES[parameters["dataset"]]
-
-    def model(self, seed: int) -> nn.Module:
-        """Return a new model, as `architecture` makes it, with the published encoder where one is asked for."""
-        with seeded(seed):
-            model = self.architecture(**self._parameters)
-        if self._published is not None:
-            bert.start_encoder(model, self._published)
-        return model
-
-    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Load the encoder of a pre-trained model; the last layer stays new."""
-        bert.start_encoder(model, weights)
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches of BERT's inputs ``[batch_size, longest]`` and ``spans`` ``[batch_size, 2]``."""
