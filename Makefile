@@ -7,7 +7,7 @@ CHECKED := .ci mkor_core baselines workflow/bench benchmarks docs tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test timing tune status refresh benchmark lock clean
+.PHONY: help reproduce test timing compare tune partial status refresh benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,12 +42,18 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 
 timing: $(INSTALLED) ## measure this machine anew: time, memory and bytes of a step; 5 minutes, no data set
 	$(BIN)/snakemake --cores $(CORES) --forceall timing
-	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1)"
+	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1); make compare sets them beside other machines'"
+
+compare: $(INSTALLED) ## this machine beside others: results/reference, and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
+	$(BIN)/python -m workflow.bench.compare $(FOLDERS) $(if $(TIER),--tier $(TIER))
 
 tune: $(INSTALLED) ## tune learning rates anew, all of them or those of EXPERIMENT=update_rules; writes config/tuned
 	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)
 
-status: $(INSTALLED) ## what ran, what runs, what is left, and what older code made
+partial: $(INSTALLED) ## draw what has data while runs are missing, in results/partial; captions name the missing runs
+	$(BIN)/python -m workflow.bench.partial
+
+status: $(INSTALLED) ## what ran, runs, failed and is left, how long it takes, and what older code made
 	@$(BIN)/python -m workflow.bench.status
 
 refresh: $(INSTALLED) ## train again what older code made

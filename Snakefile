@@ -7,8 +7,9 @@ from pathlib import Path
 
 from snakemake.utils import min_version
 
-from workflow.bench.artefacts import inputs, made_from, measured_by, workloads_of
+from workflow.bench.artefacts import compared, description, inputs, made_from, measured_by, workloads_of
 from workflow.bench.config import ConfigError
+from workflow.bench.partial import forget
 from workflow.bench.plan import Plan
 from workflow.bench.provenance import gpu_names
 
@@ -34,11 +35,12 @@ workflow.global_resources.setdefault("gpu", max(1, len(gpu_names())))
 FIGURES = made_from(PLAN, "figures")
 TABLES = made_from(PLAN, "tables")
 
-ARTEFACTS = (
-    expand("figures/{figure}.{suffix}", figure=[figure.name for figure in FIGURES], suffix=["pdf", "png"])
-    + expand("{R}/tables/{table}.{suffix}", R=R, table=[table.name for table in TABLES], suffix=["csv", "md"])
-    + [f"{R}/report.html"]
-)
+ARTEFACTS = [
+    *expand("{R}/figures/{figure.name}.{suffix}", R=R, figure=FIGURES, suffix=["pdf", "png"]),
+    *expand("figures/{figure.name}.{suffix}", figure=FIGURES, suffix=["pdf", "png"]),
+    *expand("{R}/tables/{table.name}.{suffix}", R=R, table=TABLES, suffix=["csv", "md", "html"]),
+    f"{R}/report.html",
+]
 
 for note in PLAN.notes:
     print(f"note: {note}", file=sys.stderr)
@@ -50,7 +52,18 @@ shell.prefix(
 )
 
 
-report: "workflow/report/workflow.rst"
+# Made before the report is: what these runs say of every claim, and where each artefact is.
+report: str(Path(R, "report", "front.rst").resolve())
+
+
+onerror:
+    # Failed jobs, or Ctrl-C: draw what has data, in a folder of its own. Whatever comes of it, the error stays.
+    shell(f"python -m workflow.bench.partial {OPTIONS} >&2 || true")
+
+
+onsuccess:
+    if all(Path(artefact).exists() for artefact in ARTEFACTS):
+        forget(PLAN)
 
 
 wildcard_constraints:

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tests.synthetic_probes import write_probes
+
 RULES = {"mkor": "sherman_morrison", "mkor_released": "released", "mkor_published": "published"}
 SPEED = {
     "sgd": 0.6,
@@ -88,6 +90,7 @@ def run_rows(
                 "steps_done": last,
                 "steps_to_target": None if reaches is None else reaches + seed,
                 "seconds_to_target": None if reaches is None else 0.03 * (reaches + seed),
+                "train_seconds": last * (0.05 if label == "kaisa" else 0.03),
                 "parameters": 123456,
                 "model": f"{workload} model",
                 "dataset": f"{workload} data",
@@ -235,4 +238,4 @@ def write_results(root: Path) -> Path:
     iteration_times().to_csv(root / "probes" / "iteration_time.csv", index=False)
     numerics().to_csv(root / "probes" / "numerics.csv", index=False)
     sizes().to_csv(root / "probes" / "sizes.csv", index=False)
-    return root
+    return write_probes(root)

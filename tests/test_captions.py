@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.synthetic import run_rows
-from workflow.bench.captions import caption, number, spans
+from workflow.bench.captions import as_rst, caption, number, spans
 from workflow.bench.results import Results
 
 RESULTS = Results(Path("results/test-cpu/embedded"), "embedded tier (small models)")
@@ -51,6 +51,37 @@ def test_caption_names_what_did_not_finish():
     assert "Diverged: autoencoder mkor seed 1, 4." in caption(RESULTS, _runs(failed=(1, 4)))
     skipped = _runs().assign(status="skipped", reason="digits not found at data/digits")
     assert "Skipped: autoencoder mkor seed 0-5 [digits not found at data/digits]." in caption(RESULTS, skipped)
+
+
+def test_a_failed_run_stands_with_its_reason_and_missing_runs_without_one():
+    failed = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full")
+    missing = _runs("sgd", range(2)).assign(status="missing", reason="not trained yet")
+    text = caption(RESULTS, pd.concat([failed, missing, _runs("kaisa", range(2))]))
+    assert "Failed: autoencoder mkor seed 0 [OSError: disk full]." in text
+    assert "Missing: autoencoder sgd seed 0-1." in text
+    assert "seeds 0-1 (mean, 95 % t interval)" in text
+
+
+def test_seeds_are_those_of_runs_with_values():
+    missing = _runs(seeds=range(2, 6)).assign(status="missing")
+    assert "; seeds 0-1 (mean" in caption(RESULTS, pd.concat([_runs(seeds=range(2)), missing]))
+
+
+def test_a_workload_of_which_nothing_ran_is_named_once():
+    labels = ("sgd", "kaisa", "mkor", "eva")
+    runs = pd.concat([_runs(label, range(2)).assign(status="missing", workload="resnet20") for label in labels])
+    assert "Missing: resnet20 all 8 runs." in caption(RESULTS, pd.concat([_runs(), runs]))
+
+
+def test_experiments_that_share_a_workload_are_told_apart():
+    other = _runs(seeds=range(2)).assign(experiment="autoencoder_inversion", status="missing")
+    text = caption(RESULTS, pd.concat([_runs(), other]))
+    assert "Missing: autoencoder_inversion autoencoder mkor seed 0-1." in text
+
+
+def test_a_caption_as_text_of_the_report_has_no_markup():
+    """Truth: by hand; a backslash takes a sign's meaning, and a test of the report reads captions in a browser."""
+    assert as_rst("*star* `tick` x|y temp_ C:\\") == "\\*star\\* \\`tick\\` x\\|y temp\\_ C:\\\\\n"
 
 
 def test_caption_tells_the_period_of_a_failure_where_periods_differ():

@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from tests.synthetic import iteration_times, numerics
+from tests.synthetic import numerics
+from tests.synthetic_claims import half_precision
+from tests.synthetic_probes import write_probes
+from workflow.bench.artefacts import available
 
 ROOT = Path(__file__).resolve().parents[1]
 R = Path("results/test-machine/embedded")
@@ -68,8 +73,8 @@ def _configure(folder: Path) -> Path:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the whole miniature pipeline has run once, on made-up probes."""
     folder = _configure(tmp_path_factory.mktemp("pipeline"))
-    (folder / R / "probes").mkdir(parents=True)
-    iteration_times().to_csv(folder / R / "probes" / "iteration_time.csv", index=False)
+    write_probes(folder / R)
+    half_precision().to_csv(folder / R / "probes" / "half_precision.csv", index=False)
     numerics().to_csv(folder / R / "probes" / "numerics.csv", index=False)
     done = _snakemake(folder, "artefacts")
     assert done.returncode == 0, done.stderr
@@ -106,7 +111,7 @@ def test_the_report_holds_every_artefact_and_its_caption(finished):
     for name in ("fig13_update_rules.png", "claims.html", "table6_settings.html"):
         assert name in page
     assert "The update rule of MKOR as printed in the paper" in page
-    assert "test-machine" in page
+    assert "numbers; test-machine; seeds 0-1 (mean, 95 % t interval). MKOR" in page
     loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page)
     assert loaded == [], "the report must open offline"
 
@@ -116,10 +121,40 @@ def test_a_second_call_does_nothing(finished):
     assert "Nothing to be done" in again.stdout + again.stderr
 
 
-def test_a_deleted_figure_is_all_that_is_made_again(finished, tmp_path):
+@pytest.mark.parametrize(
+    ("deleted", "planned"),
+    [
+        ("figures/fig13_update_rules.png", {"publish": 1}),
+        (R / "figures" / "fig13_update_rules.pdf", {"fig13_update_rules": 1, "publish": 1}),
+        (R / "tables" / "time_to_target.md", {"time_to_target": 1}),
+        (R / "report.html", {"html_report": 1}),
+    ],
+)
+def test_a_deleted_artefact_is_all_that_is_made_again(finished, tmp_path, deleted, planned):
     folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
-    (folder / "figures" / "fig13_update_rules.png").unlink()
-    assert _planned(_snakemake(folder, "--dry-run", "artefacts").stdout) == {"publish": 1, "artefacts": 1}
+    (folder / deleted).unlink()
+    assert _planned(_snakemake(folder, "--dry-run", "artefacts").stdout) == {**planned, "artefacts": 1}
+
+
+def test_a_picture_drawn_again_is_the_same(finished, tmp_path):
+    """So the report that holds it need not be made again."""
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    figure = folder / R / "figures" / "fig13_update_rules.png"
+    before = figure.read_bytes()
+    figure.unlink()
+    done = _snakemake(folder, str(R / "figures" / "fig13_update_rules.png"))
+    assert done.returncode == 0, done.stderr
+    assert figure.read_bytes() == before
+
+
+def test_a_changed_source_makes_the_report_anew_with_its_figure(finished, tmp_path):
+    """Another measurement of the bytes sent."""
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    table = folder / R / "probes" / "communication.csv"
+    table.write_text(table.read_text().rstrip().rpartition("\n")[0] + "\n")
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
+    assert planned["fig15_communication"] == planned["html_report"] == planned["publish"] == 1
+    assert planned["fig13_update_rules"] == planned["train"] == 0
 
 
 def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finished, tmp_path):
@@ -131,9 +166,12 @@ def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finishe
         "train": 1,
         "aggregate": 1,
         "fig13_update_rules": 1,
+        "fig16_hardware": 1,
+        "hardware": 1,
         "table6_settings": 1,
         "time_to_target": 1,
         "publish": 2,
+        "report_sources": 1,
         "html_report": 1,
         "artefacts": 1,
     }
@@ -184,6 +222,101 @@ def test_a_bad_setting_on_the_command_line_is_one_line(tmp_path, setting):
     refused = _snakemake(folder, setting)
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
     assert setting.split("=")[0] in refused.stderr
+
+
+ENDLESS = """\
+    - workload: {name: autoencoder, batch_size: 64}
+      steps: 1000000
+      evaluate_every: 3
+      seeds: [0, 1]
+      optimizers:
+        - {name: adamw, hyperparameters: {lr: 0.001}}
+"""
+FAILING = """\
+    - workload: {name: autoencoder, batch_size: 64}
+      steps: 6
+      evaluate_every: 3
+      micro_batch_size: 32
+      seeds: [0, 1]
+      optimizers:
+        - {name: soap, hyperparameters: {lr: 0.01}}
+"""
+PARTIAL = Path("results/partial/test-machine/embedded")
+
+
+def _caption(folder: Path) -> str:
+    """The caption of Figure 13 among a folder's partial results."""
+    return (folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text()
+
+
+def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_path):
+    """SOAP cannot train on micro-batches, and says so as it starts."""
+    folder = _configure(tmp_path)
+    file = folder / "config" / "experiments" / "update_rules.yaml"
+    file.write_text(UPDATE_RULES + FAILING)
+    failed = _snakemake(folder, "--keep-going", "figures/fig13_update_rules.png", str(R / "tables/time_to_target.csv"))
+    assert failed.returncode == 1
+    assert "of partial results in " in failed.stderr
+    assert not (folder / "figures" / "fig13_update_rules.png").exists()
+    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    assert "Failed: autoencoder soap seed 0 [ConfigError: autoencoder soap " in _caption(folder)
+    assert "Missing: autoencoder soap seed 1." in _caption(folder)
+    runs = pd.read_csv(folder / PARTIAL / "update_rules.runs.csv").groupby("optimizer")["status"].agg(set)
+    assert dict(runs) == {"sgd": {"finished"}, "mkor": {"finished"}, "soap": {"failed", "missing"}}
+    again = _planned(_snakemake(folder, "--dry-run", "figures/fig13_update_rules.png").stdout)
+    assert again == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
+    # Mended, it goes on, and nothing partial stays once all is there.
+    file.write_text(UPDATE_RULES)
+    done = _snakemake(folder, "figures/fig13_update_rules.png")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
+    folder = _configure(tmp_path)
+    (folder / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES + ENDLESS)
+    for label in ("sgd", "mkor"):
+        done = _snakemake(folder, str(R / "update_rules" / f"{label}.csv"))
+        assert done.returncode == 0, done.stderr
+    begun = {path.name for path in (folder / R / "runs").iterdir()}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
+    settings = ["--config", "config_dir=config", "hardware=test-machine"]
+    target = "figures/fig13_update_rules.png"
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [*command, target, *settings],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            until = time.monotonic() + 120
+            while not any(file.parent.name not in begun for file in (folder / R).glob("runs/*/metrics.csv")):
+                assert process.poll() is None, (folder / "said").read_text()
+                assert time.monotonic() < until, "no evaluation in two minutes"
+                time.sleep(0.2)
+            # A terminal sends it to every process in the foreground.
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(180) == 1
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert "Interrupted: autoencoder adamw seed 0." in _caption(folder)
+    assert "Missing: autoencoder adamw seed 1." in _caption(folder)
+    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    again = _snakemake(folder, "--dry-run", target)
+    assert again.returncode == 0, again.stderr
+    assert _planned(again.stdout) == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
+
+
+def test_what_the_report_says_of_an_artefact_is_plain_text():
+    """Tier, machine and seeds stand in the caption of each run; a template's braces would stand in the report."""
+    for name in (*available("figures"), *available("tables")):
+        text = (ROOT / "workflow" / "report" / f"{name}.rst").read_text()
+        assert text.startswith("**")
+        assert "{{" not in text, name
 
 
 def test_one_figure_is_a_target_of_its_own():

@@ -29,6 +29,7 @@ from workflow.bench.statistics import (
     speedup,
     t_interval,
     to_target,
+    too_short,
 )
 
 INF = math.inf
@@ -138,6 +139,15 @@ def test_paired_ratio_of_constant_factor_is_exact():
     assert ratio.statistic == "geometric mean"
 
 
+def test_targets_met_before_the_first_step_say_nothing_of_speed():
+    """0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken."""
+    assert paired_ratio({0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}) is None
+    assert paired_ratio({0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}).value == 2
+    some = paired_ratio({0: 5.0, 1: 6.0, 2: 8.0}, {0: 0.0, 1: 3.0, 2: 4.0})
+    assert (some.value, some.has_interval) == (2, False)
+    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
+
+
 def test_paired_ratio_with_censored_runs():
     """One side censored makes the ratio infinite or 0; both sides say nothing."""
     never = paired_ratio({0: INF, 1: INF}, {0: INF, 1: INF})
@@ -145,6 +155,9 @@ def test_paired_ratio_with_censored_runs():
     few = paired_ratio({0: 10.0, 1: 20.0, 2: INF}, {0: 10.0, 1: 10.0, 2: 10.0})
     assert few is not None
     assert (few.value, few.n, few.has_interval) == (2.0, 3, False)
+    inverse = paired_ratio({0: 10.0, 1: 10.0, 2: 10.0}, {0: 10.0, 1: 20.0, 2: INF})
+    assert inverse is not None
+    assert (inverse.value, inverse.n, inverse.has_interval) == (0.5, 3, False)
     faster = paired_ratio(dict.fromkeys(range(6), 5.0), {seed: 10.0 if seed < 4 else INF for seed in range(6)})
     assert faster is not None
     assert faster.value == 0.5
@@ -318,6 +331,30 @@ def test_a_speedup_over_runs_that_never_get_there():
     assert found.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
     nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
     assert nobody == Speedup(None, 2)
+
+
+def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
+    """Truth: three runs of 50 steps and 5 s that never get there, beside one that needs 40, 60 and 60 steps."""
+    runs = pd.DataFrame(
+        {
+            "seed": [0, 1, 2],
+            "status": ["finished", "finished", "diverged"],
+            "steps_done": [50, 50, 50],
+            "train_seconds": [5.0, 5.0, 5.0],
+        }
+    )
+    took, other = dict.fromkeys(range(3), INF), {0: 40.0, 1: 60.0, 2: 60.0}
+    assert too_short(runs, took, other, "steps") == [1]  # the one that diverged would never have got there
+    assert too_short(runs, took, {seed: steps / 10 - 2 for seed, steps in other.items()}, "seconds") == []
+    assert too_short(runs, took, dict.fromkeys(range(3), INF), "steps") == []
+    longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
+    assert too_short(longer, took, other, "steps") == []
+
+
+def test_an_estimate_in_another_unit():
+    found = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
+    assert (found.value, found.n, found.method) == (0.002, 3, "t")
+    assert (found.low, found.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
 
 
 @given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))

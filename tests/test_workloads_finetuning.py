@@ -346,6 +346,65 @@ def test_each_task_has_its_own_metric(root, task):
     assert found["score"] == found[{"mnli": "accuracy", "qqp": "f1", "cola": "matthews"}[task]]
 
 
+# Training accuracy
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("bert_classification", "library"), ("bert_span", "quotes")])
+def test_training_accuracy_counts_right_answers_of_a_fixed_sample(text, name, dataset):
+    """Truth: counting, example by example, on a model that was taught a little."""
+    given = {**SIZE, "batch_size": 64, "dataset": dataset}
+    workload = workloads.create(name, **given)
+    model = workload.model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for batch in islice(workload.batches(0), 12):
+        workload.loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    sample = bert.training_sample(workload.train_examples, workload.validation_examples)
+    right = 0
+    for row in sample:
+        example = workload._train[np.array([row])]
+        output = model(**{key: torch.from_numpy(array) for key, array in example.inputs().items()})
+        if name == "bert_span":
+            found = [output.start_logits.argmax().item(), output.end_logits.argmax().item()]
+            right += found == example.labels[0].tolist()
+        else:
+            right += output.logits.argmax().item() == example.labels[0]
+    assert 0 < right < len(sample)
+    assert workload.evaluate_training(model) == {"accuracy": right / len(sample)}
+    assert workload.evaluate_training(model) == workloads.create(name, **given).evaluate_training(model)
+
+
+def test_training_accuracy_leaves_mode_generators_and_batches_alone(text):
+    """With dropout: a run that measures it goes on as one that does not."""
+    workload = workloads.create("bert_span", **SIZE, dropout=0.5)
+    model = workload.model(0).train()
+    batches, state = workload.batches(3), torch.get_rng_state()
+    first = next(batches)
+    workload.evaluate_training(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    alone = workload.batches(3)
+    assert torch.equal(next(alone)["input_ids"], first["input_ids"])
+    assert torch.equal(next(alone)["input_ids"], next(batches)["input_ids"])
+
+
+def test_the_training_sample_is_small_fixed_and_mixed():
+    sample = bert.training_sample(25_000, 25_000)
+    assert len(sample) == len(set(sample.tolist())) == 25_000 // 8
+    assert np.array_equal(sample, bert.training_sample(25_000, 25_000))
+    # Files hold one class after the other: both halves are in it, about alike.
+    assert 0.45 < np.mean(sample < 12_500) < 0.55
+    assert len(bert.training_sample(8192, 512)) == 64
+    assert bert.training_sample(10, 512).tolist() == list(range(10))
+
+
+def test_scores_have_no_training_accuracy(text):
+    workload = workloads.create("bert_classification", **SIZE, dataset="similarity")
+    assert workload.evaluate_training(workload.model(0)) == {}
+
+
 # Weights to start from
 
 

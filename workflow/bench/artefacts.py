@@ -4,6 +4,7 @@ A module of ``workflow.bench.figures`` or ``workflow.bench.tables`` is an artefa
 measures for them.  It names its inputs as literals, read here without importing it, so that planning needs no
 matplotlib:
 ``EXPERIMENTS`` (tidy CSVs), ``PROBES`` (``probes/<name>.csv``), ``PUBLISHED`` (``workflow/paper/<name>.csv``).
+``COMPARES = True`` adds what other machines' folders hold of these (`Plan.compared`).
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ import ast
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from workflow.bench.plan import Plan
 
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parent
 _INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED")
+_COMPARES = "COMPARES"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,8 @@ class Artefact:
     """Experiments whose tidy tables it reads; ``*`` means all of the tier."""
     probes: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
+    compares: bool = False
+    """Whether it shows other machines' results beside this one's."""
 
     @property
     def module(self) -> Path:
@@ -46,21 +50,23 @@ def available(kind: Kind) -> tuple[str, ...]:
 def describe(kind: Kind, name: str) -> Artefact:
     """The artefact ``name``, its inputs read from its file.  Raises ValueError where a list is no literal."""
     file = Artefact(kind, name).module
-    found: dict[str, tuple[str, ...]] = {}
+    found: dict[str, Any] = {}
     for node in ast.parse(file.read_text(encoding="utf-8")).body:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-        if isinstance(target, ast.Name) and target.id in _INPUTS:
-            try:
-                found[target.id.lower()] = tuple(ast.literal_eval(node.value))
-            except ValueError:
-                raise ValueError(f"{file.name}: {target.id} must be a literal tuple of names.") from None
+        if not isinstance(target, ast.Name) or target.id not in (*_INPUTS, _COMPARES):
+            continue
+        try:
+            value = ast.literal_eval(node.value)
+        except ValueError:
+            raise ValueError(f"{file.name}: {target.id} must be a literal tuple of names.") from None
+        found[target.id.lower()] = value if target.id == _COMPARES else tuple(value)
     return Artefact(kind, name, **found)
 
 
 def made_from(plan: Plan, kind: Kind) -> list[Artefact]:
-    """The artefacts of a kind that a plan has something for."""
+    """The artefacts of a kind that a plan has something for, or that show nothing measured."""
     return [artefact for name in available(kind) if _has_input(artefact := describe(kind, name), plan)]
 
 
@@ -71,7 +77,7 @@ def measured_by(plan: Plan) -> list[Artefact]:
 
 
 def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
-    """The files that an artefact is made from: measured, published, and the code that draws it."""
+    """The files that an artefact is made from: measured here and elsewhere, published, and the code that draws it."""
     results = plan.results.as_posix()
     tables = [
         f"{results}/{experiment}{suffix}"
@@ -80,9 +86,15 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
     ]
     return {
         "measured": tables + [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)],
+        "compared": _compared_files(artefact, plan),
         "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
         "code": [_relative(file) for file in sources(artefact.module)],
     }
+
+
+def description(artefact: Artefact) -> str:
+    """The file with what the report says of an artefact, whatever the run: ``workflow/report/<name>.rst``."""
+    return _relative(BENCH.parent / "report" / f"{artefact.name}.rst")
 
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
@@ -103,7 +115,22 @@ def _probes(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _has_input(artefact: Artefact, plan: Plan) -> bool:
+    if not artefact.experiments and not artefact.probes:
+        return True
     return bool(_experiments(artefact, plan) or _probes(artefact, plan))
+
+
+def compared(artefact: Artefact, plan: Plan) -> list[str]:
+    """Other machines' folders that an artefact shows beside this one's."""
+    return [_relative(folder) for folder in plan.compared] if artefact.compares else []
+
+
+def _compared_files(artefact: Artefact, plan: Plan) -> list[str]:
+    """What these folders hold of an artefact's inputs, as much as there is: nothing here makes it."""
+    tables = [f"{name}.runs.csv" for name in artefact.experiments]
+    patterns = tables + [f"probes/{name}.csv" for name in artefact.probes]
+    folders = map(Path, compared(artefact, plan))
+    return [str(file) for folder in folders for pattern in patterns for file in sorted(folder.glob(pattern))]
 
 
 def _relative(file: Path) -> str:
@@ -112,7 +139,7 @@ def _relative(file: Path) -> str:
 
 
 def sources(module: Path) -> list[Path]:
-    """``module`` and the bench's files that it imports, directly or not."""
+    """``module`` and the bench's files that it imports, directly or not; of a package, its ``__init__.py``."""
     found: list[Path] = []
     waiting = [module]
     while waiting:
@@ -124,6 +151,7 @@ def sources(module: Path) -> list[Path]:
             if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workflow.bench"):
                 parts = (node.module or "").split(".")[2:]
                 names = [[*parts, alias.name] for alias in node.names] + [parts]
-                candidates = (BENCH.joinpath(*name).with_suffix(".py") for name in names if name)
+                places = [BENCH.joinpath(*name) for name in names if name]
+                candidates = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
                 waiting += [candidate for candidate in candidates if candidate.is_file()]
     return sorted(found)

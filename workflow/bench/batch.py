@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from types import FrameType
@@ -19,7 +19,7 @@ from workflow.bench.files import first_free, locked, write_json
 from workflow.bench.plan import Plan
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
-from workflow.bench.record import RunFolder, Status, is_done, read_summary, write_spec
+from workflow.bench.record import RunFolder, Status, first_line, is_done, read_summary, write_spec
 from workflow.bench.runs import Run
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.data import DataNotFound
@@ -111,13 +111,19 @@ class Batch:
             try:
                 workload = self._workload(run)
                 self._check_start(run)
+                weights = RunFolder.of(self._plan.results, run.start_from).weights if run.start_from else None
+                keep = run.id in self._plan.started_from
+                status = loop.train(run, workload, folder, setting, initial_weights=weights, keep_weights=keep)
             except _SkippedError as reason:
-                write_json(folder.summary, _skipped_summary(run, str(reason)))
+                write_json(folder.summary, _summary_of_no_training(run, "skipped", str(reason)))
                 progress.skip(run.describe(), f"skipped: {reason}")
                 return "skipped"
-            weights = RunFolder.of(self._plan.results, run.start_from).weights if run.start_from else None
-            keep = run.id in self._plan.started_from
-            status = loop.train(run, workload, folder, setting, initial_weights=weights, keep_weights=keep)
+            except Exception as problem:
+                # The record names the run in partial results and in `make status`; the next call tries it again.
+                with suppress(OSError):
+                    said = f"{type(problem).__name__}: {first_line(problem)}"
+                    write_json(folder.summary, _summary_of_no_training(run, "failed", said))
+                raise
         summary = read_summary(folder) or {}
         progress.end(
             f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
@@ -172,13 +178,12 @@ class _SkippedError(Exception):
     """A run cannot be started; the message is the reason."""
 
 
-def _skipped_summary(run: Run, reason: str) -> dict[str, Any]:
+def _summary_of_no_training(run: Run, status: Status, reason: str) -> dict[str, Any]:
     return {
         "id": run.id,
         "spec": run.spec,
-        "status": "skipped",
+        "status": status,
         "reason": reason,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        "steps_done": 0,
         **collect(),
     }

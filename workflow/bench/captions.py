@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable
+from typing import Final
 
 import pandas as pd
 
 from workflow.bench.results import Results
+
+#: Statuses of runs without any values.
+WITHOUT_VALUES: Final = ("missing", "failed", "skipped")
+_WITH_REASON: Final = ("failed", "skipped")
+#: So many optimizers of a workload are named each though none of its runs finished.
+_NAMED: Final = 3
 
 
 def spans(numbers: Iterable[float]) -> str:
@@ -60,21 +68,25 @@ def _tuned(runs: pd.DataFrame) -> list[str]:
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    """One phrase a status and workload: which runs did not finish."""
-    phrases = []
-    failed = runs[runs["status"] != "finished"]
-    for (status, workload), rows in failed.groupby(["status", "workload"], dropna=False):
+    """One phrase a status: which runs did not finish, by experiment and workload."""
+    unfinished = runs[runs["status"] != "finished"]
+    phrases: dict[str, list[str]] = {}
+    for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"], dropna=False):
+        whole = runs[(runs["workload"] == workload) & (runs["experiment"] == experiment)]
+        shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
         names = []
         for label, of_label in rows.groupby("optimizer"):
             periods = of_label["inverse_update_period"].dropna()
-            whole = runs[(runs["optimizer"] == label) & (runs["workload"] == workload)]
-            differs = whole["inverse_update_period"].nunique() > 1
+            differs = whole.loc[whole["optimizer"] == label, "inverse_update_period"].nunique() > 1
             at = f" (period {spans(periods)})" if differs and not periods.empty else ""
             names.append(f"{label}{at} seed {spans(of_label['seed'].dropna())}")
+        if len(rows) == len(whole) and len(names) > _NAMED:
+            names = [f"all {len(rows)} runs"]
         reasons = _unique(rows, "reason")
-        because = f" [{'; '.join(reasons)}]" if reasons and status == "skipped" else ""
-        phrases.append(f"{str(status).replace('_', ' ')}: {workload} {', '.join(names)}{because}")
-    return phrases
+        because = f" [{'; '.join(reasons)}]" if reasons and status in _WITH_REASON else ""
+        place = f"{experiment} {workload}" if shared else str(workload)
+        phrases.setdefault(str(status).replace("_", " "), []).append(f"{place} {', '.join(names)}{because}")
+    return [f"{status}: {'; '.join(places)}" for status, places in phrases.items()]
 
 
 def _missing(runs: pd.DataFrame) -> list[str]:
@@ -96,9 +108,13 @@ def _missing(runs: pd.DataFrame) -> list[str]:
 
 
 def _seeds(runs: pd.DataFrame, *, summarised: bool) -> str:
-    """Seeds by workload, with the statistic that so many carry where the artefact summarises over them."""
+    """Seeds by workload, with the statistic that so many carry where the artefact summarises over them.
+
+    Where no run has values, the seeds that are planned.
+    """
+    trained = runs[~runs["status"].isin(WITHOUT_VALUES)]
     by_seeds: dict[str, list[str]] = {}
-    for workload, rows in runs.groupby("workload"):
+    for workload, rows in (runs if trained.empty else trained).groupby("workload"):
         seeds = rows["seed"].dropna()
         how = (
             "median, 95 % bootstrap interval"
@@ -125,7 +141,7 @@ def _code(runs: pd.DataFrame) -> list[str]:
         known = runs[runs["code_current"].notna()]
         older = int((~_is_true(known["code_current"])).sum())
         if older:
-            phrases.append(f"{older} of {len(runs)} runs made by older code")
+            phrases.append(f"{older} of {len(known)} runs made by older code")
     return ["; ".join(phrases)] if phrases else []
 
 
@@ -153,6 +169,11 @@ def caption(
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
     return ". ".join(map(_sentence, parts + _code(runs))) + "."
+
+
+def as_rst(text: str) -> str:
+    """A caption as one paragraph of reStructuredText, for the report."""
+    return re.sub(r"([\\*`|_])", r"\\\1", text) + "\n"
 
 
 def number(value: float, digits: int = 3) -> str:

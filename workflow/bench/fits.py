@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 from scipy.optimize import nnls
 
 
@@ -57,6 +58,41 @@ def power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
         raise ValueError("A power law has positive sizes and values only.")
     exponent, logarithm = np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)
     return PowerLaw(math.exp(logarithm), float(exponent))
+
+
+def width_laws(times: pd.DataFrame) -> dict[int, PowerLaw]:
+    """Fit a law to each repeat of what was timed over widths: ``{repeat: law}``; empty for fewer than two widths.
+
+    times: rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.  A width that
+    was timed once counts in each repeat; a repeat that lacks another width is left out.
+    """
+    table = times.pivot_table(index="repeat", columns="dimension", values="ms", aggfunc="first")
+    once = table.columns[table.notna().sum() == 1]
+    table[once] = table[once].ffill().bfill()
+    whole = table.dropna()
+    if whole.shape[1] < 2:
+        return {}
+    widths = [float(width) for width in whole.columns]
+    return {
+        int(str(repeat)): power_law(widths, list(row))
+        for repeat, row in zip(whole.index, whole.to_numpy(float), strict=True)
+    }
+
+
+def mean_by_width(times: pd.DataFrame) -> pd.Series:
+    """Geometric mean of ``ms`` over repeats by ``dimension``; times: as `width_laws` takes them."""
+    logarithms = pd.DataFrame({"dimension": times["dimension"], "log": np.log(times["ms"].astype(float))})
+    means: pd.Series = np.exp(logarithms.groupby("dimension")["log"].mean())
+    return means
+
+
+def width_law(times: pd.DataFrame) -> PowerLaw | None:
+    """Fit one law to `mean_by_width`, every width counting once; None for fewer than two widths.
+
+    Its exponent is the mean of those of `width_laws`, where every repeat has all widths that were not timed once.
+    """
+    means = mean_by_width(times)
+    return power_law([float(d) for d in means.index], list(means)) if len(means) > 1 else None
 
 
 def affine(x: Sequence[float], y: Sequence[float]) -> Affine:

@@ -24,7 +24,7 @@ from workflow.bench.files import write_json
 from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
-from workflow.bench.record import MetricsLog, RunFolder, Status
+from workflow.bench.record import MetricsLog, RunFolder, Status, first_line
 from workflow.bench.runs import PLAIN_PRECISION, Run
 from workflow.bench.schedules import factor, schedule_function
 from workflow.bench.workloads.base import Workload, micro_batches
@@ -109,7 +109,7 @@ def train(
     except (MemoryError, RuntimeError) as problem:
         if not _is_out_of_memory(problem):
             raise
-        status, reason = "out_of_memory", _first_line(problem)
+        status, reason = "out_of_memory", first_line(problem)
     account.peak_memory_bytes = max(account.peak_memory_bytes, peak_memory_bytes(setting.device))
     clock = Clock(nanoseconds=account.nanoseconds)
     write_json(
@@ -216,7 +216,7 @@ class _Training:
                 self._train()
         except torch.linalg.LinAlgError as problem:  # type: ignore[attr-defined]
             self._refuse_non_finite()
-            raise _DivergedError(f"a decomposition failed: {_first_line(problem)}") from problem
+            raise _DivergedError(f"a decomposition failed: {first_line(problem)}") from problem
         finally:
             self._clock.stop()
             self._settle_account()
@@ -422,7 +422,3 @@ def _last_state(folder: RunFolder, run: Run, device: torch.device) -> tuple[dict
 def _is_out_of_memory(problem: BaseException) -> bool:
     """Tell whether memory ran out: on a GPU, in Python, or in torch's allocator for the CPU, which has no own type."""
     return isinstance(problem, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(problem)
-
-
-def _first_line(problem: BaseException) -> str:
-    return str(problem).strip().partition("\n")[0] or type(problem).__name__

@@ -7,16 +7,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-from workflow.bench.config import CONFIG, ConfigError, check, did_you_mean, error, read_mapping, schema, with_defaults
+from workflow.bench.config import (
+    CONFIG,
+    ROOT,
+    ConfigError,
+    check,
+    did_you_mean,
+    error,
+    read_mapping,
+    schema,
+    with_defaults,
+)
 from workflow.bench.experiments import Experiments
 from workflow.bench.provenance import NO_GPU, hardware_slug
 from workflow.bench.runs import Experiment, Job, Run
+
+#: Other machines' small results, kept in the repository: ``<hardware>/<tier>``.
+REFERENCE: Final = ROOT / "results" / "reference"
 
 
 @dataclass(frozen=True)
@@ -43,6 +56,8 @@ class Plan:
     experiments: Mapping[str, Experiment]
     notes: tuple[str, ...]
     """What was left out, or is not quite as it should be; nothing that stops anything."""
+    compared: tuple[Path, ...] = ()
+    """Other machines' folders ``<hardware>/<tier>`` to compare with: config.yaml's ``compare``, and the reference."""
 
     @classmethod
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
@@ -71,7 +86,8 @@ class Plan:
             notes.append(
                 f"tier '{tier.name}' trains on a GPU, and nvidia-smi lists none here: this plan cannot be run here"
             )
-        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes))
+        compared = _compared(file, chosen.get("compare", []), tier.name)
+        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
@@ -109,6 +125,11 @@ class Plan:
             raise ConfigError(f"label = '{label}': unknown in experiment '{experiment}'; {known}")
         return jobs[label]
 
+    @property
+    def partial(self) -> Path:
+        """Return the folder of what is drawn while runs are missing."""
+        return self.results.parents[1] / "partial" / self.hardware / self.tier.name
+
     def csv_of(self, job: Job) -> Path:
         """Return the file in which a job publishes its runs' metrics."""
         return self.results / job.experiment / f"{job.label}.csv"
@@ -120,6 +141,15 @@ def _read_tier(file: Path) -> Tier:
     return Tier(name=file.stem, **with_defaults(content, schema("tier")))
 
 
+def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:
+    """Return the folders given, and the reference's at a tier.  Raises `ConfigError` where one is no such folder."""
+    for index, folder in enumerate(given):
+        if not Path(folder).is_dir() or Path(folder).resolve().name != tier:
+            must = f"must be a folder results/<hardware>/{tier}, of the tier that is compared"
+            raise error(file, ("compare", index), folder, must)
+    return (*map(Path, given), *sorted(path for path in REFERENCE.glob(f"*/{tier}") if path.is_dir()))
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that every command of the bench takes to choose its plan."""
     parser.add_argument("--tier", help="a file of <config>/tiers (default: config.yaml's)")
@@ -128,14 +158,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, default=CONFIG, help="the configuration folder")
 
 
-def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False) -> Plan:
-    """Return the plan that `add_arguments`' options choose.  Raises `ConfigError`."""
+def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False, compare: Sequence[str] = ()) -> Plan:
+    """Return the plan that `add_arguments`' options choose, and what to compare with.  Raises `ConfigError`."""
     return Plan.load(
         arguments.config_dir,
         for_tuning=for_tuning,
         tier=arguments.tier,
         results=arguments.results,
         hardware=arguments.hardware,
+        compare=list(compare) or None,
     )
 
 

@@ -49,7 +49,7 @@ class Progress:
         left = (steps - step) / steps_per_second if steps_per_second else float("inf")
         self.note(
             f"{self._what}: step {step} of {steps}, loss {loss:.4g}, {steps_per_second:.3g} steps/s, "
-            f"{_duration(left)} left"
+            f"{duration(left)} left"
         )
 
     def end(self, outcome: str) -> None:
@@ -65,7 +65,8 @@ class Progress:
         self.note(f"run {self._run} of {self._runs}: {what}: {why}")
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Return seconds as people say them: hours and minutes, minutes and seconds, or seconds."""
     if seconds == float("inf"):
         return "unknown time"
     minutes, rest = divmod(round(seconds), 60)

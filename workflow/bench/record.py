@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 from workflow.bench.files import write_json
 from workflow.bench.runs import Run
 
-Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped"]
+Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
 #: Statuses that another attempt with the same code on the same machine would only repeat.
 FINAL: Final = ("finished", "diverged", "out_of_memory")
 
@@ -150,3 +150,8 @@ def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
         return []
     with folder.metrics.open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of what an exception says, its type where it says nothing."""
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__

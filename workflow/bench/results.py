@@ -39,11 +39,19 @@ RUN_COLUMNS = (
     "status",
     "reason",
     "hyperparameters",
+    "start_from",
+    "steps_done",
     "steps_to_target",
     "seconds_to_target",
+    "train_seconds",
+    "dataset",
     "parameters",
     "target",
 )
+
+
+#: Statuses of runs that ended badly of their own.
+BROKEN_DOWN = ("diverged", "out_of_memory")
 
 
 class NoDataError(Exception):
@@ -68,11 +76,13 @@ def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
 class Results:
     """The results of one machine at one tier: the folder ``results/<hardware>/<tier>``.
 
-    ``tier_title`` is what captions say of the tier, where the caller knows it.
+    ``tier_title`` is what captions say of the tier, where the caller knows it; ``compared`` are other machines'
+    folders at the same tier, for what compares hardware.
     """
 
     root: Path
     tier_title: str | None = None
+    compared: tuple[Path, ...] = ()
 
     @property
     def tier(self) -> str:
@@ -108,23 +118,44 @@ class Results:
         return runs if frames and (runs["status"] == "skipped").all() else None
 
 
-def published(name: str) -> pd.DataFrame:
-    """A file of the paper's own numbers, ``workflow/paper/<name>.csv``."""
-    return pd.read_csv(PUBLISHED / f"{name}.csv")
+def published(name: str, *, as_text: bool = False) -> pd.DataFrame:
+    """A file of the paper's own numbers, ``workflow/paper/<name>.csv``; as text, with the digits that were printed."""
+    file = PUBLISHED / f"{name}.csv"
+    return pd.read_csv(file, dtype=str, keep_default_na=False) if as_text else pd.read_csv(file)
+
+
+def traced(file: str, frame: pd.DataFrame) -> str:
+    """Where a table's numbers come from, for its column ``data``: ``<file>: runs <id>, <id>``; empty without rows.
+
+    ``file`` is seen from the results folder (``bert_glue.runs.csv``), ``frame`` has a column ``run``.
+    """
+    runs = dict.fromkeys(frame["run"].astype(str))
+    return f"{file}: runs {', '.join(runs)}" if runs else ""
+
+
+def chosen(file: str, **values: object) -> str:
+    """The same for rows without runs, ``<file>: <column>=<value>, ...``: probes' and the paper's."""
+    return f"{file}: {', '.join(f'{column}={value}' for column, value in values.items())}"
+
+
+def joined(*sources: str) -> str:
+    """Several of what `traced` and `chosen` give as one, each once."""
+    return "; ".join(dict.fromkeys(filter(None, sources)))
 
 
 def last_common_values(metrics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
     """One row a run at the last step that every finished run of ``metrics`` was evaluated at, and that step.
 
-    "At equal iterations" means this.  A run that did not finish is kept with an infinite value, so that it
-    counts as the worst and is never dropped in silence.  NoDataError where no run finished.
+    "At equal iterations" means this.  A run that broke down is kept with an infinite value, so that it counts as the
+    worst and is never dropped in silence; one that was skipped or stopped, or is missing, says nothing, and the
+    caption names it.  NoDataError where no run finished.
     """
     finished = metrics[(metrics["status"] == "finished") & metrics["step"].notna()]
     if finished.empty:
         raise NoDataError("No run finished, so there is no last evaluation to compare.")
     step = float(finished.groupby("run")["step"].max().min())
     rows = finished[finished["step"] == step].drop_duplicates("run")
-    others = metrics[~metrics["run"].isin(finished["run"])].drop_duplicates("run").assign(value=float("inf"))
+    others = metrics[metrics["status"].isin(BROKEN_DOWN)].drop_duplicates("run").assign(value=float("inf"))
     kept = [frame for frame in (rows, others) if not frame.empty]
     return pd.concat(kept, ignore_index=True), step
 

@@ -10,7 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 import numpy as np
@@ -51,6 +51,10 @@ class Estimate:
         """Whether both bounds are known."""
         return not (math.isnan(self.low) or math.isnan(self.high))
 
+    def scaled(self, factor: float) -> Estimate:
+        """The same in a unit that is ``factor`` times smaller."""
+        return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -60,12 +64,15 @@ class Condition:
     comparison: str
     threshold: float
 
+    def holds(self, value: float) -> bool:
+        """Whether a number meets it."""
+        return _COMPARISONS[self.comparison](value, self.threshold)
+
     def judge(self, estimate: Estimate) -> Verdict:
         """Confirmed or refuted where the whole interval is on one side of the threshold, else inconclusive."""
         if not estimate.has_interval:
             return "inconclusive"
-        holds = _COMPARISONS[self.comparison]
-        sides = {holds(bound, self.threshold) for bound in (estimate.low, estimate.high)}
+        sides = {self.holds(bound) for bound in (estimate.low, estimate.high)}
         if len(sides) == 2:
             return "inconclusive"
         return "confirmed" if sides.pop() else "refuted"
@@ -175,17 +182,21 @@ def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> 
 def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Estimate | None:
     """Estimate of ``numerator / denominator`` (positive values) over the seeds both have, or None without any.
 
-    An infinite value is a censored one (target never reached): its ratio is infinite or 0, and a pair that
-    is censored on both sides says nothing and is left out.  Below six pairs the mean is taken of the
-    logarithms, so that a ratio and its inverse agree.
+    An infinite value is a censored one (target never reached): its ratio is infinite or 0.  A pair that is censored
+    on both sides, or 0 on both (a target met before the first step), says nothing and is left out.  Below six pairs
+    the mean is taken of the logarithms, so that a ratio and its inverse agree.
     """
     a, b = _shared(numerator, denominator)
-    kept = np.isfinite(a) | np.isfinite(b)
+    kept = (np.isfinite(a) | np.isfinite(b)) & ((a > 0) | (b > 0))
     if not kept.any():
         return None
-    ratios = a[kept] / b[kept]
-    if len(ratios) >= BOOTSTRAP_MINIMUM or len(ratios) == 1 or not np.isfinite(a[kept] * b[kept]).all():
+    with np.errstate(divide="ignore"):
+        ratios = a[kept] / b[kept]
+    if len(ratios) >= BOOTSTRAP_MINIMUM or len(ratios) == 1:
         return estimate(ratios)
+    if not (np.isfinite(ratios) & (ratios > 0)).all():
+        # A ratio of 0 is finite and yet censored: no interval, as with an infinite one.
+        return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none")
     logs = estimate(np.log(ratios))
     return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, "geometric mean", "t")
 
@@ -207,6 +218,26 @@ def to_target(runs: pd.DataFrame, quantity: Literal["steps", "seconds"]) -> dict
     """
     ended = runs[runs["status"].isin(ENDED)]
     return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[f"{quantity}_to_target"], strict=True)}
+
+
+def too_short(
+    runs: pd.DataFrame, took: Mapping[int, float], other: Mapping[int, float], quantity: Literal["steps", "seconds"]
+) -> list[int]:
+    """Seeds on which one label's run finished short of its target, and sooner than another label reached it.
+
+    Such a run might have got there first had it gone on: nobody knows which of the two is faster.  One that diverged
+    would not have.
+
+    Args:
+        runs: the label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
+        took: what `to_target` gives for the label.
+        other: the same of the other label.
+        quantity: iterations or training seconds.
+    """
+    finished = runs[runs["status"] == "finished"]
+    spent = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()
+    unreached = (seed for seed in took.keys() & other.keys() if math.isinf(took[seed]) and seed in spent.index)
+    return sorted(seed for seed in unreached if spent[seed] < other[seed] < math.inf)
 
 
 @dataclass(frozen=True)
@@ -237,13 +268,16 @@ class Speedup:
     ratio: Estimate | None
     """Above 1 where the contender was faster; infinite or 0 where one side alone was censored; None without a pair."""
     undecided: int
-    """Seeds on which neither side reached the target, which `ratio` leaves out."""
+    """Seeds on which neither side reached the target, or both before the first step: `ratio` leaves them out."""
 
 
 def speedup(reference: Mapping[int, float], contender: Mapping[int, float]) -> Speedup:
-    """Compare what `to_target` gives for two labels, paired by seed: the reference's time over the contender's."""
+    """Compare what `to_target` gives for two labels, paired by seed: the reference's time over the contender's.
+
+    `too_short` finds the seeds on which an infinite time proves nothing.
+    """
     a, b = _shared(reference, contender)
-    return Speedup(paired_ratio(reference, contender), int((np.isinf(a) & np.isinf(b)).sum()))
+    return Speedup(paired_ratio(reference, contender), int((a == b)[np.isinf(a) | (a == 0)].sum()))
 
 
 def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:

@@ -26,13 +26,15 @@ from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.textpath import TextPath
+from matplotlib.textpath import text_to_path
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
+from workflow.bench.captions import as_rst
 from workflow.bench.files import write_atomically
 
 WIDTH: Final = 5.5  # inches: the text width of a one-column paper
 FOOTER_POINTS: Final = 6.0
+_FOOTER: Final = "footer"
 
 _DASHES: Final[dict[str, Any]] = {
     "solid": "-",
@@ -64,6 +66,10 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "adamw": MethodStyle("AdamW", "#E69F00", "P", _DASHES["dash-dot-dot"]),
     "lamb": MethodStyle("LAMB", "#000000", "X", _DASHES["dash-dot"]),
     "kaisa": MethodStyle("KFAC (KAISA)", "#009E73", "s", _DASHES["long dash"]),
+    "kaisa_no_clip": MethodStyle("KFAC, no clipping", "#66C2A5", "X", _DASHES["dotted"]),
+    "kaisa_inverse": MethodStyle("KFAC, inverse", "#7FBC41", "s", _DASHES["even dash"]),
+    "kaisa_mem_opt": MethodStyle("KFAC, MEM-OPT", "#004D40", "8", _DASHES["even dash"]),
+    "kaisa_1000": MethodStyle("KFAC, 1,000 steps", "#1B5E20", "s", _DASHES["long dash"]),
     "eva": MethodStyle("Eva", "#CC79A7", "p", _DASHES["dash-dot"]),
     "hylo": MethodStyle("HyLo", "#8C510A", "h", _DASHES["dash-dot-dot"]),
     "shampoo": MethodStyle("Shampoo", "#882255", "<", _DASHES["sparse dots"]),
@@ -71,14 +77,30 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "muon": MethodStyle("Muon", "#661100", "*", _DASHES["even dash"]),
     "singd": MethodStyle("SINGD", "#44AA99", "8", _DASHES["long dash-dot"]),
     "mkor": MethodStyle("MKOR, exact rule", "#0072B2", "o", _DASHES["solid"]),
+    "mkor_bfloat16": MethodStyle("MKOR, bfloat16", "#3F51B5", "P", _DASHES["dotted"]),
+    "mkor_windowed": MethodStyle("MKOR, windowed", "#8E63CE", "*", _DASHES["even dash"]),
     "mkor_released": MethodStyle("MKOR, released rule", "#56B4E9", "D", _DASHES["short dash"]),
+    "mkor_released_600": MethodStyle("MKOR, released, 600 steps", "#A6CEE3", "D", _DASHES["short dash"]),
+    "mkor_released_1000": MethodStyle("MKOR, released, 1,000 steps", "#5B8DB8", "D", _DASHES["short dash"]),
     "mkor_published": MethodStyle("MKOR, published rule", "#D55E00", "^", _DASHES["dash-dot"]),
     "mkor_h": MethodStyle("MKOR-H", "#332288", "d", _DASHES["long dash"]),
+    "copy": MethodStyle("memory floor (copy)", "#B0B0B0", ".", _DASHES["sparse dots"]),
 }
 _SPARE_COLORS: Final = ("#AA3377", "#BBBB22", "#3B5B92", "#F08080", "#AA4499")
 _SPARE_MARKERS: Final = ("<", ">", "8", "H", "*", "d", "p")
 
-WORKLOADS: Final[dict[str, str]] = {"autoencoder": "Autoencoder", "bert": "BERT", "bert_pretraining": "BERT"}
+WORKLOADS: Final[dict[str, str]] = {
+    "alexnet": "AlexNet",
+    "autoencoder": "Autoencoder",
+    "wide_autoencoder": "Wide autoencoder",
+    "bert": "BERT",
+    "bert_pretraining": "BERT",
+    "bert_classification": "BERT, classes",
+    "bert_span": "BERT, questions",
+    "resnet": "ResNet",
+    "resnet20": "ResNet-20",
+    "resnet50": "ResNet-50",
+}
 SERIES: Final = tuple(STYLES)
 
 _RC: Final[Any] = {
@@ -162,7 +184,7 @@ def draw_curve(axes: Axes, curve: pd.DataFrame, label: str, *, x: str = "step", 
     )
     # An infinite bound (diverged runs) is drawn as a band that leaves through the rim.
     low, high = (np.nan_to_num(curve[bound].to_numpy(float), nan=np.nan, posinf=1e30) for bound in ("low", "high"))
-    band = axes.fill_between(at, low, high, color=look.color, alpha=0.18, linewidth=0)
+    band = axes.fill_between(at, low, high, color=look.color, alpha=0.14, linewidth=0)
     band.set_in_layout(False)
 
 
@@ -241,16 +263,20 @@ def published_handle(name: str) -> Line2D:
     )
 
 
-def target_line(axes: Axes, value: float, name: str = "target") -> None:
-    """A thin line at the runs' target, named at the left edge, where losses are still above it."""
+def target_line(axes: Axes, value: float, name: str = "target", *, rising: bool = False) -> None:
+    """A thin line at the runs' target, named where curves are on its other side.
+
+    At the left edge above it, where losses still are higher; where values are to rise, at the right edge below it.
+    """
     axes.axhline(value, color="#444444", linewidth=0.7, zorder=1)
     text = axes.annotate(
         name,
-        (0, value),
+        (1.0 if rising else 0.0, value),
         xycoords=("axes fraction", "data"),
-        xytext=(2, 1.5),
+        xytext=(-2, -2.5) if rising else (2, 1.5),
         textcoords="offset points",
-        ha="left",
+        ha="right" if rising else "left",
+        va="top" if rising else "baseline",
         fontsize=6.5,
         color="#444444",
         annotation_clip=True,
@@ -258,12 +284,12 @@ def target_line(axes: Axes, value: float, name: str = "target") -> None:
     text.set_in_layout(False)
 
 
-def say(axes: Axes, text: str) -> None:
-    """Fill an empty panel with the reason why it is empty."""
+def say(axes: Axes, text: str, *, width: int = 34) -> None:
+    """Fill an empty panel with the reason why it is empty, in lines of ``width`` characters at most."""
     axes.text(
         0.5,
         0.5,
-        "\n".join(textwrap.wrap(text, 34)),
+        "\n".join(textwrap.wrap(text, width)),
         transform=axes.transAxes,
         ha="center",
         va="center",
@@ -296,14 +322,31 @@ def period_axis(axes: Axes, periods: Iterable[float]) -> None:
     axes.set_xlim(values[0] / 1.6, values[-1] * 1.6)
 
 
+def _width(text: str, size: float) -> float:
+    """How wide ``text`` is, in points, in letters of ``size`` points, whatever the figure's resolution."""
+    width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
+    return width
+
+
+def _legend_columns(names: list[str], most: int, points: float) -> int:
+    """The columns, ``most`` at most, in which a legend of ``names`` is no wider than ``points``."""
+    size = mpl.rcParams["legend.fontsize"]
+    widths = [_width(name, size) for name in names]
+    for columns in range(min(most, len(names)), 1, -1):
+        rows = max(1, -(-len(names) // columns))
+        texts = sum(max(widths[first : first + rows]) for first in range(0, len(names), rows))
+        # Matplotlib's own spaces, in heights of a letter: handle and its distance 2.8, between columns 2, around 0.8.
+        if texts + size * (2.8 * columns + 2 * (columns - 1) + 0.8) <= points:
+            return columns
+    return 1
+
+
 def _wrapped(text: str, points: float) -> list[str]:
     """Break ``text`` into lines of the footer's type that are at most ``points`` wide."""
-    font = FontProperties(size=FOOTER_POINTS)
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
-        # A path's width is in points, whatever the figure's resolution.
-        if lines and TextPath((0, 0), longer, prop=font).get_extents().width <= points:
+        if lines and _width(longer, FOOTER_POINTS) <= points:
             lines[-1] = longer
         else:
             lines.append(word)
@@ -311,12 +354,13 @@ def _wrapped(text: str, points: float) -> list[str]:
 
 
 def finish(figure: Figure, handles: list[Any], footer: str, *, columns: int = 3) -> Figure:
-    """Put the legend above the panels and the caption ``footer`` below, both outside of the data."""
+    """Put the legend above the panels, ``columns`` wide at most, and the caption below, both outside of the data."""
     width, height = figure.get_size_inches()
     lines = _wrapped(footer, 0.985 * width * 72)
     reserved = (len(lines) * FOOTER_POINTS * 1.28 + 5) / 72
+    columns = _legend_columns([handle.get_label() for handle in handles], columns, width * 72)
     legend_rows = -(-len(handles) // columns)
-    top = (legend_rows * 8.5 * 1.35 + 6) / 72 if handles else 0.0
+    top = (legend_rows * 12.1 + 6) / 72 if handles else 0.0
     total = height + reserved + top
     figure.set_size_inches(width, total)
     figure.set_layout_engine("constrained", rect=(0, reserved / total, 1, (total - reserved - top) / total))
@@ -330,12 +374,13 @@ def finish(figure: Figure, handles: list[Any], footer: str, *, columns: int = 3)
         color="#444444",
         va="bottom",
         linespacing=1.25,
+        gid=_FOOTER,
     )
     return figure
 
 
 def save(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Write ``folder/name.pdf`` and ``.png``, each complete or not at all, and close the figure."""
+    """Write ``folder/name.pdf``, ``.png`` and its caption ``.rst``, each whole or not at all, and close the figure."""
     written = []
     # No dates nor versions, so that the same data gives the same picture.
     for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
@@ -343,5 +388,8 @@ def save(figure: Figure, folder: Path, name: str) -> list[Path]:
         figure.savefig(content, format=suffix[1:], metadata=metadata)
         write_atomically(folder / f"{name}{suffix}", content.getvalue())
         written.append(folder / f"{name}{suffix}")
+    footer = " ".join(text.get_text() for text in figure.texts if text.get_gid() == _FOOTER)
+    write_atomically(folder / f"{name}.rst", as_rst(" ".join(footer.split())))
+    written.append(folder / f"{name}.rst")
     plt.close(figure)
     return written

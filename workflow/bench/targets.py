@@ -35,6 +35,10 @@ class Target:
         """Return the target as the experiment file has it."""
         return {"split": self.split, "metric": self.metric, self.direction: self.limit}
 
+    def describe(self) -> str:
+        """Return the target in words: ``validation loss ≤ 5.2``."""
+        return f"{self.split} {self.metric} {'≤' if self.direction == 'below' else '≥'} {self.limit:g}"
+
     def holds(self, value: float) -> bool:
         """Tell whether ``value`` reaches the target; NaN never does."""
         return value <= self.limit if self.direction == "below" else value >= self.limit

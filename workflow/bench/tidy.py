@@ -71,12 +71,17 @@ RUN_COLUMNS: Final = (
 
 
 def evaluation_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
-    """Yield a job's rows of `EVALUATION_COLUMNS`; a run that was not trained yet has the status ``missing``."""
+    """Yield a job's rows of `EVALUATION_COLUMNS`.
+
+    A run that was not trained yet has the status ``missing``, one that has evaluations but no end yet
+    ``interrupted``.  A run that is missing or failed has no evaluations.
+    """
     for planned in job.planned:
         folder = RunFolder.of(plan.results, planned.run.id)
-        summary = read_summary(folder) or _MISSING
-        about = {**_identity(job, planned), "run": planned.run.id, "status": summary["status"]}
-        for row in read_metrics(folder) or [{}]:
+        rows = _evaluations(folder)
+        status = _summary(folder, planned, rows)["status"]
+        about = {**_identity(job, planned), "run": planned.run.id, "status": status}
+        for row in (rows if status != "failed" else []) or [{}]:
             yield {**about, **row}
 
 
@@ -85,8 +90,9 @@ def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
     for planned in job.planned:
         run, target = planned.run, planned.target
         folder = RunFolder.of(plan.results, run.id)
-        summary = read_summary(folder) or _MISSING
-        reached = target.first_reached(read_metrics(folder)) if target else None
+        rows = _evaluations(folder)
+        summary = _summary(folder, planned, rows)
+        reached = target.first_reached(rows) if target and summary["status"] != "failed" else None
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
         on_gpu = str(summary.get("device")).startswith("cuda")
         yield {
@@ -104,14 +110,28 @@ def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
             "target": json.dumps(target.as_dict()) if target else None,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
-            "code_current": is_current(summary),
+            "code_current": is_current(summary) if "code_fingerprint" in summary else None,
             "torch": summary.get("packages", {}).get("torch"),
             "cpu": machine.get("cpu"),
             "gpu": "; ".join(machine.get("gpus", [])) if on_gpu else None,
         }
 
 
-_MISSING: Final[Mapping[str, Any]] = {"status": "missing", "reason": "not trained yet"}
+def _summary(folder: RunFolder, planned: Planned, rows: list[dict[str, str]]) -> Mapping[str, Any]:
+    """Return a run's run.json, or in its place what its evaluations tell."""
+    summary = read_summary(folder)
+    if summary is not None:
+        return summary
+    if not rows:
+        return {"status": "missing", "reason": "not trained yet"}
+    done = int(rows[-1]["step"])
+    reason = f"not at its end: {done} of {planned.run.spec['steps']} steps so far"
+    return {"status": "interrupted", "reason": reason, "steps_done": done}
+
+
+def _evaluations(folder: RunFolder) -> list[dict[str, str]]:
+    """Return a run's rows but those that its process is writing: a last one that is not whole yet."""
+    return [row for row in read_metrics(folder) if all(row.get(name) for name in METRIC_COLUMNS)]
 
 
 def _identity(job: Job, planned: Planned) -> dict[str, Any]:

@@ -10,16 +10,17 @@ for figure in FIGURES:
         output:
             report(
                 f"{R}/figures/{figure.name}.png",
-                caption=f"../report/{figure.name}.rst",
+                caption="../report/artefact.rst",
                 category="Figures",
                 labels={"figure": figure.name, "format": "PNG"},
             ),
             report(
                 f"{R}/figures/{figure.name}.pdf",
-                caption=f"../report/{figure.name}.rst",
+                caption="../report/artefact.rst",
                 category="Figures",
                 labels={"figure": figure.name, "format": "PDF"},
             ),
+            caption=f"{R}/figures/{figure.name}.rst",
         log:
             f"{R}/logs/figures/{figure.name}.log",
         localrule: True
@@ -29,24 +30,28 @@ for figure in FIGURES:
             name=figure.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
             tier=PLAN.tier.title,
-            hardware=PLAN.hardware,
+            compare=compared(figure, PLAN),
+            description=description(figure),
         shell:
-            "python -m workflow.bench.figures {params.name} --results {params.results} --tier-title {params.tier:q} "
+            "python -m workflow.bench.figures {params.name} --results {params.results:q} --tier-title {params.tier:q} "
+            "--compare {params.compare:q} "
             "> {log} 2>&1"
 
 
 rule publish:
     """Copy a figure of the current tier to figures/."""
     input:
-        f"{R}/figures/{{figure}}",
+        f"{R}/figures/{{figure}}.pdf",
+        f"{R}/figures/{{figure}}.png",
     output:
-        "figures/{figure}",
+        "figures/{figure}.pdf",
+        "figures/{figure}.png",
     log:
         f"{R}/logs/publish/{{figure}}.log",
     wildcard_constraints:
-        figure=r"fig\w+[.](pdf|png)",
+        figure=r"fig\w+",
     localrule: True
     conda:
         "../../environment.yml"
     shell:
-        "cp {input} {output} 2> {log}"
+        "cp {input} figures/ 2> {log}"

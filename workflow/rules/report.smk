@@ -1,14 +1,39 @@
 """Snakemake's own report of the artefacts: one file that opens offline."""
 
 
+rule report_sources:
+    """List the data, code and texts behind the report with their checksums."""
+    input:
+        sorted({file for artefact in FIGURES + TABLES for files in inputs(artefact, PLAN).values() for file in files}),
+        [description(artefact) for artefact in FIGURES + TABLES],
+        [f"{workflow.basedir}/workflow/report/{file}" for file in ("artefact.rst", "style.css", "workflow.rst")],
+        f"{workflow.basedir}/workflow/bench/front_page.py",
+    output:
+        f"{R}/report/sources.txt",
+    log:
+        f"{R}/logs/report_sources.log",
+    localrule: True
+    conda:
+        "../../environment.yml"
+    shell:
+        "cksum {input:q} > {output} 2> {log}"
+
+
 rule html_report:
     """Bind figures and tables with their captions and provenance into report.html."""
     input:
-        artefacts=[f"{R}/figures/{figure.name}.png" for figure in FIGURES]
-        + [f"{R}/tables/{table.name}.html" for table in TABLES],
-        captions=sorted((Path(workflow.basedir) / "workflow" / "report").glob("*.rst")),
+        # Captions are made with what they describe, which so comes first. Ancient: a picture that is drawn again from
+        # the same sources asks for no other report.
+        captions=ancient(
+            [f"{R}/figures/{figure.name}.rst" for figure in FIGURES]
+            + [f"{R}/tables/{table.name}.rst" for table in TABLES]
+        ),
+        # A rule's output, since Snakemake asks no other file's age where one of the ancient is made anew.
+        sources=f"{R}/report/sources.txt",
     output:
-        f"{R}/report.html",
+        page=f"{R}/report.html",
+        front=f"{R}/report/front.rst",
+        counts=f"{R}/report/counts.yaml",
     log:
         f"{R}/logs/report.log",
     localrule: True
@@ -16,8 +41,15 @@ rule html_report:
         "../../environment.yml"
     params:
         snakefile=workflow.main_snakefile,
+        results=lambda wildcards, output: Path(output.page).parent,
+        tier=PLAN.tier.title,
         settings=[f"{key}={value}" for key, value in SETTINGS.items()],
+        look=f"{workflow.basedir}/workflow/report/style.css",
+        artefacts=[f"{R}/figures/{figure.name}.png" for figure in FIGURES]
+        + [f"{R}/tables/{table.name}.html" for table in TABLES],
     shell:
+        "(python -m workflow.bench.front_page --results {params.results:q} --tier-title {params.tier:q} && "
         # A report is made by a second Snakemake, which only reads; the first one holds the lock.
         "snakemake --snakefile {params.snakefile:q} --nolock --cores 1 --config {params.settings:q} "
-        "--report {output} -- {input.artefacts} 2> {log}"
+        "--report {output.page} --report-stylesheet {params.look:q} --report-metadata {output.counts} "
+        "-- {params.artefacts}) 2> {log}"

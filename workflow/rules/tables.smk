@@ -10,17 +10,18 @@ for table in TABLES:
         output:
             report(
                 f"{R}/tables/{table.name}.html",
-                caption=f"../report/{table.name}.rst",
+                caption="../report/artefact.rst",
                 category="Tables",
                 labels={"table": table.name, "format": "HTML"},
             ),
             report(
                 f"{R}/tables/{table.name}.csv",
-                caption=f"../report/{table.name}.rst",
+                caption="../report/artefact.rst",
                 category="Tables",
                 labels={"table": table.name, "format": "CSV"},
             ),
             f"{R}/tables/{table.name}.md",
+            caption=f"{R}/tables/{table.name}.rst",
         log:
             f"{R}/logs/tables/{table.name}.log",
         localrule: True
@@ -30,7 +31,9 @@ for table in TABLES:
             name=table.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
             tier=PLAN.tier.title,
-            hardware=PLAN.hardware,
+            compare=compared(table, PLAN),
+            description=description(table),
         shell:
-            "python -m workflow.bench.tables {params.name} --results {params.results} --tier-title {params.tier:q} "
+            "python -m workflow.bench.tables {params.name} --results {params.results:q} --tier-title {params.tier:q} "
+            "--compare {params.compare:q} "
             "> {log} 2>&1"

@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench import style
 from workflow.bench.captions import caption
+from workflow.bench.figures._curves import ended
 from workflow.bench.results import NoDataError, Results, by_seed, last_common_values, published
 from workflow.bench.statistics import BOOTSTRAP_MINIMUM, estimate
 
@@ -125,7 +126,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         upper.set_title(style.workload_name(workload))
         drawn |= _draw_times(upper, times[_is(workload, times["workload"])], of_paper[of_paper["model"] == model])
         metrics = experiments[workload]
-        losses = metrics[(metrics["split"] == "validation") & (metrics["metric"] == "loss")]
+        losses = ended(metrics, "validation", "loss")
         failed = metrics[metrics["split"].isna()]
         try:
             labels, step = _draw_losses(lower, pd.concat([losses, failed]) if len(failed) else losses)
@@ -156,7 +157,7 @@ def _probe_note(times: pd.DataFrame) -> str:
     repeats = times.groupby(["workload", "optimizer", "inverse_update_period"]).size()
     combined = sorted(times.loc[times["estimate"] == "combined", "inverse_update_period"].unique())
     summary = "median" if repeats.min() >= BOOTSTRAP_MINIMUM else "mean"
-    text = f"{summary} of {repeats.min()} repeats with the machine to itself"
+    text = f"{summary} of {repeats.min()} repeats, no other job of the pipeline beside them"
     if combined:
         text += (
             f"; periods {', '.join(f'{period:g}' for period in combined)}: steps timed with and "

@@ -11,9 +11,29 @@ from workflow.bench.claims import decide_all
 from workflow.bench.results import Results
 from workflow.bench.tables._files import write_table
 
-EXPERIMENTS = ("bert_pretraining", "autoencoder_inversion", "bert_inversion")
-PROBES = ("iteration_time", "numerics")
-PUBLISHED = ("claims", "iteration_time_ms")
+EXPERIMENTS = (
+    "bert_pretraining",
+    "bert_squad",
+    "bert_glue",
+    "resnet50_imagenet",
+    "resnet_cifar10_lr",
+    "alexnet_cifar100",
+    "autoencoder_inversion",
+    "bert_inversion",
+)
+PROBES = (
+    "iteration_time",
+    "step_breakdown",
+    "cost_scaling",
+    "communication",
+    "memory",
+    "rank1_error",
+    "spectra",
+    "numerics",
+    "half_precision",
+    "scaling",
+)
+PUBLISHED = ("claims", "iteration_time_ms", "memory_gb")
 
 
 def make(results: Results, folder: Path) -> list[Path]:

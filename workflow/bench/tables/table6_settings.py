@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow.bench.captions import caption
-from workflow.bench.results import NoDataError, Results, published
+from workflow.bench.results import NoDataError, Results, chosen, joined, published
 from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
@@ -44,7 +44,7 @@ COUNTED = {
     "BERT-Large-Uncased": "encoder_parameters",
 }
 _MODEL = ["workload", "model", "dataset", "parameters"]
-_TRAINED = ["train_examples", "validation_examples", "gpu", "cpu"]
+_TRAINED = ["run", "experiment", "train_examples", "validation_examples", "gpu", "cpu"]
 
 
 def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
@@ -57,7 +57,8 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
     trained = runs.dropna(subset=["parameters"]).copy()
     trained["hardware"] = trained["gpu"].astype(object).fillna(trained["cpu"])
-    trained = trained[[*_MODEL, "train_examples", "validation_examples", "hardware"]].drop_duplicates(_MODEL)
+    trained["trained"] = trained["experiment"] + ".runs.csv: runs " + trained["run"]
+    trained = trained[[*_MODEL, "train_examples", "validation_examples", "hardware", "trained"]].drop_duplicates(_MODEL)
     rows = rows.merge(trained.astype({"parameters": "int64"}), on=_MODEL, how="left")
     return pd.DataFrame(
         {
@@ -72,6 +73,13 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "test here": rows["validation_examples"],
             "hardware here": rows["hardware"],
             "model in the paper": rows["counterpart"],
+            "data": [
+                joined(
+                    chosen("probes/sizes.csv", workload=row["workload"], model=row["model"], dataset=row["dataset"]),
+                    trained,
+                )
+                for (_, row), trained in zip(rows.iterrows(), rows["trained"].fillna(""), strict=True)
+            ],
         }
     )
 
@@ -111,6 +119,10 @@ def make(results: Results, folder: Path) -> list[Path]:
     for column in ("train in the paper", "test in the paper"):
         paper[column] = paper[column].astype("Int64")
     table = _ours(sizes, runs).merge(paper, on="model in the paper", how="outer", sort=False)
+    known = table["model in the paper"].isin(paper["model in the paper"])
+    sources = [chosen("workflow/paper/settings.csv", model=name) for name in table["model in the paper"]]
+    ours = table.pop("data").fillna("")
+    table["data"] = [joined(one, other if both else "") for one, other, both in zip(ours, sources, known, strict=True)]
     table = table.sort_values("workload", na_position="last", kind="stable")
     for column in ("train here", "test here"):
         table[column] = table[column].astype("Int64")

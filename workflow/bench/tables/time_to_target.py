@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pandas as pd
 
 from workflow.bench.captions import caption, number
-from workflow.bench.results import NoDataError, Results
-from workflow.bench.statistics import Estimate, reaching, speedup, to_target
-from workflow.bench.tables._files import write_table
+from workflow.bench.machines import period_of
+from workflow.bench.results import NoDataError, Results, traced
+from workflow.bench.statistics import ENDED, reaching, speedup, to_target, too_short
+from workflow.bench.tables._files import estimated, write_table
+from workflow.bench.targets import Target
 
 EXPERIMENTS = ("*",)
 
@@ -22,7 +24,7 @@ RIVAL: Final = "kaisa"
 COLUMNS: Final = (
     "experiment",
     "workload",
-    "data",
+    "dataset",
     "target",
     "optimizer",
     "rate",
@@ -36,71 +38,68 @@ COLUMNS: Final = (
     "less time than its base",
     f"fewer iterations than {RIVAL}",
     f"less time than {RIVAL}",
+    "data",
 )
 _PLACE: Final = ["experiment", "workload", "dataset", "target"]
 _SETTING: Final = ["optimizer", "steps", "hyperparameters"]
+Setting = tuple[str, dict[str, Any], pd.DataFrame]
+"""A label, its hyperparameters, and its runs with them."""
 _QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds")
 
 
-def _shown(estimate: Estimate) -> str:
-    """A number with its interval, where it has one."""
-    interval = f" [{number(estimate.low)}, {number(estimate.high)}]" if estimate.has_interval else ""
-    return f"{number(estimate.value)}{interval}"
-
-
-def _goal(target: str) -> str:
-    """A target in words, from its JSON."""
-    given = json.loads(target)
-    sign, limit = ("≤", given["below"]) if "below" in given else ("≥", given["above"])
-    return f"{given['split']} {given['metric']} {sign} {limit}"
-
-
-def _reference(here: Mapping[tuple[str, float], pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
-    """The runs of a label at a rate or, where it has but one setting, at that; None where neither is there."""
-    if (label, rate) in here:
-        return here[label, rate]
-    others = [runs for (found, _), runs in here.items() if found == label]
-    return others[0] if len(others) == 1 else None
+def _reference(settings: Sequence[Setting], label: str, rate: float) -> pd.DataFrame | None:
+    """The runs of a label at a rate or, where it has but one setting, at that; None where there is none or a choice."""
+    own = [(given.get("lr"), runs) for found, given, runs in settings if found == label]
+    at_rate = [runs for lr, runs in own if lr == rate] or [runs for _, runs in own]
+    return at_rate[0] if len(at_rate) == 1 else None
 
 
 def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Literal["steps", "seconds"]) -> str:
     """How many times less ``runs`` took than a reference."""
     if reference is None or reference is runs:
         return ""
-    found = speedup(to_target(reference, quantity), to_target(runs, quantity))
-    ratio = _shown(found.ratio).replace(number(math.inf), "∞") if found.ratio else ""
+    theirs, ours = to_target(reference, quantity), to_target(runs, quantity)
+    # Without these seeds the side that is not there would look better than it is, so that there is no ratio.
+    if short := [*too_short(reference, theirs, ours, quantity), *too_short(runs, ours, theirs, quantity)]:
+        return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
+    found = speedup(theirs, ours)
+    ratio = estimated(found.ratio).replace(number(math.inf), "∞") if found.ratio else ""
     undecided = f"{found.undecided} undecided" if found.undecided else ""
     return "; ".join(filter(None, [ratio, undecided]))
 
 
 def _rows(place: tuple[Hashable, ...], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """One row a setting of an optimizer, of the runs that share experiment, workload, data and target."""
-    settings: list[tuple[str, dict[str, Any], pd.DataFrame]] = [
+    target = Target.parse(json.loads(str(place[3])))
+    assert target is not None  # `make` keeps the runs with one
+    settings: list[Setting] = [
         (str(label), json.loads(str(text)), rows) for (label, _, text), rows in runs.groupby(_SETTING, sort=False)
     ]
-    here = {(label, given["lr"]): rows for label, given, rows in settings if "lr" in given}
     for label, given, rows in settings:
         found = {quantity: reaching(to_target(rows, quantity)) for quantity in _QUANTITIES}
         iterations, seconds = found["steps"], found["seconds"]
         if iterations is None or seconds is None:
             continue
         rate = given.get("lr", float("nan"))
-        base, rival = (_reference(here, name, rate) for name in (str(given.get("base")), RIVAL))
+        base, rival = (_reference(settings, name, rate) for name in (str(given.get("base")), RIVAL))
+        compared = pd.concat([rows, *(other for other in (base, rival) if other is not None)])
+        compared = compared[compared["status"].isin(ENDED)]
         values = (
             *place[:3],
-            _goal(str(place[3])),
+            target.describe(),
             label,
             number(rate),
-            given.get("inverse_update_period"),
+            period_of(given),
             iterations.took.n,
             iterations.reached,
-            _shown(iterations.took),
-            _shown(seconds.took),
+            estimated(iterations.took),
+            estimated(seconds.took),
             given.get("base"),
             _faster(rows, base, "steps"),
             _faster(rows, base, "seconds"),
             _faster(rows, rival, "steps"),
             _faster(rows, rival, "seconds"),
+            traced(f"{place[0]}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
 
@@ -124,8 +123,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         "A run that ended without reaching its target counts as infinitely long: it is in the median, and where most "
         "runs never get there, 'not reached' is the median. Below six seeds a mean with a t interval, and no interval "
         "where a run is censored",
-        "A factor above 1 is in the optimizer's favour, paired by seed, and ∞ where the other side never gets "
-        "there; seeds on which neither does are undecided and left out of it. Targets are seen at evaluations only",
+        "A factor above 1 is in the optimizer's favour, paired by seed, and ∞ where the other side diverged, or took "
+        "longer without getting there; seeds on which neither gets there are undecided and left out of it. Too short "
+        "to tell: a run ended, short of the target, before the other side was there, so that nobody knows which is "
+        "faster. Targets are seen at evaluations only",
     ]
     return write_table(
         table,

@@ -9,7 +9,9 @@ from typing import Any, Final
 from baselines import _torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 
 # isort: split
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
@@ -20,6 +22,9 @@ from workflow.bench.workloads.data import DataNotFound
 
 POSITIONS: Final = 512
 """Position embeddings of the published sizes, whatever the length of a sequence."""
+
+_LEAST_SAMPLE: Final = 64
+_SAMPLED: Final = 8  # validation examples for each training example that is evaluated on
 
 _ENCODER: Final = "bert."
 _WEIGHTS: Final = "model.safetensors"
@@ -88,6 +93,16 @@ def published(name: str) -> dict[str, Tensor]:
         why = str(problem).strip().partition("\n")[0]
         raise DataNotFound(f"the weights of {name}", f"{folder} ({why})", remedy) from problem
     return {f"{_ENCODER}{key}": tensor.to(torch.float32) for key, tensor in model.state_dict().items()}
+
+
+def training_sample(training: int, validation: int) -> NDArray[np.int64]:
+    """Return which training examples training accuracy is measured on, rising: the same in every run.
+
+    An eighth as many as there are validation examples, at least 64, so that it costs little beside the validation.
+    Drawn at random, since files hold one class after the other, by a generator of its own.
+    """
+    number = min(training, max(_LEAST_SAMPLE, validation // _SAMPLED))
+    return np.sort(np.random.default_rng(0).choice(training, number, replace=False))
 
 
 class FineTuning(Workload):

@@ -103,6 +103,7 @@ class BertClassification(bert.FineTuning):
         examples = _load(dataset, vocabulary_size, sequence_length, cased=cased)
         self._published = bert.published(pretrained) if pretrained else None
         self._train, self._validation = examples.train, examples.validation[:validation_examples]
+        self._sample = self._train[bert.training_sample(len(self._train), len(self._validation))]
         self.batch_size = batch_size
         self.model_name, self.dataset_name = self.described(**self._parameters)
         self.train_examples, self.validation_examples = len(self._train), len(self._validation)
@@ -135,16 +136,27 @@ class BertClassification(bert.FineTuning):
         Classes: ``accuracy``, and for two of them ``f1`` (of class 1) and ``matthews`` (correlation).  Scores:
         ``pearson`` and ``spearman`` (correlations, NaN where all predictions are equal).
         """
-        outputs = []
-        with evaluating(model):
-            for first in range(0, self.validation_examples, _VALIDATION_BATCH):
-                inputs = beside(model, _batch(self._validation[first : first + _VALIDATION_BATCH]))
-                inputs.pop("labels")
-                outputs.append(model(**inputs).logits.float().cpu())
-        logits, labels = torch.cat(outputs), torch.from_numpy(self._validation.labels)
+        logits, labels = self._predict(model, self._validation)
         found = {"loss": self._loss(logits, labels), **_metrics(logits, labels, self._task.classes)}
         found["score"] = found[self._task.own_metric]
         return {name: value.item() for name, value in found.items()}
+
+    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+        """Return ``accuracy`` on a fixed sample of training examples, in evaluation mode; nothing for scores."""
+        if not self._task.classes:
+            return {}
+        logits, labels = self._predict(model, self._sample)
+        return {"accuracy": _metrics(logits, labels, self._task.classes)["accuracy"].item()}
+
+    def _predict(self, model: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
+        """Return logits ``[n, outputs]`` in evaluation mode, and labels ``[n]``, both on the CPU."""
+        outputs = []
+        with evaluating(model):
+            for first in range(0, len(features), _VALIDATION_BATCH):
+                inputs = beside(model, _batch(features[first : first + _VALIDATION_BATCH]))
+                inputs.pop("labels")
+                outputs.append(model(**inputs).logits.float().cpu())
+        return torch.cat(outputs), torch.from_numpy(features.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self._task.classes:

@@ -73,6 +73,7 @@ class BertSpan(bert.FineTuning):
         windows = int(np.searchsorted(questions.question, len(self._contexts)))
         self._validation, self._question = questions.validation[:windows], questions.question[:windows]
         self._offsets = questions.offsets[:windows]
+        self._sample = self._train[bert.training_sample(len(self._train), len(self._validation))]
         self._longest_answer = _LONGEST_ANSWER[dataset]
         self.batch_size = batch_size
         self.model_name, self.dataset_name = self.described(**self._parameters)
@@ -139,6 +140,18 @@ class BertSpan(bert.FineTuning):
             "f1": f1,
             "score": f1,
         }
+
+    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+        """Return ``accuracy``: the share of a fixed sample of windows of which both ends are the most likely tokens."""
+        right = 0
+        with evaluating(model):
+            for first in range(0, len(self._sample), _VALIDATION_BATCH):
+                inputs = beside(model, _batch(self._sample[first : first + _VALIDATION_BATCH]))
+                spans = inputs.pop("spans")
+                output = model(**inputs)
+                likely = torch.stack([output.start_logits.argmax(1), output.end_logits.argmax(1)], dim=1)
+                right += int((likely == spans).all(1).sum())
+        return {"accuracy": right / len(self._sample)}
 
 
 def best_spans(starts: Tensor, ends: Tensor, allowed: Tensor, longest: int) -> tuple[list[float], list[int], list[int]]:

@@ -1,0 +1,173 @@
+"""Made-up results of probes in the true columns, by laws that tests can compute again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+ORIGIN = {"hardware": "test-cpu", "code_fingerprint": "0123456789abcdef", "git_commit": "0123456789abcdef"}
+WORKLOADS = {"bert": "lamb", "resnet": "sgd", "autoencoder": "sgd"}
+STEPS = (0, 10, 100)
+
+
+def rank1_error(highest: float = 1.4) -> pd.DataFrame:
+    """Rows of probes/rank1_error.csv; ``highest`` is the largest error of a mean vector."""
+    rows: list[dict[str, Any]] = []
+    random = np.random.default_rng(0)
+    for workload, base in WORKLOADS.items():
+        for seed in (0, 1):
+            for step in STEPS:
+                for layer in ("first", "second", "third"):
+                    for side in ("activation", "gradient"):
+                        about = {"workload": workload, "optimizer": base, "seed": seed, "step": step, "loss": 1.0}
+                        where = {"layer": layer, "kind": "Linear", "side": side, "rows": 64, "dimension": 32}
+                        best = float(random.uniform(0, 0.5))
+                        for name, error in (("best", best), ("scaled_mean", best + 0.2), ("mean", best + 0.4)):
+                            rows.append({**about, **where, "approximation": name, "error": error, **ORIGIN})
+    table = pd.DataFrame(rows)
+    table.loc[table.index[table["approximation"] == "mean"][0], "error"] = highest
+    return table
+
+
+def spectra() -> pd.DataFrame:
+    """Rows of probes/spectra.csv: running factors that keep their start, and batches of which one is singular."""
+    rows = []
+    for workload in WORKLOADS:
+        for step in STEPS:
+            start = 0.95 ** (step + 1)
+            for layer in ("first", "second"):
+                about = {"workload": workload, "optimizer": "kaisa", "seed": 0, "step": step, "loss": 1.0}
+                about |= {"layer": layer, "dimension": 64}
+                singular = layer == "second"
+                for factor, smallest, weight in (("running", start, start), ("batch", -1e-9 if singular else 1e-3, 0)):
+                    values = {"smallest": smallest, "largest": 10.0, "resolution": 1e-4, "start_weight": weight}
+                    condition = 10 / smallest if smallest > 0 else np.inf
+                    rows.append({**about, "factor": factor, **values, "condition_number": condition, **ORIGIN})
+    return pd.DataFrame(rows)
+
+
+PHASE_MS = {
+    "forward": 10.0,
+    "backward": 20.0,
+    "capture": 1.0,
+    "factor": 2.0,
+    "precondition": 3.0,
+    "communication": 0.5,
+    "update": 1.5,
+}
+REFRESH = 4.0
+"""Times as long are capture, factor and communication in a refreshing step."""
+
+
+def step_breakdown() -> pd.DataFrame:
+    """Rows of probes/step_breakdown.csv; every method's average step takes `PHASE_MS`, MKOR's twice the factor."""
+    rows = []
+    for workload, base in WORKLOADS.items():
+        for workers in (1, 2):
+            for label, periods in ((base, (None,)), ("mkor", (10,)), ("kaisa", (10, 50)), ("eva", (None,))):
+                for period in periods:
+                    for repeat in range(3):
+                        for phase, usual in PHASE_MS.items():
+                            first_order = label == base and phase not in ("forward", "backward", "update")
+                            ms = 0.0 if first_order else usual * (2 if (label, phase) == ("mkor", "factor") else 1)
+                            grows = phase in ("capture", "factor", "communication")
+                            rows.append(
+                                {
+                                    "workload": workload,
+                                    "workers": workers,
+                                    "optimizer": label,
+                                    "update_rule": "sherman_morrison" if label == "mkor" else None,
+                                    "inverse_update_period": period,
+                                    "repeat": repeat,
+                                    "phase": phase,
+                                    "steps": 10,
+                                    "ms": ms * (1 + 0.1 * repeat),
+                                    "refresh_ms": None if period is None else ms * (REFRESH if grows else 1),
+                                    "other_ms": ms,
+                                    "estimate": "combined" if period == 50 else "measured",
+                                    "threads": 1,
+                                    **ORIGIN,
+                                }
+                            )
+    return pd.DataFrame(rows)
+
+
+def scaling(*, model: bool = True, cores: int = 2) -> pd.DataFrame:
+    """Rows of probes/scaling.csv: efficiency 1 / p ** 0.5 as measured, 1 / p ** 0.25 by the model."""
+    rows = []
+    blank = {"workload": "wide_autoencoder", "cores": cores, "bytes": None, "collective": None, "threads": 1, **ORIGIN}
+    for label in ("sgd", "mkor", "kaisa"):
+        for workers in (1, 2, 4):
+            for repeat in range(3):
+                about = {"quantity": "step_ms", "source": "measured", "optimizer": label, "workers": workers}
+                value = 64 * (1 + 0.1 * repeat) / workers**0.5
+                rows.append({**about, "batch": 1024 // workers, "repeat": repeat, "value": value, **blank})
+        for workers in (1, 2, 4, 64, 1024) if model else ():
+            about = {"quantity": "step_ms", "source": "model", "optimizer": label, "workers": workers}
+            rows.append({**about, "batch": 1024 // workers, "value": 60 / workers**0.75, **blank})
+    return pd.DataFrame(rows)
+
+
+SLOPES = {
+    ("copy", "floor"): 2.0,
+    ("mkor", "factor"): 2.1,
+    ("mkor", "precondition"): 2.9,
+    ("mkor_windowed", "factor"): 1.0,
+    ("mkor_windowed", "precondition"): 2.0,
+    ("kaisa", "factor"): 3.0,
+    ("kaisa", "precondition"): 2.9,
+    ("eva", "factor"): 1.0,
+    ("eva", "precondition"): 2.0,
+}
+
+
+def cost_scaling() -> pd.DataFrame:
+    """Rows of probes/cost_scaling.csv, powers of the width with the exponents `SLOPES`; KAISA's largest timed once."""
+    rows = []
+    for place, ((label, part), exponent) in enumerate(SLOPES.items()):
+        for d in (256, 512, 1024):
+            once = (label, part, d) == ("kaisa", "factor", 1024)
+            for repeat in range(1 if once else 3):
+                ms = (0.01 + 0.004 * place) * (d / 256) ** exponent * (1.2 ** (repeat - 1) if not once else 1)
+                about = {"optimizer": label, "part": part, "dimension": d, "repeat": repeat, "calls": 1, "ms": ms}
+                rows.append({**about, "threads": 1, **ORIGIN})
+    return pd.DataFrame(rows)
+
+
+def communication() -> pd.DataFrame:
+    """Rows of probes/communication.csv: a rank's bytes 8 d for MKOR and Eva, 4 d^2 for KAISA, 8 d^2 of its owner."""
+    rows: list[dict[str, Any]] = []
+    for workers in (2, 4):
+        for d in (64, 128, 256):
+            for rank in range(workers):
+                sent: list[tuple[str, str, int, int | None]]
+                sent = [("mkor", "all_reduce", 8 * d, 4 * d), ("eva", "all_reduce", 8 * d, 8 * d)]
+                sent += [("kaisa", "all_reduce", 4 * d * d, 16 * d * d)]
+                sent += [("kaisa", "broadcast", 8 * d * d, 16 * d * d)] if rank == 0 else []
+                sent += [("kaisa_mem_opt", "all_reduce", 4 * d * d, None)]
+                for label, collective, size, paper in sent:
+                    about = {"optimizer": label, "dimension": d, "workers": workers, "rank": rank}
+                    found = {"collective": collective, "bytes": size, "predicted_bytes": size, "paper_bytes": paper}
+                    rows.append({**about, **found, **ORIGIN})
+    return pd.DataFrame(rows)
+
+
+PROBES = {
+    "rank1_error": rank1_error,
+    "spectra": spectra,
+    "step_breakdown": step_breakdown,
+    "scaling": scaling,
+    "cost_scaling": cost_scaling,
+    "communication": communication,
+}
+
+
+def write_probes(root: Path, **instead: pd.DataFrame) -> Path:
+    """Write ``root/probes/<name>.csv`` of all `PROBES`; ``instead`` gives other rows for some of them."""
+    (root / "probes").mkdir(parents=True, exist_ok=True)
+    for name, make in PROBES.items():
+        instead.get(name, make()).to_csv(root / "probes" / f"{name}.csv", index=False)
+    return root

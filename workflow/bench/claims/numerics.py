@@ -1,0 +1,164 @@
+"""Claims about the update rule that mathematics decides, and numbers show: C20 to C23."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Final, Literal
+
+import numpy as np
+import pandas as pd
+
+from workflow.bench.captions import number
+from workflow.bench.claims.decision import Decision, Part, decided, not_tested, pooled, sentences, side
+from workflow.bench.results import chosen
+from workflow.bench.statistics import Condition, Verdict, all_of, extreme
+
+NUMERICS: Final = ("check", "update_rule", "dtype", "dimension", "trial", "value")
+HALF_PRECISION: Final = ("check", "update_rule", "dtype", "arithmetic", "sequence", "value", "bound", "largest_entry")
+EVERY_TIER: Final = "mathematics and numerics, the same at every tier"
+
+
+def _check(numerics: pd.DataFrame, name: str, rule: str | None, dtype: str | None = None) -> pd.DataFrame:
+    rows = numerics[numerics["check"] == name]
+    if rule is not None:
+        rows = rows[rows["update_rule"] == rule]
+    return rows if dtype is None else rows[rows["dtype"] == dtype]
+
+
+def _by_rule(rows: pd.DataFrame, which: Literal["smallest", "largest"]) -> str:
+    """The worst value of each rule in words."""
+    worst = rows.groupby("update_rule")["value"].agg("min" if which == "smallest" else "max")
+    return ", ".join(f"{rule} {number(value)}" for rule, value in worst.items())
+
+
+def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """C20: the smallest eigenvalue of the published rule's factor over random sequences of updates, float64."""
+    rows = _check(numerics, "C20", "published", "float64")
+    if rows.empty:
+        return not_tested("The probe numerics has no float64 eigenvalues of the published rule.")
+    smallest = extreme(rows["value"].to_numpy(float), "minimum")
+    why = (
+        "The printed rule adds a positive multiple of (Jv)(Jv)^T to gamma J, so that by mathematics no update can cost "
+        f"positive definiteness, and the smallest eigenvalue of {smallest.n} random sequences in float64 agrees."
+        if conditions[0].judge(smallest) == "confirmed"
+        else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, which mathematics excludes."
+    )
+    cut = int((rows["updates"] < rows["of"]).sum()) if {"updates", "of"} <= set(rows.columns) else 0
+    grown = (
+        f"{cut} of the sequences grew without bound and were followed only as far as float64 can tell an eigenvalue "
+        "from rounding."
+        if cut
+        else ""
+    )
+    others = _check(numerics, "C20", None, "float64")
+    return Decision(
+        conditions[0].judge(smallest),
+        why,
+        details=sentences(f"Smallest eigenvalue by rule: {_by_rule(others, 'smallest')}.", grown),
+        measured=number(smallest.value),
+        interval=f"{pooled(rows['value'])} over all sequences",
+        seeds=f"{smallest.n} sequences",
+        evidence=EVERY_TIER,
+        data=chosen("probes/numerics.csv", check="C20", update_rule="published", dtype="float64"),
+    )
+
+
+def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """C21: the residual of the published rule as the inverse of the averaged factor, float64."""
+    rows = _check(numerics, "C21", "published", "float64")
+    if rows.empty:
+        return not_tested("The probe numerics has no float64 residuals of the published rule.")
+    largest = extreme(rows["value"].to_numpy(float), "maximum")
+    verdict = conditions[0].judge(largest)
+    because = (
+        ": Sherman-Morrison subtracts the rank-1 term and divides by gamma, the printed rule adds it and multiplies by "
+        "gamma"
+        if verdict == "refuted"
+        else ""
+    )
+    return Decision(
+        verdict,
+        f"The largest residual {side(largest, conditions[0])}{because}.",
+        details=f"Largest residual by rule: {_by_rule(_check(numerics, 'C21', None), 'largest')}.",
+        measured=number(largest.value),
+        interval=f"{pooled(rows['value'])} over all trials",
+        seeds=f"{largest.n} trials",
+        evidence=EVERY_TIER,
+        data=chosen("probes/numerics.csv", check="C21", update_rule="published", dtype="float64"),
+    )
+
+
+def decide_half_precision(rows: pd.DataFrame) -> Decision:
+    """C22: the printed rule in half precision, from ``half_precision.csv``: below Lemma 3.2's bound, and always finite.
+
+    The claim sets no number: an error holds where it is at most the lemma's expression with the constant 1, a sequence
+    where all its updates are finite (``value == bound``).  The lemma has both; so has the verdict.  An update from a
+    factor that outgrew its precision has no bound, and is left out of the errors: the sequences show that.  An error
+    that is not finite from a factor that still is counts as infinite.
+    """
+    errors, followed = (rows[rows["check"] == check] for check in ("error", "finite"))
+    bounded = errors[np.isfinite(errors["bound"].astype(float))]
+    if not ((bounded["update_rule"] == "published").any() and (followed["update_rule"] == "published").any()):
+        return not_tested("The probe half_precision has no errors or no sequences of the published rule.")
+    found = {str(rule): _in_half_precision(bounded, followed, str(rule)) for rule in bounded["update_rule"].unique()}
+    others = "; ".join(
+        f"the {rule} rule: error {parts[0].measured}, {parts[1].measured}"
+        for rule, parts in found.items()
+        if rule != "published"
+    )
+    parts = found["published"]
+    why = (
+        f"The printed rule's error is {'always' if parts[0].verdict == 'confirmed' else 'not always'} below the "
+        "lemma's expression with the constant 1, eps being half the spacing at 1; of its factors kept in float16 and "
+        f"bfloat16 without damping, {parts[1].measured}."
+    )
+    return decided(
+        parts,
+        all_of,
+        why,
+        f"Beside it {others}." if others else "",
+        seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "
+        f"{int((followed['update_rule'] == 'published').sum())} sequences",
+        evidence="numerics, the same at every tier",
+        data=chosen("probes/half_precision.csv", update_rule="published"),
+    )
+
+
+def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) -> list[Part]:
+    """One rule's errors over their bounds, and the sequences that stay finite."""
+    own = errors[errors["update_rule"] == rule]
+    ratios = (own["value"] / own["bound"]).to_numpy(float)
+    largest = extreme(ratios, "maximum")
+    finite = np.asarray(ratios)[np.isfinite(ratios)]
+    error = f"{number(largest.value)} of the bound"
+    if math.isinf(largest.value):
+        error = f"not finite in {len(ratios) - len(finite)} of {len(ratios)} updates from a finite factor"
+    sequences = followed[followed["update_rule"] == rule]
+    whole = int((sequences["value"] >= sequences["bound"]).sum())
+    first = sequences["value"].min()
+    text = f"{whole} of {len(sequences)} sequences stay finite"
+    if whole < len(sequences):
+        text += f", the first to fail after {first:g} updates"
+    stays: Verdict = "confirmed" if whole == len(sequences) else "refuted"
+    within = Condition("", "<=", 1.0).judge(largest)
+    shares = f"{pooled(finite)} where finite" if len(finite) else ""
+    return [Part("error", within, error, shares), Part(f"{sequences['bound'].max():,g} updates", stays, text)]
+
+
+def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """C23: the smallest cosine between the gradient and the preconditioned gradient in any training step."""
+    rows = _check(numerics, "C23", None)
+    if rows.empty:
+        return not_tested("The probe numerics followed no training.")
+    smallest = extreme(rows["value"].to_numpy(float), "minimum")
+    return Decision(
+        conditions[0].judge(smallest),
+        "The smallest cosine of any layer between gradient and preconditioned gradient, over all steps of a training "
+        f"on digits, {side(smallest, conditions[0])}.",
+        details=f"Smallest by rule: {_by_rule(rows, 'smallest')}.",
+        measured=number(smallest.value),
+        interval=f"{pooled(rows['value'])} over all steps",
+        seeds=f"{rows['trial'].nunique()} steps a rule",
+        data=chosen("probes/numerics.csv", check="C23"),
+    )

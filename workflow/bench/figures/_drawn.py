@@ -1,0 +1,76 @@
+"""What the drawn figures are made of: a canvas measured in points, matrices as rectangles, arrows, and text."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
+
+from workflow.bench import style
+
+INK: Final = "#222222"
+SOFT: Final = "#666666"
+INPUTS: Final = "#BFDDF2"
+"""Fill of what belongs to a layer's inputs: X, a, the right factor."""
+OUTPUTS: Final = "#F7D9A8"
+"""Fill of what belongs to the gradients of a layer's outputs: G, g, the left factor."""
+PLAIN: Final = "#DDDDDD"
+"""Fill of what belongs to neither side, as a gradient."""
+WIDTH: Final = 390.0
+"""Points from the left to the right edge of a canvas."""
+
+
+def canvas(height: float) -> tuple[Figure, Axes]:
+    """An empty figure, one column wide and ``height`` points high, whose data units are points from the lower left."""
+    figure, axes = style.new_figure(1, 1, height=(height + 6) / 72)
+    panel: Axes = axes[0, 0]
+    panel.set_axis_off()
+    panel.set_xticks([])
+    panel.set_yticks([])
+    panel.set_xlim(0, WIDTH)
+    panel.set_ylim(-1, height + 1)
+    panel.set_aspect("equal")
+    return figure, panel
+
+
+def band(axes: Axes, x: float, y: float, width: float, height: float, fill: str = "#F6F6F6") -> None:
+    """A frame with round corners, its lower left corner at (x, y)."""
+    look: dict[str, Any] = {
+        "boxstyle": "round,pad=0,rounding_size=4",
+        "linewidth": 0.6,
+        "edgecolor": "#AAAAAA",
+        "facecolor": fill,
+    }
+    axes.add_patch(FancyBboxPatch((x, y), width, height, zorder=0, **look))
+
+
+def matrix(
+    axes: Axes, x: float, y: float, width: float, height: float, fill: str, name: str = "", *, rows: int = 0
+) -> None:
+    """A matrix or vector as a rectangle, its lower left corner at (x, y), its name inside; ``rows`` as thin lines."""
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=INK, linewidth=0.7, zorder=2))
+    for row in range(1, rows):
+        at = y + height * row / rows
+        axes.plot([x, x + width], [at, at], color="white", linewidth=0.8, zorder=3)
+    if name:
+        write(axes, x + width / 2, y + height / 2, name, size=7.5, zorder=4)
+
+
+def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    """An arrow between two points."""
+    look: dict[str, Any] = {
+        "arrowstyle": "-|>",
+        "mutation_scale": 6,
+        "linewidth": 0.9,
+        "color": INK,
+        "shrinkA": 0,
+        "shrinkB": 0,
+    }
+    axes.add_patch(FancyArrowPatch(start, end, zorder=3, **look))
+
+
+def write(axes: Axes, x: float, y: float, text: str, *, size: float = 7, **look: Any) -> None:
+    """Text around (x, y), centred unless ``look`` says otherwise."""
+    axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": INK, **look})

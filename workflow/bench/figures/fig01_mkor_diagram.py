@@ -1,0 +1,127 @@
+"""Figure 1: the four stages of a step of MKOR, drawn, with their equations and costs; no data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+from matplotlib.axes import Axes
+
+from workflow.bench import style
+from workflow.bench.figures._drawn import INPUTS, OUTPUTS, PLAIN, SOFT, arrow, band, canvas, matrix, write
+from workflow.bench.results import Results
+
+_LEFT: Final = 20.0  # edge of the stages' frames; the brackets stand left of it
+_TITLES: Final = 28.0
+_PICTURES: Final = 124.0
+_EQUATIONS: Final = 234.0
+_COSTS: Final = 384.0
+_GAP: Final = 10.0
+_HEIGHTS: Final = (58.0, 50.0, 76.0, 58.0, 28.0)
+
+CAPTION: Final = (
+    "Drawn from the method's equations, without data. X: inputs of a layer, n rows; G: gradients at its outputs; D: "
+    "the gradient of its weights; J: inverse factors, which start as I; f: the inverse update period, 10 in the paper; "
+    "costs: of a layer with d inputs and d outputs. Stage 3 is the exact rule, Sherman-Morrison; the paper prints "
+    "another one and the released code runs a third, and figure 13 compares them."
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw the stages from the statistics of a batch to the step of the base optimizer; ``results`` are not read."""
+    del results
+    height = sum(_HEIGHTS) + _GAP * (len(_HEIGHTS) - 1)
+    figure, axes = canvas(height)
+    tops = [height - sum(_HEIGHTS[:stage]) - _GAP * stage for stage in range(len(_HEIGHTS))]
+    for stage, (top, size) in enumerate(zip(tops, _HEIGHTS, strict=True)):
+        band(axes, _LEFT, top - size, 390 - _LEFT - 1, size, "#F6F6F6" if stage < 4 else "white")
+        if stage:
+            arrow(axes, (_TITLES + 8, top + _GAP), (_TITLES + 8, top))
+    for stage, draw in enumerate((_statistics, _all_reduce, _update, _precondition)):
+        draw(axes, tops[stage], tops[stage] - _HEIGHTS[stage] / 2)
+    write(axes, _TITLES, tops[4] - _HEIGHTS[4] / 2, "Base optimizer", size=7.5, weight="bold", ha="left")
+    write(
+        axes,
+        _PICTURES,
+        tops[4] - _HEIGHTS[4] / 2,
+        "SGD with momentum, LAMB, ... : its step, with $V$ in place of $D$",
+        size=7.5,
+        ha="left",
+    )
+    _bracket(axes, tops[0], tops[2] - _HEIGHTS[2], "every f-th step")
+    _bracket(axes, tops[3], tops[4] - _HEIGHTS[4], "every step")
+    style.finish(figure, [], CAPTION)
+    return style.save(figure, folder, "fig01_mkor_diagram")
+
+
+def _bracket(axes: Axes, top: float, bottom: float, text: str) -> None:
+    axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
+    write(axes, 5, (top + bottom) / 2, text, size=7, rotation=90, color=SOFT)
+
+
+def _head(axes: Axes, top: float, number: int, title: str, detail: str, cost: str, kind: str) -> None:
+    """A stage's number, name and cost."""
+    write(axes, _TITLES, top - 11, f"{number}  {title}", size=7.5, weight="bold", ha="left")
+    write(axes, _TITLES, top - 20, detail, size=6.5, ha="left", va="top", color=SOFT, linespacing=1.25)
+    write(axes, _COSTS, top - 11, cost, size=8, ha="right")
+    write(axes, _COSTS, top - 20, kind, size=6, ha="right", va="top", color=SOFT)
+
+
+def _statistics(axes: Axes, top: float, middle: float) -> None:
+    _head(axes, top, 1, "Rank-1 statistics", "in the forward and\nthe backward pass", "$O(n\\,d)$", "operations")
+    for x, width, rows, mean, fill in (
+        (_PICTURES + 2, 38, "$X$", "$a$", INPUTS),
+        (_PICTURES + 56, 28, "$G$", "$g$", OUTPUTS),
+    ):
+        matrix(axes, x, middle - 4, width, 24, fill, rows, rows=5)
+        arrow(axes, (x + width / 2, middle - 5), (x + width / 2, middle - 14))
+        matrix(axes, x, middle - 20, width, 5, fill)
+        write(axes, x + width + 6, middle - 17.5, mean, size=7.5)
+        write(axes, x - 5, middle + 8, "$n$", size=6.5, color=SOFT)
+    write(axes, _EQUATIONS, middle + 9, "$a = \\mathrm{mean}(X)$,  $d_{in}$ numbers", size=7.5, ha="left")
+    write(axes, _EQUATIONS, middle - 9, "$g = \\mathrm{mean}(G)$,  $d_{out}$ numbers", size=7.5, ha="left")
+
+
+def _all_reduce(axes: Axes, top: float, middle: float) -> None:
+    _head(axes, top, 2, "One all-reduce", "of all layers' vectors", "$O(d)$", "sent")
+    for rank, y in enumerate((middle + 13, middle - 1, middle - 15)):
+        matrix(axes, _PICTURES + 2, y, 24, 4, INPUTS)
+        matrix(axes, _PICTURES + 28, y, 17, 4, OUTPUTS)
+        arrow(axes, (_PICTURES + 47, y + 2), (_PICTURES + 61, middle + (1 - rank) * 1.5 + 1))
+    matrix(axes, _PICTURES + 63, middle - 1, 20, 4, INPUTS)
+    matrix(axes, _PICTURES + 84, middle - 1, 14, 4, OUTPUTS)
+    write(axes, _EQUATIONS, middle + 9, "$(a, g) \\leftarrow$ mean over the ranks", size=7.5, ha="left")
+    write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers a layer: $2d$", size=7.5, ha="left")
+
+
+def _update(axes: Axes, top: float, middle: float) -> None:
+    detail = "stabiliser, then the\nrank-1 inverse; for\n$J_R$ with $v = a$,\n$J_L$ with $v = g$"
+    _head(axes, top, 3, "Factor update", detail, "$O(d^2)$", "operations")
+    side = 30
+    left, low = _PICTURES + 2, middle - side / 2
+    matrix(axes, left, low, side, side, INPUTS, "$J$")
+    write(axes, left + side + 8, middle, "$-$", size=10)
+    matrix(axes, left + side + 16, low, 5, side, INPUTS)
+    matrix(axes, left + side + 24, middle + side / 2 - 5, side, 5, INPUTS)
+    write(axes, left + side + 40, middle - 3, "$(Jv)(Jv)^\\mathrm{T}$", size=6.5)
+    stabiliser = "$\\max_i J_{ii} > \\epsilon$:  $J \\leftarrow \\zeta J + (1-\\zeta) I$"
+    write(axes, _EQUATIONS, middle + 21, stabiliser, ha="left", size=7.5)
+    write(
+        axes,
+        _EQUATIONS,
+        middle - 10,
+        "$J \\leftarrow \\dfrac{J}{\\gamma} - \\dfrac{1-\\gamma}{\\gamma^2}\\,"
+        "\\dfrac{(Jv)(Jv)^\\mathrm{T}}{1 + \\frac{1-\\gamma}{\\gamma}\\,v^\\mathrm{T} J v}$",
+        ha="left",
+        size=8,
+    )
+
+
+def _precondition(axes: Axes, top: float, middle: float) -> None:
+    _head(axes, top, 4, "Precondition", "and give the result\nthe gradient's norm", "$O(d^3)$", "operations")
+    low = _PICTURES + 2
+    matrix(axes, low, middle - 12, 24, 24, OUTPUTS, "$J_L$")
+    matrix(axes, low + 27, middle - 12, 34, 24, PLAIN, "$D$")
+    matrix(axes, low + 64, middle - 17, 34, 34, INPUTS, "$J_R$")
+    write(axes, _EQUATIONS, middle + 12, "$V = J_L\\, D\\, J_R$", size=8, ha="left")
+    write(axes, _EQUATIONS, middle - 12, "$V \\leftarrow V\\, \\dfrac{\\|D\\|_F}{\\|V\\|_F}$", size=8, ha="left")

@@ -1,0 +1,92 @@
+"""Figure 14 (ours): what a factor update and preconditioning cost over the width of a layer, with fitted slopes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from workflow.bench import style
+from workflow.bench.figures import _probes
+from workflow.bench.fits import mean_by_width, width_law
+from workflow.bench.results import Results
+
+PROBES = ("cost_scaling",)
+COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")
+PARTS: Final = {"factor": "factor update", "precondition": "preconditioning"}
+FLOOR: Final = "floor"
+
+
+def _draw(axes: Axes, rows: pd.DataFrame, label: str) -> None:
+    """Geometric means of the repeats over the width, their range, and the fitted law."""
+    look = style.style_of(label)
+    times, law = mean_by_width(rows), width_law(rows)
+    spread = rows.groupby("dimension")["ms"].agg(["min", "max"])
+    axes.plot(times.index, times, color=look.color, linestyle="none", marker=look.marker)
+    axes.vlines(times.index, spread["min"], spread["max"], color=look.color, linewidth=1.6, alpha=0.55)
+    if law is not None:
+        widths = np.array([times.index.min(), times.index.max()], float)
+        axes.plot(
+            widths, law.coefficient * widths**law.exponent, color=look.color, linestyle=style.MODEL_LINE, linewidth=0.9
+        )
+
+
+def _handle(rows: pd.DataFrame, label: str) -> Line2D:
+    """A legend entry with the slopes of the parts, in the order of the panels."""
+    look = style.style_of(label)
+    of_label = rows[rows["optimizer"] == label]
+    laws = [width_law(of_label[of_label["part"] == part]) for part in (FLOOR, *PARTS) if part in set(of_label["part"])]
+    slopes = "; ".join("no slope" if law is None else f"{law.exponent:.2f}" for law in laws)
+    return Line2D([], [], color=look.color, linestyle="none", marker=look.marker, label=f"{look.name} ({slopes})")
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw the times of both parts over the width, log-log, beside a copy of a matrix of that width.
+
+    Raises NoDataError where the probe cost_scaling has no rows.
+    """
+    rows = _probes.read(results, "cost_scaling", COLUMNS)
+    figure, (panels,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
+    labels = style.in_order(rows["optimizer"])
+    for panel, (part, title) in zip(panels, PARTS.items(), strict=True):
+        panel.set_title(title)
+        panel.set_xscale("log")
+        panel.set_yscale("log")
+        for label in labels:
+            own = rows[(rows["optimizer"] == label) & rows["part"].isin((part, FLOOR))]
+            if len(own):
+                _draw(panel, own, label)
+        panel.xaxis.set_major_locator(FixedLocator(sorted(rows["dimension"].unique())))
+        panel.xaxis.set_minor_locator(NullLocator())
+        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        panel.set_xlabel("width d of the layer")
+    style.plain_log_ticks(panels[0])
+    panels[0].set_ylabel("time (ms)")
+    handles: list = [_handle(rows, label) for label in labels]
+    handles.append(Line2D([], [], color="#444444", linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law"))
+    notes = [
+        "markers: geometric means of the repeats; bars: fastest and slowest repeat; in brackets: slopes of the "
+        "logarithms, fitted to the means of all widths, of the factor update (of the copy for the memory floor), then "
+        "of preconditioning",
+        "factor update: one factor of width d, captured rows not counted; preconditioning: a gradient [d, d] from both "
+        "sides' factors; memory floor: a new copy of a float32 matrix [d, d]",
+    ]
+    if once := _timed_once(rows):
+        notes.append(f"timed but once, since long: {once}")
+    style.finish(figure, handles, _probes.footer(results, rows, notes=notes), columns=2)
+    return style.save(figure, folder, "fig14_cost_scaling")
+
+
+def _timed_once(rows: pd.DataFrame) -> str:
+    """What was timed once only, for the caption: optimizers, parts and widths."""
+    counts = rows.groupby(["optimizer", "part", "dimension"]).size()
+    once = counts[(counts == 1) & (counts.max() > 1)].reset_index()
+    return ", ".join(
+        f"{label} {part} at {', '.join(f'{d:g}' for d in own['dimension'])}"
+        for (label, part), own in once.groupby(["optimizer", "part"])
+    )

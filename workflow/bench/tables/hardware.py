@@ -1,0 +1,119 @@
+"""Step times and times to target by machine: this one, those of results/reference, and any others given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from workflow.bench import machines as side_by_side
+from workflow.bench.captions import caption, number
+from workflow.bench.machines import Machine, StepTime
+from workflow.bench.results import Results
+from workflow.bench.tables._files import estimated, write_table
+
+EXPERIMENTS = ("*",)
+PROBES = ("step_breakdown", "iteration_time")
+COMPARES = True
+
+COLUMNS: Final = (
+    "quantity",
+    "workload",
+    "experiment",
+    "target",
+    "optimizer",
+    "rate",
+    "inverse update period",
+    "machine",
+    "repeats or runs",
+    "reached",
+    "iterations",
+    "iterations measured on",
+    "measured",
+    "projected",
+    "data",
+)
+_STEP: Final = "ms a step ({})"
+_TARGET: Final = "seconds to target"
+
+
+def _period(period: float) -> int | None:
+    return None if math.isnan(period) else int(period)
+
+
+def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
+    """One row a probed step time, machines side by side."""
+    by_setting: dict[tuple[object, ...], list[StepTime]] = {}
+    for machine in machines:
+        for time in machine.step_times():
+            setting = (time.probe, time.workload, time.optimizer, _period(time.period))
+            by_setting.setdefault(setting, []).append(time)
+    for times in by_setting.values():
+        for time in times:
+            yield {
+                "quantity": _STEP.format(time.probe),
+                "workload": time.workload,
+                "optimizer": time.optimizer,
+                "inverse update period": _period(time.period),
+                "machine": time.machine,
+                "repeats or runs": time.took.n,
+                "measured": estimated(time.took),
+                "data": time.data,
+            }
+
+
+def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
+    """One row a setting of an optimizer on each machine that measured it or for which it is projected."""
+    for time in side_by_side.target_times(machines):
+        yield {
+            "quantity": _TARGET,
+            "workload": time.workload,
+            "experiment": time.experiment,
+            "target": time.target.describe(),
+            "optimizer": time.optimizer,
+            "rate": number(time.hyperparameters.get("lr", math.nan)),
+            "inverse update period": _period(time.period),
+            "machine": time.machine,
+            "repeats or runs": time.iterations.took.n,
+            "reached": time.iterations.reached,
+            "iterations": estimated(time.iterations.took),
+            "iterations measured on": time.iterations_from,
+            "projected" if time.projected else "measured": estimated(time.seconds),
+            "data": time.data,
+        }
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Write step times, then times to target, every machine's beside the others'.
+
+    Raises NoDataError where no machine has a step time or a run.
+    """
+    machines, notes = side_by_side.gather(results)
+    table = pd.DataFrame([*_step_rows(machines), *_target_rows(machines)], columns=list(COLUMNS))
+    for column in ("inverse update period", "repeats or runs", "reached"):
+        table[column] = table[column].astype("Int64")
+    own = [machine for machine in machines if not machine.prefix]
+    runs = own[0].runs if own else pd.DataFrame()
+    notes += side_by_side.describe(machines)
+    notes += [
+        "Step times of one process, means over a cycle of the period: step_breakdown waits after each phase, "
+        "iteration_time does not",
+        "Projected: iterations to the target measured on another machine times the step time probed on this one, never "
+        "measured; the interval multiplies both factors' bounds. A run that ended without its target counts as "
+        "infinitely long",
+    ]
+    if check := side_by_side.projection_check(machines):
+        notes.append(
+            "Where a machine has both, iterations times probed step time is "
+            f"{number(check[0])} to {number(check[1])} of the measured seconds"
+        )
+    return write_table(
+        table,
+        folder,
+        "hardware",
+        title="Step times and times to target by machine",
+        caption=caption(results, runs, notes=notes),
+    )

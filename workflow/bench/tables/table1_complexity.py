@@ -1,0 +1,157 @@
+"""Table 1: the published orders of cost of each optimizer, beside measured slopes over a layer's width, and bytes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from workflow.bench.captions import number, spans
+from workflow.bench.figures._probes import footer
+from workflow.bench.fits import power_law, width_law
+from workflow.bench.results import NoDataError, Results, chosen, joined, published
+from workflow.bench.tables._files import write_table
+from workflow.bench.tables.table7_memory import COLUMNS as MEMORY_COLUMNS
+from workflow.bench.tables.table7_memory import sizes
+
+PROBES = ("cost_scaling", "communication", "memory")
+PUBLISHED = ("complexity",)
+
+COST_COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")
+BYTES_COLUMNS: Final = ("optimizer", "dimension", "workers", "rank", "collective", "bytes", "paper_bytes")
+#: The paper's name of a label's optimizer.  Its MKOR assumes half precision; ours in float32 stands beside it too.
+NAMES: Final = {
+    "mkor": "MKOR",
+    "mkor_bfloat16": "MKOR",
+    "hylo": "HyLo",
+    "kaisa": "KAISA",
+    "eva": "Eva",
+    "sgd": "SGD",
+    "lamb": "LAMB",
+}
+#: Labels in their order; others come after, `FLOOR` last.
+_FIRST: Final = ("mkor", "mkor_bfloat16", "mkor_windowed", "hylo", "kaisa", "kaisa_inverse", "kaisa_mem_opt", "eva")
+FLOOR: Final = "copy"
+_OURS: Final = (
+    "optimizer here",
+    "factor update: slope over d here",
+    "preconditioning: slope over d here",
+    "state over the parameters' bytes here",
+    "bytes a factor update here",
+    "bytes: slope over d here",
+)
+_THEIRS: Final = {
+    "optimizer": "optimizer in the paper",
+    "computation": "computation in the paper",
+    "memory_overhead": "memory overhead in the paper",
+    "communication": "communication in the paper",
+}
+_BYTES_OF_PAPER: Final = "bytes by the paper's formula"
+
+
+def slope(times: pd.DataFrame) -> float:
+    """The exponent of d in the time of one part (`fits.width_law`); NaN for fewer than two widths."""
+    law = width_law(times)
+    return float("nan") if law is None else law.exponent
+
+
+def bytes_by_width(counted: pd.DataFrame) -> pd.Series:
+    """What the rank that sends most hands to all collectives in one update, by d, at the fewest workers measured."""
+    here = counted[counted["workers"] == counted["workers"].min()]
+    return here.groupby(["dimension", "rank"])["bytes"].sum().groupby("dimension").max()
+
+
+def _communication(counted: pd.DataFrame) -> dict[str, str]:
+    if counted.empty:
+        return {}
+    by_width = bytes_by_width(counted)
+    widest = by_width.index.max()
+    here = counted[(counted["dimension"] == widest) & (counted["workers"] == counted["workers"].min())]
+    law = power_law(list(by_width.index), list(by_width)).exponent if len(by_width) > 1 else float("nan")
+    said = here["paper_bytes"].dropna()
+    return {
+        "bytes a factor update here": f"{by_width[widest]} (d = {widest})",
+        "bytes: slope over d here": number(law),
+        _BYTES_OF_PAPER: "" if said.empty else f"{int(said.iloc[0])} (d = {widest})",
+    }
+
+
+def _overheads(memory: pd.DataFrame) -> str:
+    """The preconditioner's state in units of the parameters' bytes, by workload."""
+    parts = []
+    for workload, rows in memory.groupby("workload", sort=False):
+        found = sizes(rows)
+        if found["overhead"] is not None and found["parameters"]:
+            parts.append(f"{workload} {number(found['overhead'] / found['parameters'])}")
+    return ", ".join(parts)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Write one row an optimizer that any of the probes measured; those that only the paper has come last.
+
+    Raises NoDataError where none of the probes has run.
+    """
+    times = results.probe("cost_scaling", COST_COLUMNS)
+    counted = results.probe("communication", BYTES_COLUMNS)
+    memory = results.probe("memory", MEMORY_COLUMNS)
+    probes = dict(zip(PROBES, (times, counted, memory), strict=True))
+    there = {name: rows for name, rows in probes.items() if not rows.empty}
+    if not there:
+        raise NoDataError(f"none of {', '.join(f'probes/{name}.csv' for name in PROBES)} in {results.root}.")
+    labels = {str(label) for rows in there.values() for label in rows["optimizer"]} - {FLOOR}
+    ordered = [label for label in _FIRST if label in labels] + sorted(labels - set(_FIRST)) + [FLOOR]
+    paper = published("complexity", as_text=True).set_index("optimizer", drop=False)
+    table: list[dict[str, Any]] = []
+    for label in ordered:
+        own = {name: rows[rows["optimizer"] == label] for name, rows in probes.items()}
+        time = own["cost_scaling"]
+        name = NAMES.get(label)
+        update, preconditioning = (
+            number(slope(time[time["part"] == part]))
+            for part in ("floor" if label == FLOOR else "factor", "precondition")
+        )
+        sources = [chosen(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty]
+        if not sources:
+            continue
+        table.append(
+            {
+                "optimizer here": "memory floor: a copy of [d, d]" if label == FLOOR else label,
+                "factor update: slope over d here": update,
+                "preconditioning: slope over d here": preconditioning,
+                "state over the parameters' bytes here": _overheads(own["memory"]),
+                **_communication(own["communication"]),
+                **({title: paper.loc[name, column] for column, title in _THEIRS.items()} if name else {}),
+                "data": joined(*sources, *([chosen("workflow/paper/complexity.csv", optimizer=name)] if name else [])),
+            }
+        )
+    for name in paper.index.difference([NAMES.get(label) for label in ordered], sort=False):
+        cells = {title: paper.loc[name, column] for column, title in _THEIRS.items()}
+        table.append({**cells, "data": chosen("workflow/paper/complexity.csv", optimizer=name)})
+    notes = [
+        "Slopes are exponents of d. The paper's orders: d is a layer's width, b the batch. State: the preconditioner's "
+        "in units of the parameters' bytes; for a layer [d, d] the paper's orders are 1 for MKOR (half precision) and "
+        "4 for KAISA"
+    ]
+    if not times.empty:
+        notes.append(
+            f"Times are geometric means of repeats at d = {spans(times['dimension'])}; the floor is what an update "
+            "that makes a new matrix of an old one takes at least"
+        )
+    if not counted.empty:
+        notes.append(
+            "Bytes: what the rank that sends most hands to the collectives in one factor update of a layer [d, d], on "
+            f"{counted['workers'].min():g} workers; the paper's formula in float32, but for MKOR's half precision"
+        )
+    return write_table(
+        pd.DataFrame(table, columns=[*_OURS, *_THEIRS.values(), _BYTES_OF_PAPER, "data"]),
+        folder,
+        "table1_complexity",
+        title="Orders of cost: measured slopes and bytes beside the paper's",
+        caption=footer(
+            results,
+            pd.concat(there.values(), ignore_index=True),
+            notes=notes,
+            absent=[f"probe {name}" for name in PROBES if name not in there],
+        ),
+    )
