@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.clocks import PHASES
+from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.files import write_atomically
 from workflow.bench.plan import Plan
 from workflow.bench.provenance import is_current
@@ -138,6 +139,12 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return a CSV's rows as text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Return a CSV's rows as text.  Raises `ConfigError` where it is no table."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{shown_path(path)}: damaged: {problem}") from None
+    if any(len(row) != len(header) for row in rows):
+        raise ConfigError(f"{shown_path(path)}: damaged: its rows differ in length")
+    return [dict(zip(header, row, strict=True)) for row in rows]
