@@ -3,11 +3,11 @@
 BIN := .venv/bin
 INSTALLED := .venv/installed
 CORES ?= all
-CHECKED := .ci mkor_core baselines workflow/bench benchmarks docs tests
+CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test timing compare tune partial status refresh benchmark lock clean
+.PHONY: help reproduce test test-slurm timing compare tune partial status refresh benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,12 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
+
+# The plugin lies beside the installation and not in it, since its import alone costs every start of Snakemake seconds.
+test-slurm: $(INSTALLED) ## the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge, and root
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["slurm"], sep="\n")' > .venv/slurm.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/slurm --requirement .venv/slurm.txt
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venv/slurm $(BIN)/pytest -rs tests/slurm
 
 timing: $(INSTALLED) ## measure this machine anew: time, memory and bytes of a step; 5 minutes, no data set
 	$(BIN)/snakemake --cores $(CORES) --forceall timing

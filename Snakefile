@@ -12,13 +12,17 @@ from workflow.bench.config import ConfigError
 from workflow.bench.partial import forget
 from workflow.bench.plan import Plan
 from workflow.bench.provenance import gpu_names
+from workflow.cluster import preflight
+from workflow.cluster.settings import Cluster, probe_resources, training_resources
+from workflow.cluster.submit import SubmitError, account
 
 min_version("9.0")
 
 # Settings come from config/config.yaml, and from the command line as --config tier=... results=... hardware=...;
-# config_dir=... takes another configuration folder.
+# config_dir=... takes another configuration folder, and a cluster's profile names the cluster that the jobs go to.
 try:
-    PLAN = Plan.load(**config)
+    PLAN = Plan.load(**{key: value for key, value in config.items() if key != "cluster"})
+    CLUSTER = Cluster.load(str(config["cluster"]), PLAN) if "cluster" in config else None
 except ConfigError as problem:
     sys.exit(str(problem))
 
@@ -28,8 +32,8 @@ SETTINGS |= {key: config[key] for key in ("config_dir",) if key in config}
 OPTIONS = shlex.join(part for key, value in SETTINGS.items() for part in (f"--{key.replace('_', '-')}", value))
 
 # One GPU is one job's. A job's own need limits nothing without a stock to take it from: this machine's GPUs, or what
-# --resources gpu=N or a cluster's profile names.
-GPUS_A_JOB = 1 if PLAN.tier.device == "cuda" else 0
+# --resources gpu=N names. A cluster gives its jobs nodes of their own, with all their GPUs.
+GPUS_A_JOB = 1 if PLAN.tier.device == "cuda" and CLUSTER is None else 0
 workflow.global_resources.setdefault("gpu", max(1, len(gpu_names())))
 
 FIGURES = made_from(PLAN, "figures")
@@ -45,11 +49,28 @@ ARTEFACTS = [
 for note in PLAN.notes:
     print(f"note: {note}", file=sys.stderr)
 
+if CLUSTER and workflow.is_main_process:
+    for line in preflight.lines(PLAN, CLUSTER):
+        print(line, file=sys.stderr)
+    preflight.set_environment()
+
 # Jobs use the Python that runs Snakemake, and find the bench from any working directory.
 shell.prefix(
     f"export PATH={shlex.quote(os.path.dirname(sys.executable))}:$PATH PYTHONPATH={shlex.quote(workflow.basedir)}; "
     "set -euo pipefail; "
+    # A scheduler sends SIGTERM to all processes of a job; those that train save their work, and are waited for.
+    + ("trap : TERM; " if CLUSTER and not workflow.is_main_process else "")
 )
+
+
+onstart:
+    # Once, before the first of many submissions that would all fail.
+    by_scripts = CLUSTER is not None and CLUSTER.scheduler == "pbs"
+    if by_scripts and workflow.is_main_process and not all(job.is_local for job in workflow.dag.needrun_jobs()):
+        try:
+            account()
+        except SubmitError as problem:
+            sys.exit(str(problem))
 
 
 # Made before the report is: what these runs say of every claim, and where each artefact is.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -74,17 +75,30 @@ class Sharing:
             updates.update(zip(names, sent, strict=True))
 
     def gather(self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState]) -> dict[str, LayerState]:
-        """Return all layers' states with what the owners refreshed, on every rank; blank gives a state's shapes."""
+        """Return all layers' states with what the owners refreshed, on every rank; blank gives a state's shapes.
+
+        A matrix that lies in memory by columns, as LAPACK leaves it, lies so on every rank: its products are rounded in
+        another order otherwise, and a run that is resumed would not be the one that was interrupted.
+        """
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}
             owner = self._global(self._places[name].owner)
-            sent = comm.broadcast([full[key] for key in self._refreshed], owner, self._group)
-            whole[name] = {**full, **dict(zip(self._refreshed, sent, strict=True))}
+            own = [full[key] for key in self._refreshed]
+            flags = torch.tensor([_lies_by_columns(tensor) for tensor in own], dtype=torch.int32, device=own[0].device)
+            by_columns = comm.broadcast([flags], owner, self._group)[0].tolist()
+            turned = [tensor.T if turn else tensor for tensor, turn in zip(own, by_columns, strict=True)]
+            sent = comm.broadcast(turned, owner, self._group)
+            back = [tensor.T if turn else tensor for tensor, turn in zip(sent, by_columns, strict=True)]
+            whole[name] = {**full, **dict(zip(self._refreshed, back, strict=True))}
         return whole
 
     def _global(self, rank: int) -> int:
         return rank if self._group is None else dist.get_global_rank(self._group, rank)
+
+
+def _lies_by_columns(tensor: Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
 
 
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:

@@ -1,4 +1,4 @@
-"""Prints, after the contract suite, what it checked of every method."""
+"""Prints what the contract suite checked of every method, and what tests of faults counted."""
 
 from __future__ import annotations
 
@@ -6,13 +6,24 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+from tests.tally import counted
+
+#: As many mutants as `make test-faults` makes; 100 without it.
+settings.register_profile("long", max_examples=500)
 
 CONTRACT = "test_methods.py::test_"
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the contract's points by method, with how many cases passed, and what was left out and why."""
+    """List the contract's points by method, with how many cases passed, and what was left out and why; then figures."""
     from baselines import available
+
+    if counted:
+        terminalreporter.section("faults")
+        for what, number in counted.items():
+            terminalreporter.line(f"{what}: {number}")
 
     checked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     left_out: dict[str, list[str]] = defaultdict(list)

@@ -75,6 +75,17 @@ def test_one_of_another_run_is_refused_by_name(path: Path):
         checkpoint.load_latest(path, "b")
 
 
+def test_one_of_a_step_is_found_among_the_two(path: Path):
+    assert_same(checkpoint.load_latest(path, "a", step=3), STATE)
+    assert checkpoint.load_latest(path, "a", step=2) is None
+
+
+def test_one_in_another_format_counts_as_none(path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(checkpoint, "_FORMAT", checkpoint._FORMAT + 1)
+    with pytest.warns(UserWarning, match="made by other code"):
+        assert checkpoint.load_latest(path, "a") is None
+
+
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path):
     """weights_only: an object of a class of one's own is refused, not unpickled."""
     path = tmp_path / "checkpoint.pt"

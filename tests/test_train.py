@@ -18,16 +18,17 @@ import torch
 
 from baselines import available
 from tests.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
-from workflow.bench import batch, checkpoint, loop, train, workloads
+from workflow.bench import checkpoint, loop, train, workloads
 from workflow.bench.aggregate import aggregate
 from workflow.bench.clocks import PHASES
 from workflow.bench.config import ROOT, ConfigError, schema
 from workflow.bench.files import locked
 from workflow.bench.hyperparameters import takes
 from workflow.bench.progress import Progress
-from workflow.bench.record import RunFolder, read_metrics, read_summary
+from workflow.bench.record import GO_ON, RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Run
 from workflow.bench.signatures import read_signatures
+from workflow.bench.stop import Stop
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.data import DataNotFound
@@ -157,6 +158,57 @@ def test_checkpoints_by_time_change_nothing(folder: Path, workload: Workload, tm
     assert_same_result(whole, saved, run)
     assert (read_summary(saved) or {})["seconds"]["checkpoint"] > 0
     assert (read_summary(whole) or {})["seconds"]["checkpoint"] == 0
+
+
+def test_checkpoints_by_steps_are_there_after_a_kill(folder: Path, workload: Workload, tmp_path: Path):
+    """The one after step 14 and the one before it, at 7; a run that died goes on from there."""
+    run = run_of(folder, "mkor")
+    whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
+    loop.train(run, workload, whole, setting(checkpoint_steps=7), keep_weights=True)
+    assert_same_result(whole, whole, run)
+
+    def die(loss: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("killed")
+
+    spoilt: Any = Sabotaged(workload, 16, die)
+    with pytest.raises(RuntimeError, match="killed"):
+        loop.train(run, spoilt, killed, setting(checkpoint_steps=7))
+    saved = (killed.checkpoint, killed.checkpoint.with_name("checkpoint.pt.previous"))
+    assert [json.loads(file.open("rb").readline())["step"] for file in saved] == [14, 7]
+    assert loop.train(run, workload, killed, setting(), keep_weights=True) == "finished"
+    assert_same_result(whole, killed, run)
+
+
+def test_a_tier_s_checkpoint_steps_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    tier = folder / "tiers" / "embedded.yaml"
+    tier.write_text(tier.read_text() + "checkpoint_steps: 6\n")
+    write(folder, "one", block(optimizer("sgd")))
+    steps: list[int] = []
+    monkeypatch.setattr(checkpoint, "save", lambda path, run, step, state: steps.append(step))
+    assert train.main(["one", "sgd", *options(folder)]) == 0
+    assert steps == [6, 12, 18]
+
+
+def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Truth: the run that has all the time."""
+    write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=500, evaluate_every=100))
+    arguments = ["one", "mkor", *options(folder)]
+    assert train.main([*arguments, "--minutes=0.004"]) == GO_ON
+    assert capsys.readouterr().err.endswith("interrupted and saved; the same command goes on\n")
+    assert train.main(arguments) == 0
+    plan = load(folder)
+    (run,) = plan.runs.values()
+    place = RunFolder.of(plan.results, run.id)
+    whole = RunFolder(folder / "whole")
+    loop.train(run, create(**run.spec["workload"]), whole, setting())
+    assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
+def test_a_time_limit_must_be_one(folder: Path, capsys: pytest.CaptureFixture[str], minutes: str):
+    write(folder, "one", block(optimizer("sgd")))
+    assert train.main(["one", "sgd", *options(folder), f"--minutes={minutes}"]) == 1
+    assert capsys.readouterr().err == f"--minutes = {float(minutes)}: must be greater than 0\n"
 
 
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, workload: Workload, tmp_path: Path):
@@ -454,7 +506,7 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=60)
-    assert first.returncode == batch.GO_ON == 75, said
+    assert first.returncode == GO_ON == 75, said
     assert said.endswith("interrupted and saved; the same command goes on\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
@@ -469,9 +521,28 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
     assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_queue_s_signal_may_come_twice(number: signal.Signals):
+    """From the queue, and from the launcher that passes it on."""
+    before = signal.getsignal(number)
+    with Stop().listening() as stop:
+        assert not stop()
+        for _ in range(2):
+            os.kill(os.getpid(), number)
+            assert stop()
+    assert signal.getsignal(number) == before
+
+
+def test_under_a_launcher_ctrl_c_may_come_twice():
+    with Stop(launched=True).listening() as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop()
+
+
 def test_the_first_ctrl_c_asks_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    stop = batch.Stop()
+    stop = Stop()
     with stop.listening():
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from importlib import import_module
 from importlib.metadata import version
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +194,17 @@ def test_a_batch_is_a_function_of_seed_and_position(workload):
     other = next(workload.batches(seed=6, start=start))
     assert not same(other, resumed[0])
     assert {len(tensor) for batch in ahead for tensor in batch.values()} == {workload.batch_size}
+
+
+def test_the_parts_of_ranks_are_the_batch(workload):
+    """Truth: the whole batches."""
+    size, start = workload.batch_size, workload.steps_per_epoch - 1
+    whole = islice(workload.batches(seed=5, start=start), 2)
+    cuts = (0, size // 4, size // 2, size)
+    parts = [workload.rows_of_batches(5, start, slice(*cut)) for cut in pairwise(cuts)]
+    for batch in whole:
+        found = [next(part) for part in parts]
+        assert same(batch, {name: torch.cat([part[name] for part in found]) for name in batch})
 
 
 def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order():

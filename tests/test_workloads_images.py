@@ -360,6 +360,8 @@ def test_imagenet_batches_are_those_of_seed_and_position_whoever_reads_them(smal
         assert torch.equal(one["labels"], other["labels"])
     again = next(small_imagenet.batches(6))
     assert not torch.equal(again["images"], alone[0]["images"])
+    part = next(small_imagenet.rows_of_batches(5, 1, slice(1, 3)))
+    assert torch.equal(part["images"], alone[1]["images"][1:3])
 
 
 def test_imagenet_validation_is_the_centre_of_each_image(small_imagenet):

@@ -15,7 +15,7 @@ from workflow.bench.tidy import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv, run_r
 def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:
     """Write both tables, and return their paths.
 
-    Raises `ConfigError` where a job's CSV is missing, or holds other runs than are planned.
+    Raises `ConfigError` where a job's CSV is missing or damaged, or holds other runs than are planned.
     """
     evaluations: list[dict[str, str]] = []
     runs: list[dict[str, Any]] = []
@@ -25,6 +25,8 @@ def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:
         if not file.is_file():
             raise ConfigError(f"{shown_path(file)}: is not there yet; {remedy}")
         rows = read_csv(file)
+        if any(row.keys() != set(EVALUATION_COLUMNS) for row in rows):
+            raise ConfigError(f"{shown_path(file)}: damaged: it has other columns; delete it, then {remedy}")
         if {row["run"] for row in rows} != set(job.run_ids):
             raise ConfigError(f"{shown_path(file)}: holds other runs than are planned; {remedy}")
         evaluations += rows

@@ -1,85 +1,83 @@
-"""Trains the runs of a list that are not there yet, each by one process only, and those that they start from."""
+"""Trains the runs of a list that are not there yet, each by one command only, and those that they start from."""
 
 from __future__ import annotations
 
 import json
-import signal
+import os
+import socket
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
 from functools import partial
-from types import FrameType
-from typing import Any, Final, TextIO
+from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
 from workflow.bench import loop, workloads
 from workflow.bench.config import ConfigError
-from workflow.bench.files import first_free, locked, write_json
+from workflow.bench.distributed import ALONE, OneRankError, Ranks, share_of
+from workflow.bench.files import first_free, locked, remove_unfinished, write_json
 from workflow.bench.plan import Plan
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
 from workflow.bench.record import RunFolder, Status, first_line, is_done, read_summary, write_spec
 from workflow.bench.runs import Run
+from workflow.bench.stop import Stop
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.data import DataNotFound
 
-#: The exit code of a process that was asked to stop and saved its work: run the same command again to go on.  It is
-#: the C library's EX_TEMPFAIL; cluster profiles take it for "go on in the next slice".
-GO_ON: Final = 75
-
-
-class Stop:
-    """Whether this process was asked to end, by SIGTERM (a queue's time limit) or SIGINT (Ctrl-C).
-
-    The first signal lets the present step end and be saved; a second one acts as if nothing caught it.
-    """
-
-    def __init__(self) -> None:
-        self.asked = False
-
-    def __call__(self) -> bool:
-        """Tell whether a signal came."""
-        return self.asked
-
-    @contextmanager
-    def listening(self) -> Iterator[Stop]:
-        """Catch the signals; leave their handlers as they were found."""
-        before = {number: signal.signal(number, self._catch) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield self
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-    def _catch(self, number: int, frame: FrameType | None) -> None:
-        self.asked = True
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.default_int_handler)
-
 
 class Batch:
-    """Trains runs of a plan one after the other in this process.
+    """Trains runs of a plan one after the other in this process, or together with others.
+
+    stop: what asks to save and end, listening already; by default one that listens while runs are trained.
+    ranks: the processes that train each run together; all of them make a batch and train the same runs, the first one
+    writes and speaks.
 
     Raises `ConfigError` where the tier's device is absent; from `train`, where an optimizer or a workload refuses
-    what its run asks for.
+    what its run asks for, or ranks cannot share a batch.
     """
 
-    def __init__(self, plan: Plan, threads: int | None = None, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        threads: int | None = None,
+        stream: TextIO | None = None,
+        *,
+        stop: Stop | None = None,
+        ranks: Ranks = ALONE,
+    ) -> None:
         self._plan = plan
-        self._stop = Stop()
+        self._ranks = ranks
+        self._stop = stop or Stop()
+        self._listens_itself = stop is None
         self._stream = stream
         self._workloads: dict[str, Workload] = {}
-        _refuse_absent_device(plan)
+        refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
 
     def train(self, runs: Iterable[Run]) -> bool:
         """Train the runs that are not done, first those that they start from; tell whether all came to an end."""
-        wanted = list(dict.fromkeys(self._with_upstream(runs)))
-        progress = Progress(len(wanted), self._stream)
-        with self._stop.listening(), _device_of_our_own(self._plan, progress) as device:
-            setting = loop.Setting(device, self._plan.tier.checkpoint_minutes, progress, self._stop)
+        given = list(runs)
+        known = self._plan.runs | {run.id: run for run in given}
+        # What is done is the first rank's word here and below: a shared disk shows others a file some seconds later.
+        ids = self._ranks.from_first(lambda: list(dict.fromkeys(run.id for run in self._with_upstream(given))))
+        wanted = [known[name] for name in ids]
+        for run in wanted:
+            share_of(run, self._ranks)
+        with ExitStack() as held:
+            stream = self._stream if self._ranks.is_first else held.enter_context(Path(os.devnull).open("w"))
+            progress = Progress(len(wanted), stream)
+            if self._listens_itself:
+                held.enter_context(self._stop.listening())
+            device = held.enter_context(_device_of_our_own(self._plan, progress, self._ranks))
+            tier = self._plan.tier
+            setting = loop.Setting(
+                device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks
+            )
             for run in wanted:
-                if self._stop.asked or self._train(run, setting) == "interrupted":
+                if any(self._ranks.gathered(self._stop.asked)) or self._train(run, setting) == "interrupted":
                     return False
         return True
 
@@ -97,39 +95,62 @@ class Batch:
 
     def _train(self, run: Run, setting: loop.Setting) -> Status | None:
         """Train a run unless it is done; return how it ended, None where nothing was to do."""
-        progress = setting.progress
+        progress, ranks = setting.progress, self._ranks
         folder = RunFolder.of(self._plan.results, run.id)
-        if self._is_done(run):
+        if ranks.from_first(lambda: self._is_done(run)):
             progress.skip(run.describe(), "done before")
             return None
-        write_spec(self._plan.results, run)
+        if ranks.is_first:
+            write_spec(self._plan.results, run)
         waiting = f"{run.describe()}: another process trains it; waiting"
-        with locked(folder.lock, on_wait=lambda: progress.note(waiting)):
-            if self._is_done(run):
+        with locked(folder.lock, on_wait=lambda: progress.note(waiting)) if ranks.is_first else nullcontext():
+            if ranks.from_first(lambda: self._is_done(run)):
                 progress.skip(run.describe(), "done by another process")
                 return None
+            if ranks.is_first:
+                remove_unfinished(folder.path)
             try:
+                reason = self._why_not(run)
+                if reason is not None:
+                    if ranks.is_first:
+                        write_json(folder.summary, _summary_of_no_training(run, "skipped", reason))
+                    progress.skip(run.describe(), f"skipped: {reason}")
+                    return "skipped"
                 workload = self._workload(run)
-                self._check_start(run)
                 weights = RunFolder.of(self._plan.results, run.start_from).weights if run.start_from else None
                 keep = run.id in self._plan.started_from
                 status = loop.train(run, workload, folder, setting, initial_weights=weights, keep_weights=keep)
-            except _SkippedError as reason:
-                write_json(folder.summary, _summary_of_no_training(run, "skipped", str(reason)))
-                progress.skip(run.describe(), f"skipped: {reason}")
-                return "skipped"
             except Exception as problem:
                 # The record names the run in partial results and in `make status`; the next call tries it again.
-                with suppress(OSError):
-                    said = f"{type(problem).__name__}: {first_line(problem)}"
-                    write_json(folder.summary, _summary_of_no_training(run, "failed", said))
+                if ranks.is_first and not isinstance(problem, OneRankError):
+                    with suppress(OSError):
+                        said = f"{type(problem).__name__}: {first_line(problem)}"
+                        write_json(folder.summary, _summary_of_no_training(run, "failed", said))
                 raise
-        summary = read_summary(folder) or {}
-        progress.end(
-            f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
-            + (f": {summary['reason']}" if summary["reason"] else "")
-        )
+        if ranks.is_first:
+            summary = read_summary(folder) or {}
+            progress.end(
+                f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
+                + (f": {summary['reason']}" if summary["reason"] else "")
+            )
         return status
+
+    def _why_not(self, run: Run) -> str | None:
+        """Say why a run cannot be started, on all ranks alike; None where it can, its workload then being made."""
+
+        def attempt() -> str | None:
+            try:
+                self._workload(run)
+                self._check_start(run)
+            except _SkippedError as problem:
+                return str(problem)
+            return None
+
+        # The first rank alone prepares data; what it keeps of them the others find.
+        reason = self._ranks.from_first(attempt)
+        if reason is None and not self._ranks.is_first:
+            reason = attempt()
+        return next((found for found in self._ranks.gathered(reason) if found is not None), None)
 
     def _workload(self, run: Run) -> Workload:
         """Return a run's workload, made once for all its runs.  Raises `_SkippedError`, `ConfigError`."""
@@ -154,18 +175,26 @@ class Batch:
 
 
 @contextmanager
-def _device_of_our_own(plan: Plan, progress: Progress) -> Iterator[torch.device]:
-    """Yield the device to train on: the CPU, or a GPU that no other process of these results has meanwhile."""
+def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks) -> Iterator[torch.device]:
+    """Yield the device to train on: the CPU, or a GPU that no other process of these results has meanwhile.
+
+    Ranks have the GPU that their launcher gave them, by the number that each has on its machine.
+    """
     if plan.tier.device != "cuda":
         yield torch.device(plan.tier.device)
         return
-    locks = [plan.results.parent / f"gpu-{index}.lock" for index in range(torch.cuda.device_count())]
+    if ranks.size > 1:
+        yield torch.device("cuda", torch.cuda.current_device())
+        return
+    host = socket.gethostname()
+    locks = [plan.results.parent / f"gpu-{host}-{index}.lock" for index in range(torch.cuda.device_count())]
     waiting = partial(progress.note, "every GPU has another process of these results; waiting")
     with first_free(locks, waiting) as index, torch.cuda.device(index):
         yield torch.device("cuda", index)
 
 
-def _refuse_absent_device(plan: Plan) -> None:
+def refuse_absent_device(plan: Plan) -> None:
+    """Raise `ConfigError` where the tier's device is absent."""
     if plan.tier.device == "cuda" and not torch.cuda.is_available():
         build = "this torch is a build without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise ConfigError(

@@ -15,7 +15,8 @@ from workflow.bench.config import ConfigError
 from workflow.bench.files import write_atomically
 
 PREVIOUS: Final = ".previous"
-_FORMAT: Final = 1
+#: Raised with what a state holds: one of another format cannot be gone on from.
+_FORMAT: Final = 2
 
 
 class CheckpointError(ConfigError):
@@ -23,7 +24,7 @@ class CheckpointError(ConfigError):
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint that is truncated or altered."""
+    """A checkpoint that is truncated, altered, or in the format of other code."""
 
 
 def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
@@ -47,18 +48,20 @@ def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
 def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Return the state that `save` wrote to ``path``.
 
-    Raises `DamagedError` where it is truncated or altered, `CheckpointError` where it belongs to another run,
-    `FileNotFoundError` where there is none.
+    Raises `DamagedError` where it is truncated, altered or of another format, `CheckpointError` where it belongs to
+    another run, `FileNotFoundError` where there is none.
     """
     with path.open("rb") as file:
         try:
             header = json.loads(file.readline())
-            owner, length, digest = header["run"], header["bytes"], header["sha256"]
+            owner, length, digest, form = (header[key] for key in ("run", "bytes", "sha256", "format"))
         except (ValueError, KeyError, TypeError):
             raise DamagedError(f"{path}: damaged: its first line is no checkpoint's") from None
         payload = file.read()
     if owner != run:
         raise CheckpointError(f"{path}: belongs to run {owner}, not to {run}; move it away to start anew")
+    if form != _FORMAT:
+        raise DamagedError(f"{path}: is of format {form}, made by other code; this code's is {_FORMAT}")
     if len(payload) != length:
         raise DamagedError(f"{path}: damaged: {len(payload)} of {length} bytes are there")
     if hashlib.sha256(payload).hexdigest() != digest:
@@ -66,19 +69,34 @@ def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, 
     return torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
 
 
-def load_latest(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, Any] | None:
+def load_latest(
+    path: Path, run: str, device: torch.device | str = "cpu", *, step: int | None = None
+) -> dict[str, Any] | None:
     """Return the newest whole state of ``path`` and the one before it; None where there is none.
 
-    A damaged one is passed over with a warning.  Raises `CheckpointError` for a checkpoint of another run.
+    A damaged one is passed over with a warning.  step: take that of this step only.  Raises `CheckpointError` for a
+    checkpoint of another run.
     """
     for candidate in (path, _previous(path)):
         try:
+            if step is not None and _step_of(candidate) != step:
+                continue
             return load(candidate, run, device)
         except FileNotFoundError:
             continue
         except DamagedError as problem:
             warnings.warn(f"{problem}; going back to the checkpoint before it, or to the start", stacklevel=2)
     return None
+
+
+def _step_of(path: Path) -> int | None:
+    """Return the step that a checkpoint says it is of; None where it says none."""
+    with path.open("rb") as file:
+        try:
+            step = json.loads(file.readline())["step"]
+        except (ValueError, KeyError, TypeError):
+            return None
+    return int(step)
 
 
 def remove(path: Path) -> None:

@@ -9,7 +9,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+_UNFINISHED: Final = ".unfinished"
 
 
 def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = None) -> None:
@@ -21,9 +23,9 @@ def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = No
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside the target, since a rename is atomic within one file system only; a name of its own, since two
     # processes may write the same file.
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)
     try:
-        with os.fdopen(handle, "wb") as file:
+        with naming(path), os.fdopen(handle, "wb") as file:
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
@@ -36,6 +38,26 @@ def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = No
         Path(name).unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an `OSError` name ``path`` where it names no file: one of writing to an open file says only what happened."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.filename is None:
+            raise OSError(problem.errno, problem.strerror, str(path)) from None
+        raise
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what `write_atomically` left in ``folder`` where its process was killed.
+
+    No other process may be writing there.
+    """
+    for path in folder.glob(f".*{_UNFINISHED}"):
+        path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

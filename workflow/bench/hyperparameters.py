@@ -16,7 +16,7 @@ DEFAULT_BASE: Final = "sgd"
 Key = tuple[str | int, ...]
 
 
-def takes(name: str, base: str | None, signatures: Mapping[str, Signature]) -> dict[str, Hyperparameter]:
+def takes(name: str, base: object, signatures: Mapping[str, Signature]) -> dict[str, Hyperparameter]:
     """Return the hyperparameters of the optimizer ``name``; a second-order one takes ``base`` and its base's too.
 
     An unknown ``base`` contributes none.
@@ -25,7 +25,7 @@ def takes(name: str, base: str | None, signatures: Mapping[str, Signature]) -> d
     if own.order == "first":
         return dict(own.hyperparameters)
     first_order = tuple(sorted(name for name, found in signatures.items() if found.order == "first"))
-    wrapped = signatures.get(base or DEFAULT_BASE)
+    wrapped = signatures.get(str(base or DEFAULT_BASE))
     return {
         "base": Hyperparameter("base", choices=first_order, kinds=(), default=DEFAULT_BASE),
         **(wrapped.hyperparameters if wrapped and wrapped.order == "first" else {}),

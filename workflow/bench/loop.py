@@ -3,31 +3,37 @@
 from __future__ import annotations
 
 import math
+import socket
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from baselines import build, limits
 from mkor_core import comm
+from mkor_core.preconditioner import STATE_KEY
 from workflow.bench import checkpoint
+from workflow.bench.checkpoint import CheckpointError
 from workflow.bench.clocks import Clock
 from workflow.bench.config import ConfigError
-from workflow.bench.files import write_json
+from workflow.bench.distributed import ALONE, OneRankError, Ranks, share_batches, share_of
 from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
-from workflow.bench.record import MetricsLog, RunFolder, Status, first_line
+from workflow.bench.record import MetricsLog, RunFolder, Status, first_line, write_summary
 from workflow.bench.runs import PLAIN_PRECISION, Run
 from workflow.bench.schedules import factor, schedule_function
-from workflow.bench.workloads.base import Workload, micro_batches
+from workflow.bench.workloads.base import Batch, Workload, micro_batches
+
+_MEETING: Final = 1.0
+"""Seconds between two meetings of ranks, at which they agree to stop or to save."""
 
 
 @dataclass(frozen=True)
@@ -39,10 +45,18 @@ class Setting:
     progress: Progress
     stop: Callable[[], bool]
     """Whether to save a checkpoint and end after the present step."""
+    checkpoint_steps: int | None = None
+    """Steps after which to save one too, whatever the time."""
+    ranks: Ranks = ALONE
+    """The processes that train together, each with a setting of its own."""
 
 
 class _DivergedError(Exception):
     """Loss, weights or factors are no longer finite; the message is the reason."""
+
+
+class _DivergedHereError(_DivergedError):
+    """A rank cannot go on, and the others do not know of it."""
 
 
 class _InterruptedError(Exception):
@@ -79,66 +93,84 @@ def train(
     """Train a run to its end, or to an interruption, leave its record in ``folder``, and return how it ended.
 
     An interrupted run goes on from its checkpoint, and ends with the rows and weights of an uninterrupted one.
-    Divergence and lack of memory are outcomes, not errors.
+    Divergence and lack of memory are outcomes, not errors.  Ranks that train together (``setting.ranks``) call this
+    alike and return the same; the first of them writes.
 
     initial_weights: the file with the final weights of the run that ``run.start_from`` names.
     keep_weights: write the final weights beside the record.
 
     Raises:
         ConfigError: a hyperparameter that the optimizer refuses, by name.
-        CheckpointError: a checkpoint of another run, or damaged weights to start from.
+        CheckpointError: a checkpoint of another run or number of ranks, or damaged weights to start from.
         OSError: a full disk or an unwritable folder.
+        OneRankError: divergence or lack of memory that only this rank met; it is recorded all the same.
     """
+    ranks = setting.ranks
     started = datetime.now(UTC)
     provenance = collect()
     account = _Account()
     status: Status = "finished"
     reason = ""
+    alone = False
     reset_peak_memory(setting.device)
     comm.reset_bytes_sent()
     try:
         training = _Training(run, workload, folder, setting, initial_weights)
         account = training.account
         training.run_to_end()
-        if keep_weights:
+        if keep_weights and ranks.is_first:
             checkpoint.save(folder.weights, run.id, account.steps_done, training.model.state_dict())
     except _DivergedError as problem:
         status, reason = "diverged", str(problem)
+        alone = ranks.size > 1 and isinstance(problem, _DivergedHereError)
     except _InterruptedError:
         status, reason = "interrupted", f"asked to stop after step {account.steps_done}"
     except (MemoryError, RuntimeError) as problem:
         if not _is_out_of_memory(problem):
             raise
         status, reason = "out_of_memory", first_line(problem)
+        alone = ranks.size > 1
     account.peak_memory_bytes = max(account.peak_memory_bytes, peak_memory_bytes(setting.device))
     clock = Clock(nanoseconds=account.nanoseconds)
-    write_json(
-        folder.summary,
-        {
-            "id": run.id,
-            "spec": run.spec,
-            "status": status,
-            "reason": reason,
-            "started": started.isoformat(timespec="seconds"),
-            "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-            **{name: value for name, value in asdict(account).items() if name != "nanoseconds"},
-            "seconds": clock.seconds,
-            "train_seconds": clock.train_seconds,
-            "wall_seconds": clock.wall_seconds,
-            "device": str(setting.device),
-            "threads": torch.get_num_threads(),
-            "world_size": comm.world_size(),
-            "model": workload.model_name,
-            "dataset": workload.dataset_name,
-            "train_examples": workload.train_examples,
-            "validation_examples": workload.validation_examples,
-            "steps_per_epoch": workload.steps_per_epoch,
-            "data_fingerprint": workload.data_fingerprint,
-            **provenance,
-        },
-    )
-    if status != "interrupted":
-        checkpoint.remove(folder.checkpoint)
+    mine: dict[str, Any] = {
+        "rank": ranks.rank,
+        "host": socket.gethostname(),
+        "seconds": clock.seconds,
+        "bytes_sent": account.bytes_sent,
+        "peak_memory_bytes": account.peak_memory_bytes,
+        "preconditioner_bytes": account.preconditioner_bytes,
+    }
+    by_rank = [mine] if alone else ranks.gathered(mine)
+    summary = {
+        "id": run.id,
+        "spec": run.spec,
+        "status": status,
+        "reason": reason,
+        "started": started.isoformat(timespec="seconds"),
+        "ended": datetime.now(UTC).isoformat(timespec="seconds"),
+        **{name: value for name, value in asdict(account).items() if name != "nanoseconds"},
+        "peak_memory_bytes": max(each["peak_memory_bytes"] for each in by_rank),
+        "seconds": clock.seconds,
+        "train_seconds": clock.train_seconds,
+        "wall_seconds": clock.wall_seconds,
+        "device": str(setting.device),
+        "threads": torch.get_num_threads(),
+        "world_size": ranks.size,
+        "by_rank": by_rank,
+        "model": workload.model_name,
+        "dataset": workload.dataset_name,
+        "train_examples": workload.train_examples,
+        "validation_examples": workload.validation_examples,
+        "steps_per_epoch": workload.steps_per_epoch,
+        "data_fingerprint": workload.data_fingerprint,
+        **provenance,
+    }
+    if ranks.claim(run.id) if alone else ranks.is_first:
+        write_summary(folder, summary)
+        if status != "interrupted":
+            checkpoint.remove(folder.checkpoint)
+    if alone:
+        raise OneRankError(f"{run.describe()}: {status}: {reason}; the same command goes on with what is left")
     return status
 
 
@@ -152,21 +184,24 @@ class _Training:
         self._workload = workload
         self._folder = folder
         self._setting = setting
+        self._ranks = setting.ranks
+        self._share = share_of(run, setting.ranks)
         self._steps: int = run.spec["steps"]
         self._schedule: dict[str, Any] = run.spec["schedule"]
-        state, self._log = _last_state(folder, run, setting.device)
-        self.account = _Account(**state["account"]) if state else _Account()
+        state, self._log = _last_state(folder, run, setting)
+        self.account = _Account(**state["ranks"][self._ranks.rank]["account"]) if state else _Account()
         self.account.slices += 1
         self._sent_before = dict(self.account.bytes_sent)
-        # What a model or a method draws while it trains (dropout, sampled rows) comes from the run's seed too.
-        torch.manual_seed(run.seed)
+        # What a model draws while it trains (dropout) comes from the run's seed too.
+        torch.manual_seed(self._ranks.own_seed(run.seed))
         self.model = workload.model(run.seed)
         if initial_weights is not None and not state:
             assert run.start_from is not None
             workload.start(self.model, checkpoint.load(initial_weights, run.start_from))
         self.model.to(setting.device).train()
         self.account.parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        self._accumulation_steps = run.accumulation_steps
+        self._parallel = None if self._ranks.size == 1 else self._ranks.parallel(self.model, setting.device)
+        self._accumulation_steps = self._share.micro_batches
         self._autocast = (
             nullcontext()
             if run.precision == PLAIN_PRECISION
@@ -174,7 +209,7 @@ class _Training:
         )
         # float16 alone has gradients too small for it; bfloat16 has float32's range.
         self._scaler = torch.amp.GradScaler(setting.device.type) if run.precision == "float16" else None
-        _refuse_limits(run)
+        _refuse_limits(run, self._accumulation_steps, self._ranks.size)
         try:
             self._optimizer, self._preconditioner = build(
                 run.method,
@@ -198,6 +233,7 @@ class _Training:
         if self._preconditioner is not None:
             self._preconditioner.phases = self._clock
         self._saved_at = self._shown_at = 0
+        self._meet_at = self.account.steps_done + 1
         self._steps_before = self.account.steps_done
         self._seconds_before = self._clock.train_seconds
 
@@ -215,21 +251,24 @@ class _Training:
                 warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler\.step\(\)` before", UserWarning)
                 self._train()
         except torch.linalg.LinAlgError as problem:  # type: ignore[attr-defined]
-            self._refuse_non_finite()
-            raise _DivergedError(f"a decomposition failed: {first_line(problem)}") from problem
+            why = self._what_is_not_finite(torch.stack(self._losses) if self._losses else None)
+            raise _DivergedHereError(why or f"a decomposition failed: {first_line(problem)}") from problem
         finally:
             self._clock.stop()
             self._settle_account()
-            self._log.close()
+            if self._log is not None:
+                self._log.close()
 
     def _train(self) -> None:
         account, clock, losses = self.account, self._clock, self._losses
-        model, loss_of, autocast = self.model, self._workload.loss, self._autocast
+        parallel, loss_of, autocast = self._parallel, self._workload.loss, self._autocast
+        model: nn.Module = parallel or self.model
         accumulation_steps = self._accumulation_steps
         preconditioner, scheduler, stop = self._preconditioner, self._scheduler, self._setting.stop
         evaluate_every = self._run.spec["evaluate_every"]
         look_after = min(self._setting.progress.interval_ns, self._save_after)
-        batches = self._workload.batches(self._run.seed, account.steps_done)
+        save_every = self._setting.checkpoint_steps or self._steps + 1
+        batches = self._batches()
         if account.steps_done == 0:
             self._evaluate()
         looked_at = clock.last
@@ -238,6 +277,8 @@ class _Training:
             parts = micro_batches(next(batches), accumulation_steps)
             found = []
             for part in parts:
+                if parallel is not None:  # what DistributedDataParallel.no_sync() sets
+                    parallel.require_backward_grad_sync = part is parts[-1]
                 clock.switch("forward")
                 with autocast:
                     loss = loss_of(model, part)
@@ -255,12 +296,27 @@ class _Training:
             account.steps_done = step + 1
             if account.steps_done % evaluate_every == 0 or account.steps_done == self._steps:
                 self._evaluate()
-            if clock.last - looked_at > look_after:
-                looked_at = clock.last
-                self._look_up()
-            if stop() and account.steps_done < self._steps:
+            if account.steps_done % save_every == 0 and account.steps_done < self._steps:
+                self._save()
+            if parallel is None:
+                stops = stop()
+                if clock.last - looked_at > look_after:
+                    looked_at = clock.last
+                    self._look_up(saves=clock.last - self._saved_at > self._save_after)
+            elif account.steps_done == self._meet_at:
+                stops = self._meet(stop())
+            else:
+                continue
+            if stops and account.steps_done < self._steps:
                 self._save()
                 raise _InterruptedError
+
+    def _batches(self) -> Iterator[Batch]:
+        """Return this rank's part of the batches, from the next step on."""
+        seed, start = self._run.seed, self.account.steps_done
+        if self._ranks.size == 1:
+            return self._workload.batches(seed, start)
+        return share_batches(self._workload, seed, start, self._share, self._setting.device)
 
     def _backward(self, loss: Tensor) -> None:
         """Add a micro-batch's share to the gradients."""
@@ -285,53 +341,73 @@ class _Training:
         """Append the mean training loss since the last evaluation, and the validation metrics, to metrics.csv."""
         self._clock.switch("evaluation")
         train_seconds, wall_seconds = self._clock.train_seconds, self._clock.wall_seconds
-        self._refuse_non_finite()
-        values = {}
-        if self._losses:
-            values["train", "loss"] = torch.stack(self._losses).double().mean().item()
-            self._losses.clear()
-        with self._autocast:
-            metrics = self._workload.evaluate(self.model)
-            if math.isfinite(metrics["loss"]):
-                training = self._workload.evaluate_training(self.model)
-                values |= {("train", metric): value for metric, value in training.items()}
-        for metric, value in metrics.items():
-            if math.isfinite(value):
-                values["validation", metric] = value
-            elif metric == "loss":  # any other may be undefined, as is a correlation with a constant
-                raise _DivergedError(f"the validation loss is {value} after step {self.account.steps_done}")
+        losses = self._ranks.mean(torch.stack(self._losses)) if self._losses else None
+        for why in self._ranks.gathered(self._what_is_not_finite(losses)):
+            if why is not None:
+                raise _DivergedError(why)
+        self._losses.clear()
+        metrics, training = self._ranks.from_first(self._measure)
+        if not math.isfinite(metrics["loss"]):
+            raise _DivergedError(f"the validation loss is {metrics['loss']} after step {self.account.steps_done}")
+        values = {} if losses is None else {("train", "loss"): losses.double().mean().item()}
+        values |= {("train", metric): value for metric, value in training.items()}
+        # Any other than the loss may be undefined, as is a correlation with a constant.
+        values |= {("validation", metric): value for metric, value in metrics.items() if math.isfinite(value)}
         if self._preconditioner is not None:
             size = self._preconditioner.memory_bytes()
             if size > self.account.preconditioner_bytes:
                 self.account.preconditioner_bytes = size
                 self.account.preconditioner_bytes_by_tensor = self._preconditioner.memory_by_tensor()
-        self._log.append(
-            step=self.account.steps_done,
-            epoch=self.account.steps_done / self._workload.steps_per_epoch,
-            lr=self._lr(),
-            train_seconds=train_seconds,
-            wall_seconds=wall_seconds,
-            values=values,
-        )
+        if self._log is not None:
+            self._log.append(
+                step=self.account.steps_done,
+                epoch=self.account.steps_done / self._workload.steps_per_epoch,
+                lr=self._lr(),
+                train_seconds=train_seconds,
+                wall_seconds=wall_seconds,
+                values=values,
+            )
 
-    def _refuse_non_finite(self) -> None:
-        """Raise `_DivergedError` where a loss since the last evaluation, a weight or a factor is not finite."""
-        if self._losses:
-            losses = torch.stack(self._losses)
+    def _measure(self) -> tuple[dict[str, float], dict[str, float]]:
+        """Return the metrics of the validation data and, where these are in order, of the training data."""
+        with self._autocast:
+            metrics = self._workload.evaluate(self.model)
+            training = self._workload.evaluate_training(self.model) if math.isfinite(metrics["loss"]) else {}
+        return metrics, training
+
+    def _what_is_not_finite(self, losses: Tensor | None) -> str | None:
+        """Say which loss since the last evaluation (``[steps]``), weight or factor is not finite, if any."""
+        step = self.account.steps_done
+        if losses is not None:
             wrong = (~losses.isfinite()).nonzero()
             if len(wrong):
                 first = int(wrong[0])
-                step = self.account.steps_done - len(self._losses) + first + 1
-                raise _DivergedError(f"the training loss is {losses[first].item()} in step {step}")
-        step = self.account.steps_done
+                return f"the training loss is {losses[first].item()} in step {step - len(losses) + first + 1}"
         for name, parameter in self.model.named_parameters():
             if not parameter.isfinite().all():
-                raise _DivergedError(f"the weights {name} are not finite after step {step}")
+                return f"the weights {name} are not finite after step {step}"
         if self._preconditioner is not None and (layers := self._preconditioner.non_finite_layers()):
-            raise _DivergedError(f"the factors of {layers[0]} are not finite after step {step}")
+            return f"the factors of {layers[0]} are not finite after step {step}"
+        return None
 
-    def _look_up(self) -> None:
-        """Show the progress and save a checkpoint, each where its time has come."""
+    def _meet(self, wants_to_stop: bool) -> bool:
+        """Agree with the other ranks on saving a checkpoint, on when to meet again, and on stopping, and tell the last.
+
+        Any rank may stop them all; the first one's clock counts.
+        """
+        done = self.account.steps_done
+        pace = (self._clock.train_seconds - self._seconds_before) / max(done - self._steps_before, 1)
+        stops, saves, ahead = self._ranks.agree(
+            stop=wants_to_stop,
+            save=self._clock.last - self._saved_at > self._save_after,
+            steps=max(1, int(_MEETING / max(pace, 1e-9))),
+        )
+        self._meet_at = done + ahead
+        self._look_up(saves=saves)
+        return stops
+
+    def _look_up(self, *, saves: bool) -> None:
+        """Show the progress where its time has come, and save a checkpoint if told to."""
         now = self._clock.last
         if now - self._shown_at > self._setting.progress.interval_ns and self._losses:
             self._clock.switch("evaluation")
@@ -339,9 +415,8 @@ class _Training:
             done = self.account.steps_done - self._steps_before
             self._setting.progress.show(self.account.steps_done, self._steps, self._losses[-1].item(), done / seconds)
             self._shown_at = now
-        if now - self._saved_at > self._save_after:
+        if saves:
             self._save()
-            self._saved_at = now
 
     @property
     def _save_after(self) -> int:
@@ -367,39 +442,61 @@ class _Training:
             account.switch_step = self._preconditioner.switch_step
 
     def _save(self) -> None:
-        """Save a checkpoint; the time that this takes counts from the next one on."""
+        """Save a checkpoint; the time that this takes counts from the next one on.
+
+        Each rank's own part is gathered; what all of them hold alike is the first one's.
+        """
         self._clock.switch("checkpoint")
         self._settle_account()
-        state = {
+        preconditioner = self._preconditioner
+        if preconditioner is not None:
+            before = comm.bytes_sent()
+            preconditioner.consolidate()
+            for name, number in comm.bytes_sent().items():  # what a checkpoint sends is no part of the training
+                self._sent_before[name] = self._sent_before.get(name, 0) - number + before.get(name, 0)
+        on_gpu = self._setting.device.type == "cuda"
+        mine = {
             "account": asdict(self.account),
-            "model": self.model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "scheduler": self._scheduler.state_dict() if self._scheduler else None,
-            "scaler": self._scaler.state_dict() if self._scaler else None,
-            "losses": torch.stack(self._losses) if self._losses else torch.empty(0),
-            "metrics_position": self._log.secure(),
+            "losses": torch.stack(self._losses).cpu() if self._losses else torch.empty(0),
+            "followed_losses": None if preconditioner is None else preconditioner.state_dict()["losses"],
             "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state_all() if self._setting.device.type == "cuda" else [],
+            "cuda_rng": torch.cuda.get_rng_state(self._setting.device) if on_gpu else None,
         }
-        checkpoint.save(self._folder.checkpoint, self._run.id, self.account.steps_done, state)
+        parts = self._ranks.gathered(mine)
+        if self._log is not None:
+            state = {
+                "ranks": parts,
+                "model": self.model.state_dict(),
+                "optimizer": self._optimizer.state_dict(),
+                "scheduler": self._scheduler.state_dict() if self._scheduler else None,
+                "scaler": self._scaler.state_dict() if self._scaler else None,
+                "metrics_position": self._log.secure(),
+            }
+            checkpoint.save(self._folder.checkpoint, self._run.id, self.account.steps_done, state)
+        self._ranks.from_first(lambda: None)  # nobody leaves, or trains on, before it is there
+        self._saved_at = self._clock.last
 
     def _restore(self, state: dict[str, Any]) -> None:
+        mine = state["ranks"][self._ranks.rank]
         self.model.load_state_dict(state["model"])
+        if self._preconditioner is not None:
+            state["optimizer"][STATE_KEY]["losses"] = mine["followed_losses"]
         self._optimizer.load_state_dict(state["optimizer"])
         if self._scheduler:
             self._scheduler.load_state_dict(state["scheduler"])
         if self._scaler:
             self._scaler.load_state_dict(state["scaler"])
-        self._losses = list(state["losses"].unbind())
-        torch.set_rng_state(state["rng"].cpu())
-        if state["cuda_rng"]:
-            torch.cuda.set_rng_state_all([rng.cpu() for rng in state["cuda_rng"]])
+        self._losses = list(mine["losses"].unbind())
+        torch.set_rng_state(mine["rng"].cpu())
+        if mine["cuda_rng"] is not None:
+            torch.cuda.set_rng_state(mine["cuda_rng"].cpu(), self._setting.device)
 
 
-def _refuse_limits(run: Run) -> None:
-    """Raise `ConfigError` where a run's optimizer, or the one that it wraps, cannot do what its block asks for."""
+def _refuse_limits(run: Run, micro_batches: int, ranks: int) -> None:
+    """Raise `ConfigError` where a run's optimizer, or the one that it wraps, cannot do what is asked of it."""
     asked = {
-        "micro_batches": run.accumulation_steps > 1 and f"micro_batch_size = {run.spec.get('micro_batch_size')}",
+        "micro_batches": micro_batches > 1 and f"micro_batch_size = {run.spec.get('micro_batch_size')}",
+        "data_parallel": ranks > 1 and f"{ranks} ranks",
         "grad_scaler": run.precision == "float16" and "precision = float16",
     }
     for name in filter(None, (run.method, run.hyperparameters.get("base"))):
@@ -408,15 +505,39 @@ def _refuse_limits(run: Run) -> None:
                 raise ConfigError(f"{run.describe()}: {asked[kind]}: {name} cannot: {why}")
 
 
-def _last_state(folder: RunFolder, run: Run, device: torch.device) -> tuple[dict[str, Any] | None, MetricsLog]:
-    """Return the newest usable checkpoint, or None, and metrics.csv cut back to it."""
-    state = checkpoint.load_latest(folder.checkpoint, run.id, device)
-    if state is not None:
+def _last_state(folder: RunFolder, run: Run, setting: Setting) -> tuple[dict[str, Any] | None, MetricsLog | None]:
+    """Return the newest usable checkpoint, or None, and on the first rank metrics.csv cut back to it.
+
+    Ranks go on from the same one, which the first chooses.
+    """
+    ranks = setting.ranks
+    state: dict[str, Any] | None = None
+    log: MetricsLog | None = None
+
+    def choose() -> int | None:
+        nonlocal state, log
+        state = checkpoint.load_latest(folder.checkpoint, run.id, setting.device)
+        if state is not None and len(state["ranks"]) != ranks.size:
+            raise CheckpointError(
+                f"{folder.checkpoint}: made by {len(state['ranks'])} ranks, not by {ranks.size}: go on with as many, "
+                "or move it away to start anew"
+            )
         try:
-            return state, MetricsLog(folder.metrics, state["metrics_position"])
+            log = MetricsLog(folder.metrics, None if state is None else state["metrics_position"])
         except ValueError as problem:
             warnings.warn(f"{problem}; starting anew", stacklevel=2)
-    return None, MetricsLog(folder.metrics)
+            state, log = None, MetricsLog(folder.metrics)
+        return None if state is None else int(state["ranks"][0]["account"]["steps_done"])
+
+    step = ranks.from_first(choose)
+    if step is not None and not ranks.is_first:
+        state = checkpoint.load_latest(folder.checkpoint, run.id, setting.device, step=step)
+        if state is None:
+            raise CheckpointError(
+                f"{folder.checkpoint}: that of step {step}, from which rank 0 goes on, is not there: all ranks must "
+                "see the same results folder"
+            )
+    return state, log
 
 
 def _is_out_of_memory(problem: BaseException) -> bool:

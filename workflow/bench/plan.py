@@ -43,6 +43,8 @@ class Tier:
     checkpoint_minutes: float
     precision: str
     """What forward passes compute in where an experiment's block says nothing."""
+    checkpoint_steps: int | None = None
+    """Steps between two checkpoints, whatever the time; None: by `checkpoint_minutes` alone."""
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ CODE: Final = (
     "workflow/bench/workloads",
     "workflow/bench/checkpoint.py",
     "workflow/bench/clocks.py",
+    "workflow/bench/distributed.py",
     "workflow/bench/loop.py",
     "workflow/bench/schedules.py",
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import csv
+import hashlib
 import json
+import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -11,12 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from workflow.bench.files import write_json
+from workflow.bench.config import ConfigError, check, schema
+from workflow.bench.files import naming, write_json
 from workflow.bench.runs import Run
 
 Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
 #: Statuses that another attempt with the same code on the same machine would only repeat.
 FINAL: Final = ("finished", "diverged", "out_of_memory")
+
+#: The exit code of a process that was asked to stop and saved its work: run the same command again to go on.  It is
+#: the C library's EX_TEMPFAIL; cluster profiles take it for "go on in the next slice".
+GO_ON: Final = 75
+
+_METRICS_DIGEST: Final = "metrics_sha256"
 
 METRIC_COLUMNS: Final = (
     "step",
@@ -67,32 +75,59 @@ class RunFolder:
         return self.path / "lock"
 
 
+class DamagedRecordError(ConfigError):
+    """A metrics.csv that is not what a run writes; the message is one line that names it."""
+
+
 def read_summary(folder: RunFolder) -> dict[str, Any] | None:
     """Return a run's run.json, None where there is none; a damaged one counts as none, with a warning."""
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"))
-        if not isinstance(summary["status"], str):
-            raise ValueError("no status")
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        check(summary, schema("run"), folder.summary)
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, RecursionError) as problem:
         warnings.warn(f"{folder.summary}: damaged ({problem}); the run counts as not done", stacklevel=2)
         return None
-    return summary
+    return dict(summary)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
-    """Tell whether a run has ended for good, with its weights kept where others start from it."""
+    """Tell whether a run has ended for good, its metrics whole, its weights kept where others start from it."""
     summary = read_summary(folder)
     if summary is None or summary["status"] not in FINAL:
+        return False
+    try:
+        read_metrics(folder)
+        if summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
+            raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
+    except DamagedRecordError as problem:
+        warnings.warn(f"{problem}; the run counts as not done", stacklevel=2)
         return False
     return folder.weights.is_file() or not needs_weights or summary["status"] != "finished"
 
 
+def write_summary(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+    """Write a run's run.json, with the SHA-256 of metrics.csv, so that a row that is lost later on is noticed."""
+    write_json(folder.summary, {**summary, _METRICS_DIGEST: _digest(folder.metrics)})
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+
+
 def write_spec(results: Path, run: Run) -> None:
-    """Write ``specs/<id>.json``, what the run's id stands for."""
+    """Write ``specs/<id>.json``, what the run's id stands for, unless it is there whole."""
     path = results / "specs" / f"{run.id}.json"
-    if not path.exists():
+    try:
+        is_there = json.loads(path.read_bytes()) == run.spec
+    except (FileNotFoundError, ValueError, RecursionError):
+        is_there = False
+    if not is_there:
         write_json(path, run.spec)
 
 
@@ -107,7 +142,9 @@ class MetricsLog:
         path.parent.mkdir(parents=True, exist_ok=True)
         if position is not None and (not path.exists() or path.stat().st_size < position):
             raise ValueError(f"{path}: shorter than its checkpoint says")
-        self._file = path.open("wb" if position is None else "r+b")
+        self._path = path
+        # Without a buffer, which would try again, and fail again, as the file is closed on a full disk.
+        self._file = path.open("wb" if position is None else "r+b", buffering=0)
         if position is None:
             self._write([",".join(METRIC_COLUMNS)])
         else:
@@ -132,7 +169,8 @@ class MetricsLog:
 
     def secure(self) -> int:
         """Make all rows survive a power cut, and return the file's size in bytes."""
-        os.fsync(self._file.fileno())
+        with naming(self._path):
+            os.fsync(self._file.fileno())
         return self._file.tell()
 
     def close(self) -> None:
@@ -140,16 +178,46 @@ class MetricsLog:
         self._file.close()
 
     def _write(self, lines: Iterable[str]) -> None:
-        self._file.write("".join(f"{line}\n" for line in lines).encode())
-        self._file.flush()
+        content = "".join(f"{line}\n" for line in lines).encode()
+        with naming(self._path):
+            while content:
+                content = content[self._file.write(content) :]
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
-    """Return a run's rows as text, in their order; none where it has no metrics.csv."""
-    if not folder.metrics.is_file():
+    """Return a run's rows as text, in their order; none where it has no metrics.csv.
+
+    A last line without its end is left out: the run is being written, or was killed as it wrote.  Raises
+    `DamagedRecordError` where anything else is no row of a run.
+    """
+    try:
+        text = folder.metrics.read_text(encoding="utf-8")
+    except FileNotFoundError:
         return []
-    with folder.metrics.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    except UnicodeDecodeError:
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it is no text") from None
+    if "\n" not in text:
+        return []
+    header, *lines = text[: text.rfind("\n")].split("\n")
+    if header != ",".join(METRIC_COLUMNS):
+        raise DamagedRecordError(f"{folder.metrics}: damaged: its first line is not {','.join(METRIC_COLUMNS)}")
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        cells = line.split(",")
+        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_of, METRIC_COLUMNS, cells)):
+            raise DamagedRecordError(f"{folder.metrics}: damaged: line {number} is no row of a run")
+        rows.append(dict(zip(METRIC_COLUMNS, cells, strict=True)))
+    return rows
+
+
+def _is_of(column: str, cell: str) -> bool:
+    """Tell whether a cell of metrics.csv can be one of its column."""
+    if column in ("split", "metric"):
+        return cell.isidentifier()
+    try:
+        return math.isfinite(int(cell) if column == "step" else float(cell))
+    except ValueError:
+        return False
 
 
 def first_line(problem: BaseException) -> str:

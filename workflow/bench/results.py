@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import pandas as pd
 
 PUBLISHED = Path(__file__).resolve().parents[1] / "paper"
@@ -53,6 +55,21 @@ RUN_COLUMNS = (
 #: Statuses of runs that ended badly of their own.
 BROKEN_DOWN = ("diverged", "out_of_memory")
 
+#: Columns of any CSV that hold numbers; text in one of them would go far before it fails.
+_NUMBERS: Final = frozenset(
+    {
+        *("seed", "step", "epoch", "value", "lr", "train_seconds", "wall_seconds", "inverse_update_period"),
+        *("steps", "steps_done", "steps_to_target", "seconds_to_target", "parameters", "bytes_sent", "switch_step"),
+        *("preconditioner_bytes", "peak_memory_bytes", "train_examples", "validation_examples", "threads"),
+        *("repeat", "iteration_ms", "median_ms", "dimension", "trial", "bound", "updates", "batch_size"),
+        *("encoder_parameters", "pretraining_parameters"),
+    }
+)
+#: Columns that hold text, even where all of it looks like numbers.
+_TEXTS: Final = dict.fromkeys(
+    ("run", "experiment", "optimizer", "method", "workload", "status", "split", "metric", "model", "dataset"), "str"
+)
+
 
 class NoDataError(Exception):
     """There is nothing to make an artefact from; the message is one line for the user."""
@@ -63,13 +80,24 @@ def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     if not path.exists():
         return pd.DataFrame(columns=list(columns))
     try:
-        frame = pd.read_csv(path, keep_default_na=False, na_values=[""], low_memory=False)
+        frame = pd.read_csv(path, dtype=_TEXTS, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise NoDataError(f"{path} lacks the columns {', '.join(missing)}. Delete it and run again.")
+    for column in _NUMBERS.intersection(frame.columns):
+        _refuse_text(path, frame[column])
     return frame
+
+
+def _refuse_text(path: Path, column: pd.Series) -> None:
+    """NoDataError where a column of numbers, or of nothing, holds anything else."""
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    wrong = column[column.notna() & ~np.isfinite(numbers)]
+    if not wrong.empty:
+        place = f"{path}, line {int(wrong.index[0]) + 2}"
+        raise NoDataError(f"{place}: {column.name} = {str(wrong.iloc[0])!r:.40} is no number. Delete it and run again.")
 
 
 @dataclass(frozen=True)

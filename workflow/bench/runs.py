@@ -73,6 +73,21 @@ class Run:
         size: int | None = self.spec.get("micro_batch_size")
         return self.spec["workload"]["batch_size"] // size if size else 1
 
+    def why_not_on(self, ranks: int) -> str | None:
+        """Say why so many ranks cannot have equal parts of the run's batches; None where they can.
+
+        A rank has whole micro-batches, or micro-batches have whole numbers of ranks.
+        """
+        batch, parts = self.spec["workload"]["batch_size"], self.accumulation_steps
+        fits = [n for n in range(1, batch + 1) if batch % n == 0 and (parts % n == 0 or n % parts == 0)]
+        if ranks in fits:
+            return None
+        whole = f"a batch of {batch}"
+        if parts > 1:
+            whole = f"{parts} micro-batches of {batch // parts} in {whole}"
+        near = [max(n for n in fits if n < ranks), *sorted(n for n in fits if n > ranks)[:1]]
+        return f"{ranks} ranks cannot have equal parts of {whole}; {' or '.join(map(str, near))} can"
+
     def describe(self) -> str:
         """Return the run in a few words, for messages."""
         shown = [f"{name}={self.hyperparameters[name]}" for name in _TELLING if name in self.hyperparameters]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.clocks import PHASES
+from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.files import write_atomically
 from workflow.bench.plan import Plan
 from workflow.bench.provenance import is_current
@@ -78,7 +79,7 @@ def evaluation_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
     """
     for planned in job.planned:
         folder = RunFolder.of(plan.results, planned.run.id)
-        rows = _evaluations(folder)
+        rows = read_metrics(folder)
         status = _summary(folder, planned, rows)["status"]
         about = {**_identity(job, planned), "run": planned.run.id, "status": status}
         for row in (rows if status != "failed" else []) or [{}]:
@@ -90,7 +91,7 @@ def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
     for planned in job.planned:
         run, target = planned.run, planned.target
         folder = RunFolder.of(plan.results, run.id)
-        rows = _evaluations(folder)
+        rows = read_metrics(folder)
         summary = _summary(folder, planned, rows)
         reached = target.first_reached(rows) if target and summary["status"] != "failed" else None
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
@@ -129,11 +130,6 @@ def _summary(folder: RunFolder, planned: Planned, rows: list[dict[str, str]]) ->
     return {"status": "interrupted", "reason": reason, "steps_done": done}
 
 
-def _evaluations(folder: RunFolder) -> list[dict[str, str]]:
-    """Return a run's rows but those that its process is writing: a last one that is not whole yet."""
-    return [row for row in read_metrics(folder) if all(row.get(name) for name in METRIC_COLUMNS)]
-
-
 def _identity(job: Job, planned: Planned) -> dict[str, Any]:
     run = planned.run
     return {
@@ -158,6 +154,12 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 
 
 def read_csv(path: Path) -> list[dict[str, str]]:
-    """Return a CSV's rows as text."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
+    """Return a CSV's rows as text.  Raises `ConfigError` where it is no table."""
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            header, *rows = list(csv.reader(file)) or [[]]
+    except (csv.Error, UnicodeDecodeError) as problem:
+        raise ConfigError(f"{shown_path(path)}: damaged: {problem}") from None
+    if any(len(row) != len(header) for row in rows):
+        raise ConfigError(f"{shown_path(path)}: damaged: its rows differ in length")
+    return [dict(zip(header, row, strict=True)) for row in rows]

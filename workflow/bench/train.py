@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from pathlib import Path
 
+from workflow.bench import launch
 from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.plan import add_arguments, load_from
+from workflow.bench.record import GO_ON
+from workflow.bench.stop import Stop
 from workflow.bench.tidy import EVALUATION_COLUMNS, evaluation_rows, write_csv
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Train an experiment's runs of one optimizer: those that are done are kept, those begun go on.
 
-    Asked to stop (SIGTERM, Ctrl-C), it saves a checkpoint and exits with code 75: the same command goes on.
+    Asked to stop (SIGTERM, SIGUSR1, Ctrl-C, --minutes), it saves a checkpoint and exits with code 75: the same command
+    goes on.  Started as several processes, by torchrun, mpiexec or srun, these train each run together.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.train", description=main.__doc__)
     parser.add_argument("experiment", help="a file of <config>/experiments")
@@ -22,30 +27,43 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, nargs="+", help="train only these seeds, and publish nothing")
     parser.add_argument("--out", type=Path, help="where to publish (default: <results>/EXPERIMENT/LABEL.csv)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the tier's)")
+    parser.add_argument("--minutes", type=float, help="save and stop after so many minutes, with exit code 75")
     add_arguments(parser)
     given = parser.parse_args(arguments)
+    place = launch.Place()
     try:
+        place = launch.place()
         plan = load_from(given)
         job = plan.job(given.experiment, given.label)
         runs = [run for run in job.runs if given.seed is None or run.seed in given.seed]
         if given.threads is not None and given.threads < 1:
             raise ConfigError(f"--threads = {given.threads}: must be at least 1")
+        if given.minutes is not None and not (math.isfinite(given.minutes) and given.minutes > 0):
+            raise ConfigError(f"--minutes = {given.minutes}: must be greater than 0")
         for seed in given.seed or []:
             if all(run.seed != seed for run in runs):
                 known = sorted({run.seed for run in job.runs})
                 raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {known}")
-        # Here and not above: torch takes seconds, and a mistake should be told at once.
-        from workflow.bench.batch import GO_ON, Batch
+        launch.prepare(place)
+        stop = Stop(None if given.minutes is None else 60 * given.minutes, launched=place.size > 1)
+        with stop.listening():
+            # Here and not above: torch takes seconds, and a mistake should be told at once.
+            from workflow.bench.batch import Batch, refuse_absent_device
+            from workflow.bench.distributed import joined
 
-        if not Batch(plan, given.threads).train(runs):
+            refuse_absent_device(plan)
+            with joined(place, plan.tier.device) as ranks:
+                is_done = Batch(plan, given.threads, stop=stop, ranks=ranks).train(runs)
+                if is_done and given.seed is None and ranks.is_first:
+                    file = given.out or plan.csv_of(job)
+                    write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+                    print(shown_path(file))
+        if not is_done and place.rank == 0:  # the job's exit code is the first rank's
             print("interrupted and saved; the same command goes on", file=sys.stderr)
             return GO_ON
-        if given.seed is None:
-            file = given.out or plan.csv_of(job)
-            write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
-            print(shown_path(file))
     except (ConfigError, OSError) as problem:
-        print(problem, file=sys.stderr)
+        if place.rank == 0 or isinstance(problem, launch.MeetingError):  # of others the ranks say the same
+            print(problem, file=sys.stderr)
         return 1
     return 0
 

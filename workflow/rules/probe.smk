@@ -28,6 +28,7 @@ for probe in PROBES:
             "../../environment.yml"
         threads: CORES_OF.get(probe.name, 1)
         resources:
+            **probe_resources(CLUSTER, probe.name),
             gpu=0 if probe.name in CPU_ONLY else GPUS_A_JOB,
         params:
             name=probe.name,

@@ -16,12 +16,14 @@ rule train:
         "../../environment.yml"
     threads: PLAN.tier.threads
     resources:
+        **training_resources(CLUSTER),
         gpu=GPUS_A_JOB,
     params:
         runs=lambda wildcards: PLAN.job(wildcards.experiment, wildcards.label).run_ids,
         options=OPTIONS,
     shell:
-        "python -m workflow.bench.train {wildcards.experiment} {wildcards.label} {params.options} --out {output} 2> {log}"
+        "{resources.launch} python -m workflow.bench.train {wildcards.experiment} {wildcards.label} {params.options} "
+        "--out {output} 2> {log}"
 
 
 rule aggregate:

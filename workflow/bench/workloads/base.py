@@ -73,9 +73,27 @@ class Workload(ABC):
         Batch k is a function of ``seed`` and k alone, so that a run resumes at any position.
         """
 
+    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
+        """Yield the examples ``rows`` of each batch that `batches` yields: a rank's part of it.
+
+        Here by making the whole batch, which is cheap for small ones; the same values however it is done.
+        """
+        for batch in self.batches(seed, start):
+            yield {name: tensor[rows] for name, tensor in batch.items()}
+
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss of ``batch``, a scalar on the model's device."""
+        """Return the mean loss of ``batch``, a scalar on the model's device.
+
+        Where the batch has a ``loss_weight`` (see `loss_terms`), what `loss_terms` counts is weighed with it.
+        """
+
+    def loss_terms(self, batch: Batch) -> Tensor | None:
+        """Return how many terms the loss of ``batch`` is a mean over; None where these are its examples.
+
+        Ranks that share a batch have unequal numbers of them, and so weigh their means.
+        """
+        return None
 
     @abstractmethod
     def evaluate(self, model: nn.Module) -> dict[str, float]:

@@ -31,6 +31,7 @@ _MASKED, _REPLACED = 0.8, 0.1  # of the predicted; the rest stay as they are
 _VALIDATION_SEED = 0  # of the validation pairs and masks, which every run shares
 _VALIDATION_BATCH, _VALIDATION_TOKENS = 256, 32768  # pairs and tokens at once, at most
 _OF_CORPUS = Specials(pad=PAD, unknown=UNKNOWN, cls=CLS, sep=SEP, mask=MASK)
+_ALL = slice(None)
 _MASKS = 1  # keeps the numbers behind masks apart from those behind an epoch's order
 
 
@@ -47,12 +48,18 @@ class MaskedBert(BertForPreTraining):
         attention_mask: Tensor,
         labels: Tensor,
         next_sentence_label: Tensor,
+        loss_weight: Tensor | None = None,
     ) -> BertForPreTrainingOutput:
-        """Return the loss, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``."""
+        """Return the loss, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``.
+
+        loss_weight: of the masked language model's part of the loss, 1 by default.
+        """
         encoded = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
         predicted = labels != IGNORED
         logits, relationship = self.cls(encoded.last_hidden_state[predicted], encoded.pooler_output)
         loss = functional.cross_entropy(logits.float(), labels[predicted])
+        if loss_weight is not None:
+            loss = loss * loss_weight
         loss = loss + functional.cross_entropy(relationship.float(), next_sentence_label)
         return BertForPreTrainingOutput(loss=loss, prediction_logits=logits, seq_relationship_logits=relationship)
 
@@ -133,9 +140,18 @@ class BertPretraining(Workload):
         for k, indices in shuffled(seed, start, self.train_examples, self.batch_size):
             yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]))
 
+    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
+        """Yield examples ``rows`` of the batches of `batches`; the others' texts are not read."""
+        for k, indices in shuffled(seed, start, self.train_examples, self.batch_size):
+            yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]), rows)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the sum of both heads' mean cross-entropies: over predicted tokens, and over pairs."""
         return model(**beside(model, batch)).loss
+
+    def loss_terms(self, batch: Batch) -> Tensor:
+        """Return the number of predicted tokens, which differs from one part of a batch to another."""
+        return (batch["labels"] != IGNORED).sum()
 
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return ``loss``, its part ``mlm_loss``, and ``nsp_accuracy``, on fixed pairs with fixed masks."""
@@ -223,19 +239,22 @@ class Pairs:
         """Return the number of pairs."""
         return len(self._place)
 
-    def batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
-        """Return the pairs at ``indices``, masked, as BERT's inputs and labels.
+    def batch(self, indices: NDArray[np.int64], rng: np.random.Generator, rows: slice = _ALL) -> Batch:
+        """Return the pairs at ``indices``, masked, as BERT's inputs and labels; of these, ``rows``.
 
+        What is drawn is drawn for all, so that parts of a batch are the batch.
         Each tensor is int64: ``input_ids``, ``token_type_ids``, ``attention_mask`` and ``labels``
         ``[n, sequence_length]``, ``next_sentence_label`` ``[n]``.
         """
         is_random = rng.random(len(indices)) < 0.5
         second = np.where(is_random, self._elsewhere(indices, rng), indices)
-        tokens, segments = self._assemble(indices, second)
+        tokens, segments = self._assemble(indices[rows], second[rows])
+        shape = (len(indices), self._length)
         is_text = (tokens != CLS) & (tokens != SEP) & (tokens != PAD)
-        draw = np.where(is_text, rng.random(tokens.shape), 2.0)
+        draw = np.where(is_text, rng.random(shape)[rows], 2.0)
         predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
-        return _masked(tokens, segments, is_random, predicted, _OF_CORPUS, self._vocabulary_size, rng)
+        fate, pieces = _drawn(shape, rows, _OF_CORPUS, self._vocabulary_size, rng)
+        return _masked(tokens, segments, is_random[rows], predicted, _OF_CORPUS, fate, pieces)
 
     def _elsewhere(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return for each index one of another document, drawn evenly."""
@@ -287,19 +306,29 @@ class PairsOfShards:
         """Return the number of pairs."""
         return len(self._shards)
 
-    def batch(self, indices: NDArray[np.int64], rng: np.random.Generator) -> Batch:
-        """Return the pairs at ``indices``, masked, as `Pairs.batch` does."""
-        tokens, pairs = self._shards.rows(indices)
+    def batch(self, indices: NDArray[np.int64], rng: np.random.Generator, rows: slice = _ALL) -> Batch:
+        """Return the pairs at ``indices``, or ``rows`` of them, masked, as `Pairs.batch` does."""
+        tokens, pairs = self._shards.rows(indices[rows])
+        shape = (len(indices), tokens.shape[1])
         second, lengths, is_random = pairs.T[:, :, None]
         column = np.arange(tokens.shape[1])
         segments = np.where(column >= lengths, 0, np.where(column >= second, 2, 1))
         is_text = (segments > 0) & (tokens != self._specials.cls) & (tokens != self._specials.sep)
-        draw = np.where(is_text, rng.random(tokens.shape, dtype=np.float32), np.float32(2))
+        draw = np.where(is_text, rng.random(shape, dtype=np.float32)[rows], np.float32(2))
         share = np.rint(_PREDICTED * is_text.sum(axis=1)).astype(np.int64)
         number = np.clip(share, 1, _MOST_PREDICTED * tokens.shape[1] // 32)
         highest = np.take_along_axis(np.sort(draw, axis=1), number[:, None] - 1, axis=1)
         predicted = is_text & (draw <= highest)
-        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, self._vocabulary_size, rng)
+        fate, drawn = _drawn(shape, rows, self._specials, self._vocabulary_size, rng)
+        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, fate, drawn)
+
+
+def _drawn(
+    shape: tuple[int, int], rows: slice, specials: Specials, vocabulary_size: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Return for each token of ``rows`` its fate, in [0, 1), and a word piece."""
+    fate = rng.random(shape)
+    return fate[rows], rng.integers(max(specials) + 1, vocabulary_size, shape)[rows]
 
 
 def _masked(
@@ -308,12 +337,10 @@ def _masked(
     is_random: NDArray[np.bool_],
     predicted: NDArray[np.bool_],
     specials: Specials,
-    vocabulary_size: int,
-    rng: np.random.Generator,
+    fate: NDArray[np.float64],
+    pieces: NDArray[np.int64],
 ) -> Batch:
     """Return a batch in which 80 % of the predicted tokens are masked, 10 % a random word piece, 10 % as they were."""
-    fate = rng.random(tokens.shape)
-    pieces = rng.integers(max(specials) + 1, vocabulary_size, tokens.shape)
     inputs = np.where(predicted & (fate < _MASKED), specials.mask, tokens)
     replaced = predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED)
     return {

@@ -10,8 +10,7 @@ import hashlib
 import io
 import logging
 import string
-import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from workflow.bench.files import write_atomically
 from workflow.bench.workloads import data, docstrings
+from workflow.bench.workloads.data import DataDamaged
 from workflow.bench.workloads.docstrings import Document
 
 if TYPE_CHECKING:
@@ -86,17 +86,13 @@ class Corpus:
         return buffer.getvalue()
 
     @classmethod
-    def from_bytes(cls, content: bytes) -> Corpus:
-        """Return the corpus of `to_bytes`.
-
-        Raises `ValueError`, `KeyError`, `EOFError` or `zipfile.BadZipFile` on other content.
-        """
-        with np.load(io.BytesIO(content), allow_pickle=False) as archive:
-            train, validation = (
-                Split(**{field.name: archive[f"{name}_{field.name}"] for field in fields(Split)})
-                for name in ("train", "validation")
-            )
-            return cls(archive["vocabulary"], train, validation)
+    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Corpus:
+        """Return the corpus that `arrays` gave out."""
+        train, validation = (
+            Split(**{field.name: arrays[f"{name}_{field.name}"] for field in fields(Split)})
+            for name in ("train", "validation")
+        )
+        return cls(arrays["vocabulary"], train, validation)
 
 
 def version() -> str:
@@ -124,11 +120,11 @@ def load(vocabulary_size: int) -> Corpus:
 
 def _read(path: Path) -> Corpus | None:
     try:
-        return Corpus.from_bytes(path.read_bytes())
+        return Corpus.from_arrays(data.read_arrays(path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as problem:
-        _log.warning("%s cannot be read, it is made anew: %s", path, problem)
+    except (DataDamaged, KeyError) as problem:
+        _log.warning("%s; it is made anew", problem)
         return None
 
 

@@ -39,10 +39,15 @@ def version() -> str:
 
 
 def load() -> Digits:
-    """Return the images, split."""
+    """Return the images, split.  Raises `data.DataDamaged` where a pixel is out of range or not a number."""
     from sklearn.datasets import load_digits
 
     images = (load_digits().images / _LEVELS).astype(np.float32)
+    # One pixel that is no number would spoil every weight, and look like an optimizer's divergence.
+    wrong = ~((images >= 0) & (images <= 1)).all(axis=(1, 2))
+    if wrong.any():
+        what = f"image {wrong.argmax()} has pixels that are not from 0 to {_LEVELS}"
+        raise data.damaged("scikit-learn's digits", "digits.csv.gz of this Python's scikit-learn", what)
     return Digits(*_split(images))
 
 

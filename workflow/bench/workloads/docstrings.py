@@ -101,8 +101,12 @@ def _of_package(package: str, seen: set[tuple[str, ...]]) -> Iterator[Document]:
             source = path.read_bytes()
         except OSError as problem:
             raise _not_found(package, f"{name}: {problem.strerror}") from None
+        try:
+            found = list(_docstrings(source))
+        except (SyntaxError, ValueError) as problem:
+            raise _not_found(package, f"{name}: it is no Python: {problem}") from None
         kept = []
-        for docstring in map(sentences, _docstrings(source)):
+        for docstring in map(sentences, found):
             if docstring and tuple(docstring) not in seen:
                 seen.add(tuple(docstring))
                 kept.append(docstring)

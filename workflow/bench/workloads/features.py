@@ -6,7 +6,6 @@ import hashlib
 import io
 import json
 import logging
-import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
@@ -19,7 +18,7 @@ from numpy.typing import NDArray
 from workflow.bench.files import write_atomically
 from workflow.bench.workloads import corpus, data
 from workflow.bench.workloads.corpus import CLS, PAD, SEP
-from workflow.bench.workloads.data import DataNotFound
+from workflow.bench.workloads.data import DataDamaged, DataNotFound
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -139,12 +138,11 @@ def cached(
     key = json.dumps([_RECIPE, version("tokenizers"), dict(settings), stamps], sort_keys=True)
     path = data.folder() / "prepared" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            return dict(archive)
+        return data.read_arrays(path)
     except FileNotFoundError:
         pass
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as problem:
-        _log.warning("%s cannot be read, it is made anew: %s", path, problem)
+    except DataDamaged as problem:
+        _log.warning("%s; it is made anew", problem)
     arrays = make()
     buffer = io.BytesIO()
     np.savez(buffer, allow_pickle=False, **arrays)
@@ -171,6 +169,9 @@ class Vocabulary:
             self.pieces = path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
             raise DataNotFound(f"{name}'s vocabulary", path, remedy) from None
+        except UnicodeDecodeError as problem:
+            why = f"it is no text in UTF-8 at byte {problem.start}"
+            raise DataNotFound(f"{name}'s vocabulary", path, f"{why}; {remedy}") from None
         missing = [piece for piece in corpus.SPECIAL_TOKENS if piece not in self.pieces]
         if missing:
             raise DataNotFound(f"{name}'s vocabulary", path, f"{missing[0]} is not in the file; {remedy}")

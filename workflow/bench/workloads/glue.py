@@ -18,6 +18,7 @@ from workflow.bench.workloads.data import DataNotFound
 from workflow.bench.workloads.features import Examples, Features, Vocabulary
 
 _RECIPE: Final = "GLUE v1"
+_HIGHEST_SCORE: Final = 5.0
 
 
 class _Layout(NamedTuple):
@@ -98,7 +99,11 @@ def _encode(file: Path, layout: _Layout, vocabulary: Vocabulary, length: int) ->
 
 def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
     """Yield texts and label of every row.  Quotes are text: the official files quote nothing."""
-    lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: texts hold odd line ends
+    try:
+        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: texts hold odd line ends
+    except UnicodeDecodeError as problem:
+        before = file.read_bytes()[: problem.start].count(b"\n")
+        raise _odd(file, layout, before + 1, "it is no text in UTF-8") from None
     wanted = [layout.first, layout.first if layout.second is None else layout.second, layout.label]
     skipped = 0
     if isinstance(layout.first, str):
@@ -120,9 +125,17 @@ def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
         if len(fields) <= max(columns):
             raise _odd(file, layout, number, f"{len(fields)} columns")
         first, second, label = (fields[column] for column in columns)
-        if layout.classes and label not in layout.classes:
+        if not (label in layout.classes if layout.classes else _is_score(label)):
             raise _odd(file, layout, number, f"the label '{label}'")
         yield first, second, label
+
+
+def _is_score(label: str) -> bool:
+    """Tell whether a label is a similarity as the official files give it."""
+    try:
+        return 0 <= float(label) <= _HIGHEST_SCORE
+    except ValueError:
+        return False
 
 
 def _odd(file: Path, layout: _Layout, line: int, what: str) -> DataNotFound:

@@ -58,6 +58,10 @@ class ImageClassifier(Workload):
         """Yield batches ``{"images": [batch_size, channels, size, size], "labels": [batch_size]}``."""
         return self._images.batches(seed, start, self.batch_size)
 
+    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
+        """Yield examples ``rows`` of the batches of `batches`; other files are not read."""
+        return self._images.batches(seed, start, self.batch_size, rows)
+
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy with smoothed labels (Szegedy et al., CVPR 2016)."""
         here = beside(model, batch)

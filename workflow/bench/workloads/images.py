@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
@@ -12,16 +13,19 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, default_collate
 
 from workflow.bench.workloads import cifar, digits, imagenet
 from workflow.bench.workloads.base import Batch, seeded, shuffled
+from workflow.bench.workloads.data import DataDamaged, damaged
 
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
 EVALUATION_BATCH: Final = 256
 """Images at once where no gradient is needed."""
+
+ALL: Final = slice(None)
 
 _AUGMENTATION: Final = 1  # keeps the numbers behind augmentation apart from those behind an epoch's order
 _PADDING: Final = 4  # pixels on each side before a random crop (He et al., CVPR 2016, on CIFAR)
@@ -59,8 +63,8 @@ class Images(Protocol):
     validation_examples: int
     fingerprint: str
 
-    def batches(self, seed: int, start: int, batch_size: int) -> Iterator[Batch]:
-        """Yield augmented training batches; batch k is a function of ``seed`` and k alone."""
+    def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
+        """Yield augmented training batches, or ``rows`` of each; batch k is a function of ``seed`` and k alone."""
 
     def validation(self) -> Iterator[Batch]:
         """Yield all validation images once."""
@@ -123,14 +127,14 @@ class InMemory:
         self.train_examples = len(self.train)
         self.validation_examples = len(self.held_out)
 
-    def batches(self, seed: int, start: int, batch_size: int) -> Iterator[Batch]:
+    def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
         """Yield training batches, as `Images` says."""
         for k, indices in shuffled(seed, start, self.train_examples, batch_size):
             chosen = torch.from_numpy(indices)
             images = self.train[chosen]
             if self.augmented:
                 images = shifted_and_mirrored(images, np.random.default_rng([seed, k, _AUGMENTATION]))
-            yield {"images": images, "labels": self.train_labels[chosen]}
+            yield {"images": images[rows], "labels": self.train_labels[chosen[rows]]}
 
     def validation(self) -> Iterator[Batch]:
         """Yield all validation images once."""
@@ -191,10 +195,10 @@ class InFiles:
         self.validation_examples = len(found.validation)
         self.fingerprint = found.fingerprint
 
-    def batches(self, seed: int, start: int, batch_size: int) -> Iterator[Batch]:
-        """Yield training batches, as `Images` says, however many processes read them."""
+    def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
+        """Yield training batches, as `Images` says, however many processes read them; other files are not read."""
         batches = (
-            [(int(index), (seed, k, position)) for position, index in enumerate(indices)]
+            [(int(index), (seed, k, position)) for position, index in list(enumerate(indices))[rows]]
             for k, indices in shuffled(seed, start, self.train_examples, batch_size)
         )
         return _read(self._train, batches)
@@ -214,14 +218,21 @@ Draw = tuple[int, ...] | None
 
 @dataclass(frozen=True, eq=False)
 class _Files:
-    """Files with their labels, and what makes tensors of them; read by index and `Draw`."""
+    """Files with their labels, and what makes tensors of them; read by index and `Draw`.
+
+    A damaged file gives what is to be raised: torch would wrap an exception of a reading process in its traceback.
+    """
 
     files: ImageFolder
     transform: Any
 
-    def __getitem__(self, wanted: tuple[int, Draw]) -> dict[str, Any]:
+    def __getitem__(self, wanted: tuple[int, Draw]) -> dict[str, Any] | DataDamaged:
         index, draw = wanted
-        image, label = self.files[index]
+        try:
+            image, label = self.files[index]
+        # What Pillow raises on odd files: its own errors are OSErrors, all others come from the depths of its readers.
+        except (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error) as problem:
+            return damaged("ImageNet", self.files.samples[index][0], problem)
         if draw is None:
             return {"images": self.transform(image), "labels": label}
         # torchvision's transforms draw from torch's generator.
@@ -235,15 +246,27 @@ def _consecutive(examples: int) -> Iterator[list[tuple[int, Draw]]]:
 
 
 def _read(files: _Files, batches: Iterator[list[Any]]) -> Iterator[Batch]:
-    """Yield batches, in their order, that processes read ahead: one a core that is left, 16 at most."""
+    """Yield batches, in their order, that processes read ahead: one a core that is left, 16 at most.
+
+    Raises `DataDamaged` where a file is no image.
+    """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return iter(
-        DataLoader(
-            files,  # type: ignore[arg-type]  # torch asks for its own base class, and uses item access alone
-            batch_sampler=batches,
-            num_workers=min(cores - 1, _MOST_READERS),
-            pin_memory=torch.cuda.is_available(),
-            # Its own generator: without one, every start of readers draws from torch's.
-            generator=torch.Generator().manual_seed(0),
-        )
+    loader: DataLoader[Any] = DataLoader(
+        files,  # type: ignore[arg-type]  # torch asks for its own base class, and uses item access alone
+        batch_sampler=batches,
+        num_workers=min(cores - 1, _MOST_READERS),
+        pin_memory=torch.cuda.is_available(),
+        # Its own generator: without one, every start of readers draws from torch's.
+        generator=torch.Generator().manual_seed(0),
+        collate_fn=_collated,
     )
+    for batch in loader:
+        if isinstance(batch, DataDamaged):
+            raise batch
+        yield batch
+
+
+def _collated(examples: list[dict[str, Any] | DataDamaged]) -> Batch | DataDamaged:
+    """Return examples as a batch, or the first that is damaged."""
+    wrong = next((example for example in examples if isinstance(example, DataDamaged)), None)
+    return wrong or default_collate(examples)

@@ -51,6 +51,13 @@ def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
         files = sorted((folder / name).glob("*.txt"))
         if not files:
             raise DataNotFound("IMDB", folder / name, f"it has no review; {_REMEDY}")
-        texts += [file.read_text(encoding="utf-8").replace("<br />", " ") for file in files]
+        texts += [_read(file).replace("<br />", " ") for file in files]
         labels += [label] * len(files)
     return features.encode(texts, None, np.array(labels, dtype=np.int64), vocabulary, length)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataNotFound("IMDB", f"{file} (no text in UTF-8 at byte {problem.start})", _REMEDY) from None

@@ -11,17 +11,20 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workflow.bench.config import check, schema
 from workflow.bench.workloads import data
 from workflow.bench.workloads.data import DataNotFound
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 SPLITS: Final = ("train", "validation")
+_NUMBERS: Final = np.dtype(np.uint16)
 
 
 class Specials(NamedTuple):
@@ -51,11 +54,14 @@ class Shards:
     """
 
     def __init__(self, manifest: Manifest, split: str) -> None:
-        self._tokens, self._pairs = [], []
+        self._folder, self._vocabulary_size = manifest.folder, manifest.vocabulary_size
+        self._tokens, self._pairs, self._names = [], [], []
         for shard in manifest.content["shards"][split]:
             tokens, pairs = (_mapped(manifest, f"{shard['name']}.{kind}.npy") for kind in ("tokens", "pairs"))
-            if tokens.shape != (shard["pairs"], manifest.content["sequence_length"]) or len(pairs) != len(tokens):
+            shapes = (shard["pairs"], manifest.content["sequence_length"]), (shard["pairs"], 3)
+            if (tokens.shape, pairs.shape) != shapes or {tokens.dtype, pairs.dtype} != {_NUMBERS}:
                 raise manifest.odd(f"{shard['name']} has not {shard['pairs']} pairs")
+            self._names.append(shard["name"])
             self._tokens.append(tokens)
             self._pairs.append(pairs)
         self._ends = np.cumsum([len(pairs) for pairs in self._pairs])
@@ -67,7 +73,10 @@ class Shards:
         return int(self._ends[-1]) if len(self._ends) else 0
 
     def rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the tokens ``[n, sequence_length]`` and the three numbers ``[n, 3]`` of the pairs at ``indices``."""
+        """Return the tokens ``[n, sequence_length]`` and the three numbers ``[n, 3]`` of the pairs at ``indices``.
+
+        Raises `DataDamaged` where one of these cannot be a pair.
+        """
         shard = np.searchsorted(self._ends, indices, side="right")
         tokens = np.empty((len(indices), self._tokens[0].shape[1]), dtype=np.int64)
         pairs = np.empty((len(indices), 3), dtype=np.int64)
@@ -75,6 +84,14 @@ class Shards:
             here = np.flatnonzero(shard == number)
             rows = indices[here] - (self._ends[number] - len(self._pairs[number]))
             tokens[here], pairs[here] = self._tokens[number][rows], self._pairs[number][rows]
+        second, lengths, is_random = pairs.T
+        # [CLS] a [SEP] b [SEP] is the shortest.
+        is_pair = (second > 2) & (second + 1 < lengths) & (lengths <= tokens.shape[1]) & (is_random < 2)
+        wrong = np.flatnonzero(~is_pair | (tokens >= self._vocabulary_size).any(axis=1))
+        if len(wrong):
+            number, first = shard[wrong[0]], indices[wrong[0]]
+            row = first - (self._ends[number] - len(self._pairs[number]))
+            raise data.damaged("pre-training shards", self._folder / self._names[number], f"pair {row} is none")
         return tokens, pairs
 
 
@@ -97,10 +114,11 @@ class Manifest:
             raise DataNotFound("pre-training shards", self.folder, self._remedy) from None
         try:
             self.content: dict[str, Any] = json.loads(text)
+            check(self.content, schema("shards"), MANIFEST)
             found = tuple(self.content[key] for key in ("format", "vocabulary", "sequence_length"))
             self.specials = Specials(**self.content["specials"])
             self.vocabulary_size: int = self.content["vocabulary_size"]
-        except (ValueError, KeyError, TypeError) as problem:
+        except (ValueError, RecursionError) as problem:
             raise self.odd(f"its manifest is damaged: {problem}") from None
         if found != (FORMAT, vocabulary, length):
             raise self.odd(f"its manifest is of format {found[0]}, for {found[1]} and {found[2]} tokens")
@@ -115,6 +133,7 @@ class Manifest:
 def _mapped(manifest: Manifest, name: str) -> NDArray[np.uint16]:
     try:
         array: NDArray[np.uint16] = np.load(manifest.folder / name, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as problem:
+    # SyntaxError and TokenError: NumPy reads the header of an array with Python's own parser.
+    except (OSError, ValueError, EOFError, SyntaxError, TokenError) as problem:
         raise manifest.odd(f"{name}: {problem}") from None
     return array

@@ -73,7 +73,7 @@ def _read(file: Path) -> list[_Asked]:
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
         found = list(_questions(content))
-    except (ValueError, KeyError, TypeError, IndexError) as problem:
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
         what = f"{type(problem).__name__}: {problem}".partition("\n")[0]
         raise DataNotFound("SQuAD v1.1", f"{file} ({what})", _REMEDY) from None
     if not found:
@@ -84,13 +84,19 @@ def _read(file: Path) -> list[_Asked]:
 def _questions(content: dict[str, Any]) -> Iterator[_Asked]:
     for article in content["data"]:
         for paragraph in article["paragraphs"]:
-            context = paragraph["context"]
+            context = _text(paragraph["context"])
             for asked in paragraph["qas"]:
-                answers = [answer["text"] for answer in asked["answers"]]
+                question, answers = _text(asked["question"]), [_text(answer["text"]) for answer in asked["answers"]]
                 first = asked["answers"][0]["answer_start"]
-                if context[first : first + len(answers[0])] != answers[0]:
+                if first < 0 or context[first : first + len(answers[0])] != answers[0]:
                     raise ValueError(f"question {asked['id']}: answer_start is not where its answer stands")
-                yield _Asked(asked["question"].strip(), context, answers, (first, first + len(answers[0])))
+                yield _Asked(question.strip(), context, answers, (first, first + len(answers[0])))
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} stands where a text should")
+    return value
 
 
 def _windows(

@@ -1,0 +1,48 @@
+"""Small disks, made by root alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+PAGE = 4096
+_FILLER = "filler"
+
+
+@contextmanager
+def small_disk(path: Path, pages: int) -> Iterator[Path]:
+    """Mount a file system of so many pages at ``path``.  Skips the test where that is not allowed."""
+    if os.geteuid():
+        pytest.skip("only root can mount a small disk")
+    path.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={pages * PAGE}", "small", str(path)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def read_only(path: Path) -> None:
+    """Let nobody write to a small disk: root heeds no file's mode."""
+    subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
+
+
+def leave(path: Path, pages: int) -> None:
+    """Fill a small disk but for so many pages."""
+    free(path)
+    stat = os.statvfs(path)
+    (path / _FILLER).write_bytes(b"x" * ((stat.f_bfree - pages) * PAGE))
+    assert os.statvfs(path).f_bfree == pages
+
+
+def free(path: Path) -> None:
+    """Take away what `leave` filled it with."""
+    (path / _FILLER).unlink(missing_ok=True)

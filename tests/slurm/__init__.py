@@ -1,0 +1,1 @@
+"""Tests on a real Slurm, apart from the others: ``make test-slurm``."""

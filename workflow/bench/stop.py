@@ -1,0 +1,53 @@
+"""Whether a process was asked to end.  Imports no torch, so that it listens from its first moment on."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Final
+
+#: What a queue sends when a job's time is over, or some minutes before.
+_OF_QUEUES: Final = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class Stop:
+    """Whether this process was asked to end: by SIGTERM or SIGUSR1 (a queue), SIGINT (Ctrl-C), or its own time limit.
+
+    The present step ends and is saved.  A second SIGINT acts as if nothing caught it, unless a launcher passes the
+    first one on.  A queue's signal may come twice, from the queue and from the launcher, and means the same.
+
+    seconds: the time limit, from now on.  launched: whether a launcher started this process.
+    """
+
+    def __init__(self, seconds: float | None = None, *, launched: bool = False) -> None:
+        self.asked = False
+        self._deadline = None if seconds is None else time.monotonic() + seconds
+        self._launched = launched
+
+    def __call__(self) -> bool:
+        """Tell whether to end."""
+        return self.asked
+
+    @contextmanager
+    def listening(self) -> Iterator[Stop]:
+        """Catch the signals; leave their handlers as they were found."""
+        numbers = (*_OF_QUEUES, signal.SIGINT, signal.SIGALRM)
+        before = {number: signal.signal(number, self._catch) for number in numbers}
+        if self._deadline is not None:
+            # An alarm costs a training step nothing, where a look at the clock in each would.
+            signal.setitimer(signal.ITIMER_REAL, max(self._deadline - time.monotonic(), 1e-6))
+        try:
+            yield self
+        finally:
+            if self._deadline is not None:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _catch(self, number: int, frame: FrameType | None) -> None:
+        self.asked = True
+        if number == signal.SIGINT and not self._launched:
+            signal.signal(number, signal.default_int_handler)
