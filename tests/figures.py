@@ -12,7 +12,7 @@ from workflow.bench import style
 from workflow.bench.results import Results
 
 
-def kept_open(name: str, results: Results) -> Figure:
+def figure_of(name: str, results: Results) -> Figure:
     """The figure that the module ``name`` would save, still open."""
     kept: list[Figure] = []
 

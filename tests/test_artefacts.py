@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tests.figures import kept_open
+from tests.figures import figure_of
 from tests.synthetic import iteration_times, run_rows, write_experiment, write_results
 from tests.synthetic_tables import write_tables
 from tests.synthetic_training import write_training
@@ -38,7 +38,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(results: Path) -> Iterator[dict[str, Figure]]:
     """Every figure of the whole made-up results."""
-    yield {name: kept_open(name, Results(results)) for name in FIGURES}
+    yield {name: figure_of(name, Results(results)) for name in FIGURES}
     plt.close("all")
 
 
@@ -165,7 +165,7 @@ def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
     times = iteration_times()
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
     pd.concat([times, wide]).to_csv(root / "probes" / "iteration_time.csv", index=False)
-    figure = kept_open("fig04_inversion_frequency", Results(root))
+    figure = figure_of("fig04_inversion_frequency", Results(root))
     assert max(max(_values(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
 
 
@@ -175,7 +175,7 @@ def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
     (root / "probes" / "iteration_time.csv").unlink()
     for file in root.glob("bert_inversion*"):
         file.unlink()
-    footer = _footer(kept_open("fig04_inversion_frequency", Results(root)))
+    footer = _footer(figure_of("fig04_inversion_frequency", Results(root)))
     assert "No results yet: probe iteration_time, bert_inversion." in footer
 
 
@@ -205,7 +205,7 @@ def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
     root = tmp_path / "test-cpu" / "embedded"
     shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
     _write(root, {**shared, "label": "sgd"}, {**shared, "label": "mkor_published", "failed": (0, 1, 2)})
-    figure = kept_open("fig13_update_rules", Results(root))
+    figure = figure_of("fig13_update_rules", Results(root))
     assert any("3 of 3 did not finish" in text.get_text() for text in figure.axes[1].texts)
 
 
@@ -214,7 +214,7 @@ def test_fig13_without_the_base_says_so(tmp_path):
         tmp_path / "test-cpu" / "embedded",
         {"workload": "autoencoder", "label": "mkor", "seeds": range(3), "period": 10},
     )
-    figure = kept_open("fig13_update_rules", Results(root))
+    figure = figure_of("fig13_update_rules", Results(root))
     assert any("no run to pair with" in text.get_text().replace("\n", " ") for text in figure.axes[1].texts)
 
 

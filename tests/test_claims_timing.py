@@ -92,6 +92,7 @@ def test_c11_slopes(mkor, kaisa, verdict):
     assert decision.verdict == verdict
     assert decision.measured == f"MKOR - floor: {mkor - 2:.3g}; KAISA: {kaisa:g}"
     assert "KAISA was timed once at d = 1024: its interval lacks the noise there." in decision.details
+    assert f"from one width to the next MKOR's is {mkor:.2g}, {mkor:.2g}." in decision.details
     assert decision.seeds == "3 repeats"
 
 

@@ -137,6 +137,8 @@ def test_c01_c02_at_the_paper_tier(rival, ratio):
     pretraining, squad = _paper(dict.fromkeys(("lamb", "kaisa", "kaisa_1000", "mkor_h"), got))
     decision = decide_hybrid_time(pretraining, squad, NO_METRICS, _conditions("C01"), rival=rival)
     assert (decision.verdict, decision.measured) == ("confirmed", ratio)
+    # LAMB's time is that of its schedule: nobody tried a shorter one, which KAISA has.
+    assert ("lamb was trained for 1500 steps alone" in decision.details) == (rival == "lamb")
 
 
 def test_c01_is_open_where_a_shorter_pretraining_misses_the_f1():

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tests.figures import kept_open
+from tests.figures import figure_of
 from tests.synthetic import iteration_times
 from tests.synthetic_hardware import REACHES, STEPS, write_machine
 from workflow.bench import style
@@ -34,7 +34,7 @@ def _closed() -> Iterator[None]:
 
 
 def _draw(root: Path, *others: Path) -> Figure:
-    return kept_open("fig16_hardware", Results(root, "embedded tier", others))
+    return figure_of("fig16_hardware", Results(root, "embedded tier", others))
 
 
 def _bars(figure: Figure, panel: int) -> list[tuple[str, bool, float]]:

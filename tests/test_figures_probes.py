@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from tests import synthetic_probes
-from tests.figures import kept_open
+from tests.figures import figure_of
 from tests.synthetic_probes import PHASE_MS, REFRESH, SLOPES, write_probes
 from workflow.bench import style
 from workflow.bench.figures import fig03_step_breakdown as fig03
@@ -41,7 +41,7 @@ Draw = Callable[..., Figure]
 
 def _drawn(name: str, root: Path) -> Figure:
     """The figure with everything in its place."""
-    figure = kept_open(name, Results(root))
+    figure = figure_of(name, Results(root))
     figure.canvas.draw()
     return figure
 

@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tests.figures import kept_open
+from tests.figures import figure_of
 from tests.synthetic import run_rows, write_experiment
 from tests.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
 from workflow.bench import style
 from workflow.bench.config import CONFIG, read_mapping
 from workflow.bench.experiments import label_of
-from workflow.bench.figures._curves import targets
+from workflow.bench.figures._curves import ended, targets
 from workflow.bench.figures._training import equal_levels, to_level
 from workflow.bench.figures.fig11_training_time import contests
 from workflow.bench.make_artefact import main
@@ -42,7 +42,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(results: Path) -> Iterator[dict[str, Figure]]:
-    yield {name: kept_open(name, Results(results)) for name in (*DRAWN, *MEASURED)}
+    yield {name: figure_of(name, Results(results)) for name in (*DRAWN, *MEASURED)}
     plt.close("all")
 
 
@@ -125,7 +125,7 @@ def test_the_caption_has_tier_hardware_seeds_and_rule(name, drawn):
 @pytest.mark.parametrize("name", MEASURED)
 def test_without_any_run_there_is_nothing_to_draw(name, tmp_path):
     with pytest.raises(NoDataError, match="run "):
-        kept_open(name, Results(tmp_path))
+        figure_of(name, Results(tmp_path))
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -139,7 +139,7 @@ def test_a_diverged_run_is_crossed_and_named(name, some):
         if suffix == ".csv":
             frame = frame[~broken | (frame["step"] <= 50)]
         frame.to_csv(some / f"{experiment}{suffix}", index=False)
-    figure = kept_open(name, Results(some))
+    figure = figure_of(name, Results(some))
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [line.get_color() for line in crosses] == [style.STYLES["mkor"].color]
     curve = next(line for line in figure.axes[0].lines if line.get_color() == style.STYLES["mkor"].color)
@@ -153,7 +153,7 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
     there = [accuracy_rows(experiment, workload, label, target=GOAL) for label in ("sgd", "kaisa")]
     gone = accuracy_rows(experiment, workload, "mkor", status="missing")
     write_experiment(some, experiment, [*there, gone])
-    figure = kept_open(name, Results(some))
+    figure = figure_of(name, Results(some))
     assert all(line.get_color() != style.STYLES["mkor"].color for line in figure.axes[0].lines)
     assert f"Missing: {workload} mkor seed 0-2" in footer(figure)
 
@@ -162,14 +162,14 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
 def test_an_absent_experiment_leaves_a_panel_that_says_so(name, some):
     for file in some.glob("bert_imdb*"):
         file.unlink()
-    figure = kept_open(name, Results(some))
+    figure = figure_of(name, Results(some))
     assert "bert_imdb has no results" in texts(figure.axes[1])
     assert "No results yet: bert_imdb." in footer(figure)
 
 
 def test_one_seed_has_no_interval(tmp_path):
     write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "mkor", [0])])
-    figure = kept_open("fig06_resnet50_accuracy", Results(tmp_path))
+    figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
     assert "95 % interval" not in [text.get_text() for text in figure.legends[0].get_texts()]
     assert "one run, no interval" in footer(figure)
 
@@ -208,7 +208,7 @@ def test_figure_6_has_the_published_values_on_axes_of_their_own(drawn):
 
 def test_figure_6_without_a_target_says_so(tmp_path):
     write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "sgd")])
-    figure = kept_open("fig06_resnet50_accuracy", Results(tmp_path))
+    figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
     assert "the runs have no target on the test accuracy" in footer(figure)
     assert not single(figure.axes[2], "sgd")
 
@@ -257,6 +257,16 @@ def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
     assert "never: 3, MKOR 0/0 of 3" in texts(panel)
 
 
+def test_a_run_that_ended_before_the_other_was_there_has_no_ratio(results):
+    """Truth: a rival that stopped after a tenth of a second might have been first, had it gone on."""
+    given = Results(results)
+    runs, rows = given.runs("alexnet_cifar100"), ended(given.metrics("alexnet_cifar100"), "train", "accuracy")
+    assert contests(runs, rows)["sgd", "mkor"].ratio is not None
+    short = runs.assign(train_seconds=runs["train_seconds"].where(runs["optimizer"] != "sgd", 0.1))
+    found = contests(short, rows[rows["optimizer"] != "sgd"])["sgd", "mkor"]
+    assert (found.ratio, found.rival_never) == (None, 3)
+
+
 def test_figure_11_has_the_published_speedups_beside_the_measured_ones(drawn):
     of_paper = published("training_speedups").groupby("experiment")["speedup"]
     names = ("AlexNet/CIFAR-100", "BERT-Large-Cased/IMDB", "BERT-Base-Cased/SQuAD")
@@ -283,16 +293,16 @@ def test_runs_without_a_training_accuracy_are_told_from_absent_ones(some):
     metrics = pd.read_csv(some / "bert_base_squad.csv")
     metrics[metrics["metric"] != "accuracy"].to_csv(some / "bert_base_squad.csv", index=False)
     assert "bert_base_squad: no training accuracy in its runs" in texts(
-        kept_open("fig12_training_accuracy", Results(some)).axes[2]
+        figure_of("fig12_training_accuracy", Results(some)).axes[2]
     )
-    figure = kept_open("fig11_training_time", Results(some))
+    figure = figure_of("fig11_training_time", Results(some))
     assert figure.axes[2].lines
     assert "no pair measured" in texts(figure.axes[5])
 
 
 def test_two_rules_of_mkor_have_a_mark_each(tmp_path):
     write_experiment(tmp_path, "alexnet_cifar100", training_parts("alexnet_cifar100", target=GOAL))
-    panel = kept_open("fig11_training_time", Results(tmp_path)).axes[3]
+    panel = figure_of("fig11_training_time", Results(tmp_path)).axes[3]
     heights = [at(single(panel, label)[0], "y")[0] for label in ("mkor", "mkor_released")]
     assert heights[0] < heights[1]
 
@@ -307,7 +317,7 @@ def test_figure_2_counts_who_never_reaches_the_target(tmp_path):
         for label, reaches in (("sgd", None), ("lamb", 120.0), ("mkor", 80.0))
     ]
     write_experiment(tmp_path, "bert_pretraining", parts)
-    differences, by_time = kept_open("fig02_bert_loss", Results(tmp_path)).axes[2:]
+    differences, by_time = figure_of("fig02_bert_loss", Results(tmp_path)).axes[2:]
     assert any("3 of 3 never" in text for text in texts(by_time))
     last = {
         label: [row["value"] for row in metrics if row["step"] == 150]
@@ -316,6 +326,20 @@ def test_figure_2_counts_who_never_reaches_the_target(tmp_path):
     truth = np.mean(np.subtract(last["mkor"], last["lamb"]))
     assert at(single(differences, "mkor")[0]) == pytest.approx([truth])
     assert at(single(differences, "lamb")[0]) == [0]
+
+
+def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
+    """At the paper tier budgets differ: step 100 ends the one schedule and stands in the middle of the other."""
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, range(3), base="lamb", period=5, steps=steps)
+        for label, steps in (("lamb", 150), ("mkor", 150), ("mkor_h", 100))
+    ]
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    figure = figure_of("fig02_bert_loss", Results(tmp_path))
+    assert figure.axes[2].get_xlabel() == "loss − LAMB's, iteration 150"
+    assert single(figure.axes[2], "mkor")
+    assert not [line for line in figure.axes[2].lines if line.get_color() == style.style_of("mkor_h").color]
+    assert "another schedule" in " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
 
 
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():

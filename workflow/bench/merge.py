@@ -125,7 +125,7 @@ def _specs(folder: Path) -> dict[str, Spec]:
             return dict(json.loads(small.read_text(encoding="utf-8")))
         files = sorted((folder / "specs").glob("*.json"))
         return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
-    except ValueError as problem:
+    except (TypeError, ValueError) as problem:
         raise MergeError(f"{shown_path(folder)}: a spec is no valid JSON: {problem}") from None
 
 
@@ -207,9 +207,10 @@ def _check_runs(file: Path, experiment: str, rows: Rows, specs: Mapping[str, Spe
                 f"{shown_path(file)}: run {run} ({label}, seed {row['seed']}) is not planned here"
                 f"{_how(spec, job.planned) if spec else ''}; run both with one configuration"
             )
-        target = planned.target.as_dict() if planned.target else None
-        if json.loads(row["target"] or "null") != target:
-            raise MergeError(f"{shown_path(file)}: target = {row['target']}: must be {shown_value(target)}, as here")
+        target = json.dumps(planned.target.as_dict()) if planned.target else ""
+        if row["target"] != target:
+            theirs, ours = row["target"] or "none", target or "none"
+            raise MergeError(f"{shown_path(file)}: target = {theirs}: must be {ours}, as here")
         if spec is not None:
             found[run] = spec
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from statistics import fmean
 from typing import Final
 
@@ -167,6 +168,14 @@ def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) ->
     )
 
 
+def _steps(times: pd.DataFrame) -> Iterator[str]:
+    """The slope from each width to the next, which shows how well one power law fits them all."""
+    for pair in pairwise(sorted(times["dimension"].unique())):
+        law = fits.width_law(times[times["dimension"].isin(pair)])
+        assert law is not None  # of two widths
+        yield number(law.exponent, 2)
+
+
 def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """C11: the slope of a factor update's time over the width d, from ``cost_scaling.csv``.
 
@@ -186,6 +195,7 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         Part("MKOR - floor", conditions[0].judge(over_floor), number(over_floor.value), span(over_floor)),
         Part("KAISA", conditions[1].judge(slopes["kaisa"]), number(slopes["kaisa"].value), span(slopes["kaisa"])),
     ]
+    of_mkor = times[(times["optimizer"] == "mkor") & (times["part"] == "factor")]
     widths = times["dimension"]
     timed = (
         times[(times["optimizer"] == "kaisa") & (times["part"] == "factor")].groupby("dimension")["repeat"].nunique()
@@ -199,7 +209,7 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         sentences(
             f"{capital(how([over_floor, slopes['kaisa']]))} over repeats.",
             f"MKOR's own slope is {number(slopes['mkor'].value)}, the floor's, a copy of the matrix, "
-            f"{number(slopes['copy'].value)}.",
+            f"{number(slopes['copy'].value)}; from one width to the next MKOR's is {', '.join(_steps(of_mkor))}.",
             timed_once,
         ),
         seeds=f"{over_floor.n} repeats",

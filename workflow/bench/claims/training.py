@@ -116,6 +116,17 @@ def _pretraining_target(pretraining: pd.DataFrame, squad: pd.DataFrame) -> str:
     return f"{_goal(squad)} after fine-tuning" if squad["target"].notna().any() else ""
 
 
+def _one_length(label: str, runs: pd.DataFrame) -> str:
+    """That a label's pre-trainings, which count in full, have one length only, in a sentence; empty where they do not.
+
+    runs: the label's with all their budgets of steps.
+    """
+    lengths = runs.loc[runs["status"] == "finished", "steps_done"].unique()
+    if len(lengths) != 1:
+        return ""
+    return f"{label} was trained for {lengths[0]:g} steps alone, as in the paper: fewer might do."
+
+
 def _pretraining_ratio(
     pretraining: pd.DataFrame,
     squad: pd.DataFrame,
@@ -138,8 +149,9 @@ def _pretraining_ratio(
     seeds = sorted(took[above].keys() & took[below].keys())
     families = {label: _family(pretraining, label) for label in (above, below)}
     used = pd.concat(families.values())
-    sources = [traced("bert_pretraining.runs.csv", used)]
+    sources, whole = [traced("bert_pretraining.runs.csv", used)], ""
     if pretraining["target"].isna().all():
+        whole = sentences(*(_one_length(label, runs) for label, runs in families.items()))
         sources.append(traced("bert_squad.runs.csv", squad[squad["start_from"].isin(used["run"])]))
     ratio = paired_ratio(took[above], took[below])
     if ratio is None:
@@ -162,6 +174,7 @@ def _pretraining_ratio(
     details = sentences(
         f"{above} {_by_seed(took[above], seeds)}; {below} {_by_seed(took[below], seeds)} ({how([ratio])}).",
         short,
+        whole,
         unended(used),
     )
     return Decision(

@@ -45,9 +45,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0, 1].tick_params(labelleft=False)
 
     base = base_of(runs)
+    # At one iteration of schedules of different lengths, one run is at its end and the other under way.
+    alike = runs.loc[runs["steps"].isin(runs.loc[runs["optimizer"] == base, "steps"]), "run"]
     broken = metrics[metrics["split"].isna()]
+    compared = losses if broken.empty else pd.concat([losses, broken])
     try:
-        last, step = last_common_values(losses if broken.empty else pd.concat([losses, broken]))
+        last, step = last_common_values(compared[compared["run"].isin(alike)])
         finals = {str(label): by_seed(of_label) for label, of_label in last.groupby("optimizer")}
         if base not in finals:
             raise NoDataError("the base optimizer has no run to pair with")
@@ -75,5 +78,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Below: loss at equal iterations minus the base optimizer's, paired by seed, and training time to the first "
         "evaluation at the target; dots are runs. Evaluation is not counted in the training time",
     ]
+    if set(losses["run"]) - set(alike):
+        notes.append("Runs with more or fewer steps than the base optimizer's follow another schedule: no difference")
     style.finish(figure, legend(labels, [losses]), caption(results, runs, notes=notes), columns=3)
     return style.save(figure, folder, "fig02_bert_loss")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
@@ -87,6 +88,29 @@ def _overheads(memory: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
+def _measured(label: str, own: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+    """One optimizer's cells of ours, and where they come from; own: its rows of each probe."""
+    times = own["cost_scaling"]
+    return {
+        "optimizer here": "memory floor: a copy of [d, d]" if label == FLOOR else label,
+        "factor update: slope over d here": number(
+            slope(times[times["part"] == ("floor" if label == FLOOR else "factor")])
+        ),
+        "preconditioning: slope over d here": number(slope(times[times["part"] == "precondition"])),
+        "state over the parameters' bytes here": _overheads(own["memory"]),
+        **_communication(own["communication"]),
+        "data": joined(
+            *(chosen(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty)
+        ),
+    }
+
+
+def _of_paper(paper: pd.DataFrame, name: str) -> dict[str, str]:
+    """The paper's cells of one optimizer; paper: its table by optimizer."""
+    cells = {title: str(paper.loc[name, column]) for column, title in _THEIRS.items()}
+    return cells | {"data": chosen("workflow/paper/complexity.csv", optimizer=name)}
+
+
 def make(results: Results, folder: Path) -> list[Path]:
     """Write one row an optimizer that any of the probes measured; those that only the paper has come last.
 
@@ -100,34 +124,17 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not there:
         raise NoDataError(f"none of {', '.join(f'probes/{name}.csv' for name in PROBES)} in {results.root}.")
     labels = {str(label) for rows in there.values() for label in rows["optimizer"]} - {FLOOR}
-    ordered = [label for label in _FIRST if label in labels] + sorted(labels - set(_FIRST)) + [FLOOR]
+    floor = [FLOOR] if (times["optimizer"] == FLOOR).any() else []
+    ordered = [label for label in _FIRST if label in labels] + sorted(labels - set(_FIRST)) + floor
     paper = published("complexity", as_text=True).set_index("optimizer", drop=False)
-    table: list[dict[str, Any]] = []
+    table = []
     for label in ordered:
-        own = {name: rows[rows["optimizer"] == label] for name, rows in probes.items()}
-        time = own["cost_scaling"]
-        name = NAMES.get(label)
-        update, preconditioning = (
-            number(slope(time[time["part"] == part]))
-            for part in ("floor" if label == FLOOR else "factor", "precondition")
-        )
-        sources = [chosen(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty]
-        if not sources:
-            continue
-        table.append(
-            {
-                "optimizer here": "memory floor: a copy of [d, d]" if label == FLOOR else label,
-                "factor update: slope over d here": update,
-                "preconditioning: slope over d here": preconditioning,
-                "state over the parameters' bytes here": _overheads(own["memory"]),
-                **_communication(own["communication"]),
-                **({title: paper.loc[name, column] for column, title in _THEIRS.items()} if name else {}),
-                "data": joined(*sources, *([chosen("workflow/paper/complexity.csv", optimizer=name)] if name else [])),
-            }
-        )
-    for name in paper.index.difference([NAMES.get(label) for label in ordered], sort=False):
-        cells = {title: paper.loc[name, column] for column, title in _THEIRS.items()}
-        table.append({**cells, "data": chosen("workflow/paper/complexity.csv", optimizer=name)})
+        ours = _measured(label, {name: rows[rows["optimizer"] == label] for name, rows in probes.items()})
+        theirs = _of_paper(paper, NAMES[label]) if label in NAMES else {"data": ""}
+        table.append(ours | theirs | {"data": joined(ours["data"], theirs["data"])})
+    table += [
+        _of_paper(paper, name) for name in paper.index.difference([NAMES.get(label) for label in ordered], sort=False)
+    ]
     notes = [
         "Slopes are exponents of d. The paper's orders: d is a layer's width, b the batch. State: the preconditioner's "
         "in units of the parameters' bytes; for a layer [d, d] the paper's orders are 1 for MKOR (half precision) and "
