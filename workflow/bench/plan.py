@@ -11,12 +11,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from workflow.bench.config import CONFIG, ConfigError, check, did_you_mean, error, read_mapping, schema, with_defaults
 from workflow.bench.experiments import Experiments
 from workflow.bench.provenance import NO_GPU, hardware_slug
 from workflow.bench.runs import Experiment, Job, Run
+
+#: As in the schema of a tier: what a machine may have, and torch may take.
+MOST_THREADS: Final = 1024
 
 
 @dataclass(frozen=True)
