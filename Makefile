@@ -7,7 +7,7 @@ CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks do
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-slurm timing compare tune partial status refresh benchmark lock clean
+.PHONY: help reproduce test test-faults test-slurm timing compare tune partial status refresh benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,9 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/snakefmt --check Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
+
+test-faults: $(INSTALLED) ## the long forms: kills at random moments, full disks, damaged files; half an hour, prints its figures
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/test_faults.py tests/test_fuzz.py tests/test_damaged_data.py
 
 # The plugin lies beside the installation and not in it, since its import alone costs every start of Snakemake seconds.
 test-slurm: $(INSTALLED) ## the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge, and root

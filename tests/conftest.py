@@ -10,8 +10,8 @@ from hypothesis import settings
 
 from tests.tally import counted
 
-#: As many mutants as `make test-faults` makes; 100 without it.
-settings.register_profile("long", max_examples=500)
+#: `make test-faults` makes ten times as many mutants.
+settings.register_profile("long", max_examples=1000)
 
 CONTRACT = "test_methods.py::test_"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -29,7 +30,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "kaisa": {"lr": 0.01, "factor_update_period": 3, "inverse_update_period": 7},
 }
 #: What training imports as it goes.
-_LATE = ("sklearn.datasets", *(f"baselines.{method}" for method in METHODS))
+_LATE = (
+    "workflow.bench.batch",
+    "workflow.bench.workloads.autoencoder",
+    "sklearn.datasets",
+    *(f"baselines.{method}" for method in METHODS),
+)
 _PATIENCE = 120.0
 
 
@@ -67,7 +73,9 @@ class Fork:
 
     def __init__(self, subject: Subject) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.killing", "workflow.bench.batch", "workflow.bench.workloads.autoencoder", *_LATE])
+        context.set_forkserver_preload(
+            ["tests.killing", "workflow.bench.batch", "workflow.bench.workloads.autoencoder", *_LATE]
+        )
         self.process = context.Process(target=_train, args=(subject.arguments,))
         self.process.start()
 
@@ -105,10 +113,8 @@ class Subject:
 
     def __post_init__(self) -> None:
         self.run = load(self.folder).job("killed", self.method).runs[0]
-        plan = load(self.folder)
         assert train.main(self.arguments) == 0
-        whole = plan.results.rename(plan.results.with_name("whole"))
-        self.truth = RunFolder.of(whole, self.run.id)
+        self.keep_as_truth()
 
     @classmethod
     def make(cls, path: Path, method: str, steps: int) -> Subject:
@@ -121,6 +127,13 @@ class Subject:
         start = {"experiment": "killed", "optimizer": method, "seed": 0}
         write(folder, "after", block(optimizer("sgd"), steps=1, evaluate_every=1, start_from=start))
         return cls(folder, method)
+
+    def keep_as_truth(self) -> None:
+        """Take what is there for what a run without a fault leaves, in place of what was taken for it before."""
+        results = load(self.folder).results
+        whole = results.with_name("whole")
+        shutil.rmtree(whole, ignore_errors=True)
+        self.truth = RunFolder.of(results.rename(whole), self.run.id)
 
     @property
     def arguments(self) -> list[str]:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from tests import image_files, text_files
 from tests.fuzzing import changed_bytes, changed_json
+from tests.tally import count
 from tests.test_prepare import arguments, write_text
 from workflow.bench import prepare, workloads
 from workflow.bench.workloads import imagenet, images
@@ -33,6 +34,10 @@ BERT: dict[str, Any] = {
     "batch_size": 4,
 }
 REAL: dict[str, Any] = {**BERT, "cased": False, "pretrained": None}
+
+
+#: 100 in `make test`, 1000 in `make test-faults`.
+MOST = settings.default.max_examples if settings.default else 100
 
 
 @dataclass(frozen=True)
@@ -163,7 +168,7 @@ def files_of(loader: Loader, root: Path) -> list[Path]:
 @given(data=st.data())
 @settings(
     deadline=None,
-    max_examples=800,
+    max_examples=MOST // 4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_changed_file_is_named_or_can_be_trained_on(data: st.DataObject, written: tuple[Loader, Path]):
@@ -172,3 +177,4 @@ def test_a_changed_file_is_named_or_can_be_trained_on(data: st.DataObject, writt
     change = changed_json if file.suffix == ".json" else changed_bytes
     said = damaged(loader, root, file, data.draw(change(file.read_bytes())))
     event(f"{file.name}: {'told' if said else 'trained'}")
+    count(f"changed files of data sets {'refused' if said else 'trained on'}")

@@ -123,9 +123,9 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
         with small_disk(tmp_path / f"disk{pages}", 256) as disk:
             full = Full(disk, folder, capsys)
             leave(disk, pages)
-            if (file := full.fail()) is None:
+            if (stage := full.fail()) is None:
                 break
-            assert file == "checkpoint.pt"
+            assert stage == "checkpoint.pt"
             _, _, step = full.go_on().partition("going on from step ")
             found.append(int(step.partition("\n")[0] or 0))
             tally.count("disk full, moments survived")
@@ -150,8 +150,8 @@ class Backwards(datetime):
     looks = count()
 
     @classmethod
-    def now(cls, tz: tzinfo | None = None) -> datetime:
-        return datetime.now(tz) - timedelta(hours=next(cls.looks))
+    def now(cls, tz: tzinfo | None = None) -> Backwards:
+        return super().now(tz) - timedelta(hours=next(cls.looks))
 
 
 def test_a_clock_that_goes_backwards_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -204,15 +204,31 @@ def test_a_file_that_turns_out_damaged_in_training_is_named_and_the_run_goes_on_
     truth = rows(place.metrics, TIMES)
     plan.results.rename(plan.results.with_name("whole"))
 
-    file = sorted((tmp_path / "data/imagenet/train").rglob("*.JPEG"))[4]
-    whole = file.read_bytes()
+    image = sorted((tmp_path / "data/imagenet/train").rglob("*.JPEG"))[4]
+    whole = image.read_bytes()
     for readers in ({0}, {0, 1}):  # in this process, and beside it
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, readers=readers: readers)
-        file.write_bytes(whole[:300])
+        image.write_bytes(whole[:300])
         capsys.readouterr()
         assert train.main(arguments) == 1
         line = capsys.readouterr().err.splitlines()[-1]
-        assert line.startswith(f"ImageNet: {file} is damaged: ")
-    file.write_bytes(whole)
+        assert line.startswith(f"ImageNet: {image} is damaged: ")
+    image.write_bytes(whole)
     assert train.main(arguments) == 0
     assert rows(place.metrics, TIMES) == truth
+
+
+def test_weights_of_another_model_are_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write_small(folder)
+    start = {"experiment": "one", "optimizer": "sgd", "seed": 0}
+    write(folder, "after", block(optimizer("sgd"), start_from=start))
+    assert train.main(["after", "sgd", *options(folder)]) == 1
+    line = capsys.readouterr().err.splitlines()[-1]
+    assert "cannot start from the weights of run " in line
+    assert "size mismatch for 0.weight" in line
+
+
+def test_more_threads_than_any_machine_has_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write(folder, "one", block(optimizer("sgd")))
+    assert train.main(["one", "sgd", f"--threads={10**30}", *options(folder)]) == 1
+    assert capsys.readouterr().err == f"--threads = {10**30}: must be from 1 to 1024\n"

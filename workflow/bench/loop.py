@@ -197,7 +197,12 @@ class _Training:
         self.model = workload.model(run.seed)
         if initial_weights is not None and not state:
             assert run.start_from is not None
-            workload.start(self.model, checkpoint.load(initial_weights, run.start_from))
+            weights = checkpoint.load(initial_weights, run.start_from)
+            try:
+                workload.start(self.model, weights)
+            except (RuntimeError, ValueError) as problem:
+                what = f"cannot start from the weights of run {run.start_from}"
+                raise ConfigError(f"{run.describe()}: {what}: {' '.join(str(problem).split()):.200}") from None
         self.model.to(setting.device).train()
         self.account.parameters = sum(parameter.numel() for parameter in self.model.parameters())
         self._parallel = None if self._ranks.size == 1 else self._ranks.parallel(self.model, setting.device)

@@ -30,6 +30,8 @@ from workflow.bench.runs import Experiment, Job, Run
 
 #: Other machines' small results, kept in the repository: ``<hardware>/<tier>``.
 REFERENCE: Final = ROOT / "results" / "reference"
+#: As in the schema of a tier: what a machine may have, and torch may take.
+MOST_THREADS: Final = 1024
 
 
 @dataclass(frozen=True)

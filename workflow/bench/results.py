@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -62,9 +63,13 @@ _NUMBERS: Final = frozenset(
         *("steps", "steps_done", "steps_to_target", "seconds_to_target", "parameters", "bytes_sent", "switch_step"),
         *("preconditioner_bytes", "peak_memory_bytes", "train_examples", "validation_examples", "threads"),
         *("repeat", "iteration_ms", "median_ms", "dimension", "trial", "bound", "updates", "batch_size"),
-        *("encoder_parameters", "pretraining_parameters"),
+        *("encoder_parameters", "pretraining_parameters", "ms", "refresh_ms", "other_ms", "workers", "cores", "batch"),
+        *("bytes", "computed_bytes", "predicted_bytes", "paper_bytes", "rows", "rank", "calls", "iterations", "error"),
+        *("smallest", "largest", "condition_number", "resolution", "start_weight", "largest_entry"),
     }
 )
+#: Those of probes that may be infinite: what overflowed, and what has no inverse.
+_MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 #: Columns that hold text, even where all of it looks like numbers.
 _TEXTS: Final = dict.fromkeys(
     ("run", "experiment", "optimizer", "method", "workload", "status", "split", "metric", "model", "dataset"), "str"
@@ -87,17 +92,47 @@ def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
     if missing:
         raise NoDataError(f"{path} lacks the columns {', '.join(missing)}. Delete it and run again.")
     for column in _NUMBERS.intersection(frame.columns):
-        _refuse_text(path, frame[column])
+        _refuse_text(path, frame[column], infinite=path.parent.name == "probes" and column in _MAY_BE_INFINITE)
+    for column, is_one in _MAPPINGS.items():
+        for row, text in frame[column].dropna().items() if column in frame else ():
+            if not is_one(text):
+                raise _odd(path, row, column, text, f"no {column}")
     return frame
 
 
-def _refuse_text(path: Path, column: pd.Series) -> None:
-    """NoDataError where a column of numbers, or of nothing, holds anything else."""
+def _odd(path: Path, row: object, column: object, value: object, what: str) -> NoDataError:
+    place = f"{path}, line {int(str(row)) + 2}"
+    return NoDataError(f"{place}: {column} = {str(value)!r:.40} is {what}. Delete it and run again.")
+
+
+def _parsed(text: object) -> dict[str, Any]:
+    """The mapping that ``text`` is in JSON; empty where it is none."""
+    try:
+        found = json.loads(str(text), parse_constant=str)
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_target(text: object) -> bool:
+    found = _parsed(text)
+    limits = [limit for name, limit in found.items() if name in ("below", "above")]
+    named = isinstance(found.get("split"), str) and isinstance(found.get("metric"), str)
+    return named and len(limits) == 1 and isinstance(limits[0], int | float) and not isinstance(limits[0], bool)
+
+
+_MAPPINGS: Final[Mapping[str, Callable[[object], bool]]] = {
+    "target": _is_target,
+    "hyperparameters": lambda text: bool(_parsed(text)) or text == "{}",
+}
+
+
+def _refuse_text(path: Path, column: pd.Series, *, infinite: bool) -> None:
+    """NoDataError where a column of numbers, or of nothing, holds anything else; infinities only where allowed."""
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
-    wrong = column[column.notna() & ~np.isfinite(numbers)]
+    wrong = column[column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))]
     if not wrong.empty:
-        place = f"{path}, line {int(wrong.index[0]) + 2}"
-        raise NoDataError(f"{place}: {column.name} = {str(wrong.iloc[0])!r:.40} is no number. Delete it and run again.")
+        raise _odd(path, wrong.index[0], column.name, wrong.iloc[0], "no number")
 
 
 @dataclass(frozen=True)

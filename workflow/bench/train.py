@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workflow.bench import launch
 from workflow.bench.config import ConfigError, shown_path
-from workflow.bench.plan import add_arguments, load_from
+from workflow.bench.plan import MOST_THREADS, add_arguments, load_from
 from workflow.bench.record import GO_ON
 from workflow.bench.stop import Stop
 from workflow.bench.tidy import EVALUATION_COLUMNS, evaluation_rows, write_csv
@@ -36,8 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         plan = load_from(given)
         job = plan.job(given.experiment, given.label)
         runs = [run for run in job.runs if given.seed is None or run.seed in given.seed]
-        if given.threads is not None and given.threads < 1:
-            raise ConfigError(f"--threads = {given.threads}: must be at least 1")
+        if given.threads is not None and not 1 <= given.threads <= MOST_THREADS:
+            raise ConfigError(f"--threads = {given.threads}: must be from 1 to {MOST_THREADS}")
         if given.minutes is not None and not (math.isfinite(given.minutes) and given.minutes > 0):
             raise ConfigError(f"--minutes = {given.minutes}: must be greater than 0")
         for seed in given.seed or []:
