@@ -160,7 +160,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "no rows": (_edit(RUNS, lambda table: table[:0]), "has no rows"),
     "a probe's column": (_edit(PROBE, lambda table: table.drop(columns="refresh_ms")), "lacks refresh_ms"),
     "a stranger's probe": (lambda f: (_source(f) / "probes" / "mine.csv").write_text("a\n1\n"), "is no probe's"),
-    "a short line": (lambda f: (_source(f) / RUNS).open("a").write("one,two\n"), "not as many fields"),
+    "a short line": (lambda f: (_source(f) / RUNS).open("a").write("one,two\n"), "its rows differ in length"),
     "no number": (_set(EVALUATIONS, "value", "low"), 'value = "low"'),
     "a status": (_set(RUNS, "status", "fine"), 'status = "fine"'),
     "two statuses": (_set(EVALUATIONS, "status", "diverged"), 'must be "finished"'),

@@ -16,7 +16,7 @@ import torch
 
 from workflow.bench import loop, workloads
 from workflow.bench.config import ConfigError
-from workflow.bench.distributed import ALONE, OneRankError, Ranks, share_of
+from workflow.bench.distributed import ALONE, Ranks, share_of
 from workflow.bench.files import first_free, locked, remove_unfinished, write_json
 from workflow.bench.plan import Plan
 from workflow.bench.progress import Progress
@@ -121,8 +121,9 @@ class Batch:
                 keep = run.id in self._plan.started_from
                 status = loop.train(run, workload, folder, setting, initial_weights=weights, keep_weights=keep)
             except Exception as problem:
-                # The record names the run in partial results and in `make status`; the next call tries it again.
-                if ranks.is_first and not isinstance(problem, OneRankError):
+                # The record names the run in partial results and in `make status`; the next call tries it again. Among
+                # ranks, what this one sees may only follow from another's end, which has its own record.
+                if ranks.size == 1:
                     with suppress(OSError):
                         said = f"{type(problem).__name__}: {first_line(problem)}"
                         write_json(folder.summary, _summary_of_no_training(run, "failed", said))

@@ -133,13 +133,12 @@ def _rows(file: Path, columns: Sequence[str]) -> Rows:
     """Return a table's rows, at least one, all of ``columns``."""
     try:
         rows = read_csv(file)
-    except (OSError, ValueError) as problem:
+    except ConfigError as problem:
+        raise MergeError(str(problem)) from None
+    except OSError as problem:
         raise MergeError(f"{shown_path(file)}: cannot be read: {problem}") from None
     if not rows:
         raise MergeError(f"{shown_path(file)}: has no rows")
-    for number, row in enumerate(rows, start=2):
-        if None in row or None in row.values():
-            raise MergeError(f"{shown_path(file)}: line {number} has not as many fields as its head")
     lacking, unknown = set(columns) - rows[0].keys(), rows[0].keys() - set(columns)
     if lacking or unknown:
         said = [f"{what} {', '.join(sorted(names))}" for what, names in (("lacks", lacking), ("has", unknown)) if names]

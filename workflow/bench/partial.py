@@ -51,11 +51,11 @@ def gather(plan: Plan) -> Counter[str]:
     folder = plan.partial
     statuses: dict[str, str] = {}
     for name, experiment in plan.experiments.items():
-        runs = [row for job in experiment.jobs.values() for row in run_rows(plan, job)]
+        runs = [row for job in experiment.jobs.values() for row in run_rows(plan, job, forgiving=True)]
         statuses |= {row["run"]: row["status"] for row in runs}
         if all(row["status"] == "missing" for row in runs):
             continue
-        evaluations = [row for job in experiment.jobs.values() for row in evaluation_rows(plan, job)]
+        evaluations = [row for job in experiment.jobs.values() for row in evaluation_rows(plan, job, forgiving=True)]
         write_csv(folder / f"{name}.csv", EVALUATION_COLUMNS, evaluations)
         write_csv(folder / f"{name}.runs.csv", RUN_COLUMNS, runs)
     (folder / "probes").mkdir(parents=True, exist_ok=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from workflow.bench.files import is_locked
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.progress import duration
 from workflow.bench.provenance import gpu_names, is_current
-from workflow.bench.record import FINAL, RunFolder, read_metrics, read_summary
+from workflow.bench.record import FINAL, DamagedRecordError, RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Job, Run
 
 #: States of runs that still need training time. A skipped run waits for its data, not for time.
@@ -59,7 +60,7 @@ def states(plan: Plan, job: Job) -> list[State]:
         older = summary is not None and not is_current(summary)
         seconds = None
         if summary and state in FINAL:
-            done, seconds = int(summary["steps_done"]), summary.get("wall_seconds")
+            done, seconds = int(summary.get("steps_done", 0)), summary.get("wall_seconds")
         else:
             # What broke off without a checkpoint begins anew.
             done = evaluated if state == "running" or folder.checkpoint.is_file() else 0
@@ -68,8 +69,12 @@ def states(plan: Plan, job: Job) -> list[State]:
 
 
 def _evaluated(folder: RunFolder) -> int:
-    """How many steps a run had done at its last evaluation."""
-    steps = [row["step"] for row in read_metrics(folder)]
+    """How many steps a run had done at its last evaluation; none where its metrics.csv is damaged: it begins anew."""
+    try:
+        steps = [row["step"] for row in read_metrics(folder)]
+    except DamagedRecordError as problem:
+        warnings.warn(f"{problem}; the run counts as not begun", stacklevel=2)
+        return 0
     return int(steps[-1] or 0) if steps else 0
 
 

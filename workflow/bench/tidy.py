@@ -14,7 +14,7 @@ from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.files import write_atomically
 from workflow.bench.plan import Plan
 from workflow.bench.provenance import is_current
-from workflow.bench.record import METRIC_COLUMNS, RunFolder, read_metrics, read_summary
+from workflow.bench.record import METRIC_COLUMNS, DamagedRecordError, RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Job, Planned
 
 _IDENTITY: Final = (
@@ -71,28 +71,29 @@ RUN_COLUMNS: Final = (
 )
 
 
-def evaluation_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
+def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a job's rows of `EVALUATION_COLUMNS`.
 
     A run that was not trained yet has the status ``missing``, one that has evaluations but no end yet
-    ``interrupted``.  A run that is missing or failed has no evaluations.
+    ``interrupted``.  A run that is missing or failed has no evaluations.  One whose metrics.csv is damaged counts as
+    missing where ``forgiving`` asks for that; else `DamagedRecordError` is raised.
     """
     for planned in job.planned:
-        folder = RunFolder.of(plan.results, planned.run.id)
-        rows = read_metrics(folder)
-        status = _summary(folder, planned, rows)["status"]
+        rows, summary = _record(RunFolder.of(plan.results, planned.run.id), planned, forgiving)
+        status = summary["status"]
         about = {**_identity(job, planned), "run": planned.run.id, "status": status}
         for row in (rows if status != "failed" else []) or [{}]:
             yield {**about, **row}
 
 
-def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
-    """Yield a job's rows of `RUN_COLUMNS`: what is in a run's run.json, and when it reached its target."""
+def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[str, Any]]:
+    """Yield a job's rows of `RUN_COLUMNS`: what is in a run's run.json, and when it reached its target.
+
+    A damaged metrics.csv is met as in `evaluation_rows`.
+    """
     for planned in job.planned:
         run, target = planned.run, planned.target
-        folder = RunFolder.of(plan.results, run.id)
-        rows = read_metrics(folder)
-        summary = _summary(folder, planned, rows)
+        rows, summary = _record(RunFolder.of(plan.results, run.id), planned, forgiving)
         reached = target.first_reached(rows) if target and summary["status"] != "failed" else None
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
         on_gpu = str(summary.get("device")).startswith("cuda")
@@ -118,16 +119,22 @@ def run_rows(plan: Plan, job: Job) -> Iterator[dict[str, Any]]:
         }
 
 
-def _summary(folder: RunFolder, planned: Planned, rows: list[dict[str, str]]) -> Mapping[str, Any]:
-    """Return a run's run.json, or in its place what its evaluations tell."""
+def _record(folder: RunFolder, planned: Planned, forgiving: bool) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
+    """Return a run's evaluations and its run.json, or in its place what they tell."""
+    try:
+        rows = read_metrics(folder)
+    except DamagedRecordError as problem:
+        if not forgiving:
+            raise
+        return [], {"status": "missing", "reason": f"{problem}; training it again puts that right"}
     summary = read_summary(folder)
     if summary is not None:
-        return summary
+        return rows, summary
     if not rows:
-        return {"status": "missing", "reason": "not trained yet"}
+        return rows, {"status": "missing", "reason": "not trained yet"}
     done = int(rows[-1]["step"])
     reason = f"not at its end: {done} of {planned.run.spec['steps']} steps so far"
-    return {"status": "interrupted", "reason": reason, "steps_done": done}
+    return rows, {"status": "interrupted", "reason": reason, "steps_done": done}
 
 
 def _identity(job: Job, planned: Planned) -> dict[str, Any]:
