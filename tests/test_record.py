@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -39,25 +40,41 @@ def test_rows_are_there_as_soon_as_they_are_appended(folder: RunFolder):
 def test_a_resumed_log_is_cut_back_to_its_checkpoint(folder: RunFolder):
     log = MetricsLog(folder.metrics)
     append(log, 10)
-    position = log.secure()
+    kept = log.secure()
     at_checkpoint = folder.metrics.read_bytes()
     append(log, 20)
     log.close()
-    resumed = MetricsLog(folder.metrics, position)
+    resumed = MetricsLog(folder.metrics, kept)
     assert folder.metrics.read_bytes() == at_checkpoint
     append(resumed, 20)
     resumed.close()
     assert [row["step"] for row in read_metrics(folder)] == ["10", "10", "20", "20"]
 
 
-def test_a_log_that_lost_rows_of_its_checkpoint_is_refused(folder: RunFolder):
+@pytest.mark.parametrize("change", [lambda whole: whole[:-5], lambda whole: whole.replace(b"10,", b"11,"), None])
+def test_a_log_that_is_not_what_it_was_at_its_checkpoint_is_refused(folder: RunFolder, change):
     log = MetricsLog(folder.metrics)
     append(log, 10)
-    position = log.secure()
+    kept = log.secure()
     log.close()
-    folder.metrics.write_bytes(folder.metrics.read_bytes()[:-5])
-    with pytest.raises(ValueError, match="shorter than its checkpoint says"):
-        MetricsLog(folder.metrics, position)
+    if change is None:
+        folder.metrics.unlink()
+    else:
+        folder.metrics.write_bytes(change(folder.metrics.read_bytes()))
+    with pytest.raises(ValueError, match="is not what it was at its checkpoint"):
+        MetricsLog(folder.metrics, kept)
+
+
+def test_a_log_resumed_twice_knows_all_its_rows(folder: RunFolder):
+    """Truth: the digest of the whole file."""
+    kept = None
+    for step in (10, 20, 30):
+        log = MetricsLog(folder.metrics, kept)
+        append(log, step)
+        kept = log.secure()
+        log.close()
+    whole = folder.metrics.read_bytes()
+    assert kept == (len(whole), hashlib.sha256(whole).hexdigest())
 
 
 @pytest.mark.parametrize(

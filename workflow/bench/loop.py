@@ -475,7 +475,7 @@ class _Training:
                 "optimizer": self._optimizer.state_dict(),
                 "scheduler": self._scheduler.state_dict() if self._scheduler else None,
                 "scaler": self._scaler.state_dict() if self._scaler else None,
-                "metrics_position": self._log.secure(),
+                "metrics": self._log.secure(),
             }
             checkpoint.save(self._folder.checkpoint, self._run.id, self.account.steps_done, state)
         self._ranks.from_first(lambda: None)  # nobody leaves, or trains on, before it is there
@@ -528,7 +528,7 @@ def _last_state(folder: RunFolder, run: Run, setting: Setting) -> tuple[dict[str
                 "or move it away to start anew"
             )
         try:
-            log = MetricsLog(folder.metrics, None if state is None else state["metrics_position"])
+            log = MetricsLog(folder.metrics, None if state is None else state["metrics"])
         except ValueError as problem:
             warnings.warn(f"{problem}; starting anew", stacklevel=2)
             state, log = None, MetricsLog(folder.metrics)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import math
 import os
@@ -134,18 +135,23 @@ def write_spec(results: Path, run: Run) -> None:
 class MetricsLog:
     """metrics.csv, appended to and flushed row by row.
 
-    position: the size in bytes up to which an earlier part of the run is kept; None starts a new file.
-    Raises ValueError where less than ``position`` is there.
+    kept: what `secure` returned of the part of an earlier slice that is kept; None starts a new file.
+    Raises ValueError where that part is not there as it was.
     """
 
-    def __init__(self, path: Path, position: int | None = None) -> None:
+    def __init__(self, path: Path, kept: tuple[int, str] | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if position is not None and (not path.exists() or path.stat().st_size < position):
-            raise ValueError(f"{path}: shorter than its checkpoint says")
         self._path = path
+        self._digest = hashlib.sha256()
+        if kept is not None:
+            position, digest = kept
+            with path.open("rb") if path.exists() else io.BytesIO() as earlier:
+                self._digest.update(earlier.read(position))
+            if self._digest.hexdigest() != digest:
+                raise ValueError(f"{path}: is not what it was at its checkpoint")
         # Without a buffer, which would try again, and fail again, as the file is closed on a full disk.
-        self._file = path.open("wb" if position is None else "r+b", buffering=0)
-        if position is None:
+        self._file = path.open("wb" if kept is None else "r+b", buffering=0)
+        if kept is None:
             self._write([",".join(METRIC_COLUMNS)])
         else:
             self._file.seek(position)
@@ -167,11 +173,11 @@ class MetricsLog:
             for (split, metric), value in values.items()
         )
 
-    def secure(self) -> int:
-        """Make all rows survive a power cut, and return the file's size in bytes."""
+    def secure(self) -> tuple[int, str]:
+        """Make all rows survive a power cut, and return the file's size in bytes and its SHA-256."""
         with naming(self._path):
             os.fsync(self._file.fileno())
-        return self._file.tell()
+        return self._file.tell(), self._digest.hexdigest()
 
     def close(self) -> None:
         """Close the file."""
@@ -181,7 +187,9 @@ class MetricsLog:
         content = "".join(f"{line}\n" for line in lines).encode()
         with naming(self._path):
             while content:
-                content = content[self._file.write(content) :]
+                written = self._file.write(content)
+                self._digest.update(content[:written])
+                content = content[written:]
 
 
 def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
