@@ -250,7 +250,7 @@ def test_unknown_names_on_the_command_line(folder: Path, capsys: pytest.CaptureF
         (train.main, ["trail", "sgd"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
         (train.main, ["trial", "sdg"], "label = 'sdg': unknown in experiment 'trial'; did you mean 'sgd'?\n"),
         (train.main, ["trial", "sgd", "--seed", "7"], "--seed = 7: no seed of trial/sgd; known: [0, 1]\n"),
-        (train.main, ["trial", "sgd", "--threads", "0"], "--threads = 0: must be at least 1\n"),
+        (train.main, ["trial", "sgd", "--threads", "0"], "--threads = 0: must be from 1 to 1024\n"),
         (aggregate.main, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
         (tune.main, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
         (plan.main, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
