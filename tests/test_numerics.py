@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from tests.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import checkpoint, loop, provenance, train
 from workflow.bench.config import ConfigError
-from workflow.bench.files import first_free
+from workflow.bench.files import GivenUpError, first_free
 from workflow.bench.progress import Progress
 from workflow.bench.record import RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Run
@@ -284,6 +284,8 @@ def test_the_first_free_lock_is_taken(tmp_path: Path):
         said.append("waiting")
         done.set()
 
+    with pytest.raises(GivenUpError), first_free(paths[:1], give_up=lambda: True):
+        pass
     with first_free(paths[:1], on_wait=wait) as index:
         assert index == 0
     other.join()

@@ -390,7 +390,10 @@ def the_file(**changes):
         ({"queue": "prod"}, ["training.default.nodes = 1", "takes 10 to 24, 25 to 99, 100 to 496 nodes"]),
         ({"queue": "prod", "nodes": 16}, ["training.default.minutes = 360", "16 nodes run 180 minutes at most"]),
         ({"minutes": 12}, ["training.default.minutes = 12", "more than margin_minutes"]),
-        ({"nodes": 3}, ["training.default.nodes = 3", "12 ranks", "cannot share the batch of 128 of it/sgd"]),
+        (
+            {"nodes": 3},
+            ["training.default.nodes = 3", "it/sgd: 12 ranks cannot have equal parts of a batch of 128"],
+        ),
         ({"nodez": 3}, ["training.default.nodez", "did you mean 'nodes'?"]),
     ],
 )

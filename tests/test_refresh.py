@@ -25,6 +25,7 @@ def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.Ca
     assert refresh.main(options(folder)) == 0
     assert capsys.readouterr().out == f"1 runs by older code forgotten in {plan.results}\n"
     assert not older.summary.exists()
+    assert not older.metrics.exists()
     assert not plan.csv_of(plan.job("one", "sgd")).exists()
     assert plan.csv_of(plan.job("one", "adamw")).exists()
     kept = [RunFolder.of(plan.results, run).summary for job in plan.jobs for run in job.run_ids]

@@ -25,6 +25,7 @@ from workflow.bench.config import ROOT, ConfigError, schema
 from workflow.bench.files import locked
 from workflow.bench.hyperparameters import takes
 from workflow.bench.progress import Progress
+from workflow.bench.provenance import is_current
 from workflow.bench.record import GO_ON, RunFolder, read_metrics, read_summary
 from workflow.bench.runs import Run
 from workflow.bench.signatures import read_signatures
@@ -191,9 +192,9 @@ def test_a_tier_s_checkpoint_steps_reach_the_run(folder: Path, monkeypatch: pyte
 
 def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
     """Truth: the run that has all the time."""
-    write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=500, evaluate_every=100))
+    write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=3000, evaluate_every=1000))
     arguments = ["one", "mkor", *options(folder)]
-    assert train.main([*arguments, "--minutes=0.004"]) == GO_ON
+    assert train.main([*arguments, "--minutes=0.01"]) == GO_ON
     assert capsys.readouterr().err.endswith("interrupted and saved; the same command goes on\n")
     assert train.main(arguments) == 0
     plan = load(folder)
@@ -202,6 +203,38 @@ def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pyt
     whole = RunFolder(folder / "whole")
     loop.train(run, create(**run.spec["workload"]), whole, setting())
     assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
+
+
+def test_a_time_limit_that_leaves_no_time_to_train_asks_for_no_next_slice(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    """A chain of jobs would go on like that for ever."""
+    write(folder, "one", block(optimizer("sgd")))
+    assert train.main(["one", "sgd", *options(folder), "--minutes=0.000001"]) == 1
+    assert capsys.readouterr().err == "--minutes = 1e-06: over before a step was trained; give it more\n"
+
+
+def test_a_process_that_waits_for_another_s_run_heeds_its_time_limit(folder: Path):
+    write(folder, "one", block(optimizer("sgd")))
+    (run,) = load(folder).runs.values()
+    started = time.monotonic()
+    with locked(RunFolder.of(load(folder).results, run.id).lock):
+        assert train.main(["one", "sgd", *options(folder), "--minutes=0.02"]) == 1
+    assert time.monotonic() - started < 20
+
+
+def test_a_run_that_went_on_with_other_code_is_no_run_of_todays(
+    folder: Path, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    run = run_of(folder, "sgd")
+    place = RunFolder(tmp_path / "run")
+    monkeypatch.setattr(loop, "code_fingerprint", lambda: "older")
+    loop.train(run, workload, place, setting(after(3)))
+    monkeypatch.undo()
+    loop.train(run, workload, place, setting())
+    summary = read_summary(place) or {}
+    assert summary["code_fingerprint"].startswith("older, ")
+    assert not is_current(summary)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])

@@ -224,7 +224,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
 
 def test_a_time_limit_saves_and_asks_to_go_on(folder: Path, tmp_path: Path):
     write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
-    arguments = ("one", "sgd", *options(folder), "--minutes=0.02")
+    arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
     assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [GO_ON, 0], said(tmp_path / "log", 2)
 
 

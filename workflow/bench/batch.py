@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import torch
 from workflow.bench import loop, workloads
 from workflow.bench.config import ConfigError
 from workflow.bench.distributed import ALONE, Ranks, share_of
-from workflow.bench.files import first_free, locked, remove_unfinished, write_json
+from workflow.bench.files import GivenUpError, first_free, locked, remove_unfinished, write_json
 from workflow.bench.plan import Plan
 from workflow.bench.progress import Progress
 from workflow.bench.provenance import collect
@@ -53,6 +53,8 @@ class Batch:
         self._stop = stop or Stop()
         self._listens_itself = stop is None
         self._stream = stream
+        self.has_moved = False
+        """Whether `train` brought any run forward."""
         self._workloads: dict[str, Workload] = {}
         refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
@@ -71,7 +73,10 @@ class Batch:
             progress = Progress(len(wanted), stream)
             if self._listens_itself:
                 held.enter_context(self._stop.listening())
-            device = held.enter_context(_device_of_our_own(self._plan, progress, self._ranks))
+            try:
+                device = held.enter_context(_device_of_our_own(self._plan, progress, self._ranks, self._stop))
+            except GivenUpError:
+                return False
             tier = self._plan.tier
             setting = loop.Setting(
                 device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks
@@ -103,12 +108,21 @@ class Batch:
         if ranks.is_first:
             write_spec(self._plan.results, run)
         waiting = f"{run.describe()}: another process trains it; waiting"
-        with locked(folder.lock, on_wait=lambda: progress.note(waiting)) if ranks.is_first else nullcontext():
+        with ExitStack() as held:
+
+            def hold() -> bool:
+                try:
+                    held.enter_context(locked(folder.lock, lambda: progress.note(waiting), self._stop))
+                except GivenUpError:
+                    return False
+                return True
+
+            if not ranks.from_first(hold):
+                return "interrupted"
             if ranks.from_first(lambda: self._is_done(run)):
                 progress.skip(run.describe(), "done by another process")
                 return None
-            if ranks.is_first:
-                remove_unfinished(folder.path)
+            begun = self._clear(folder) if ranks.is_first else 0
             try:
                 reason = self._why_not(run)
                 if reason is not None:
@@ -123,18 +137,28 @@ class Batch:
             except Exception as problem:
                 # The record names the run in partial results and in `make status`; the next call tries it again. Among
                 # ranks, what this one sees may only follow from another's end, which has its own record.
-                if ranks.size == 1:
+                if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
                     with suppress(OSError):
                         said = f"{type(problem).__name__}: {first_line(problem)}"
                         write_json(folder.summary, _summary_of_no_training(run, "failed", said))
                 raise
         if ranks.is_first:
             summary = read_summary(folder) or {}
+            self.has_moved |= status != "interrupted" or summary["steps_done"] > begun
             progress.end(
                 f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
                 + (f": {summary['reason']}" if summary["reason"] else "")
             )
         return status
+
+    def _clear(self, folder: RunFolder) -> int:
+        """Remove what would lie about a run that is trained now; return how many steps it is recorded to have done."""
+        remove_unfinished(folder.path)
+        summary = read_summary(folder)
+        if summary is None or summary["status"] != "interrupted":
+            folder.summary.unlink(missing_ok=True)
+            return 0
+        return int(summary.get("steps_done", 0))
 
     def _why_not(self, run: Run) -> str | None:
         """Say why a run cannot be started, on all ranks alike; None where it can, its workload then being made."""
@@ -176,7 +200,7 @@ class Batch:
 
 
 @contextmanager
-def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks) -> Iterator[torch.device]:
+def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks, stop: Stop) -> Iterator[torch.device]:
     """Yield the device to train on: the CPU, or a GPU that no other process of these results has meanwhile.
 
     Ranks have the GPU that their launcher gave them, by the number that each has on its machine.
@@ -187,10 +211,11 @@ def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks) -> Iterator
     if ranks.size > 1:
         yield torch.device("cuda", torch.cuda.current_device())
         return
-    host = socket.gethostname()
-    locks = [plan.results.parent / f"gpu-{host}-{index}.lock" for index in range(torch.cuda.device_count())]
+    # By the GPU's own name: schedulers show every job its GPUs as numbers from 0.
+    names = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
+    locks = [plan.results.parent / f"gpu-{socket.gethostname()}-{name}.lock" for name in names]
     waiting = partial(progress.note, "every GPU has another process of these results; waiting")
-    with first_free(locks, waiting) as index, torch.cuda.device(index):
+    with first_free(locks, waiting, stop) as index, torch.cuda.device(index):
         yield torch.device("cuda", index)
 
 

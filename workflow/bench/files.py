@@ -6,12 +6,15 @@ import fcntl
 import json
 import os
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 _UNFINISHED: Final = ".unfinished"
+_LOOK_AGAIN: Final = 0.2
+"""Seconds between two looks at a lock that another process holds."""
 
 
 def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = None) -> None:
@@ -74,43 +77,54 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
+class GivenUpError(Exception):
+    """A lock that was waited for in vain."""
+
+
 @contextmanager
-def locked(path: Path, on_wait: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(
+    path: Path, on_wait: Callable[[], None] = lambda: None, give_up: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """Hold the lock ``path``; where another process has it, call ``on_wait`` once and wait.
 
-    The kernel drops the lock when its process ends, however it ends.
+    The kernel drops the lock when its process ends, however it ends.  Raises `GivenUpError` once ``give_up`` says so.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            on_wait()
-            fcntl.flock(file, fcntl.LOCK_EX)
+    with first_free([path], on_wait, give_up):
         yield
 
 
 @contextmanager
-def first_free(paths: Sequence[Path], on_wait: Callable[[], None] = lambda: None) -> Iterator[int]:
+def first_free(
+    paths: Sequence[Path], on_wait: Callable[[], None] = lambda: None, give_up: Callable[[], bool] = lambda: False
+) -> Iterator[int]:
     """Hold the first lock of ``paths`` that no other process has, and yield its position.
 
-    Where all are held, call ``on_wait`` once and wait for the first.
+    Where all are held, call ``on_wait`` once and wait for one.  Raises `GivenUpError` once ``give_up`` says so.
     """
     with ExitStack() as opened:
         files = []
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
             files.append(opened.enter_context(path.open("w")))
-        for position, file in enumerate(files):
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                continue
-            yield position
-            return
-        on_wait()
-        fcntl.flock(files[0], fcntl.LOCK_EX)
-        yield 0
+        found = _first_locked(files)
+        if found is None:
+            on_wait()
+        # Asked again and again: a wait inside the kernel would go on after a signal.
+        while found is None:
+            if give_up():
+                raise GivenUpError
+            time.sleep(_LOOK_AGAIN)
+            found = _first_locked(files)
+        yield found
+
+
+def _first_locked(files: Sequence[IO[str]]) -> int | None:
+    """Lock the first file that can be locked at once, and return its position."""
+    for position, file in enumerate(files):
+        with suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return position
+    return None
 
 
 def _umask() -> int:

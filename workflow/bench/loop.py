@@ -26,7 +26,7 @@ from workflow.bench.config import ConfigError
 from workflow.bench.distributed import ALONE, OneRankError, Ranks, share_batches, share_of
 from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
 from workflow.bench.progress import Progress
-from workflow.bench.provenance import collect
+from workflow.bench.provenance import code_fingerprint, collect
 from workflow.bench.record import MetricsLog, RunFolder, Status, first_line, write_summary
 from workflow.bench.runs import PLAIN_PRECISION, Run
 from workflow.bench.schedules import factor, schedule_function
@@ -68,6 +68,8 @@ class _Account:
     """What a record tells of a run beside its metrics; rides in the checkpoints."""
 
     steps_done: int = 0
+    code: str = ""
+    """The fingerprint of the code that trained it; of several, one after the other, all."""
     skipped_steps: int = 0
     """Steps whose gradients overflowed in float16: the loss scale fell in place of an update."""
     slices: int = 0
@@ -148,7 +150,7 @@ def train(
         "reason": reason,
         "started": started.isoformat(timespec="seconds"),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),
-        **{name: value for name, value in asdict(account).items() if name != "nanoseconds"},
+        **{name: value for name, value in asdict(account).items() if name not in ("code", "nanoseconds")},
         "peak_memory_bytes": max(each["peak_memory_bytes"] for each in by_rank),
         "seconds": clock.seconds,
         "train_seconds": clock.train_seconds,
@@ -164,9 +166,11 @@ def train(
         "steps_per_epoch": workload.steps_per_epoch,
         "data_fingerprint": workload.data_fingerprint,
         **provenance,
+        "code_fingerprint": account.code or provenance["code_fingerprint"],
     }
     if ranks.claim(run.id) if alone else ranks.is_first:
-        write_summary(folder, summary)
+        # Another rank than the first may not see all of metrics.csv yet, where the disk is shared.
+        write_summary(folder, summary, with_digest=ranks.is_first)
         if status != "interrupted":
             checkpoint.remove(folder.checkpoint)
     if alone:
@@ -191,6 +195,9 @@ class _Training:
         state, self._log = _last_state(folder, run, setting)
         self.account = _Account(**state["ranks"][self._ranks.rank]["account"]) if state else _Account()
         self.account.slices += 1
+        code = code_fingerprint()
+        if code not in self.account.code:
+            self.account.code = ", ".join(filter(None, [self.account.code, code]))
         self._sent_before = dict(self.account.bytes_sent)
         # What a model draws while it trains (dropout) comes from the run's seed too.
         torch.manual_seed(self._ranks.own_seed(run.seed))

@@ -103,18 +103,17 @@ def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
     if summary is None or summary["status"] not in FINAL:
         return False
     try:
-        read_metrics(folder)
-        if summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
-            raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
+        read_metrics(folder, summary)
     except DamagedRecordError as problem:
         warnings.warn(f"{problem}; the run counts as not done", stacklevel=2)
         return False
     return folder.weights.is_file() or not needs_weights or summary["status"] != "finished"
 
 
-def write_summary(folder: RunFolder, summary: Mapping[str, Any]) -> None:
+def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
     """Write a run's run.json, with the SHA-256 of metrics.csv, so that a row that is lost later on is noticed."""
-    write_json(folder.summary, {**summary, _METRICS_DIGEST: _digest(folder.metrics)})
+    digest = {_METRICS_DIGEST: _digest(folder.metrics)} if with_digest else {}
+    write_json(folder.summary, {**summary, **digest})
 
 
 def _digest(path: Path) -> str:
@@ -192,12 +191,15 @@ class MetricsLog:
                 content = content[written:]
 
 
-def read_metrics(folder: RunFolder) -> list[dict[str, str]]:
+def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
     """Return a run's rows as text, in their order; none where it has no metrics.csv.
 
     A last line without its end is left out: the run is being written, or was killed as it wrote.  Raises
-    `DamagedRecordError` where anything else is no row of a run.
+    `DamagedRecordError` where anything else is no row of a run, or where a run that ended, as its ``summary`` says,
+    left another file.
     """
+    if summary and summary["status"] in FINAL and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
     try:
         text = folder.metrics.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -13,9 +13,10 @@ from workflow.bench.record import RunFolder, read_summary
 
 
 def forget(plan: Plan) -> int:
-    """Remove the summary of every planned run made by older code, and its job's table; return how many runs.
+    """Remove the records of every planned run made by older code, and its job's table; return how many runs.
 
-    Metrics stay until the new run overwrites them. A run that is being trained is waited for.
+    With the summary go metrics and checkpoints: a run that went on from one would be half old.  A run that is being
+    trained is waited for.
     """
     forgotten: set[str] = set()
     for job in plan.jobs:
@@ -25,6 +26,9 @@ def forget(plan: Plan) -> int:
                 summary = read_summary(folder)
                 if summary and not is_current(summary):
                     folder.summary.unlink()
+                    folder.metrics.unlink(missing_ok=True)
+                    for saved in folder.path.glob(f"{folder.checkpoint.name}*"):
+                        saved.unlink()
                     forgotten.add(run.id)
         if forgotten & {*job.run_ids}:
             plan.csv_of(job).unlink(missing_ok=True)

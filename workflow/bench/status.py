@@ -18,7 +18,7 @@ from workflow.bench.files import is_locked
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.progress import duration
 from workflow.bench.provenance import gpu_names, is_current
-from workflow.bench.record import FINAL, DamagedRecordError, RunFolder, read_metrics, read_summary
+from workflow.bench.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
 from workflow.bench.runs import Job, Run
 
 #: States of runs that still need training time. A skipped run waits for its data, not for time.
@@ -53,8 +53,11 @@ def states(plan: Plan, job: Job) -> list[State]:
         folder = RunFolder.of(plan.results, run.id)
         summary = read_summary(folder)
         evaluated = _evaluated(folder)
+        needs_weights = run.id in plan.started_from
         if is_locked(folder.lock):
             state = "running"
+        elif summary and summary["status"] in FINAL and not is_done(folder, needs_weights=needs_weights):
+            state = "left"
         else:
             state = summary["status"] if summary else "interrupted" if evaluated else "left"
         older = summary is not None and not is_current(summary)

@@ -121,13 +121,13 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
 
 def _record(folder: RunFolder, planned: Planned, forgiving: bool) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
     """Return a run's evaluations and its run.json, or in its place what they tell."""
+    summary = read_summary(folder)
     try:
-        rows = read_metrics(folder)
+        rows = read_metrics(folder, summary)
     except DamagedRecordError as problem:
         if not forgiving:
             raise
         return [], {"status": "missing", "reason": f"{problem}; training it again puts that right"}
-    summary = read_summary(folder)
     if summary is not None:
         return rows, summary
     if not rows:

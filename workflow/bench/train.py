@@ -53,12 +53,15 @@ def main(arguments: list[str] | None = None) -> int:
 
             refuse_absent_device(plan)
             with joined(place, plan.tier.device) as ranks:
-                is_done = Batch(plan, given.threads, stop=stop, ranks=ranks).train(runs)
+                batch = Batch(plan, given.threads, stop=stop, ranks=ranks)
+                is_done = batch.train(runs)
                 if is_done and given.seed is None and ranks.is_first:
                     file = given.out or plan.csv_of(job)
                     write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
                     print(shown_path(file))
         if not is_done and place.rank == 0:  # the job's exit code is the first rank's
+            if given.minutes is not None and not batch.has_moved:
+                raise ConfigError(f"--minutes = {given.minutes}: over before a step was trained; give it more")
             print("interrupted and saved; the same command goes on", file=sys.stderr)
             return GO_ON
     except (ConfigError, OSError) as problem:

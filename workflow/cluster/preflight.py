@@ -12,7 +12,7 @@ from pathlib import Path
 
 from workflow.bench.config import shown_path
 from workflow.bench.plan import Plan
-from workflow.bench.record import FINAL, RunFolder, read_summary
+from workflow.bench.record import RunFolder, is_done, read_summary
 from workflow.bench.runs import Run
 from workflow.bench.workloads import data
 from workflow.cluster.settings import Cluster, Training
@@ -138,5 +138,8 @@ def _disk(plan: Plan, left: list[Estimate]) -> str:
 
 def _steps_left(plan: Plan, run: Run) -> int:
     """Return the steps that a run has to go."""
-    summary = read_summary(RunFolder.of(plan.results, run.id)) or {"status": "", "steps_done": 0}
-    return 0 if summary["status"] in FINAL else max(run.spec["steps"] - summary.get("steps_done", 0), 1)
+    folder = RunFolder.of(plan.results, run.id)
+    if is_done(folder, needs_weights=run.id in plan.started_from):
+        return 0
+    done = (read_summary(folder) or {}).get("steps_done", 0)
+    return int(max(run.spec["steps"] - done, 1))

@@ -100,14 +100,10 @@ class Cluster:
         for job in plan.jobs:
             need = self.training(job.experiment)
             for run in job.runs:
-                size = run.spec["workload"]["batch_size"]
-                if size % need.ranks:
+                if why := run.why_not_on(need.ranks):
                     key = ("training", job.experiment if job.experiment in self.trainings else _DEFAULT, "nodes")
-                    must = (
-                        f"{need.ranks} ranks ({need.ranks_per_node} a node) cannot share the batch of {size} of "
-                        f"{job.experiment}/{job.label}; give nodes and ranks_per_node whose product divides it"
-                    )
-                    raise error(self.file, key, need.nodes, must)
+                    ranks = f"nodes times ranks_per_node, {need.ranks_per_node}, are {need.ranks} ranks"
+                    raise error(self.file, key, need.nodes, f"{ranks}: {job.experiment}/{job.label}: {why}")
 
     def launch(self, experiment: str) -> str:
         """Return the words that start a training command on all ranks: the profile's launch, and its options."""
@@ -126,12 +122,12 @@ class Cluster:
         """Return what a job asks for as Snakemake's resources, in its scheduler's words."""
         ranks = need.ranks if isinstance(need, Training) else 1
         if self.scheduler == "pbs":
-            return {"nodes": need.nodes, "ranks": ranks, "minutes": need.minutes, "queue": need.queue}
+            return {"nodes": need.nodes, "minutes": need.minutes, "queue": need.queue}
         return {
             "nodes": need.nodes,
             "tasks": ranks,
             "cpus_per_task": max(1, self.cores_per_node * need.nodes // ranks),
-            # A job that may use MPI starts its own ranks, where another's command runs in a step of one task.
+            # Even an empty one tells the plugin to start the command as it is, whose launch starts the ranks.
             "mpi": "srun" if ranks > 1 else "",
             "runtime": need.minutes,
             "slurm_partition": need.queue,

@@ -23,7 +23,7 @@ rule train:
         options=OPTIONS,
     shell:
         "{resources.launch} python -m workflow.bench.train {wildcards.experiment} {wildcards.label} {params.options} "
-        "--out {output} 2> {log}"
+        "--out {output} 2>> {log}"
 
 
 rule aggregate:
