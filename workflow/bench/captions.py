@@ -176,6 +176,19 @@ def as_rst(text: str) -> str:
     return re.sub(r"([\\*`|_])", r"\\\1", text) + "\n"
 
 
+def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = ()) -> str:
+    """The caption of an artefact made from a probe's ``rows``: tier, hardware, seeds, ``notes``, what is absent."""
+    seeds = [f"seeds {spans(rows['seed'].dropna())}"] if "seed" in rows else []
+    rules = []
+    if "update_rule" in rows and rows["update_rule"].notna().any():
+        pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()
+        rules = ["MKOR's update rule: " + ", ".join(f"{label} = {rule}" for label, rule in pairs.to_numpy())]
+    commits = sorted({str(commit)[:9] for commit in rows.get("git_commit", pd.Series(dtype=str)).dropna()})
+    code = [f"commit {', '.join(commits)}"] if commits else []
+    none = pd.DataFrame()  # a probe's rows are no runs
+    return caption(results, none, notes=[*seeds, *rules, *notes, *code], absent=absent)
+
+
 def number(value: float, digits: int = 3) -> str:
     """A number with ``digits`` significant digits, as tables show it; infinity as ``not reached``."""
     if math.isnan(value):

@@ -6,7 +6,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench import style
+from workflow.bench import captions, style
 from workflow.bench.figures import _probes
 from workflow.bench.results import Results
 from workflow.bench.style import MethodStyle
@@ -37,7 +37,7 @@ def footer(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:
     about = [*notes, f"moments of the batch at iterations {steps} of training {trained}"]
     if zero:
         about.append(f"left out: {zero} moments that are zero, which have no relative error")
-    return _probes.footer(results, rows, notes=about)
+    return captions.footer(results, rows, notes=about)
 
 
 def _bases(rows: pd.DataFrame, workload: str) -> list[str]:

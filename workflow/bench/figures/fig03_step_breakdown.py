@@ -13,6 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow.bench import style
+from workflow.bench.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.results import Results
 
@@ -197,5 +198,5 @@ def make(results: Results, folder: Path) -> list[Path]:
         )
     if others:
         notes.append(f"also timed, not drawn: {', '.join(map(style.workload_name, others))}")
-    style.finish(figure, handles, _probes.footer(results, drawn, notes=notes, absent=absent), columns=3)
+    style.finish(figure, handles, footer(results, drawn, notes=notes, absent=absent), columns=3)
     return style.save(figure, folder, "fig03_step_breakdown")

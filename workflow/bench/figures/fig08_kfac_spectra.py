@@ -13,6 +13,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
 from workflow.bench import style
+from workflow.bench.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.results import Results
 from workflow.bench.style import MethodStyle
@@ -141,7 +142,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "has no eigenvalue below the weight that its start still has",
         f"trained with {trained}; {_unresolved(rows)}",
     ]
-    style.finish(figure, handles, _probes.footer(results, rows, notes=notes), columns=2)
+    style.finish(figure, handles, footer(results, rows, notes=notes), columns=2)
     return style.save(figure, folder, "fig08_kfac_spectra")
 
 

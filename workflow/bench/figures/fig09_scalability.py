@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow.bench import style
+from workflow.bench.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.results import Results
 
@@ -130,7 +131,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     if cores < max(workers):
         name = f"the machine's {cores} cores"
         handles.append(Line2D([], [], color="#000000", linewidth=0.8, linestyle=(0, (1, 1.2)), label=name))
-    style.finish(figure, handles, _probes.footer(results, rows, notes=_notes(measured, model, cores)), columns=3)
+    style.finish(figure, handles, footer(results, rows, notes=_notes(measured, model, cores)), columns=3)
     return style.save(figure, folder, "fig09_scalability")
 
 

@@ -12,6 +12,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow.bench import style
+from workflow.bench.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.fits import mean_by_width, width_law
 from workflow.bench.results import Results
@@ -78,7 +79,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     if once := _timed_once(rows):
         notes.append(f"timed but once, since long: {once}")
-    style.finish(figure, handles, _probes.footer(results, rows, notes=notes), columns=2)
+    style.finish(figure, handles, footer(results, rows, notes=notes), columns=2)
     return style.save(figure, folder, "fig14_cost_scaling")
 
 

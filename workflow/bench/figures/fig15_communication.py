@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from workflow.bench import style
+from workflow.bench.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.fits import power_law
 from workflow.bench.results import Results
@@ -119,5 +120,5 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     if without:
         notes.append(f"not in Table 1: {', '.join(style.style_of(label).name for label in without)}")
-    style.finish(figure, handles, _probes.footer(results, rows, notes=notes), columns=2)
+    style.finish(figure, handles, footer(results, rows, notes=notes), columns=2)
     return style.save(figure, folder, "fig15_communication")

@@ -8,8 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.captions import number, spans
-from workflow.bench.figures._probes import footer
+from workflow.bench.captions import footer, number, spans
 from workflow.bench.fits import power_law, width_law
 from workflow.bench.results import NoDataError, Results, chosen, joined, published
 from workflow.bench.tables._files import write_table

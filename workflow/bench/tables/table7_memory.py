@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.captions import number
-from workflow.bench.figures._probes import footer
+from workflow.bench.captions import footer, number
 from workflow.bench.results import NoDataError, Results, chosen, joined, published
 from workflow.bench.tables._files import write_table
 
