@@ -46,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     table.to_csv(source / "probes" / "step_breakdown.csv", index=False)
     for file in ("tables/hardware.csv", "tables/hardware.md", "tables/hardware.html", "figures/fig16_hardware.pdf"):
         (source / file).write_text("made there\n")
-    (source / "figures" / "fig16_hardware.png").write_bytes(b"\x89PNG")
+    (source / "figures" / "fig13_update_rules.png").write_bytes(b"\x89PNG")
     return folder
 
 
@@ -83,7 +83,7 @@ def test_tables_probes_pictures_and_specs_are_kept_and_nothing_else(copy, capsys
         "probes/step_breakdown.csv",
         "tables/hardware.csv",
         "tables/hardware.md",
-        "figures/fig16_hardware.png",
+        "figures/fig13_update_rules.png",
     }
     assert all(source[name] == content for name, content in kept.items())
     assert len(specs) == 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -11,6 +12,8 @@ from torch import nn
 from mkor_core import MKOR, Preconditioner
 from workflow.bench.artefacts import available
 from workflow.bench.config import ROOT
+from workflow.bench.merge import FIGURES
+from workflow.bench.tidy import read_csv
 
 README = (ROOT / "README.md").read_text()
 
@@ -47,8 +50,34 @@ def test_make_targets_exist():
 
 
 def test_every_artefact_is_listed_and_no_other():
-    listed = set(re.findall(r"^\| `(fig\w+|table\w+|time_to_target|claims)` \|", README, re.MULTILINE))
-    assert listed == {*available("figures"), *available("tables")}
+    items = README.split("## The paper, item by item")[1].split("##")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", items, re.MULTILINE)
+    assert sorted(listed) == sorted([*available("figures"), *available("tables")])
+
+
+def test_every_experiment_is_listed_with_its_page():
+    items = README.split("## The paper, item by item")[1].split("##")[0]
+    linked = set(re.findall(r"\[(\w+)\]\(docs/experiments/\1\.md\)", items))
+    assert linked == {file.stem for file in (ROOT / "config" / "experiments").glob("*.yaml")}
+
+
+def test_pictures_and_linked_files_are_there():
+    linked = {link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link}
+    assert [link for link in sorted(linked) if not (ROOT / link).exists()] == []
+    pictures = {Path(link).stem for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)}
+    assert pictures == set(FIGURES)
+
+
+def test_the_claims_are_those_of_the_reference():
+    """Truth: the table that the run left, cell by cell."""
+    (folder,) = set(re.findall(r"\]\((results/reference/[\w-]+/\w+)\)", README))
+    rows = [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in README.splitlines()
+        if re.match(r"\| C\d\d \|", line)
+    ]
+    truth = read_csv(ROOT / folder / "tables" / "claims.csv")
+    assert rows == [[row[name] for name in ("id", "claim", "published", "measured", "verdict")] for row in truth]
 
 
 def test_paths_of_the_layout_exist():
