@@ -21,20 +21,16 @@ RANK_KILLS = 4
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_command_killed_at_random_moments_ends_as_if_it_had_not_been(method: str, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("target", "steps", "moments", "seed"), [("command", 150, MOMENTS, 1), ("fork", 400, FORKED_MOMENTS, 2)]
+)
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
+    method: str, target: str, steps: int, moments: int, seed: int, tmp_path: Path
+):
     """Truth: the run left alone; metrics but for the clocks, and weights, bit for bit."""
-    subject = Subject.make(tmp_path, method, steps=150)
-    for survived, lost in kill(subject, subject.command, MOMENTS, seed=1):
-        count(f"{method}: kill -9 of the command, moments tried", survived)
-        count("bytes lost", lost)
-        assert lost == 0
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_a_chain_of_many_kills_ends_as_if_there_had_been_none(method: str, tmp_path: Path):
-    subject = Subject.make(tmp_path, method, steps=400)
-    for survived, lost in kill(subject, subject.fork, FORKED_MOMENTS, seed=2):
-        count(f"{method}: kill -9 of a fork, moments tried", survived)
+    subject = Subject.make(tmp_path, method, steps=steps)
+    for survived, lost in kill(subject, getattr(subject, target), moments, seed=seed):
+        count(f"{method}: kill -9 of a {target}, moments tried", survived)
         count("bytes lost", lost)
         assert lost == 0
 

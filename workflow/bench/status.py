@@ -52,19 +52,20 @@ def states(plan: Plan, job: Job) -> list[State]:
     for run in job.runs:
         folder = RunFolder.of(plan.results, run.id)
         summary = read_summary(folder)
-        evaluated = _evaluated(folder)
-        needs_weights = run.id in plan.started_from
-        if is_locked(folder.lock):
-            state = "running"
-        elif summary and summary["status"] in FINAL and not is_done(folder, needs_weights=needs_weights):
-            state = "left"
-        else:
-            state = summary["status"] if summary else "interrupted" if evaluated else "left"
         older = summary is not None and not is_current(summary)
         seconds = None
-        if summary and state in FINAL:
+        running = is_locked(folder.lock)
+        if summary and not running and is_done(folder, needs_weights=run.id in plan.started_from):
+            state = summary["status"]
             done, seconds = int(summary.get("steps_done", 0)), summary.get("wall_seconds")
         else:
+            evaluated = _evaluated(folder)
+            if running:
+                state = "running"
+            elif summary:
+                state = "left" if summary["status"] in FINAL else summary["status"]
+            else:
+                state = "interrupted" if evaluated else "left"
             # What broke off without a checkpoint begins anew.
             done = evaluated if state == "running" or folder.checkpoint.is_file() else 0
         found.append(State(job, run, state, done, seconds, str((summary or {}).get("reason") or ""), older))
