@@ -36,12 +36,12 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
-	$(BIN)/snakefmt --check Snakefile workflow/rules
+	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
 
 test-faults: $(INSTALLED) ## the long forms: kills at random moments, full disks, damaged files; half an hour, prints its figures
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/test_faults.py tests/test_fuzz.py tests/test_damaged_data.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/data/test_damaged_data.py
 
 # The plugin lies beside the installation and not in it, since its import alone costs every start of Snakemake seconds.
 test-slurm: $(INSTALLED) ## the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge, and root

@@ -20,13 +20,15 @@ import numpy as np
 import torch
 
 from baselines import build
-from workflow.bench import loop, workloads
+from workflow.bench import workloads
+from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.data.batches import Batch
 from workflow.bench.plan import Plan
-from workflow.bench.progress import Progress
-from workflow.bench.record import RunFolder
-from workflow.bench.runs import Run
-from workflow.bench.statistics import Estimate, estimate
-from workflow.bench.workloads.base import Batch, Workload
+from workflow.bench.plan.runs import Run
+from workflow.bench.training import loop
+from workflow.bench.training.progress import Progress
+from workflow.bench.training.record import RunFolder
+from workflow.bench.workloads.base import Workload
 
 GOAL: Final = 1.03
 EXPERIMENT: Final = "update_rules"

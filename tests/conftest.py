@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.tally import counted
+from tests.support.tally import counted
 
 #: `make test-faults` makes ten times as many mutants.
 settings.register_profile("long", max_examples=1000)
 
 CONTRACT = "test_methods.py::test_"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """Report every warning under its built-in category, its own name in front of its text.
+
+    pytest-xdist's controller imports the module of a warning's class to rebuild it, and dies where that import fails:
+    Lightning's needs torchvision, which does not import in a process that has not declared its missing operators.
+    """
+    category = warning_message.category
+    if category.__module__ != "builtins":
+        builtin = next(base for base in category.__mro__ if base.__module__ == "builtins")
+        warning_message.category = builtin
+        warning_message.message = builtin(f"{category.__name__}: {warning_message.message}")
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

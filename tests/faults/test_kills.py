@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.killing import METHODS, Command, Subject, kill
-from tests.tally import count
-from tests.train_ranks import free_port
+from tests.support.killing import METHODS, Command, Subject, kill
+from tests.support.tally import count
+from tests.support.train_ranks import free_port
 
 MOMENTS = 20
 FORKED_MOMENTS = 60

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments import TIMES, block, make_folder, optimizer, rows, write
-from tests.tally import count
-from workflow.bench.config import ROOT
+from tests.support.experiments import TIMES, block, make_folder, optimizer, rows, write
+from tests.support.tally import count
+from workflow.bench.support.config import ROOT
 
 TABLE = "it.csv"
 _DAY = 86400.0

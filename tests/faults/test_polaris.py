@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import experiments
-from tests.pbs.cluster import ROOT, Cluster
+from tests.support import experiments
+from tests.support.pbs.cluster import ROOT, Cluster
 
 TARGET = "results/test-machine/embedded/it.csv"
 STEPS = 3000

@@ -19,13 +19,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import experiments
-from tests.slurm.cluster import cluster, missing
+from tests.support import experiments
+from tests.support.slurm_cluster import cluster, missing
 from workflow.bench import train
+from workflow.bench.support.config import ROOT
 
 pytestmark = pytest.mark.skipif(missing() is not None, reason=f"no Slurm can be started here: {missing()}")
 
-ROOT = Path(__file__).resolve().parents[2]
+
 PROFILE = ROOT / "profiles" / "slurm"
 R = Path("results/test/embedded")
 CLOCKS = ("train_seconds", "wall_seconds")

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.tidy import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv, run_rows, write_csv
+from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv, run_rows, write_csv
+from workflow.bench.support.config import ConfigError, shown_path
 
 
 def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:

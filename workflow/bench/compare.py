@@ -9,10 +9,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.artefacts import Kind
-from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.results import NoDataError, Results
+from workflow.bench.plan.artefacts import Kind
+from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.support.config import ConfigError, shown_path
 
 ARTEFACTS: Final[tuple[tuple[Kind, str], ...]] = (("figures", "fig16_hardware"), ("tables", "hardware"))
 

@@ -1,4 +1,4 @@
-"""The command that makes one figure or table: ``python -m workflow.bench.figures NAME``, ``... tables NAME``."""
+"""``python -m workflow.bench.make_artefact NAME --results R``: make one figure or table from the tidy CSV files."""
 
 from __future__ import annotations
 
@@ -7,15 +7,21 @@ import sys
 from importlib import import_module
 from pathlib import Path
 
-from workflow.bench.artefacts import Kind, available, describe
-from workflow.bench.results import NoDataError, Results
+import pandas as pd
+
+from workflow.bench.analysis.captions import caption
+from workflow.bench.plan.artefacts import Kind, available, describe
+from workflow.bench.results.tables import NoDataError, Results
 
 
 def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
-    """Make one artefact in ``folder``, and return its files.
+    """Make one artefact in ``folder`` and return its files.
 
-    A figure of experiments whose runs were all skipped, since their data are absent, says so and is no failure.
-    Raises `NoDataError` where there is nothing else to make it from, `OSError`.
+    If every run of a figure's experiments was skipped because its data set is absent, the figure says so.
+
+    Raises:
+        NoDataError: there is no data to make the artefact from.
+        OSError: a file cannot be written.
     """
     module = import_module(f"workflow.bench.{kind}.{name}")
     try:
@@ -24,41 +30,54 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
         runs = results.skipped(describe(kind, name).experiments)
         if kind != "figures" or runs is None:
             raise
-        from workflow.bench.figures._blank import draw
-
-        made = draw(results, folder, name, runs)
+        made = _draw_skipped(results, folder, name, runs)
     return made
 
 
-def main(kind: Kind, arguments: list[str] | None = None) -> int:
-    """Make one artefact of a kind; 1 and one line where there is nothing to make it from."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m workflow.bench.{kind}", description=f"Make one of the {kind} from the results' CSVs."
-    )
-    parser.add_argument("name", choices=available(kind), metavar="NAME", help=", ".join(available(kind)))
+def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame) -> list[Path]:
+    """Draw a figure without data; its caption names the skipped ``runs`` and the reason."""
+    # Matplotlib takes a second to import, which tables do not need.
+    from workflow.bench.figures import _style as style
+
+    figure, axes = style.new_figure(1, 1, height=0.6)
+    axes[0, 0].set_axis_off()
+    style.say(axes[0, 0], "every run was skipped")
+    style.finish(figure, [], caption(results, runs, summarised=False))
+    return style.save(figure, folder, name)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Make one figure or table from the CSV files of one machine and tier."""
+    kinds: dict[str, Kind] = {name: kind for kind in ("figures", "tables") for name in available(kind)}
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.make_artefact", description=main.__doc__)
+    parser.add_argument("name", choices=kinds, metavar="NAME", help=", ".join(kinds))
     parser.add_argument(
         "--results",
         type=Path,
         required=True,
         help="folder of one machine and tier: results/<hardware>/<tier>",
     )
-    parser.add_argument("--out-dir", type=Path, help=f"where to write, by default <results>/{kind}")
-    parser.add_argument("--tier-title", help="what the caption says of the tier")
+    parser.add_argument("--out-dir", type=Path, help="folder to write to (default: <results>/figures or .../tables)")
+    parser.add_argument("--tier-title", help="name of the tier in captions")
     parser.add_argument(
         "--compare",
         type=Path,
         nargs="*",
         default=[],
         metavar="FOLDER",
-        help="other machines' folders <hardware>/<tier>, for what compares hardware",
+        help="folders <hardware>/<tier> of other machines, for artefacts that compare hardware",
     )
     options = parser.parse_args(arguments)
+    kind = kinds[options.name]
     results = Results(options.results, options.tier_title, tuple(options.compare))
-    folder = options.out_dir or options.results / kind
     try:
-        for path in make(kind, options.name, results, folder):
+        for path in make(kind, options.name, results, options.out_dir or options.results / kind):
             print(path)
     except (NoDataError, OSError) as error:
         print(f"{options.name}: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,14 +24,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from workflow.bench.artefacts import Artefact, available
-from workflow.bench.config import CONFIG, ConfigError, shown_key, shown_path, shown_value
-from workflow.bench.files import sync_folder, write_atomically, write_json
 from workflow.bench.plan import REFERENCE, Plan
-from workflow.bench.provenance import code_fingerprint, package_versions
-from workflow.bench.record import Status
-from workflow.bench.runs import Planned, Spec, run_id
-from workflow.bench.tidy import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv
+from workflow.bench.plan.artefacts import Artefact, available
+from workflow.bench.plan.runs import Planned, Spec, run_id
+from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv
+from workflow.bench.support.config import CONFIG, ConfigError, shown_key, shown_path, shown_value
+from workflow.bench.support.files import sync_folder, write_atomically, write_json
+from workflow.bench.support.provenance import code_fingerprint, package_versions
+from workflow.bench.training.record import Status
 
 #: Pictures that are kept, those of the README; the others can be drawn again from the tables.
 FIGURES: Final = (

@@ -13,11 +13,11 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from workflow.bench.artefacts import Kind, made_from
-from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.record import first_line
-from workflow.bench.tidy import EVALUATION_COLUMNS, RUN_COLUMNS, evaluation_rows, run_rows, write_csv
+from workflow.bench.plan.artefacts import Kind, made_from
+from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, evaluation_rows, run_rows, write_csv
+from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.training.record import first_line
 
 KINDS: tuple[Kind, ...] = ("figures", "tables")
 
@@ -68,7 +68,7 @@ def draw(plan: Plan) -> Drawn:
     """Make every figure and table that has data in what `gather` wrote; one that fails stops no other."""
     # Not above: Snakemake's hook and the plan need no pandas.
     from workflow.bench.make_artefact import make
-    from workflow.bench.results import NoDataError, Results
+    from workflow.bench.results.tables import NoDataError, Results
 
     results = Results(plan.partial, f"{plan.tier.title}, partial results", plan.compared)
     drawn = Drawn()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 
-from workflow.bench.config import ConfigError
-from workflow.bench.files import locked
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.provenance import is_current
-from workflow.bench.record import RunFolder, read_summary
+from workflow.bench.support.config import ConfigError
+from workflow.bench.support.files import locked
+from workflow.bench.support.provenance import is_current
+from workflow.bench.training.record import RunFolder, read_summary
 
 
 def forget(plan: Plan) -> int:

@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any, Final
 
-from workflow.bench.artefacts import made_from, measured_by
-from workflow.bench.config import ConfigError
-from workflow.bench.files import is_locked
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.progress import duration
-from workflow.bench.provenance import gpu_names, is_current
-from workflow.bench.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
-from workflow.bench.runs import Job, Run
+from workflow.bench.plan.artefacts import made_from, measured_by
+from workflow.bench.plan.runs import Job, Run
+from workflow.bench.support.config import ConfigError
+from workflow.bench.support.files import is_locked
+from workflow.bench.support.provenance import gpu_names, is_current
+from workflow.bench.training.progress import duration
+from workflow.bench.training.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
 
 #: States of runs that still need training time. A skipped run waits for its data, not for time.
 _TO_DO: Final = ("running", "left", "interrupted", "failed")

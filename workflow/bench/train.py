@@ -7,12 +7,12 @@ import math
 import sys
 from pathlib import Path
 
-from workflow.bench import launch
-from workflow.bench.config import ConfigError, shown_path
 from workflow.bench.plan import MOST_THREADS, add_arguments, load_from
-from workflow.bench.record import GO_ON
-from workflow.bench.stop import Stop
-from workflow.bench.tidy import EVALUATION_COLUMNS, evaluation_rows, write_csv
+from workflow.bench.results.rows import EVALUATION_COLUMNS, evaluation_rows, write_csv
+from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.training import launcher
+from workflow.bench.training.record import GO_ON
+from workflow.bench.training.stop_signals import Stop
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,9 +30,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, help="save and stop after so many minutes, with exit code 75")
     add_arguments(parser)
     given = parser.parse_args(arguments)
-    place = launch.Place()
+    place = launcher.Place()
     try:
-        place = launch.place()
+        place = launcher.place()
         plan = load_from(given)
         job = plan.job(given.experiment, given.label)
         runs = [run for run in job.runs if given.seed is None or run.seed in given.seed]
@@ -44,12 +44,12 @@ def main(arguments: list[str] | None = None) -> int:
             if all(run.seed != seed for run in runs):
                 known = sorted({run.seed for run in job.runs})
                 raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {known}")
-        launch.prepare(place)
+        launcher.prepare(place)
         stop = Stop(None if given.minutes is None else 60 * given.minutes, launched=place.size > 1)
         with stop.listening():
             # Here and not above: torch takes seconds, and a mistake should be told at once.
-            from workflow.bench.batch import Batch, refuse_absent_device
-            from workflow.bench.distributed import joined
+            from workflow.bench.training.ranks import joined
+            from workflow.bench.training.runner import Batch, refuse_absent_device
 
             refuse_absent_device(plan)
             with joined(place, plan.tier.device) as ranks:
@@ -65,7 +65,7 @@ def main(arguments: list[str] | None = None) -> int:
             print("interrupted and saved; the same command goes on", file=sys.stderr)
             return GO_ON
     except (ConfigError, OSError) as problem:
-        if place.rank == 0 or isinstance(problem, launch.MeetingError):  # of others the ranks say the same
+        if place.rank == 0 or isinstance(problem, launcher.MeetingError):  # of others the ranks say the same
             print(problem, file=sys.stderr)
         return 1
     return 0

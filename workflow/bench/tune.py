@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import yaml
 
-from workflow.bench.config import ConfigError, shown_path
-from workflow.bench.files import write_atomically
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.record import GO_ON, RunFolder, read_metrics, read_summary
-from workflow.bench.runs import Contender, Experiment, Trial
-from workflow.bench.tidy import write_csv
+from workflow.bench.plan.runs import Contender, Experiment, Trial
+from workflow.bench.results.rows import write_csv
+from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.files import write_atomically
+from workflow.bench.training.record import GO_ON, RunFolder, read_metrics, read_summary
 
 TRIAL_COLUMNS: Final = (
     "experiment",
@@ -149,7 +149,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ConfigError(f"experiment = '{experiment.name}': has no 'tuning' with a 'space' at this tier")
         chosen = chosen or [experiment for experiment in plan.experiments.values() if experiment.contenders]
         # Here and not above: torch takes seconds, and a mistake should be told at once.
-        from workflow.bench.batch import Batch
+        from workflow.bench.training.runner import Batch
 
         batch = Batch(plan)
         for experiment in chosen:

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from workflow.bench.files import locked, write_atomically, write_json
+from workflow.bench.support.files import locked, write_atomically, write_json
 
 #: Relative to the working directory, as is everything that Snakemake itself keeps.
 LEDGER: Final = Path(".snakemake") / "cluster"

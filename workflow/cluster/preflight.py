@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from workflow.bench.config import shown_path
+from workflow.bench.data.folder import data_folder
 from workflow.bench.plan import Plan
-from workflow.bench.record import RunFolder, is_done, read_summary
-from workflow.bench.runs import Run
-from workflow.bench.workloads import data
+from workflow.bench.plan.runs import Run
+from workflow.bench.support.config import shown_path
+from workflow.bench.training.record import RunFolder, is_done, read_summary
 from workflow.cluster.settings import Cluster, Training
 from workflow.cluster.submit import SubmitError, account
 
@@ -71,12 +71,12 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     yield from _table(plan, cluster, left)
     yield f"account: {_account(cluster)}"
     wanted = dict.fromkeys(name for each in left for name in each.need.data)
-    missing = [name for name in wanted if not (data.folder() / name).exists()]
+    missing = [name for name in wanted if not (data_folder() / name).exists()]
     users = {name: [each.experiment for each in left if name in each.need.data] for name in missing}
     for name in missing:
-        yield f"data: {name} is not in {shown_path(data.folder())}: runs of {', '.join(users[name])} will be skipped"
+        yield f"data: {name} is not in {shown_path(data_folder())}: runs of {', '.join(users[name])} will be skipped"
     if wanted and not missing:
-        yield f"data: all in {shown_path(data.folder())}"
+        yield f"data: all in {shown_path(data_folder())}"
     yield _disk(plan, left)
     for name in sorted(set(cluster.trainings) - {"default"} - set(plan.experiments)):
         yield f"note: {shown_path(cluster.file)}: training.{name}: no experiment of tier '{plan.tier.name}'"

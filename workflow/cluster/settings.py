@@ -8,8 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from workflow.bench.config import ROOT, ConfigError, check, did_you_mean, error, read_mapping, schema, with_defaults
 from workflow.bench.plan import Plan
+from workflow.bench.support.config import (
+    ROOT,
+    ConfigError,
+    check,
+    did_you_mean,
+    error,
+    read_mapping,
+    schema,
+    with_defaults,
+)
 
 PROFILES: Final = ROOT / "profiles"
 _FILE: Final = "cluster.yaml"

@@ -33,7 +33,7 @@ for figure in FIGURES:
             compare=compared(figure, PLAN),
             description=description(figure),
         shell:
-            "python -m workflow.bench.figures {params.name} --results {params.results:q} --tier-title {params.tier:q} "
+            "python -m workflow.bench.make_artefact {params.name} --results {params.results:q} --tier-title {params.tier:q} "
             "--compare {params.compare:q} "
             "> {log} 2>&1"
 

@@ -6,8 +6,8 @@ rule report_sources:
     input:
         sorted({file for artefact in FIGURES + TABLES for files in inputs(artefact, PLAN).values() for file in files}),
         [description(artefact) for artefact in FIGURES + TABLES],
-        [f"{workflow.basedir}/workflow/report/{file}" for file in ("artefact.rst", "style.css", "workflow.rst")],
-        f"{workflow.basedir}/workflow/bench/front_page.py",
+        [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "style.css", "workflow.rst")],
+        f"{ROOT}/workflow/bench/report.py",
     output:
         f"{R}/report/sources.txt",
     log:
@@ -44,11 +44,11 @@ rule html_report:
         results=lambda wildcards, output: Path(output.page).parent,
         tier=PLAN.tier.title,
         settings=[f"{key}={value}" for key, value in SETTINGS.items()],
-        look=f"{workflow.basedir}/workflow/report/style.css",
+        look=f"{ROOT}/workflow/report/style.css",
         artefacts=[f"{R}/figures/{figure.name}.png" for figure in FIGURES]
         + [f"{R}/tables/{table.name}.html" for table in TABLES],
     shell:
-        "(python -m workflow.bench.front_page --results {params.results:q} --tier-title {params.tier:q} && "
+        "(python -m workflow.bench.report --results {params.results:q} --tier-title {params.tier:q} && "
         # A report is made by a second Snakemake, which only reads; the first one holds the lock.
         "snakemake --snakefile {params.snakefile:q} --nolock --cores 1 --config {params.settings:q} "
         "--report {output.page} --report-stylesheet {params.look:q} --report-metadata {output.counts} "

@@ -34,6 +34,6 @@ for table in TABLES:
             compare=compared(table, PLAN),
             description=description(table),
         shell:
-            "python -m workflow.bench.tables {params.name} --results {params.results:q} --tier-title {params.tier:q} "
+            "python -m workflow.bench.make_artefact {params.name} --results {params.results:q} --tier-title {params.tier:q} "
             "--compare {params.compare:q} "
             "> {log} 2>&1"

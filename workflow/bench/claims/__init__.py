@@ -15,8 +15,8 @@ import pandas as pd
 
 from workflow.bench.claims import numerics, rank1, timing, training
 from workflow.bench.claims.decision import Decision, capital, not_tested
-from workflow.bench.results import Results, published
-from workflow.bench.statistics import Condition, parse_conditions
+from workflow.bench.claims.verdicts import Condition, parse_conditions
+from workflow.bench.results.tables import Results, published
 
 COLUMNS: Final = (
     "id",

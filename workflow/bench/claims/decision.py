@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from workflow.bench.captions import number
-from workflow.bench.statistics import ENDED, Condition, Estimate, Verdict
+from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.time_to_target import ENDED
+from workflow.bench.analysis.wording import number
+from workflow.bench.claims.verdicts import Condition, Verdict
 
 
 @dataclass(frozen=True)

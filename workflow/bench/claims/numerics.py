@@ -9,10 +9,11 @@ from typing import Final, Literal
 import numpy as np
 import pandas as pd
 
-from workflow.bench.captions import number
+from workflow.bench.analysis.estimates import extreme
+from workflow.bench.analysis.wording import number
 from workflow.bench.claims.decision import Decision, Part, decided, not_tested, pooled, sentences, side
-from workflow.bench.results import chosen
-from workflow.bench.statistics import Condition, Verdict, all_of, extreme
+from workflow.bench.claims.verdicts import Condition, Verdict, all_of
+from workflow.bench.results.sources import chosen
 
 NUMERICS: Final = ("check", "update_rule", "dtype", "dimension", "trial", "value")
 HALF_PRECISION: Final = ("check", "update_rule", "dtype", "arithmetic", "sequence", "value", "bound", "largest_entry")

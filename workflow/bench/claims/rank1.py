@@ -13,10 +13,11 @@ from typing import Final
 import numpy as np
 import pandas as pd
 
-from workflow.bench.captions import number, spans
+from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import Decision, Part, decided, how, not_tested, sentences, shown, span, verdicts
-from workflow.bench.results import chosen
-from workflow.bench.statistics import Condition, Estimate, agreement, estimate, paired_difference, paired_ratio
+from workflow.bench.claims.verdicts import Condition, agreement
+from workflow.bench.results.sources import chosen
 
 RANK1_ERROR: Final = ("workload", "optimizer", "seed", "step", "layer", "side", "approximation", "error")
 SPECTRA: Final = (

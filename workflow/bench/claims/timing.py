@@ -9,8 +9,9 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench import fits
-from workflow.bench.captions import number, spans
+from workflow.bench.analysis import fits
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
+from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import (
     Decision,
     Part,
@@ -24,17 +25,9 @@ from workflow.bench.claims.decision import (
     span,
     verdicts,
 )
-from workflow.bench.results import chosen, published
-from workflow.bench.statistics import (
-    Condition,
-    Estimate,
-    agreement,
-    all_of,
-    estimate,
-    extreme,
-    paired_difference,
-    paired_ratio,
-)
+from workflow.bench.claims.verdicts import Condition, agreement, all_of
+from workflow.bench.results.sources import chosen
+from workflow.bench.results.tables import published
 
 ITERATION_TIME: Final = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms")
 STEP_BREAKDOWN: Final = ("workload", "workers", "optimizer", "inverse_update_period", "repeat", "phase", "ms")

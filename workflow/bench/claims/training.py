@@ -16,7 +16,12 @@ from typing import Final, Literal
 import numpy as np
 import pandas as pd
 
-from workflow.bench.captions import number, spans
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
+from workflow.bench.analysis.lr_outcomes import converging_rates, outcomes
+from workflow.bench.analysis.time_to_target import ENDED, to_target, too_short
+from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import (
     Decision,
     Part,
@@ -32,22 +37,10 @@ from workflow.bench.claims.decision import (
     unended,
     verdicts,
 )
-from workflow.bench.convergence import converging_rates, outcomes
-from workflow.bench.finetuning import averages, last_values, scores
-from workflow.bench.results import NoDataError, by_seed, joined, last_common_values, traced
-from workflow.bench.statistics import (
-    ENDED,
-    Condition,
-    Estimate,
-    Verdict,
-    agreement,
-    all_of,
-    paired_difference,
-    paired_ratio,
-    to_target,
-    too_short,
-)
-from workflow.bench.targets import Target
+from workflow.bench.claims.verdicts import Condition, Verdict, agreement, all_of
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.sources import joined, traced
+from workflow.bench.results.tables import NoDataError
 
 Quantity = Literal["steps", "seconds"]
 _IN_WORDS: Final[Mapping[Quantity, str]] = {"steps": "Iterations", "seconds": "Training seconds"}
@@ -392,7 +385,7 @@ def decide_sensitivity(runs: pd.DataFrame) -> Decision:
     """C18: learning rates at which MKOR converges minus those of its best rival, paired by seed.
 
     The claim sets no number: MKOR's count is the largest where that difference lies above 0.  It is judged against
-    KAISA with its clip and against KAISA without, and needs both to agree.  `workflow.bench.convergence` says what
+    KAISA with its clip and against KAISA without, and needs both to agree.  `lr_outcomes` says what
     counts as converged; seeds count where every rate has ended.
     """
     others = ("hylo", "sgd")

@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench import style
-from workflow.bench.statistics import ENDED, curve
-from workflow.bench.targets import Target
+from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.time_to_target import ENDED
+from workflow.bench.figures import _style as style
+from workflow.bench.plan.targets import Target
 
 
 def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:

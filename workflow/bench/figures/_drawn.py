@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
-from workflow.bench import style
+from workflow.bench.figures import _style as style
 
 INK: Final = "#222222"
 SOFT: Final = "#666666"

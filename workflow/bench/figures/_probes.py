@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from workflow.bench.results import NoDataError, Results
+from workflow.bench.results.tables import NoDataError, Results
 
 _ORDER = ("bert", "resnet", "autoencoder")
 

@@ -6,10 +6,11 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench import captions, style
+from workflow.bench.analysis import captions
 from workflow.bench.figures import _probes
-from workflow.bench.results import Results
-from workflow.bench.style import MethodStyle
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._style import MethodStyle
+from workflow.bench.results.tables import Results
 
 COLUMNS: Final = ("workload", "optimizer", "seed", "step", "layer", "side", "approximation", "error")
 SIDES: Final = {"activation": "activations", "gradient": "gradients"}

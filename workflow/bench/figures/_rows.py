@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench import style
-from workflow.bench.statistics import paired_difference, reaching
+from workflow.bench.analysis.estimates import paired_difference
+from workflow.bench.analysis.time_to_target import reaching
+from workflow.bench.figures import _style as style
 
 
 def base_of(runs: pd.DataFrame) -> str | None:

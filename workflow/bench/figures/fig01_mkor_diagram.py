@@ -7,9 +7,9 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench import style
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._drawn import INPUTS, OUTPUTS, PLAIN, SOFT, arrow, band, canvas, matrix, write
-from workflow.bench.results import Results
+from workflow.bench.results.tables import Results
 
 _LEFT: Final = 20.0  # edge of the stages' frames; the brackets stand left of it
 _TITLES: Final = 28.0

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import draw_curves, ended, legend, targets, time_scale
 from workflow.bench.figures._rows import base_of, draw_differences, draw_reaching, name_rows
-from workflow.bench.results import NoDataError, Results, by_seed, last_common_values
-from workflow.bench.statistics import to_target
+from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining",)
 

@@ -9,11 +9,12 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM, estimate
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import ended
-from workflow.bench.results import NoDataError, Results, by_seed, last_common_values, published
-from workflow.bench.statistics import BOOTSTRAP_MINIMUM, estimate
+from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_inversion")
 PROBES = ("iteration_time",)

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.bench import style
 from workflow.bench.figures import _probes, _rank1
-from workflow.bench.results import Results
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
 _WIDTH = 0.26  # of a box, the two sides being 1 apart

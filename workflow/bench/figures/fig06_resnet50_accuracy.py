@@ -8,12 +8,12 @@ from typing import Final, Literal
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import accuracy_axis, draw_curves, ended, legend, targets, time_scale
 from workflow.bench.figures._rows import draw_reaching, name_rows
-from workflow.bench.results import NoDataError, Results, published
-from workflow.bench.statistics import to_target
+from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("resnet50_imagenet",)
 PUBLISHED = ("resnet50_imagenet",)

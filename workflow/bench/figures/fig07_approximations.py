@@ -7,9 +7,9 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench import style
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._drawn import INPUTS, OUTPUTS, PLAIN, SOFT, arrow, band, canvas, matrix, write
-from workflow.bench.results import Results
+from workflow.bench.results.tables import Results
 
 _HEIGHT: Final = 268.0
 _PANEL: Final = (190.0, 129.0)  # width and height

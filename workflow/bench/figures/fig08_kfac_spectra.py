@@ -12,11 +12,11 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullLocator
 
-from workflow.bench import style
-from workflow.bench.captions import footer
+from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _probes
-from workflow.bench.results import Results
-from workflow.bench.style import MethodStyle
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._style import MethodStyle
+from workflow.bench.results.tables import Results
 
 PROBES = ("spectra",)
 COLUMNS: Final = (

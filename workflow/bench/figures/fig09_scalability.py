@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow.bench import style
-from workflow.bench.captions import footer
+from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _probes
-from workflow.bench.results import Results
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
 
 PROBES = ("scaling",)
 COLUMNS: Final = ("quantity", "source", "workload", "optimizer", "workers", "cores", "batch", "repeat", "value")

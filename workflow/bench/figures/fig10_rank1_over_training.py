@@ -8,9 +8,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow.bench import style
 from workflow.bench.figures import _probes, _rank1
-from workflow.bench.results import Results
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
 BAND = (0.25, 0.75)

@@ -13,12 +13,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import Estimate, paired_ratio
+from workflow.bench.analysis.time_to_target import too_short
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import draw_curves, ended, legend, time_scale
 from workflow.bench.figures._training import IN_THE_PAPER, equal_levels, level_note, title, to_level, why_empty
-from workflow.bench.results import NoDataError, Results, published
-from workflow.bench.statistics import Estimate, paired_ratio, too_short
+from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
 PUBLISHED = ("training_speedups",)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import accuracy_axis, draw_curves, ended, legend, targets, time_scale
 from workflow.bench.figures._training import title, why_empty
-from workflow.bench.results import NoDataError, Results
+from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
 

@@ -7,11 +7,12 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench import style
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import draw_curves, ended, legend
 from workflow.bench.figures._rows import base_of, draw_differences
-from workflow.bench.results import NoDataError, Results, by_seed, last_common_values
+from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("update_rules",)
 

@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from workflow.bench import style
-from workflow.bench.captions import footer
+from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.fits import mean_by_width, width_law
 from workflow.bench.figures import _probes
-from workflow.bench.fits import mean_by_width, width_law
-from workflow.bench.results import Results
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
 COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")

@@ -10,11 +10,11 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from workflow.bench import style
-from workflow.bench.captions import footer
+from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.fits import power_law
 from workflow.bench.figures import _probes
-from workflow.bench.fits import power_law
-from workflow.bench.results import Results
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
 COLUMNS: Final = (

@@ -14,12 +14,12 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.bench import machines as side_by_side
-from workflow.bench import style
-from workflow.bench.captions import caption
-from workflow.bench.machines import STEPPED, Machine, StepTime, TargetTime
-from workflow.bench.results import NoDataError, Results
-from workflow.bench.statistics import Estimate
+from workflow.bench.analysis import machines as side_by_side
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.machines import STEPPED, Machine, StepTime, TargetTime
+from workflow.bench.figures import _style as style
+from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "update_rules")
 PROBES = ("step_breakdown", "iteration_time")

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import torch
 
-from workflow.bench.config import ConfigError
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.probes._rows import write_rows
+from workflow.bench.support.config import ConfigError
 
 
 def run(name: str, measure: Callable[[Plan], Iterable[NamedTuple]], arguments: Sequence[str] | None = None) -> int:

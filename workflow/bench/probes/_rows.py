@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from workflow.bench import provenance
-from workflow.bench.files import write_atomically
+from workflow.bench.support import provenance
+from workflow.bench.support.files import write_atomically
 
 
 def write_rows(out: Path, rows: Iterable[NamedTuple]) -> None:

@@ -12,7 +12,7 @@ part, width and repeat. It wants the machine to itself. Columns:
 - dimension d, repeat; calls: how many were timed together (at least `LEAST_MS`); ms: milliseconds a call.
 - hardware, threads, code_fingerprint, git_commit.
 
-Slopes are fitted downstream, by `workflow.bench.fits.power_law`. Capturing is no part of it: that costs what the rows
+Slopes are fitted downstream, by `analysis.fits.power_law`. Capturing is no part of it: that costs what the rows
 cost, O(n d) for mean vectors and O(n d^2) for moments. A call that takes longer than `LONG_MS` is timed once.
 """
 

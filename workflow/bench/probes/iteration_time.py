@@ -28,8 +28,8 @@ import torch
 from baselines import build
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _subjects
-from workflow.bench.probes._subjects import Trainable
+from workflow.bench.probes import _command, _models
+from workflow.bench.probes._models import Trainable
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_inversion")
 WIDE: Final = (512, 256, 16, 256, 512)
@@ -154,8 +154,8 @@ def contenders(plan: Plan) -> Iterator[Contender]:
 
 
 def _at_true_size(plan: Plan) -> Iterator[Contender]:
-    for subject in _subjects.subjects(plan):
-        for known in _subjects.contenders(subject, subject.lr, "kaisa", "mkor", "mkor_released"):
+    for subject in _models.subjects(plan):
+        for known in _models.contenders(subject, subject.lr, "kaisa", "mkor", "mkor_released"):
             values = {name: value for name, value in known.hyperparameters.items() if name != "update_rule"}
             yield Contender(subject.name, known.label, known.method, known.update_rule, {CYCLE: values}, subject.data)
 

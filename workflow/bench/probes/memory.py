@@ -33,11 +33,11 @@ from mkor_core import MKOR, Method
 from mkor_core.discovery import find_layers
 from mkor_core.method import LayerShape
 from workflow.bench import workloads
-from workflow.bench.memory import peak_memory_bytes, reset_peak_memory
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._steps import Loop
-from workflow.bench.probes._subjects import Contender, Subject, contenders, subjects, workload_of
+from workflow.bench.probes._models import Contender, Subject, contenders, subjects, workload_of
+from workflow.bench.probes._timed_loop import Loop
+from workflow.bench.training.peak_memory import peak_memory_bytes, reset_peak_memory
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 WIDE: Final = (1024, 1024, 16, 1024, 1024)

@@ -43,11 +43,12 @@ from mkor_core import comm
 from mkor_core.assignment import assign, make_grid
 from mkor_core.discovery import find_layers
 from mkor_core.method import LayerShape
-from workflow.bench import fits, workloads
+from workflow.bench import workloads
+from workflow.bench.analysis import fits
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._steps import PHASES, Loop, StepTimes
-from workflow.bench.probes._subjects import PERIOD, Contender, Subject, contenders, subjects, workload_of
+from workflow.bench.probes._models import PERIOD, Contender, Subject, contenders, subjects, workload_of
+from workflow.bench.probes._timed_loop import PHASES, Loop, StepTimes
 from workflow.bench.probes.step_breakdown import over_ranks
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_pretraining", "resnet50_imagenet")

@@ -20,9 +20,9 @@ import torch
 from torch import nn
 
 from workflow.bench import workloads
-from workflow.bench.config import ConfigError
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.probes._rows import write_rows
+from workflow.bench.support.config import ConfigError
 
 EXPERIMENTS: Final = ("*",)
 

@@ -31,7 +31,7 @@ from mkor_core.capture import MOMENT, Capture, Sums
 from mkor_core.discovery import find_layers
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._subjects import PERIOD, Subject, contenders, subjects
+from workflow.bench.probes._models import PERIOD, Subject, contenders, subjects
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)

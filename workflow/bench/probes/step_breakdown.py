@@ -30,8 +30,8 @@ import torch
 
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._steps import PHASES, StepTimes, at_period, loops_by_turns, split
-from workflow.bench.probes._subjects import PERIOD, Contender, Subject, contenders, subjects
+from workflow.bench.probes._models import PERIOD, Contender, Subject, contenders, subjects
+from workflow.bench.probes._timed_loop import PHASES, StepTimes, at_period, loops_by_turns, split
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 REPEATS: Final = 3

@@ -8,9 +8,10 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.captions import as_rst, number
-from workflow.bench.files import write_atomically
-from workflow.bench.statistics import Estimate
+from workflow.bench.analysis.captions import as_rst
+from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.wording import number
+from workflow.bench.support.files import write_atomically
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
@@ -29,7 +30,7 @@ p { color: #555; max-width: 60em; }
 _SENTENCE: Final = 60  # characters
 _NUMBER: Final = 28  # with its interval
 DATA: Final = "data"
-"""The column that says where a row's numbers come from (`workflow.bench.results.traced`)."""
+"""The column that says where a row's numbers come from (`workflow.bench.results.sources.traced`)."""
 
 
 def write_table(frame: pd.DataFrame, folder: Path, name: str, *, title: str, caption: str) -> list[Path]:
@@ -65,7 +66,7 @@ def estimated(estimate: Estimate, digits: int = 3) -> str:
 
 
 def shortened(data: str) -> str:
-    """What `workflow.bench.results.joined` gives, with the number of runs in place of their ids."""
+    """What `workflow.bench.results.sources.joined` gives, with the number of runs in place of their ids."""
     parts = []
     for source in filter(None, data.split("; ")):
         file, found, ids = source.partition(": runs ")

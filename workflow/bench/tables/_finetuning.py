@@ -13,9 +13,12 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.captions import caption, number
-from workflow.bench.results import Results, by_seed, chosen, joined, published, traced
-from workflow.bench.statistics import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.common_steps import by_seed
+from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.wording import number
+from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 PRETRAINING: Final = "bert_pretraining"

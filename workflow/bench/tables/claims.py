@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench.captions import caption
+from workflow.bench.analysis.captions import caption
 from workflow.bench.claims import decide_all
-from workflow.bench.results import Results
+from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = (

@@ -9,10 +9,11 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench import machines as side_by_side
-from workflow.bench.captions import caption, number
-from workflow.bench.machines import Machine, StepTime
-from workflow.bench.results import Results
+from workflow.bench.analysis import machines as side_by_side
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.machines import Machine, StepTime
+from workflow.bench.analysis.wording import number
+from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import estimated, write_table
 
 EXPERIMENTS = ("*",)

@@ -16,9 +16,10 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.captions import caption
-from workflow.bench.results import Results, joined, published
-from workflow.bench.statistics import parse_conditions
+from workflow.bench.analysis.captions import caption
+from workflow.bench.claims.verdicts import parse_conditions
+from workflow.bench.results.sources import joined
+from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 PUBLISHED = (

@@ -8,9 +8,11 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.captions import footer, number, spans
-from workflow.bench.fits import power_law, width_law
-from workflow.bench.results import NoDataError, Results, chosen, joined, published
+from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.fits import power_law, width_law
+from workflow.bench.analysis.wording import number, spans
+from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 from workflow.bench.tables.table7_memory import COLUMNS as MEMORY_COLUMNS
 from workflow.bench.tables.table7_memory import sizes

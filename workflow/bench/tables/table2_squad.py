@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from workflow.bench.finetuning import last_values, scores
-from workflow.bench.results import NoDataError, Results
+from workflow.bench.analysis.finetuning_scores import last_values, scores
+from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.tables._finetuning import write_overview
 
 EXPERIMENTS = ("bert_squad", "bert_pretraining")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench.captions import caption
-from workflow.bench.finetuning import last_values, scores
-from workflow.bench.results import NoDataError, Results, published
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.finetuning_scores import last_values, scores
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables import _finetuning
 from workflow.bench.tables._files import write_table
 

@@ -1,6 +1,6 @@
 """The appendix's table of learning rates: epochs to convergence at each, D where diverged, * in a local minimum.
 
-What converged, diverged and local minimum mean is `workflow.bench.convergence`'s: converged is a run that finished and
+What converged, diverged and local minimum mean is `analysis.lr_outcomes`'s: converged is a run that finished and
 reached its experiment's target, a local minimum one that finished without.
 """
 
@@ -12,11 +12,13 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.captions import caption, number
-from workflow.bench.convergence import Outcome, converging_rates, outcomes
-from workflow.bench.results import NoDataError, Results, chosen, joined, published, traced
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
+from workflow.bench.analysis.wording import number
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
-from workflow.bench.targets import Target
 
 EXPERIMENTS = ("resnet_cifar10_lr",)
 PUBLISHED = ("lr_sensitivity_resnet50_cifar10",)

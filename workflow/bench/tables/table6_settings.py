@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench.captions import caption
-from workflow.bench.results import NoDataError, Results, chosen, joined, published
+from workflow.bench.analysis.captions import caption
+from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)

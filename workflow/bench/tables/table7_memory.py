@@ -8,8 +8,10 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.captions import footer, number
-from workflow.bench.results import NoDataError, Results, chosen, joined, published
+from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.wording import number
+from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
 PROBES = ("memory",)

@@ -10,12 +10,14 @@ from typing import Any, Final, Literal
 
 import pandas as pd
 
-from workflow.bench.captions import caption, number
-from workflow.bench.machines import period_of
-from workflow.bench.results import NoDataError, Results, traced
-from workflow.bench.statistics import ENDED, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.machines import period_of
+from workflow.bench.analysis.time_to_target import ENDED, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.wording import number
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.sources import traced
+from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.tables._files import estimated, write_table
-from workflow.bench.targets import Target
 
 EXPERIMENTS = ("*",)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from workflow.bench import config
+from workflow.bench.support import config
 
 if TYPE_CHECKING:
     from torch import nn
@@ -74,13 +74,13 @@ def resolve(name: str, **given: Any) -> dict[str, Any]:
 
 def data_version(name: str, **given: Any) -> str:
     """Return what fixes the workload's data, such as "scikit-learn 1.9.1, v1"; it goes into a run's spec."""
-    return import_module(f"{__name__}.{_DATASETS[resolve(name, **given)['dataset']]}").version()
+    return import_module(f"workflow.bench.data.{_DATASETS[resolve(name, **given)['dataset']]}").version()
 
 
 def create(name: str, **given: Any) -> Workload:
     """Return the workload ``name``, its data loaded.
 
-    Raises `ValueError` with one line on a wrong name or value, `workflow.bench.workloads.data.DataNotFound` where
+    Raises `ValueError` with one line on a wrong name or value, `workflow.bench.data.folder.DataNotFound` where
     its data is not on this machine.
     """
     resolved = resolve(name, **given)

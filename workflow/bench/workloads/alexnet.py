@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from workflow.bench.data.images import FACTS
 from workflow.bench.workloads.image_classifier import ImageClassifier
-from workflow.bench.workloads.images import FACTS
 
 SIZE = 32
 _WIDTHS = (3, 6, 4, 4)  # channels of the further convolutions, over the first one's

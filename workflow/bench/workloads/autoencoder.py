@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workflow.bench.workloads import cifar, digits
-from workflow.bench.workloads.base import Batch, Workload, beside, evaluating, seeded, shuffled
+from workflow.bench.data import cifar, digits
+from workflow.bench.data.batches import Batch, seeded, shuffled
+from workflow.bench.workloads.base import Workload, beside, evaluating
 
 _DATASETS: dict[str, Callable[[], digits.Digits | cifar.Cifar]] = {
     "digits": digits.load,

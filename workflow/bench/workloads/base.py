@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
-Batch = dict[str, Tensor]
+from workflow.bench.data.batches import Batch
 
 
 class Workload(ABC):
@@ -110,31 +107,6 @@ class Workload(ABC):
         return {}
 
 
-def shuffled(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield (k, indices of batch k) from k = ``start`` on, without end.
-
-    Batch k depends on ``seed`` and k alone.  Each epoch is a new order of all examples, cut into whole batches.
-    Raises `ValueError` if none is whole.
-    """
-    per_epoch = examples // batch_size
-    if not per_epoch:
-        raise ValueError(f"{batch_size=} must be at most the number of training examples, {examples}.")
-    ordered = -1
-    for k in count(start):
-        epoch, position = divmod(k, per_epoch)
-        if epoch != ordered:
-            order, ordered = np.random.default_rng([seed, epoch]).permutation(examples), epoch
-        yield k, order[position * batch_size : (position + 1) * batch_size]
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU's generator, and leave it as it was found."""
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        yield
-
-
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Put ``model`` into evaluation mode, without gradients, and each module back into the mode it had."""
@@ -146,21 +118,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes:
             module.training = mode
-
-
-def micro_batches(batch: Batch, number: int) -> Sequence[Batch]:
-    """Return ``batch`` cut into ``number`` equal parts along its examples, the first axis of each tensor.
-
-    Raises `ValueError` where ``number`` does not divide the examples, or tensors have not as many of them.
-    """
-    if number == 1:
-        return (batch,)
-    lengths = {len(tensor) for tensor in batch.values()}
-    if len(lengths) != 1 or (examples := lengths.pop()) % number:
-        shapes = {name: tuple(tensor.shape) for name, tensor in batch.items()}
-        raise ValueError(f"a batch with the shapes {shapes} cannot be cut into {number} equal parts.")
-    parts = [tensor.split(examples // number) for tensor in batch.values()]
-    return [dict(zip(batch, part, strict=True)) for part in zip(*parts, strict=True)]
 
 
 def beside(model: nn.Module, batch: Batch) -> Batch:

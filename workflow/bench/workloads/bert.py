@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from transformers import BertConfig, BertModel
 
-from workflow.bench.workloads import data
-from workflow.bench.workloads.base import Workload, seeded
-from workflow.bench.workloads.corpus import PAD
-from workflow.bench.workloads.data import DataNotFound
+from workflow.bench.data.batches import seeded
+from workflow.bench.data.corpus import PAD
+from workflow.bench.data.folder import DataNotFound, data_folder
+from workflow.bench.workloads.base import Workload
 
 POSITIONS: Final = 512
 """Position embeddings of the published sizes, whatever the length of a sequence."""
@@ -83,7 +83,7 @@ def published(name: str) -> dict[str, Tensor]:
     Names are those of a model with a head: ``bert.`` stands before the encoder's.  Raises `DataNotFound` where the
     folder has no such weights.
     """
-    folder = data.folder() / name
+    folder = data_folder() / name
     remedy = f"put config.json and {_WEIGHTS} of google-bert/{name} there"
     if not (folder / _WEIGHTS).is_file() or not (folder / "config.json").is_file():
         raise DataNotFound(f"the weights of {name}", folder, remedy)

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workflow.bench.workloads import bert, docstring_tasks, glue, imdb
-from workflow.bench.workloads.base import Batch, beside, evaluating, shuffled
-from workflow.bench.workloads.docstring_tasks import HIGHEST_SCORE
-from workflow.bench.workloads.features import Examples, Features, Vocabulary, fingerprint
+from workflow.bench.data import docstring_tasks, glue, imdb
+from workflow.bench.data.batches import Batch, shuffled
+from workflow.bench.data.docstring_tasks import HIGHEST_SCORE
+from workflow.bench.data.features import Examples, Features, Vocabulary, fingerprint
+from workflow.bench.workloads import bert
+from workflow.bench.workloads.base import beside, evaluating
 
 # isort: split
 from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workflow.bench.workloads import bert, docstring_tasks, squad
-from workflow.bench.workloads.base import Batch, beside, evaluating, shuffled
-from workflow.bench.workloads.features import Features, Vocabulary, fingerprint
-from workflow.bench.workloads.questions import Questions
+from workflow.bench.data import docstring_tasks, squad
+from workflow.bench.data.batches import Batch, shuffled
+from workflow.bench.data.features import Features, Vocabulary, fingerprint
+from workflow.bench.data.questions import Questions
+from workflow.bench.workloads import bert
+from workflow.bench.workloads.base import beside, evaluating
 
 # isort: split
 from torchmetrics.functional.text import squad as squad_metrics

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workflow.bench.workloads import images
-from workflow.bench.workloads.base import Batch, Workload, beside, evaluating, seeded
+from workflow.bench.data import images
+from workflow.bench.data.batches import Batch, seeded
+from workflow.bench.workloads.base import Workload, beside, evaluating
 
 
 class ImageClassifier(Workload):
@@ -20,7 +21,7 @@ class ImageClassifier(Workload):
     def __init__(self, label_smoothing: float = 0.0, **parameters: Any) -> None:
         """Load the data; ``parameters`` are the workload's own, ``label_smoothing`` left out.
 
-        Raises `workflow.bench.workloads.data.DataNotFound` where the data is not on this machine.
+        Raises `workflow.bench.data.folder.DataNotFound` where the data is not on this machine.
         """
         self._parameters = parameters
         self._facts = images.FACTS[parameters["dataset"]]

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workflow.bench.data.images import FACTS
 from workflow.bench.workloads.image_classifier import ImageClassifier
-from workflow.bench.workloads.images import FACTS
 
 _BLOCKS = 3  # in each of three stages
 

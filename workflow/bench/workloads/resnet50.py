@@ -10,8 +10,8 @@ from baselines import _torchvision_operators  # noqa: F401  (before torchvision)
 from torch import nn
 from torchvision.models import resnet50
 
+from workflow.bench.data.images import FACTS
 from workflow.bench.workloads.image_classifier import ImageClassifier
-from workflow.bench.workloads.images import FACTS
 
 
 class ResNet50(ImageClassifier):

@@ -1,0 +1,132 @@
+"""Truth: ``torch.kron`` and a dense solve, on factors made from explicit rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines import KAISA
+from mkor_core import Preconditioner
+from mkor_core.method import LayerShape, Update, kl_clipped
+from tests.support import reference
+
+DAMPING, DECAY = 0.03, 0.9
+
+
+def one_layer(kind: str) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(1)
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(4, 3)).double(), torch.randn(8, 4, generator=generator).double()
+    model = nn.Sequential(nn.Conv2d(2, 3, 2, stride=2, padding=1, bias=kind == "convolution")).double()
+    return model, torch.randn(5, 2, 5, 5, generator=generator).double()
+
+
+def backward(model: nn.Sequential, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return D, X and G of the only layer, by explicit rows."""
+    model.zero_grad()
+    output = model(inputs)
+    output.retain_grad()
+    output.square().mean().backward()
+    x, g = reference.rows_of(model[0], inputs, output.grad)
+    return g.T @ x, x, g
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution", "convolution without bias"])
+@pytest.mark.parametrize("method", ["eigen", "inverse"])
+def test_the_update_solves_the_damped_kronecker_system(kind, method):
+    """Three steps: factors every step, decomposed at the first and the third; a convolution's rows over locations."""
+    model, inputs = one_layer(kind)
+    preconditioner = Preconditioner(
+        model,
+        KAISA(
+            damping=DAMPING,
+            factor_decay=DECAY,
+            kl_clip=None,
+            factor_update_period=1,
+            inverse_update_period=2,
+            compute_method=method,
+        ),
+    )
+    c = torch.eye(3).double()
+    a = torch.eye(model[0].weight[0].numel() + (model[0].bias is not None)).double()
+    for step in range(3):
+        grad, x, g = backward(model, inputs * (1 + step))
+        locations = len(x) // len(inputs)
+        a = DECAY * a + (1 - DECAY) * (x / locations).T @ (x / locations) / len(x)
+        c = DECAY * c + (1 - DECAY) * (g / locations).T @ (g / locations) / len(g)
+        if step % 2 == 0:
+            used_a, used_c = a, c
+        if method == "eigen":
+            truth = reference.kfac_solve(used_c, grad, used_a, DAMPING)
+        else:
+            damp = lambda matrix: (matrix + DAMPING * torch.eye(len(matrix)).double()).inverse()  # noqa: E731
+            truth = reference.kron_precondition(damp(used_c), grad, damp(used_a))
+        preconditioner.step()
+        written = model[0].weight.grad.flatten(1)
+        if model[0].bias is not None:
+            written = torch.cat([written, model[0].bias.grad[:, None]], 1)
+        assert_close(written, truth, rtol=1e-9, atol=1e-12)
+
+
+def test_the_factors_can_follow_the_decompositions():
+    method = KAISA(factor_update_period=None, inverse_update_period=3)
+    assert [step for step in range(7) if method.accumulates(step)] == [0, 3, 6]
+    assert [step for step in range(7) if method.refreshes(step)] == [0, 3, 6]
+
+
+def test_negative_eigenvalues_are_clamped():
+    method = KAISA(damping=0.5)
+    state = method.initial_state(LayerShape(2, 2), torch.float64, torch.device("cpu"))
+    state["left"] = torch.diag(torch.tensor([-0.4, 1.0], dtype=torch.float64))
+    method.refresh(state, 0)
+    grad = torch.ones(2, 2, dtype=torch.float64)
+    assert_close(method.precondition(state, grad)[0], torch.full((2,), 2.0, dtype=torch.float64))
+
+
+def test_large_damping_leaves_the_direction_alone():
+    """damping -> infinity: V -> D / damping."""
+    model, inputs = one_layer("linear")
+    preconditioner = Preconditioner(model, KAISA(damping=1e9, kl_clip=None))
+    grad, *_ = backward(model, inputs)
+    preconditioner.step()
+    assert_close(model[0].weight.grad * 1e9, grad[:, :-1])
+
+
+@pytest.mark.parametrize("kl_clip", [1e-4, 1e4])
+def test_kl_clip_bounds_the_step_over_all_layers_with_each_ones_rate(kl_clip):
+    random = partial(torch.randn, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    updates = [Update(grad=random(2, d), value=random(2, d), lr=lr) for d, lr in ((3, 0.1), (4, 0.5))]
+    total = sum(float((u.value * u.grad).sum()) * u.lr**2 for u in updates)
+    nu = min(1.0, (kl_clip / abs(total)) ** 0.5)
+    for clipped, update in zip(kl_clipped(updates, kl_clip), updates, strict=True):
+        assert_close(clipped, nu * update.value)
+    assert (nu == 1.0) == (kl_clip == 1e4)
+
+
+def test_kl_clip_of_nothing_is_one():
+    zero = torch.zeros(2, 2, dtype=torch.float64)
+    (clipped,) = kl_clipped([Update(zero, zero + 1, 0.1)], 1e-3)
+    assert_close(clipped, zero + 1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"damping": 0.0}, "damping=0.0 must be a finite number above 0"),
+        ({"factor_decay": 1.5}, r"factor_decay=1.5 must lie in \[0, 1\)"),
+        ({"kl_clip": -1.0}, "kl_clip=-1.0 must be a finite number above 0"),
+        ({"inverse_update_period": True}, "inverse_update_period=True must be a whole number"),
+        ({"compute_method": "cholesky"}, "compute_method='cholesky' must be one of eigen, inverse"),
+        ({"rows": "local"}, "rows='local' must be one of global, rank"),
+        ({"grad_worker_fraction": 0.0}, r"grad_worker_fraction=0.0 must lie in \(0, 1\]"),
+    ],
+    ids=str,
+)
+def test_a_bad_hyperparameter_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=message):
+        KAISA(**options)

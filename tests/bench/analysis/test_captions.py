@@ -1,0 +1,114 @@
+"""Captions name the tier, the machine, the seeds, the rule, and every run that is not in the picture."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.support.synthetic import run_rows
+from workflow.bench.analysis.captions import as_rst, caption
+from workflow.bench.analysis.wording import number, spans
+from workflow.bench.results.tables import Results
+
+RESULTS = Results(Path("results/test-cpu/embedded"), "embedded tier (small models)")
+
+
+def _runs(label: str = "mkor", seeds: range = range(6), failed: tuple[int, ...] = (), period: int = 10) -> pd.DataFrame:
+    return pd.DataFrame(run_rows("update_rules", "autoencoder", label, seeds, period=period, failed=failed)[1])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "text"), [([0, 1, 2, 5], "0-2, 5"), ([3], "3"), ([], ""), ([7, 1], "1, 7"), ([1.0, 2.0], "1-2")]
+)
+def test_spans(numbers, text):
+    assert spans(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.66912, "0.669"), (1234.5, "1234"), (1e-12, "1e-12"), (math.inf, "not reached"), (math.nan, "")],
+)
+def test_number(value, text):
+    assert number(value) == text
+
+
+def test_caption_names_tier_hardware_seeds_rule_and_commit():
+    text = caption(RESULTS, _runs())
+    assert text == (
+        "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu; "
+        "seeds 0-5 (median, 95 % bootstrap interval). MKOR's update rule: mkor = sherman_morrison; "
+        "inverse update period 10. Tuned with equal trials: all optimizers. Commit 012345678."
+    )
+
+
+def test_the_papers_own_tier_is_no_stand_in():
+    assert "no reproduction" not in caption(Results(Path("results/polaris/paper")), _runs())
+
+
+def test_caption_names_what_did_not_finish():
+    assert "Diverged: autoencoder mkor seed 1, 4." in caption(RESULTS, _runs(failed=(1, 4)))
+    skipped = _runs().assign(status="skipped", reason="digits not found at data/digits")
+    assert "Skipped: autoencoder mkor seed 0-5 [digits not found at data/digits]." in caption(RESULTS, skipped)
+
+
+def test_a_failed_run_stands_with_its_reason_and_missing_runs_without_one():
+    failed = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full")
+    missing = _runs("sgd", range(2)).assign(status="missing", reason="not trained yet")
+    text = caption(RESULTS, pd.concat([failed, missing, _runs("kaisa", range(2))]))
+    assert "Failed: autoencoder mkor seed 0 [OSError: disk full]." in text
+    assert "Missing: autoencoder sgd seed 0-1." in text
+    assert "seeds 0-1 (mean, 95 % t interval)" in text
+
+
+def test_seeds_are_those_of_runs_with_values():
+    missing = _runs(seeds=range(2, 6)).assign(status="missing")
+    assert "; seeds 0-1 (mean" in caption(RESULTS, pd.concat([_runs(seeds=range(2)), missing]))
+
+
+def test_a_workload_of_which_nothing_ran_is_named_once():
+    labels = ("sgd", "kaisa", "mkor", "eva")
+    runs = pd.concat([_runs(label, range(2)).assign(status="missing", workload="resnet20") for label in labels])
+    assert "Missing: resnet20 all 8 runs." in caption(RESULTS, pd.concat([_runs(), runs]))
+
+
+def test_experiments_that_share_a_workload_are_told_apart():
+    other = _runs(seeds=range(2)).assign(experiment="autoencoder_inversion", status="missing")
+    text = caption(RESULTS, pd.concat([_runs(), other]))
+    assert "Missing: autoencoder_inversion autoencoder mkor seed 0-1." in text
+
+
+def test_a_caption_as_text_of_the_report_has_no_markup():
+    """Truth: by hand; a backslash takes a sign's meaning, and a test of the report reads captions in a browser."""
+    assert as_rst("*star* `tick` x|y temp_ C:\\") == "\\*star\\* \\`tick\\` x\\|y temp\\_ C:\\\\\n"
+
+
+def test_caption_tells_the_period_of_a_failure_where_periods_differ():
+    runs = pd.concat([_runs(period=1, failed=(2,)), _runs(period=100)])
+    assert "Diverged: autoencoder mkor (period 1) seed 2." in caption(RESULTS, runs)
+
+
+def test_caption_names_missing_seeds_and_experiments():
+    runs = pd.concat([_runs(), _runs("sgd", range(4))])
+    text = caption(RESULTS, runs, absent=["bert_inversion", "probe iteration_time"])
+    assert "Missing: update_rules autoencoder sgd seed 4-5." in text
+    assert "No results yet: bert_inversion, probe iteration_time." in text
+
+
+def test_caption_marks_older_and_uncommitted_code():
+    runs = _runs().assign(git_dirty=True)
+    runs["code_current"] = [True] * 4 + [False] * 2
+    assert "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code." in caption(RESULTS, runs)
+
+
+def test_caption_tells_which_runs_were_tuned():
+    runs = pd.concat([_runs().assign(tuned=False), _runs("sgd")])
+    assert "Tuned with equal trials: sgd." in caption(RESULTS, runs)
+    assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=False))
+
+
+def test_caption_without_runs_still_names_tier_and_hardware():
+    text = caption(RESULTS, pd.DataFrame(), notes=["6 repeats"])
+    assert text == "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."

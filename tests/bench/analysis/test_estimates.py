@@ -1,0 +1,374 @@
+"""Statistics on hand-made numbers: intervals, censoring, pairing, verdicts."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.estimates import (
+    Estimate,
+    bootstrap_interval,
+    estimate,
+    extreme,
+    paired_difference,
+    paired_ratio,
+    t_interval,
+)
+from workflow.bench.analysis.time_to_target import Speedup, censored, reaching, speedup, to_target, too_short
+from workflow.bench.claims.verdicts import Condition, agreement, all_of, parse_conditions
+
+INF = math.inf
+FINITE = st.floats(-1e6, 1e6)
+
+
+def test_t_interval_is_students():
+    """Truth: scipy's own interval of the mean."""
+    values = [1.0, 2.5, 2.0]
+    truth = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert t_interval(values) == pytest.approx(truth)
+
+
+def test_bootstrap_interval_covers_the_median():
+    """Truth: 200 samples of 9 from a known distribution; a 95 % interval should hold its median nearly always."""
+    rng = np.random.default_rng(7)
+    intervals = [bootstrap_interval(rng.exponential(size=9), resamples=1000) for _ in range(200)]
+    hits = sum(low <= math.log(2) <= high for low, high in intervals)
+    assert 0.89 <= hits / 200 <= 1.0
+    assert np.mean([high - low for low, high in intervals]) < 2
+
+
+@given(st.lists(FINITE, min_size=6, max_size=12))
+def test_bootstrap_interval_is_made_of_the_sample_and_repeats_itself(values):
+    low, high = bootstrap_interval(values, resamples=200)
+    assert min(values) <= low <= high <= max(values)
+    assert bootstrap_interval(values, resamples=200) == (low, high)
+
+
+@given(st.lists(FINITE, min_size=1, max_size=12))
+def test_an_estimate_lies_in_its_own_interval(values):
+    result = estimate(values)
+    assert result.n == len(values)
+    if result.has_interval:
+        assert result.low <= result.value + 1e-6 * abs(result.value)
+        assert result.value <= result.high + 1e-6 * abs(result.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "statistic", "method"),
+    [
+        ([3.0], "single value", "none"),
+        ([1.0, 2.0], "mean", "t"),
+        ([1.0] * 5, "mean", "t"),
+        ([1.0] * 6, "median", "bootstrap"),
+    ],
+)
+def test_how_many_values_decide_what_is_said(values, statistic, method):
+    result = estimate(values)
+    assert (result.statistic, result.method) == (statistic, method)
+    assert result.has_interval == (method != "none")
+
+
+def test_infinite_values_count_as_the_worst_and_never_as_nan():
+    six = estimate([1.0, 2.0, 3.0, 4.0, INF, INF])
+    assert six.value == 3.5
+    assert six.high == INF
+    three = estimate([1.0, 2.0, INF])
+    assert (three.value, three.has_interval) == (2.0, False)
+
+
+@pytest.mark.parametrize("values", [[], [1.0, math.nan]])
+def test_estimate_refuses_nothing_and_nan(values):
+    with pytest.raises(ValueError, match=r"at least one value|NaN"):
+        estimate(values)
+
+
+def test_paired_difference_uses_the_seeds_that_both_have():
+    """Truth: by hand, (3-1, 5-2) for seeds 1 and 2; seeds 0 and 9 have no partner."""
+    result = paired_difference({0: 9.0, 1: 3.0, 2: 5.0}, {1: 1.0, 2: 2.0, 9: 0.0})
+    assert result is not None
+    assert (result.value, result.n) == (2.5, 2)
+    assert (result.low, result.high) == pytest.approx(t_interval([2.0, 3.0]))
+
+
+def test_paired_difference_is_narrower_than_the_unpaired_spread():
+    """Pairing removes what seeds have in common: here everything but a constant."""
+    base = {seed: float(10 * seed) for seed in range(4)}
+    result = paired_difference({seed: value + 1 for seed, value in base.items()}, base)
+    assert result is not None
+    assert (result.low, result.value, result.high) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_paired_difference_leaves_a_diverged_run_out():
+    result = paired_difference({0: INF, 1: 3.0}, {0: 1.0, 1: 1.0})
+    assert result is not None
+    assert (result.value, result.n) == (2.0, 1)
+    assert paired_difference({0: INF}, {0: 1.0}) is None
+    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(0.1, 100), min_size=2, max_size=5))
+def test_a_ratio_and_its_inverse_agree(times):
+    other = {seed: 1.0 + seed for seed in times}
+    ratio, inverse = paired_ratio(times, other), paired_ratio(other, times)
+    assert ratio is not None
+    assert inverse is not None
+    assert ratio.value == pytest.approx(1 / inverse.value)
+    assert ratio.low == pytest.approx(1 / inverse.high)
+
+
+def test_paired_ratio_of_constant_factor_is_exact():
+    times = {seed: 2.0 + seed for seed in range(3)}
+    ratio = paired_ratio({seed: 1.5 * value for seed, value in times.items()}, times)
+    assert ratio is not None
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert ratio.statistic == "geometric mean"
+
+
+def test_targets_met_before_the_first_step_say_nothing_of_speed():
+    """0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken."""
+    assert paired_ratio({0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}) is None
+    assert paired_ratio({0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}).value == 2
+    some = paired_ratio({0: 5.0, 1: 6.0, 2: 8.0}, {0: 0.0, 1: 3.0, 2: 4.0})
+    assert (some.value, some.has_interval) == (2, False)
+    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
+
+
+def test_paired_ratio_with_censored_runs():
+    """One side censored makes the ratio infinite or 0; both sides say nothing."""
+    never = paired_ratio({0: INF, 1: INF}, {0: INF, 1: INF})
+    assert never is None
+    few = paired_ratio({0: 10.0, 1: 20.0, 2: INF}, {0: 10.0, 1: 10.0, 2: 10.0})
+    assert few is not None
+    assert (few.value, few.n, few.has_interval) == (2.0, 3, False)
+    inverse = paired_ratio({0: 10.0, 1: 10.0, 2: 10.0}, {0: 10.0, 1: 20.0, 2: INF})
+    assert inverse is not None
+    assert (inverse.value, inverse.n, inverse.has_interval) == (0.5, 3, False)
+    faster = paired_ratio(dict.fromkeys(range(6), 5.0), {seed: 10.0 if seed < 4 else INF for seed in range(6)})
+    assert faster is not None
+    assert faster.value == 0.5
+    assert (faster.low, faster.high) == (0.0, 0.5)
+
+
+def test_censored_turns_the_unreached_into_infinity():
+    assert [censored(None), censored(math.nan), censored(3)] == [INF, INF, 3.0]
+
+
+def test_extreme_counts_a_broken_trial_as_the_worst():
+    assert extreme([3.0, 1.0, 2.0], "minimum").value == 1.0
+    assert extreme([3.0, math.nan], "minimum").value == -INF
+    assert extreme([3.0, math.nan], "maximum").value == INF
+
+
+@pytest.mark.parametrize(
+    ("text", "conditions"),
+    [
+        ("> 1", [("", ">", 1.0)]),
+        ("< 1e-6 in float64", [("", "<", 1e-6)]),
+        ("KAISA >= 3 and MKOR <= 1.5", [("KAISA", ">=", 3.0), ("MKOR", "<=", 1.5)]),
+        ("> 0 in every step", [("", ">", 0.0)]),
+    ],
+)
+def test_parse_conditions_reads_the_claims_file(text, conditions):
+    assert [(c.subject, c.comparison, c.threshold) for c in parse_conditions(text)] == conditions
+
+
+def test_parse_conditions_refuses_prose():
+    with pytest.raises(ValueError, match="no comparison"):
+        parse_conditions("MKOR's count is the largest")
+
+
+def _between(low: float, high: float) -> Estimate:
+    return Estimate((low + high) / 2, low, high, 6, "median", "bootstrap")
+
+
+@pytest.mark.parametrize(
+    ("comparison", "low", "high", "verdict"),
+    [
+        (">", 1.1, 2.0, "confirmed"),
+        (">", 0.2, 0.9, "refuted"),
+        (">", 0.9, 1.1, "inconclusive"),
+        (">", 1.0, 1.1, "inconclusive"),
+        (">=", 1.0, 1.1, "confirmed"),
+        ("<", 0.2, 0.9, "confirmed"),
+        ("<", 1.0, 2.0, "refuted"),
+        ("<=", 0.5, 1.0, "confirmed"),
+        (">", math.nan, math.nan, "inconclusive"),
+        (">", 1.1, INF, "confirmed"),
+    ],
+)
+def test_a_verdict_needs_the_whole_interval_on_one_side(comparison, low, high, verdict):
+    assert Condition("", comparison, 1.0).judge(_between(low, high)) == verdict
+
+
+def test_verdicts_of_parts_and_of_places():
+    assert all_of(["confirmed", "confirmed"]) == "confirmed"
+    assert all_of(["confirmed", "refuted", "inconclusive"]) == "refuted"
+    assert all_of(["confirmed", "inconclusive"]) == "inconclusive"
+    assert all_of([]) == "not tested"
+    assert agreement(["confirmed", "confirmed", "not tested"]) == "confirmed"
+    assert agreement(["confirmed", "refuted"]) == "inconclusive"
+    assert agreement(["refuted", "refuted"]) == "refuted"
+    assert agreement(["not tested"]) == "not tested"
+
+
+def _metrics(losses: dict[int, list[float]], status: dict[int, str] | None = None) -> pd.DataFrame:
+    return pd.DataFrame(
+        [
+            {
+                "seed": seed,
+                "status": (status or {}).get(seed, "finished"),
+                "step": 10 * index,
+                "value": value,
+                "train_seconds": float(index + seed),
+            }
+            for seed, values in losses.items()
+            for index, value in enumerate(values)
+        ]
+    )
+
+
+def test_curve_summarises_over_seeds_and_averages_time():
+    """Truth: by hand, the mean of three and Student's interval."""
+    result = curve(_metrics({0: [5.0, 1.0], 1: [5.0, 2.0], 2: [5.0, 3.0]}))
+    assert result["step"].tolist() == [0.0, 10.0]
+    assert result["value"].tolist() == [5.0, 2.0]
+    assert result["train_seconds"].tolist() == [1.0, 2.0]
+    assert (result["low"][1], result["high"][1]) == pytest.approx(t_interval([1.0, 2.0, 3.0]))
+
+
+def test_curve_never_becomes_the_survivors_average():
+    """A diverged run counts as infinitely bad in a median, and ends the curve where a mean is drawn."""
+    six = {seed: [5.0, 1.0 + seed] for seed in range(5)} | {5: [5.0]}
+    result = curve(_metrics(six, {5: "diverged"}))
+    assert result["value"].tolist() == [5.0, 3.5]
+    assert result["high"][1] == INF
+    three = curve(_metrics({0: [5.0, 1.0], 1: [5.0, 2.0], 2: [5.0]}, {2: "diverged"}))
+    assert three["step"].tolist() == [0.0]
+
+
+def test_curve_shows_only_steps_that_every_seed_has():
+    """An interrupted run is no diverged one: its later losses are unknown, not bad."""
+    result = curve(_metrics({0: [5.0, 1.0], 1: [5.0]}, {1: "interrupted"}))
+    assert result["step"].tolist() == [0.0]
+
+
+def _runs(**columns) -> pd.DataFrame:
+    """Rows of a runs table, of one label: seed, status, and what it took."""
+    return pd.DataFrame(columns)
+
+
+RUNS = _runs(
+    seed=[0, 1, 2, 3, 4],
+    status=["finished", "finished", "diverged", "skipped", "out_of_memory"],
+    steps_to_target=[30.0, math.nan, math.nan, math.nan, 20.0],
+    seconds_to_target=[1.5, math.nan, math.nan, math.nan, 0.8],
+)
+
+
+def test_to_target_counts_every_run_that_ended_and_no_other():
+    """A run that reached it before it broke down reached it; one that was never trained says nothing."""
+    assert to_target(RUNS, "steps") == {0: 30.0, 1: INF, 2: INF, 4: 20.0}
+    assert to_target(RUNS, "seconds") == {0: 1.5, 1: INF, 2: INF, 4: 0.8}
+    assert to_target(RUNS[RUNS["status"] == "skipped"], "steps") == {}
+
+
+@pytest.mark.parametrize(
+    ("took", "value", "low", "high", "reached"),
+    [
+        ([10, 20, 30, 40, 50, INF, INF], 40, 20, INF, 5),  # two of seven too slow: the median knows, its bound does not
+        ([10, 20, 30, INF, INF, INF, INF], INF, 20, INF, 3),  # most do not get there, nor does the median
+        ([INF] * 6, INF, INF, INF, 0),
+        ([10, 20, INF], 20, math.nan, math.nan, 2),  # too few seeds for an interval with a censored run
+        ([8, 10, 12], 10, 10 - 4.968, 10 + 4.968, 3),  # Student's t, two degrees of freedom, deviation 2
+    ],
+)
+def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, reached):
+    found = reaching(dict(enumerate(map(float, took))))
+    assert found is not None
+    assert (found.took.value, found.took.low, found.took.high) == pytest.approx(
+        (value, low, high), rel=1e-3, nan_ok=True
+    )
+    assert (found.reached, found.censored, found.took.n) == (reached, len(took) - reached, len(took))
+
+
+def test_reaching_a_target_without_a_run_is_nothing():
+    assert reaching({}) is None
+    assert speedup({}, {0: 1.0}) == Speedup(None, 0)
+
+
+def test_a_speedup_is_how_many_times_less_the_contender_took():
+    """Truth: every pair has the same factor, so the estimate is that factor, its interval a point."""
+    reference = {seed: 30.0 + seed for seed in range(3)}
+    found = speedup(reference, {seed: took / 1.5 for seed, took in reference.items()})
+    assert found.ratio is not None
+    assert (found.ratio.value, found.ratio.low, found.ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert found.undecided == 0
+
+
+def test_a_speedup_over_runs_that_never_get_there():
+    reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
+    contender = dict.fromkeys(range(8), 10.0) | {2: INF}
+    found = speedup(reference, contender)
+    assert found.undecided == 1  # seed 2, on which neither got there
+    assert found.ratio is not None
+    assert found.ratio.n == 7
+    assert found.ratio.value == 1.6
+    assert found.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
+    nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
+    assert nobody == Speedup(None, 2)
+
+
+def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
+    """Truth: three runs of 50 steps and 5 s that never get there, beside one that needs 40, 60 and 60 steps."""
+    runs = pd.DataFrame(
+        {
+            "seed": [0, 1, 2],
+            "status": ["finished", "finished", "diverged"],
+            "steps_done": [50, 50, 50],
+            "train_seconds": [5.0, 5.0, 5.0],
+        }
+    )
+    took, other = dict.fromkeys(range(3), INF), {0: 40.0, 1: 60.0, 2: 60.0}
+    assert too_short(runs, took, other, "steps") == [1]  # the one that diverged would never have got there
+    assert too_short(runs, took, {seed: steps / 10 - 2 for seed, steps in other.items()}, "seconds") == []
+    assert too_short(runs, took, dict.fromkeys(range(3), INF), "steps") == []
+    longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
+    assert too_short(longer, took, other, "steps") == []
+
+
+def test_an_estimate_in_another_unit():
+    found = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
+    assert (found.value, found.n, found.method) == (0.002, 3, "t")
+    assert (found.low, found.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
+
+
+@given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))
+def test_nobody_is_faster_than_himself(took):
+    """Truth: the ratio of a value to itself; censored on both sides, it says nothing."""
+    found = speedup(took, took)
+    finite = sum(map(math.isfinite, took.values()))
+    assert found.undecided == len(took) - finite
+    if finite:
+        assert found.ratio is not None
+        assert (found.ratio.value, found.ratio.n) == (pytest.approx(1.0), finite)
+    else:
+        assert found.ratio is None
+
+
+@given(st.lists(st.floats(1, 1e6), min_size=6, max_size=10), st.integers(1, 3))
+def test_a_censored_run_never_makes_a_label_look_faster(took, spoilt):
+    """Truth: a run that took longer than all others can only move the median and its interval up."""
+    whole = reaching(dict(enumerate(took)))
+    cut = reaching(dict(enumerate([INF] * spoilt + took[spoilt:])))
+    assert whole is not None
+    assert cut is not None
+    assert cut.took.value >= whole.took.value
+    assert cut.took.low >= whole.took.low
+    assert cut.took.high >= whole.took.high

@@ -1,0 +1,225 @@
+"""The table of claims: a row each, what it reads, what it calls its evidence, and folders where results are missing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.synthetic import iteration_times, numerics, run_rows, write_experiment
+from tests.support.synthetic_claims import (
+    communication,
+    cost_scaling,
+    fine_tuned,
+    half_precision,
+    hybrid,
+    learning_rates,
+    memory,
+    rank1_error,
+    runs_to_target,
+    scaling,
+    spectra,
+    step_breakdown,
+)
+from workflow.bench.claims import COLUMNS, RULES, decide_all
+from workflow.bench.make_artefact import main
+from workflow.bench.plan.artefacts import describe, sources
+from workflow.bench.results.tables import Results, published
+from workflow.bench.tables import claims as claims_table
+
+REACHES = {
+    "sgd": [120.0, 121.0, 122.0],
+    "lamb": [100.0, 101.0, 102.0],
+    "kaisa": [90.0, 92.0, 91.0],
+    "hylo": [95.0, 96.0, 97.0],
+    "mkor": [80.0, 80.0, 81.0],
+    "mkor_h": [70.0, 72.0, 71.0],
+}
+SCORES = {"lamb": [0.7, 0.71, 0.72], "kaisa": [0.69, 0.7, 0.71], "mkor": [0.71, 0.72, 0.73], "mkor_h": [0.72] * 3}
+RATES = {"mkor": [4] * 3, "kaisa": [3] * 3, "kaisa_no_clip": [2] * 3, "hylo": [1] * 3, "sgd": [1] * 3}
+
+
+def _write(root: Path) -> Path:
+    """Results that test every claim but the one that needs 64 GPUs."""
+    (root / "probes").mkdir(parents=True)
+    probes = {
+        "iteration_time": iteration_times(),
+        "step_breakdown": step_breakdown({"mkor": 0.1, "kaisa": 0.8, "hylo": 0.5}),
+        "cost_scaling": cost_scaling(),
+        "communication": communication(),
+        "memory": memory(),
+        "rank1_error": rank1_error(),
+        "spectra": spectra(),
+        "numerics": numerics(),
+        "half_precision": half_precision(),
+        "scaling": scaling({2: 0.9}),
+    }
+    for name, rows in probes.items():
+        rows.to_csv(root / "probes" / f"{name}.csv", index=False)
+    for experiment in ("bert_pretraining", "resnet50_imagenet", "alexnet_cifar100"):
+        runs = runs_to_target(experiment, REACHES)
+        if experiment == "bert_pretraining":
+            switches = hybrid([51, 52, 53]).set_index(["optimizer", "seed"])["switch_step"]
+            keys = pd.MultiIndex.from_frame(runs[["optimizer", "seed"]])
+            runs = runs.assign(switch_step=switches.reindex(keys).to_numpy(), update_rule="sherman_morrison")
+        runs.to_csv(root / f"{experiment}.runs.csv", index=False)
+    learning_rates(RATES).to_csv(root / "resnet_cifar10_lr.runs.csv", index=False)
+    for experiment, tasks in (("bert_squad", ["quotes"]), ("bert_glue", ["copy", "package"])):
+        metrics, runs = fine_tuned(experiment, SCORES, tasks)
+        blank = dict.fromkeys(("experiment", "method", "update_rule", "inverse_update_period", "workload"))
+        metrics.assign(**blank).to_csv(root / f"{experiment}.csv", index=False)
+        runs.to_csv(root / f"{experiment}.runs.csv", index=False)
+    inversions: list[tuple[str, str, int]] = [
+        ("autoencoder_inversion", "autoencoder", 6),
+        ("bert_inversion", "bert_pretraining", 3),
+    ]
+    for name, workload, seeds in inversions:
+        parts = [
+            run_rows(name, workload, label, range(seeds), period=period)
+            for label in ("kaisa", "mkor")
+            for period in (10, 100)
+        ]
+        write_experiment(root, name, parts)
+    return root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return _write(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded")
+
+
+@pytest.fixture(scope="module")
+def table(root: Path) -> pd.DataFrame:
+    return decide_all(Results(root))
+
+
+def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
+    claims = published("claims")
+    assert list(RULES) == claims["id"].tolist() == table["id"].tolist()
+    assert list(table.columns) == list(COLUMNS)
+    assert set(table["verdict"]) <= {"confirmed", "refuted", "inconclusive", "not tested"}
+    assert table["why"].str.fullmatch(r"\S.{20,}\.").all()
+    assert not table["why"].str.contains(r"\.\s+[A-Z]").any(), "a reason is one sentence; more stands in details"
+
+
+def test_where_everything_was_measured_only_the_claim_of_64_gpus_is_not_tested(table):
+    untested = table[table["verdict"] == "not tested"]
+    assert untested["id"].tolist() == ["C24"]
+    assert untested["why"].str.startswith("Needs 64 measured GPUs").all()
+    tested = table[table["verdict"] != "not tested"]
+    for column in ("measured", "interval", "seeds", "tier", "evidence", "data"):
+        assert tested[column].ne("").all(), column
+
+
+def test_embedded_evidence_is_never_called_a_reproduction(table):
+    mathematics = table[table["id"].isin(("C20", "C21", "C22"))]
+    assert mathematics["evidence"].str.contains("the same at every tier").all()
+    embedded = table[~table["id"].isin(("C20", "C21", "C22", "C24"))]
+    assert set(embedded["evidence"]) == {"embedded evidence"}
+    assert embedded["why"].str.startswith("Embedded evidence, no reproduction of the paper's number: ").all()
+
+
+def test_the_named_runs_hold_the_measured_number(table, root):
+    """Truth: the ratio computed again from the runs that the row names."""
+    row = table.set_index("id").loc["C03"]
+    runs = Results(root).runs("bert_pretraining")
+    named = runs[runs["run"].isin(re.findall(r"[0-9a-f]{16}", str(row["data"])))]
+    steps = named.pivot_table(index="seed", columns="optimizer", values="steps_to_target")
+    ratio = np.exp(np.log(steps["mkor"] / steps["lamb"]).mean())
+    assert float(str(row["measured"])) == pytest.approx(ratio, rel=5e-3)
+
+
+def test_sources_name_files_that_are_there(table, root):
+    for data in table.loc[table["verdict"] != "not tested", "data"]:
+        for source in data.split("; "):
+            file, colon, rest = source.partition(": ")
+            assert (root / file).is_file(), source
+            assert colon, source
+            assert rest, source
+
+
+def test_claims_of_an_empty_folder_are_all_not_tested(tmp_path):
+    table = decide_all(Results(tmp_path / "test-cpu" / "embedded"))
+    assert set(table["verdict"]) == {"not tested"}
+    assert table["why"].str.contains("has not run|has no results|No finished pair").all()
+
+
+def test_runs_that_are_planned_and_missing_change_no_claim_that_has_others(root, tmp_path):
+    """A pipeline that was interrupted: the last seed of everything is there as a row without values."""
+    partial = _write(tmp_path / "test-cpu" / "embedded")
+    for file in partial.glob("*.csv"):
+        rows = pd.read_csv(file)
+        last = rows["seed"] == rows["seed"].max()
+        empty: dict[str, Any] = dict.fromkeys(rows.columns.intersection(["steps_to_target", "seconds_to_target"]))
+        rows.loc[last, [*empty]] = np.nan
+        rows.assign(status=rows["status"].where(~last, "missing")).to_csv(file, index=False)
+    before, after = (decide_all(Results(folder)).set_index("id") for folder in (root, partial))
+    assert after.loc["C06", "verdict"] == before.loc["C06", "verdict"] == "confirmed"
+    assert after.loc["C06", "seeds"] == "0-1"
+    assert "Left out: 1 missing of sgd, 1 missing of mkor." in str(after.loc["C06", "details"])
+    assert set(after.index[after["verdict"] == "not tested"]) == {"C24"}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_any_part_of_the_results_gives_a_whole_table(tmp_path, seed):
+    """Whatever an interrupted pipeline leaves: half of the rows of every file, and a third of the files gone."""
+    partial = _write(tmp_path / "test-cpu" / "embedded")
+    rng = np.random.default_rng(seed)
+    for file in sorted(partial.rglob("*.csv")):
+        rows = pd.read_csv(file)
+        rows[rng.random(len(rows)) < 0.5].to_csv(file, index=False)
+        if rng.random() < 1 / 3:
+            file.unlink()
+    table = decide_all(Results(partial))
+    assert table["id"].tolist() == published("claims")["id"].tolist()
+    assert table["why"].ne("").all()
+    assert not table["measured"].str.contains("nan").any()
+
+
+class _Recording(Results):
+    """Results that keep what was asked of them."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def metrics(self, experiment: str) -> pd.DataFrame:
+        self.asked.add(experiment)
+        return super().metrics(experiment)
+
+    def runs(self, experiment: str) -> pd.DataFrame:
+        self.asked.add(experiment)
+        return super().runs(experiment)
+
+    def probe(self, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+        self.asked.add(name)
+        return super().probe(name, columns)
+
+
+def test_the_table_names_everything_that_the_claims_read(root):
+    """What a module names decides when it is made again, so that a claim may read nothing else."""
+    recording = _Recording(root)
+    decide_all(recording)
+    named = describe("tables", "claims")
+    assert recording.asked == {*named.experiments, *named.probes}
+    code = "".join(file.read_text() for file in sources(named.module) if file.parent.name == "claims")
+    assert set(re.findall(r'published\("(\w+)"\)', code)) <= set(named.published)
+
+
+def test_a_package_s_files_are_sources_of_what_imports_it():
+    found = {file.as_posix() for file in sources(describe("tables", "claims").module)}
+    for name in ("__init__", "decision", "numerics", "rank1", "timing", "training"):
+        assert any(file.endswith(f"workflow/bench/claims/{name}.py") for file in found), name
+
+
+def test_the_table_is_written_with_its_counts_and_what_is_absent(root, tmp_path):
+    assert main(["claims", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
+    written = (tmp_path / "claims.md").read_text()
+    assert "1 not tested" in written
+    assert "no results yet" not in written.lower()
+    assert main(["claims", "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path)]) == 0
+    absent = (tmp_path / "claims.md").read_text()
+    for name in (*claims_table.EXPERIMENTS, *claims_table.PROBES):
+        assert name in absent

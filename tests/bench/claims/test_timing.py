@@ -1,0 +1,169 @@
+"""Claims about a step's cost (C08, C10 to C13, C24) on hand-made rows: every verdict, and rows that say nothing."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.synthetic import iteration_times
+from tests.support.synthetic_claims import communication, cost_scaling, memory, scaling, step_breakdown
+from workflow.bench.claims.timing import (
+    decide_bytes,
+    decide_factor_share,
+    decide_memory,
+    decide_period_cost,
+    decide_scaling,
+    decide_update_cost,
+)
+from workflow.bench.claims.verdicts import parse_conditions
+from workflow.bench.results.tables import published
+
+
+def _conditions(claim: str):
+    return parse_conditions(published("claims").set_index("id")["holds_when"][claim])
+
+
+@pytest.mark.parametrize(
+    ("kaisa", "mkor", "verdict"),
+    [(12.0, 1.2, "confirmed"), (1.4, 1.2, "refuted"), (12.0, 2.5, "refuted")],
+)
+def test_c08_period_cost(kaisa, mkor, verdict):
+    decision = decide_period_cost(iteration_times(kaisa, mkor), _conditions("C08"))
+    assert decision.verdict == verdict
+    assert f"KAISA {kaisa:g}, MKOR {mkor:g}" in decision.measured
+    assert "Autoencoder: KAISA 21.2, MKOR 1.57; BERT-Large-Uncased: KAISA 24.8, MKOR 1.35" in decision.details
+
+
+def test_c08_needs_the_workloads_to_agree():
+    times = iteration_times(12.0, 1.2)
+    bert = (times["workload"] == "bert") & (times["optimizer"] == "kaisa") & (times["inverse_update_period"] == 1)
+    times.loc[bert, "iteration_ms"] /= 8
+    decision = decide_period_cost(times, _conditions("C08"))
+    assert decision.verdict == "inconclusive"
+    assert "autoencoder confirmed; bert refuted" in decision.why
+
+
+def test_c08_with_scattered_or_missing_repeats():
+    times = iteration_times(3.0, 1.2)
+    assert decide_period_cost(times, _conditions("C08")).verdict in {"confirmed", "inconclusive"}
+    once = times[times["repeat"] == 0]
+    assert decide_period_cost(once, _conditions("C08")).verdict == "inconclusive"
+    without = times[times["optimizer"] == "mkor"]
+    assert decide_period_cost(without, _conditions("C08")).verdict == "not tested"
+
+
+@pytest.mark.parametrize(("mkor", "verdict"), [(0.1, "confirmed"), (0.5, "refuted")])
+def test_c10_share_of_factor_work(mkor, verdict):
+    """Truth: the shares are 0.8 and ``mkor`` of a step of one millisecond."""
+    decision = decide_factor_share(step_breakdown({"mkor": mkor, "kaisa": 0.8, "hylo": 0.3}), _conditions("C10"))
+    assert decision.verdict == verdict
+    assert f"bert without capture: {mkor / 0.8:.3g}" in decision.measured
+    assert "at the paper's periods (mkor 10, kaisa 50, hylo 50):" in decision.why
+    assert f"without capture mkor {mkor:g}, kaisa 0.8, hylo 0.3" in decision.details
+
+
+def test_c10_needs_both_treatments_of_capture_to_agree():
+    """Truth: KAISA's share is 0.3 without what its hooks capture and 3.3 / 4 with it, MKOR's 0.1 both times."""
+    decision = decide_factor_share(step_breakdown({"mkor": 0.1, "kaisa": 0.3}, capture=3.0), _conditions("C10"))
+    assert decision.verdict == "inconclusive"
+    assert "bert without capture: 0.333; bert with capture: 0.121" in decision.measured
+    assert "bert without capture refuted; bert with capture confirmed" in decision.why
+
+
+def test_c10_reports_equal_periods_beside_the_papers():
+    times = step_breakdown({"mkor": 0.1, "kaisa": 0.8})
+    rare = (times["optimizer"] == "kaisa") & (times["inverse_update_period"] == 50) & (times["phase"] == "factor")
+    times.loc[rare, "ms"] /= 100
+    decision = decide_factor_share(times, _conditions("C10"))
+    assert decision.verdict == "refuted"
+    assert "With KAISA at MKOR's period: bert without capture 0.125 [0.125, 0.125] confirmed" in decision.details
+
+
+def test_c10_without_a_rival_or_on_several_processes_only_is_not_tested():
+    times = step_breakdown({"mkor": 0.1, "kaisa": 0.8})
+    assert decide_factor_share(times[times["optimizer"] == "mkor"], _conditions("C10")).verdict == "not tested"
+    assert decide_factor_share(times.assign(workers=2), _conditions("C10")).verdict == "not tested"
+
+
+@pytest.mark.parametrize(
+    ("mkor", "kaisa", "verdict"), [(2.05, 2.9, "confirmed"), (2.9, 2.9, "refuted"), (2.05, 2.3, "refuted")]
+)
+def test_c11_slopes(mkor, kaisa, verdict):
+    decision = decide_update_cost(cost_scaling(mkor=mkor, kaisa=kaisa), _conditions("C11"))
+    assert decision.verdict == verdict
+    assert decision.measured == f"MKOR - floor: {mkor - 2:.3g}; KAISA: {kaisa:g}"
+    assert "KAISA was timed once at d = 1024: its interval lacks the noise there." in decision.details
+    assert f"from one width to the next MKOR's is {mkor:.2g}, {mkor:.2g}." in decision.details
+    assert decision.seeds == "3 repeats"
+
+
+def test_c11_needs_the_floor_and_two_widths():
+    times = cost_scaling()
+    assert decide_update_cost(times[times["optimizer"] != "copy"], _conditions("C11")).verdict == "not tested"
+    assert decide_update_cost(times[times["dimension"] == 256], _conditions("C11")).verdict == "not tested"
+
+
+@pytest.mark.parametrize(
+    ("mkor", "kaisa", "verdict"), [(1.0, 2.0, "confirmed"), (1.5, 2.0, "refuted"), (1.0, 1.5, "refuted")]
+)
+def test_c12_slopes_of_bytes(mkor, kaisa, verdict):
+    decision = decide_bytes(communication(mkor, kaisa), _conditions("C12"))
+    assert decision.verdict == verdict
+    assert decision.measured == f"MKOR: {mkor:g}; KAISA: {kaisa:g}"
+
+
+def test_c12_judges_the_worst_number_of_workers():
+    sent = communication()
+    sent.loc[(sent["workers"] == 4) & (sent["optimizer"] == "mkor") & (sent["dimension"] == 1024), "bytes"] *= 10
+    decision = decide_bytes(sent, _conditions("C12"))
+    assert decision.verdict == "refuted"
+    assert "MKOR: [1, " in decision.interval
+
+
+def test_c12_without_an_optimizer_is_not_tested():
+    sent = communication()
+    decision = decide_bytes(sent[sent["optimizer"] == "mkor"], _conditions("C12"))
+    assert (decision.verdict, "KAISA" in decision.why) == ("not tested", True)
+
+
+@pytest.mark.parametrize(("kaisa", "verdict"), [(2_000_000, "confirmed"), (900_000, "refuted")])
+def test_c13_memory_overhead(kaisa, verdict):
+    decision = decide_memory(memory(kaisa=kaisa), _conditions("C13"))
+    assert decision.verdict == verdict
+    assert decision.measured == f"{kaisa / 1e6:g}"
+    assert f"bert KAISA {kaisa / 1e6:.1f} MB, MKOR 1.0 MB" in decision.details
+
+
+def test_c13_judges_the_smallest_ratio_and_states_the_papers_own():
+    """Truth: (5.83 - 3.01) / (3.88 - 3.01) and (29.97 - 12.80) / (23.34 - 12.80) from the paper's table."""
+    sizes = memory()
+    sizes.loc[(sizes["workload"] == "resnet") & (sizes["optimizer"] == "kaisa"), "bytes"] //= 4
+    decision = decide_memory(sizes, _conditions("C13"))
+    assert (decision.verdict, decision.measured) == ("refuted", "0.5")
+    assert decision.interval == "[0.5, 2] over workloads"
+    assert "ResNet-50 3.24, BERT-Large-Uncased 1.63" in decision.details
+
+
+def test_c13_without_a_method_is_not_tested():
+    sizes = memory()
+    assert decide_memory(sizes[sizes["optimizer"] != "kaisa"], _conditions("C13")).verdict == "not tested"
+
+
+@pytest.mark.parametrize(("share", "verdict"), [(0.9, "confirmed"), (0.5, "refuted")])
+def test_c24_at_64_measured_workers(share, verdict):
+    decision = decide_scaling(scaling({2: 0.95, 64: share}), _conditions("C24"))
+    assert decision.verdict == verdict
+    assert decision.measured == f"{share:g}"
+
+
+def test_c24_never_takes_a_model_for_a_measurement():
+    decision = decide_scaling(scaling({2: 0.95, 4: 0.9}, model=0.99), _conditions("C24"))
+    assert decision.verdict == "not tested"
+    assert decision.measured == ""
+    assert decision.why == "Needs 64 measured GPUs; here at most 4 worker processes on 2 cores were measured."
+    assert "Efficiency measured: 0.95 [0.95, 0.95] at 2, 0.9 [0.9, 0.9] at 4." in decision.details
+    assert "which is no measurement, gives 0.99 at 64" in decision.details
+
+
+def test_c24_on_one_worker_is_not_tested():
+    times = scaling({})
+    assert decide_scaling(times[times["source"] == "measured"], _conditions("C24")).verdict == "not tested"

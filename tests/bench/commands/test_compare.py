@@ -1,0 +1,265 @@
+"""Machines side by side: step times at any period, projections, what stands for what, and the command."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.synthetic import iteration_times
+from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
+from workflow.bench import compare, plan
+from workflow.bench.analysis.machines import STEPPED, Machine, TargetTime, gather, projection_check, target_times
+from workflow.bench.plan import Plan
+from workflow.bench.plan.artefacts import compared, describe, inputs, made_from
+from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.support.config import ConfigError
+
+BERT = STEPPED["bert_pretraining", "bert_pretraining"]
+REPEATED = 1.01
+"""The mean over repeats that are 0, 1 and 2 % slower."""
+
+
+@pytest.fixture(autouse=True)
+def _no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the repository keeps for comparison is none of a test's business."""
+    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "results" / "reference")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return write_machine(tmp_path / "results", "test-cpu")
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> Path:
+    """A machine twice as fast, with step times alone."""
+    return write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2, runs=False)
+
+
+def _machine(root: Path) -> Machine:
+    return Machine(Results(root), "")
+
+
+def _compared(here: Path, *others: Path) -> dict[tuple[str, str], TargetTime]:
+    machines, _ = gather(Results(here, compared=others))
+    return {(time.machine, time.optimizer): time for time in target_times(machines)}
+
+
+@pytest.mark.parametrize(("period", "truth"), [(1, 60.0), (5, (60 + 4 * 22) / 5), (10, (60 + 9 * 22) / 10)])
+def test_a_step_time_at_any_period_is_that_of_one_refresh_in_so_many_steps(here, period, truth):
+    found = _machine(here).step_time(BERT, "kaisa", period)
+    assert found is not None
+    assert found.took.value == pytest.approx(REPEATED * truth)
+    assert (found.probe, found.took.n) == ("step_breakdown", 3)
+
+
+def test_a_method_without_a_period_has_one_step_time(here):
+    found = _machine(here).step_time(BERT, "eva", math.nan)
+    assert found is not None
+    assert found.took.value == pytest.approx(REPEATED * 24)
+    assert _machine(here).step_time(BERT, "unknown", 10) is None
+
+
+def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(tmp_path):
+    """Truth: cycles of a refresh of 50 ms and other steps of 5 ms, at a period that was not timed."""
+    root = tmp_path / "test-cpu" / "embedded"
+    (root / "probes").mkdir(parents=True)
+    times = iteration_times()
+    chosen = times[(times["workload"] == "bert") & (times["optimizer"] == "kaisa")]
+    periods = chosen["inverse_update_period"].to_numpy(float)
+    chosen = chosen.assign(workload="bert_pretraining", iteration_ms=(50 + (periods - 1) * 5) / periods)
+    chosen.to_csv(root / "probes" / "iteration_time.csv", index=False)
+    for period in (1.0, 5.0, 10.0, 40.0, 1000.0):
+        found = _machine(root).step_time(BERT, "kaisa", period)
+        assert found is not None
+        assert found.took.value == pytest.approx((50 + (period - 1) * 5) / period)
+    assert _machine(root).step_time(BERT, "kaisa", 2000) is None
+    assert _machine(root).step_time(BERT, "kaisa", math.nan) is None
+
+
+def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(here, bare):
+    found = _compared(here, bare)
+    kaisa = found["fast-cpu", "kaisa"]
+    step = REPEATED * (60 + 4 * 22) / 5 / 2
+    assert kaisa.projected
+    assert (kaisa.iterations_from, kaisa.iterations.reached) == ("test-cpu", 3)
+    assert kaisa.seconds.value == pytest.approx(71 * step / 1e3)  # seeds take 70, 71 and 72 steps
+    assert kaisa.seconds.low < kaisa.seconds.value < kaisa.seconds.high
+    own = found["test-cpu", "kaisa"]
+    assert not own.projected
+    assert own.seconds.value == pytest.approx(0.03 * 71)
+    # Nobody timed a step of SGD on BERT there.
+    assert {label for machine, label in found if machine == "fast-cpu"} == {"lamb", "kaisa", "mkor"}
+    assert {label for machine, label in found if machine == "test-cpu"} == set(REACHES)
+
+
+def test_the_sources_of_a_projection_are_traced_on_both_machines(here, bare):
+    data = _compared(here, bare)["fast-cpu", "mkor"].data
+    runs, step = data.split("; ")
+    file, ids = runs.split(": runs ")
+    known = pd.read_csv(here / file)
+    assert sorted(ids.split(", ")) == sorted(known.loc[known["optimizer"] == "mkor", "run"])
+    assert (here / step.split(": ")[0]).samefile(bare / "probes" / "step_breakdown.csv")
+
+
+def test_what_a_machine_measured_is_never_projected(here, tmp_path):
+    other = write_machine(tmp_path / "elsewhere", "slow-cpu", speed=0.5)
+    found = _compared(here, other)
+    assert not any(time.projected for time in found.values())
+    assert found["slow-cpu", "mkor"].seconds.value == pytest.approx(2 * found["test-cpu", "mkor"].seconds.value)
+
+
+def test_runs_of_other_settings_are_no_peers(here, tmp_path):
+    """At another period KAISA and MKOR are other settings, so each machine's step times project the other's."""
+    other = write_machine(tmp_path / "elsewhere", "slow-cpu", speed=0.5, period=10)
+    machines, _ = gather(Results(here, compared=(other,)))
+    times = [time for time in target_times(machines) if time.optimizer == "mkor"]
+    assert [(time.machine, time.period, time.projected) for time in times] == [
+        ("test-cpu", 5, False),
+        ("slow-cpu", 5, True),
+        ("test-cpu", 10, True),
+        ("slow-cpu", 10, False),
+    ]
+
+
+def test_runs_on_a_gpu_project_nothing(here, bare):
+    file = here / "bert_pretraining.runs.csv"
+    pd.read_csv(file).assign(gpu="Some GPU").to_csv(file, index=False)
+    assert not any(time.projected for time in _compared(here, bare).values())
+
+
+def test_a_target_that_most_runs_miss_is_projected_as_never(here, bare):
+    file = here / "bert_pretraining.runs.csv"
+    runs = pd.read_csv(file)
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] > 0), ["steps_to_target", "seconds_to_target"]] = np.nan
+    runs.to_csv(file, index=False)
+    mkor = _compared(here, bare)["fast-cpu", "mkor"]
+    assert math.isinf(mkor.seconds.value)
+    assert (mkor.iterations.reached, mkor.iterations.censored) == (1, 2)
+
+
+def test_the_check_of_projections_compares_both_where_a_machine_has_both(here):
+    """Truth: the probe's step times over the runs' 30 ms a step."""
+    ratios = [REPEATED * step / 30 for step in (20, (60 + 4 * 22) / 5, (30 + 4 * 20) / 5)]
+    found = projection_check([_machine(here)])
+    assert found == pytest.approx((min(ratios), max(ratios)))
+    assert projection_check([]) is None
+
+
+def test_a_second_folder_of_a_machine_is_named_and_left_out(here, tmp_path):
+    second = write_machine(tmp_path / "elsewhere", "test-cpu", speed=3)
+    machines, notes = gather(Results(here, compared=(second,)))
+    assert [machine.results.root for machine in machines] == [here]
+    assert notes == ["a second folder of test-cpu is not shown"]
+
+
+def test_without_results_here_the_others_are_compared_and_without_any_it_is_said(bare, tmp_path):
+    nothing = tmp_path / "results" / "test-cpu" / "embedded"
+    machines, notes = gather(Results(nothing, compared=(bare,)))
+    assert [machine.name for machine in machines] == ["fast-cpu"]
+    assert notes == ["no step time and no run of test-cpu yet"]
+    with pytest.raises(NoDataError, match="make timing"):
+        gather(Results(nothing))
+
+
+def test_the_probes_step_what_the_projected_experiments_train():
+    """Truth: the embedded plan's specs and the probes' own choice of workloads."""
+    from workflow.bench.probes import iteration_time
+    from workflow.bench.probes._models import workload_of
+
+    embedded = Plan.load(tier="embedded", hardware="test-cpu")
+    named = {}
+    for experiment in iteration_time.EXPERIMENTS:
+        workload = embedded.experiments[experiment].jobs["mkor"].runs[0].spec["workload"]
+        named[workload["name"]] = workload
+    for (experiment, workload), names in STEPPED.items():
+        jobs = embedded.experiments[experiment].jobs.values()
+        trained = [run.spec["workload"] for job in jobs for run in job.runs if run.workload == workload]
+        assert trained
+        for spec in trained:
+            assert spec == workload_of(embedded, names["step_breakdown"])
+            assert "iteration_time" not in names or spec == named[names["iteration_time"]]
+
+
+def test_the_table_holds_every_machine_and_measured_or_projected_never_both(here, bare, tmp_path):
+    from workflow.bench.tables import hardware
+
+    hardware.make(Results(here, compared=(bare,)), tmp_path / "tables")
+    table = pd.read_csv(tmp_path / "tables" / "hardware.csv")
+    assert table.columns[-1] == "data"
+    assert (table["measured"].notna() ^ table["projected"].notna()).all()
+    assert table["data"].notna().all()
+    steps = table[table["quantity"] == "ms a step (step_breakdown)"]
+    assert len(steps) == 2 * sum(map(len, STEPS.values()))
+    assert set(steps["machine"]) == {"test-cpu", "fast-cpu"}
+    targets = table[table["quantity"] == "seconds to target"]
+    assert set(targets.loc[targets["projected"].notna(), "machine"]) == {"fast-cpu"}
+    assert set(targets.loc[targets["projected"].notna(), "iterations measured on"]) == {"test-cpu"}
+    caption = (tmp_path / "tables" / "hardware.md").read_text().splitlines()[-1]
+    assert "compared with fast-cpu: step times alone, no run" in caption.lower()
+    assert "iterations times probed step time is" in caption
+
+
+def test_machines_of_different_code_are_told_apart(here, bare, tmp_path):
+    from workflow.bench.tables import hardware
+
+    file = bare / "probes" / "step_breakdown.csv"
+    pd.read_csv(file).assign(code_fingerprint="fedcba9876543210").to_csv(file, index=False)
+    hardware.make(Results(here, compared=(bare,)), tmp_path / "tables")
+    caption = (tmp_path / "tables" / "hardware.md").read_text().splitlines()[-1]
+    assert "easured by different code: test-cpu 012345678; fast-cpu fedcba987" in caption
+
+
+def _options(here: Path) -> list[str]:
+    return [f"--results={here.parents[1]}", "--hardware=test-cpu"]
+
+
+def test_the_command_makes_figure_and_table_of_all_folders(here, bare, capsys):
+    assert compare.main([str(bare), *_options(here)]) == 0
+    said = capsys.readouterr().out.split()
+    assert {Path(file).name for file in said} >= {"fig16_hardware.pdf", "fig16_hardware.png", "hardware.csv"}
+    assert "fast-cpu" in (here / "compare" / "hardware.csv").read_text()
+
+
+def test_the_command_takes_the_reference_unasked(here, tmp_path):
+    write_machine(tmp_path / "results" / "reference", "kept-cpu", speed=4)
+    assert compare.main(_options(here)) == 0
+    assert "kept-cpu" in (here / "compare" / "hardware.csv").read_text()
+
+
+@pytest.mark.parametrize("folder", ["nowhere/embedded", "elsewhere/fast-cpu", "results/test-cpu/single_gpu"])
+def test_a_folder_that_is_none_is_refused_in_one_line(here, bare, tmp_path, capsys, folder):
+    (tmp_path / "results" / "test-cpu" / "single_gpu").mkdir()
+    assert compare.main([str(tmp_path / folder), *_options(here)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "results/<hardware>/embedded" in said
+    assert not (here / "compare").exists()
+
+
+def test_nothing_to_compare_is_one_line(tmp_path, capsys):
+    assert compare.main([f"--results={tmp_path / 'results'}", "--hardware=test-cpu"]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "make timing" in said
+
+
+def test_the_pipeline_makes_both_again_when_another_machine_changes(here, bare, tmp_path):
+    """Their inputs hold other machines' files, as many as there are; no other artefact's do."""
+    kept = write_machine(tmp_path / "results" / "reference", "kept-cpu")
+    chosen = Plan.load(results=str(here.parents[1]), hardware="test-cpu", compare=[str(bare)])
+    assert chosen.compared == (bare, kept)
+    figure = describe("figures", "fig16_hardware")
+    files = {Path(file) for file in inputs(figure, chosen)["compared"]}
+    probes = {folder / "probes" / "step_breakdown.csv" for folder in (bare, kept)}
+    assert files == {*probes, kept / "bert_pretraining.runs.csv"}
+    assert compared(figure, chosen) == [str(bare), str(kept)]
+    for kind in ("figures", "tables"):
+        showing = {artefact.name for artefact in made_from(chosen, kind) if inputs(artefact, chosen)["compared"]}
+        assert showing == {"fig16_hardware" if kind == "figures" else "hardware"}
+    with pytest.raises(ConfigError, match=r"compare\[0\]"):
+        Plan.load(results=str(here.parents[1]), hardware="test-cpu", compare=[str(tmp_path / "nowhere")])

@@ -1,0 +1,246 @@
+"""Damaged input, hundreds of times: a clear line or a correct run, never a traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from tests.support import synthetic, tally
+from tests.support.experiments import TIMES, block, make_folder, optimizer, options, rows, write
+from tests.support.fuzzing import changed_bytes, changed_csv, changed_json, changed_values
+from workflow.bench import aggregate, make_artefact, status, train
+from workflow.bench.plan import Plan, artefacts
+from workflow.bench.plan.__main__ import main as print_plan
+from workflow.bench.results.rows import EVALUATION_COLUMNS
+from workflow.bench.training import checkpoint
+from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
+
+FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+#: 100 in `make test`, 1000 in `make test-faults`.
+MOST = settings.default.max_examples if settings.default else 100
+#: A mutant that asks for more steps than this is planned, and not trained.
+MOST_STEPS = 60
+
+
+def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command; return its exit status and what it said of a mistake.  An exception is a failure of the test."""
+    said.readouterr()
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except Exception:  # noqa: BLE001  (whatever comes out of a command is a traceback to its user)
+        pytest.fail(f"a traceback:\n{traceback.format_exc()}")
+    err = said.readouterr().err
+    assert "Traceback" not in err
+    return code, err
+
+
+def assert_one_line(err: str) -> None:
+    """The last line says what is wrong, by itself."""
+    assert err.strip(), "failed without a word"
+    assert len(err.strip().splitlines()[-1]) < 600
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A configuration of two small optimizers."""
+    folder = make_folder(tmp_path_factory.mktemp("fuzz") / "config")
+    small = block(
+        optimizer("sgd"),
+        optimizer("mkor", base="sgd", inverse_update_period=2),
+        steps=4,
+        evaluate_every=2,
+        seeds=[0, 1],
+        schedule={"name": "linear", "warmup": 0.25},
+        target={"split": "validation", "metric": "loss", "below": 0.2},
+    )
+    write(folder, "trial", small)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(origin: Path) -> Path:
+    """The results folder of that configuration and of two more: trained, begun, and to be started from weights."""
+    start = {"experiment": "trial", "optimizer": "sgd", "seed": 0}
+    write(origin, "after", block(optimizer("sgd"), steps=2, evaluate_every=1, start_from=start))
+    with (origin / "tiers" / "embedded.yaml").open("a") as file:
+        file.write("checkpoint_steps: 3\n")
+    write(origin, "begun", block(optimizer("mkor", base="sgd", inverse_update_period=2), steps=8, evaluate_every=2))
+    for label in ("sgd", "mkor"):
+        assert train.main(["trial", label, *options(origin)]) == 0
+    assert train.main(["begun", "mkor", *options(origin)]) == 0
+    found = Plan.load(origin, results=str(origin.parent / "results"), hardware="test")
+    (run,) = found.job("begun", "mkor").runs
+    place = RunFolder.of(found.results, run.id)
+    place.path.rename(place.path.with_name("whole"))
+    save, saved = checkpoint.save, []
+
+    def save_twice(*arguments: Any) -> None:
+        save(*arguments)
+        saved.append(arguments)
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checkpoint, "save", save_twice)
+        with pytest.raises(KeyboardInterrupt):
+            train.main(["begun", "mkor", *options(origin)])
+    assert place.checkpoint.exists()
+    assert aggregate.main(["trial", *options(origin)]) == 0
+    return found.results
+
+
+FILES = ("experiments/trial.yaml", "tiers/embedded.yaml", "config.yaml")
+
+
+@given(data=st.data(), file=st.sampled_from((FILES[0], *FILES)))
+@settings(FUZZ, max_examples=2 * MOST)
+def test_a_changed_configuration_is_refused_in_one_line_or_trains(
+    data: st.DataObject, file: str, origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "config"
+    for name in ("config", "results"):
+        shutil.rmtree(tmp_path / name, ignore_errors=True)
+    shutil.copytree(origin, folder)
+    content = (folder / file).read_bytes()
+    if data.draw(st.booleans()):
+        changed = yaml.safe_dump(data.draw(changed_values(yaml.safe_load(content)))).encode()
+    else:
+        changed = data.draw(changed_bytes(content))
+    (folder / file).write_bytes(changed)
+    code, err = call(print_plan, options(folder), capsys)
+    tally.count(f"changed configurations {'refused' if code else 'planned'}")
+    if code:
+        assert err.count("\n") == 1, err
+        assert Path(file).stem in err or "config" in err
+        assert not (tmp_path / "results").exists(), "a mistake was found after something was written"
+        return
+    found = Plan.load(folder, results=str(tmp_path / "results"), hardware="test")
+    for job in found.jobs:
+        if found.tier.device != "cpu" or max(run.spec["steps"] for run in job.runs) > MOST_STEPS or len(job.runs) > 4:
+            continue
+        code, err = call(train.main, [job.experiment, job.label, *options(folder)], capsys)
+        event("train: refused" if code else "trained")
+        if code:
+            assert_one_line(err)
+        else:
+            _assert_whole(found.csv_of(job), EVALUATION_COLUMNS)
+        for run in job.runs:
+            summary = found.results / "runs" / run.id / "run.json"
+            if summary.exists():
+                assert json.loads(summary.read_text())["id"] == run.id
+                _assert_whole(summary.with_name("metrics.csv"), METRIC_COLUMNS)
+
+
+def _assert_whole(file: Path, columns: tuple[str, ...]) -> None:
+    """Every row of the CSV has every column."""
+    with file.open(newline="") as opened:
+        rows = list(csv.reader(opened))
+    assert rows[0] == list(columns)
+    assert {len(row) for row in rows} == {len(columns)}
+
+
+@given(data=st.data())
+@settings(FUZZ, max_examples=4 * MOST // 5)
+def test_changed_records_are_told_or_trained_again(
+    data: st.DataObject, finished: Path, origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Whatever happens to a file of a run: status, train and aggregate say what is wrong, or put it right."""
+    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+    copied = tmp_path / "copy"
+    shutil.copytree(origin.parent, copied)
+    root = copied / finished.relative_to(origin.parent)
+    kinds = data.draw(st.sampled_from([("run.json", "metrics.csv"), (".pt", ".previous"), (".json", ".csv")]))
+    files = sorted(path for path in root.rglob("*") if path.name.endswith(kinds) and "whole" not in path.parts)
+    file = data.draw(st.sampled_from(files))
+    change = {".json": changed_json, ".csv": changed_csv}.get(file.suffix, changed_bytes)
+    file.write_bytes(data.draw(change(file.read_bytes())))
+    chosen = options(copied / "config")
+    refused = False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for main, arguments in (
+            (status.main, []),
+            (train.main, ["trial", "mkor"]),
+            (train.main, ["begun", "mkor"]),
+            (train.main, ["after", "sgd"]),
+            (aggregate.main, ["trial"]),
+        ):
+            code, err = call(main, [*arguments, *chosen], capsys)
+            assert code in (0, 1)
+            event(f"{main.__module__.rpartition('.')[2]} of a changed {file.name}: {code}")
+            if code:
+                assert_one_line(err)
+                refused = True
+            elif arguments[:1] == ["begun"]:
+                (place,) = (RunFolder.of(root, name) for name in _runs(copied / "config", "begun"))
+                assert rows(place.metrics, TIMES) == rows(root / "runs" / "whole" / "metrics.csv", TIMES)
+    tally.count(f"changed results {'told' if refused else 'harmless or mended'}")
+    for table in (root / "trial.csv", root / "trial.runs.csv"):
+        assert table.read_bytes().endswith(b"\n") or table == file
+
+
+def _runs(folder: Path, experiment: str) -> list[str]:
+    jobs = Plan.load(folder, results="unused", hardware="test").experiments[experiment].jobs.values()
+    return [name for job in jobs for name in job.run_ids]
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with every experiment and probe."""
+    return synthetic.write_results(tmp_path_factory.mktemp("measured") / "test" / "embedded")
+
+
+@given(data=st.data(), name=st.sampled_from(artefacts.available("tables")))
+@settings(FUZZ, max_examples=MOST // 5)
+def test_tables_of_changed_results_are_made_or_refused_in_one_line(
+    data: st.DataObject, name: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    _make_of_changed("tables", name, data, measured, tmp_path, capsys)
+
+
+@given(data=st.data(), name=st.sampled_from(artefacts.available("figures")))
+@settings(FUZZ, max_examples=MOST // 50)
+def test_figures_of_changed_results_are_made_or_refused_in_one_line(
+    data: st.DataObject, name: str, measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    _make_of_changed("figures", name, data, measured, tmp_path, capsys)
+
+
+def _make_of_changed(
+    kind: artefacts.Kind,
+    name: str,
+    data: st.DataObject,
+    measured: Path,
+    tmp_path: Path,
+    said: pytest.CaptureFixture[str],
+) -> None:
+    """Change one of the CSVs that an artefact is made from, and make it."""
+    shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+    root = tmp_path / "copy" / "test" / "embedded"
+    shutil.copytree(measured, root)
+    about = artefacts.describe(kind, name)
+    tables = [f"{experiment}{suffix}" for experiment in about.experiments for suffix in (".csv", ".runs.csv")]
+    named = [root / file for file in [*tables, *(f"probes/{probe}.csv" for probe in about.probes)]]
+    files = [file for file in named if file.exists()] or sorted(root.rglob("*.csv"))
+    file = data.draw(st.sampled_from(files))
+    file.write_bytes(data.draw(changed_csv(file.read_bytes())))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        code, err = call(make_artefact.main, [name, f"--results={root}"], said)
+    tally.count(f"changed CSVs of {kind}: {'refused' if code else 'made'}")
+    if code:
+        assert_one_line(err)
+    assert [path.name for path in root.rglob(".*")] == []

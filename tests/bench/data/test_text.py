@@ -1,0 +1,476 @@
+"""The docstrings, from source file to masked pairs: truths are files made here, and tokens that name their place."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from workflow.bench.data import corpus, docstrings
+from workflow.bench.data.corpus import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, Corpus, Split
+from workflow.bench.data.docstrings import Document
+from workflow.bench.data.folder import DataNotFound
+from workflow.bench.data.masked_pairs import IGNORED, NEXT, RANDOM, Pairs
+from workflow.bench.support.config import ROOT
+
+DOCSTRING = """
+=====
+Title
+=====
+
+Return the `mean` of :class:`~a.b.Rows`, cf. :py:func:`sum`. It is cheap!
+Really, e.g. for long
+rows.
+
+Parameters
+----------
+x : array of shape (n,)
+    The rows. Not
+    copied.
+axis : int
+
+.. math::
+    \\\\sum_i x_i
+
+:toctree: generated/
+
+Examples
+--------
+Call it like this:
+
+>>> mean([1, 2])
+1.5
+>>> print("Hidden. Words")
+Hidden. Words
+
+That was all.
+%(notes)s
+"""
+
+SENTENCES = [
+    "Return the mean of a.b.Rows, cf. sum.",
+    "It is cheap!",
+    "Really, e.g. for long rows.",
+    "x : array of shape (n,)",
+    "The rows.",
+    "Not copied.",
+    "axis : int",
+    "\\\\sum_i x_i",
+    "Call it like this:",
+    "That was all.",
+]
+
+
+# Sentences and documents
+
+
+def test_sentences_of_a_docstring():
+    assert docstrings.sentences(DOCSTRING) == SENTENCES
+
+
+@settings(deadline=None)
+@given(st.text(alphabet=" \n\t.:->aB1`=%", max_size=200))
+def test_sentences_of_any_text_are_single_lines_with_words(text):
+    for sentence in docstrings.sentences(text):
+        assert sentence == " ".join(sentence.split())
+        assert any(letter.isalpha() for letter in sentence)
+        assert "`" not in sentence
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Install a package made of ``{file name: source}``, as a wheel would, where Python finds it."""
+
+    def install(files: dict[str, str | None]) -> None:
+        folder = tmp_path / "invented-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: invented\nVersion: 1.0\n")
+        (folder / "RECORD").write_text("".join(f"{name},,\n" for name in files))
+        for name, source in files.items():
+            if source is not None:
+                path = tmp_path / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+
+    return install
+
+
+def test_documents_are_read_in_order_without_importing_them(installed):
+    source = '''"""First here."""
+raise RuntimeError("imported")
+
+
+class Late:
+    """Second here."""
+
+    def method(self):
+        """Third here."""
+
+
+async def last():
+    """Fourth here."""
+'''
+    installed(
+        {
+            "invented/b.py": '"""Of file b."""\ndef f():\n    """First here."""\n',
+            "invented/a.py": source,
+            "invented/none.py": "x = 1\n",
+            "invented/tests/test_a.py": '"""Of the tests."""\n',
+            "invented/__config__.py": '"""Of the build."""\n',
+            "invented/data.txt": "no source",
+            "invented/odd.py": '"""An odd \\d escape."""\n',
+        }
+    )
+    assert docstrings.read(["invented"]) == [
+        Document("invented/a.py", [["First here."], ["Second here."], ["Third here."], ["Fourth here."]]),
+        Document("invented/b.py", [["Of file b."]]),  # without the copy of what stands in a.py
+        Document("invented/odd.py", [["An odd \\d escape."]]),
+    ]
+    assert "invented" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({"invented/a.py": None}, r"invented/a\.py: No such file"),
+        ({"invented/a.py": "x = 1"}, "no source has a docstring"),
+        ({}, "no source has a docstring"),
+    ],
+)
+def test_absent_sources_are_named_with_the_remedy(installed, files, reason):
+    installed(files)
+    with pytest.raises(DataNotFound, match=rf"the docstrings of invented not found at .*{reason}.*; install invented"):
+        docstrings.read(["invented"])
+
+
+def test_an_absent_package_is_named():
+    with pytest.raises(DataNotFound, match=r"the docstrings of no-such-package .* \(it is not installed\)"):
+        docstrings.read(["no-such-package"])
+
+
+# The vocabulary and the corpus
+
+
+def words(*numbers: int) -> str:
+    """A sentence of invented words, one a number."""
+    return " ".join(
+        "".join("bdfgklmnprstvz"[int(digit)] + "aeiou"[int(digit) % 5] for digit in str(n)) for n in numbers
+    )
+
+
+def invented_documents(count: int = 40) -> list[Document]:
+    rng = np.random.default_rng(0)
+    return [
+        Document(f"invented/{d}.py", [[words(*rng.integers(100, 999, 8)) for _ in range(4)] for _ in range(3)])
+        for d in range(count)
+    ]
+
+
+def test_splits_share_no_document_and_hold_all():
+    documents = invented_documents()
+    built = corpus.build(documents, 200)
+    train, validation = set(built.train.names), set(built.validation.names)
+    assert not train & validation
+    assert train | validation == {document.name for document in documents}
+    assert validation == {document.name for document in documents if corpus.is_validation(document.name)}
+    assert 0 < len(validation) < len(train) / 3
+    fewer = corpus.build(documents[:-1], 200)
+    assert set(fewer.validation.names) == validation - {documents[-1].name}
+
+
+def test_one_document_in_ten_is_held_out():
+    held_out = sum(corpus.is_validation(f"package/module_{number}.py") for number in range(5000))
+    assert held_out / 5000 == pytest.approx(0.1, abs=0.02)  # about five standard deviations
+
+
+def test_tokens_spell_the_text():
+    """Truth: the sentences themselves, put together from word pieces."""
+    documents = invented_documents()
+    built = corpus.build(documents, 200)
+    assert len(set(built.vocabulary)) == len(built.vocabulary) == 200
+    assert tuple(built.vocabulary[: len(SPECIAL_TOKENS)]) == SPECIAL_TOKENS
+    by_name = {document.name: document for document in documents}
+    for split in (built.train, built.validation):
+        for m, name in enumerate(split.names):
+            found = []
+            for d in range(split.documents[m], split.documents[m + 1]):
+                ranges = split.sentences[split.docstrings[d] : split.docstrings[d + 1] + 1]
+                pieces = [built.vocabulary[split.tokens[a:b]] for a, b in pairwise(ranges)]
+                found.append([" ".join(sentence).replace(" ##", "") for sentence in pieces])
+            assert found == by_name[name].docstrings
+        assert split.sentences[-1] == len(split.tokens)
+
+
+def test_foreign_letters_are_unknown_and_case_and_accents_do_not_count():
+    text = ["Naïve NAIVE naive", "a β c"]
+    built = corpus.build([Document("x.py", [text * 20]), Document("y.py", [text])], 110)
+    start = built.train if len(built.train.names) else built.validation
+    first, second = (start.tokens[start.sentences[i] : start.sentences[i + 1]] for i in (0, 1))
+    thirds = np.split(first, 3)
+    assert np.array_equal(thirds[0], thirds[1])
+    assert np.array_equal(thirds[1], thirds[2])
+    assert [built.vocabulary[token] for token in second] == ["a", "[UNK]", "c"]
+
+
+def test_the_vocabulary_learns_from_training_documents_only():
+    documents = invented_documents()
+    shouted = [
+        Document(document.name, [["quixotic quixotic"] * 50]) if corpus.is_validation(document.name) else document
+        for document in documents
+    ]
+    assert list(corpus.build(shouted, 200).vocabulary) == list(corpus.build(documents, 200).vocabulary)
+
+
+def test_a_vocabulary_beyond_the_text_is_refused():
+    with pytest.raises(ValueError, match=r"vocabulary_size=5000: the text gives \d+ word pieces"):
+        corpus.build(invented_documents(), 5000)
+
+
+def test_the_fingerprint_is_the_same_in_every_process_and_follows_the_data():
+    documents = invented_documents()
+    code = """
+import json, sys
+from workflow.bench.workloads import corpus
+from workflow.bench.workloads.docstrings import Document
+print(corpus.build([Document(*document) for document in json.load(sys.stdin)], 200).fingerprint)
+"""
+    elsewhere = [
+        subprocess.run(
+            [sys.executable, "-c", code],
+            input=json.dumps(documents),
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        ).stdout.strip()
+        for seed in ("1", "2")
+    ]
+    here = corpus.build(documents, 200)
+    assert elsewhere == [here.fingerprint] * 2
+
+    other = [*documents[:-1], Document(documents[-1].name, [*documents[-1].docstrings, ["another"]])]
+    renamed = dataclasses.replace(here, vocabulary=here.vocabulary[::-1])
+    swapped = Corpus(here.vocabulary, here.validation, here.train)
+    found = {here.fingerprint, corpus.build(other, 200).fingerprint, renamed.fingerprint, swapped.fingerprint}
+    assert len(found) == 4
+
+
+# Keeping it
+
+
+@pytest.fixture
+def reads(monkeypatch, tmp_path):
+    """Count how often the text is read, from invented documents into a folder of its own."""
+    read = []
+
+    def documents() -> list[Document]:
+        read.append(1)
+        return invented_documents()
+
+    monkeypatch.setattr(docstrings, "read", documents)
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
+    return read
+
+
+def test_a_corpus_is_kept_whole(reads, tmp_path):
+    first, second = corpus.load(200), corpus.load(200)
+    assert len(reads) == 1
+    assert first.fingerprint == second.fingerprint
+    assert corpus.load(210).fingerprint != first.fingerprint
+    assert len(reads) == 2
+    assert len(list((tmp_path / "data").iterdir())) == 2, "one file a vocabulary, and no temporary one"
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign"])
+def test_a_damaged_file_is_made_anew(reads, tmp_path, damage, caplog):
+    first = corpus.load(200)
+    (kept,) = (tmp_path / "data").iterdir()
+    content = bytearray(kept.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 1
+    kept.write_bytes({"truncated": content[:-200], "empty": b"", "foreign": b"PK no archive"}.get(damage, content))
+    with caplog.at_level(logging.WARNING):
+        assert corpus.load(200).fingerprint == first.fingerprint
+    assert len(reads) == 2
+    assert str(kept) in caplog.text
+    assert "made anew" in caplog.text
+    corpus.load(200)
+    assert len(reads) == 2, "the new file is whole"
+
+
+def test_a_folder_that_cannot_be_written_costs_time_only(reads, tmp_path, monkeypatch, caplog):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path / "file" / "data"))
+    with caplog.at_level(logging.WARNING):
+        first, second = corpus.load(200), corpus.load(200)
+    assert len(reads) == 2
+    assert first.fingerprint == second.fingerprint
+    assert "cannot be kept, each run makes it anew: Not a directory" in caplog.text
+
+
+# Pairs and masks
+
+DISTINCT = 60_000  # word pieces, so that a token tells its place
+
+
+@st.composite
+def texts(draw) -> Split:
+    """A split whose tokens are all different: documents of docstrings of sentences of 1 to 9 tokens."""
+    shape = draw(
+        st.lists(
+            st.lists(st.lists(st.integers(1, 9), min_size=1, max_size=6), min_size=1, max_size=3),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    shape[0].append([2, 3])  # two documents of two sentences at least
+    shape[-1].append([1, 4, 2])
+    return split_of(shape)
+
+
+def split_of(shape: list[list[list[int]]]) -> Split:
+    per_sentence = [length for document in shape for text in document for length in text]
+    first = len(SPECIAL_TOKENS)
+    return Split(
+        tokens=np.arange(first, first + sum(per_sentence), dtype=np.uint16),
+        sentences=np.cumsum([0, *per_sentence], dtype=np.int32),
+        docstrings=np.cumsum([0, *(len(text) for document in shape for text in document)], dtype=np.int32),
+        documents=np.cumsum([0, *map(len, shape)], dtype=np.int32),
+        names=np.array([f"{m}.py" for m in range(len(shape))]),
+    )
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts(), st.integers(5, 24), st.integers(0, 2**32 - 1))
+def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
+    """Truth: each token tells its place, so its sentence, docstring and document."""
+    pairs = Pairs(split, DISTINCT, length)
+    per_docstring = np.diff(split.docstrings)
+    assert len(pairs) == (per_docstring - 1).sum()
+    batch = {
+        name: tensor.numpy() for name, tensor in pairs.batch(np.arange(len(pairs)), np.random.default_rng(seed)).items()
+    }
+    ends = split.sentences[split.docstrings]
+    for row in range(len(pairs)):
+        labels, inputs = batch["labels"][row], batch["input_ids"][row]
+        text = np.where(labels != IGNORED, labels, inputs)
+        first_sep, second_sep = np.flatnonzero(text == SEP)
+        assert text[0] == CLS
+        assert (text[second_sep + 1 :] == PAD).all()
+        assert batch["attention_mask"][row].tolist() == [int(c <= second_sep) for c in range(length)]
+        assert batch["token_type_ids"][row].tolist() == [int(first_sep < c <= second_sep) for c in range(length)]
+        assert (inputs[[0, first_sep, second_sep]] == [CLS, SEP, SEP]).all(), "the marks are never masked"
+        assert (labels[[0, first_sep, second_sep]] == IGNORED).all()
+
+        one = text[1:first_sep] - len(SPECIAL_TOKENS)
+        two = text[first_sep + 1 : second_sep] - len(SPECIAL_TOKENS)
+        for segment in (one, two):
+            assert len(segment) >= 1
+            assert (np.diff(segment) == 1).all()
+            assert len(set(np.searchsorted(ends, segment, side="right"))) == 1, "one docstring"
+        assert one[-1] + 1 in split.sentences, "a sentence ends here"
+        assert two[0] in split.sentences, "a sentence starts here"
+        assert two[0] not in ends, "no docstring starts here"
+        docstring = np.searchsorted(ends, [one[0], two[0]], side="right") - 1
+        document = np.searchsorted(split.documents, docstring, side="right") - 1
+        is_next = two[0] == one[-1] + 1 and docstring[0] == docstring[1]
+        assert batch["next_sentence_label"][row] == (NEXT if is_next else RANDOM)
+        assert is_next or document[0] != document[1]
+
+        before = one[-1] + 1 - ends[docstring[0]]
+        after = ends[docstring[1] + 1] - two[0]
+        assert len(one) + len(two) == min(length - 3, before + after), "no room is wasted"
+        assert len(one) >= min(before, (length - 3) // 2)
+        assert len(two) >= min(after, length - 3 - (length - 3) // 2)
+        assert (labels != IGNORED).any()
+
+
+def test_each_pair_of_the_split_is_met_once_in_order():
+    split = split_of([[[2, 3, 4], [5]], [[1, 6]]])
+    batch = Pairs(split, DISTINCT, 30).batch(np.arange(3), np.random.default_rng(0))
+    text = np.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])
+    places = [row[list(row).index(SEP) - 1] - len(SPECIAL_TOKENS) + 1 for row in text]
+    assert places == [2, 5, 15]
+
+
+def test_random_segments_are_drawn_evenly_from_other_documents():
+    """Truth: the uniform distribution over the places outside the first document; 8,000 draws."""
+    split = split_of([[[1] * 5], [[1] * 3, [1] * 2], [[1] * 4]])  # 4, 3 and 3 places
+    pairs = Pairs(split, DISTINCT, 5)
+    batch = pairs.batch(np.zeros(8000, dtype=np.int64), np.random.default_rng(0))
+    is_random = batch["next_sentence_label"].numpy() == RANDOM
+    assert is_random.mean() == pytest.approx(0.5, abs=0.03)
+    text = np.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])
+    places, counts = np.unique(text[is_random, 3] - len(SPECIAL_TOKENS), return_counts=True)
+    assert places.tolist() == [6, 7, 9, 11, 12, 13]
+    assert counts / is_random.sum() == pytest.approx(1 / 6, abs=0.03)
+
+
+def test_one_document_makes_no_pairs():
+    with pytest.raises(ValueError, match="needs two documents of several sentences"):
+        Pairs(split_of([[[2, 3]], [[4]]]), DISTINCT, 8)
+
+
+def test_masking_rates():
+    """Truth: BERT's rates; 4,000 pairs of 29 tokens give bounds of at least five standard deviations."""
+    split = split_of([[[8] * 30], [[8] * 30]])
+    pairs = Pairs(split, DISTINCT, 32)
+    batch = pairs.batch(np.resize(np.arange(4, 26), 4000), np.random.default_rng(0))
+    labels, inputs = batch["labels"].numpy(), batch["input_ids"].numpy()
+    predicted = labels != IGNORED
+    share = predicted.sum() / (4000 * 29)
+    # A pair in which nothing would be predicted, 0.85^29 = 0.9 % of them, gives one token.
+    assert share == pytest.approx(0.15 + 0.85**29 / 29, abs=0.006)
+    masked = inputs[predicted] == MASK
+    kept = inputs[predicted] == labels[predicted]
+    assert masked.mean() == pytest.approx(0.8, abs=0.016)
+    assert kept.mean() == pytest.approx(0.1, abs=0.012)
+    pieces = inputs[predicted][~masked & ~kept]
+    assert len(pieces) / predicted.sum() == pytest.approx(0.1, abs=0.012)
+    assert pieces.min() >= len(SPECIAL_TOKENS)
+    assert pieces.max() < DISTINCT
+    assert np.median(pieces) == pytest.approx(DISTINCT / 2, rel=0.1)
+    assert (inputs[~predicted] != MASK).all()
+    per_position = predicted[:, 1:15].mean(axis=0)
+    assert per_position == pytest.approx(0.15, abs=0.03), "every position alike"
+
+
+def test_pairs_of_the_real_text_are_consecutive_in_it():
+    """Truth: the token stream of each docstring of a real package, searched for the joined segments."""
+    built = corpus.build(docstrings.read(["scikit-learn"]), 600)
+    split = built.train
+    pairs = Pairs(split, 600, 32)
+    batch = pairs.batch(np.random.default_rng(1).permutation(len(pairs))[:200], np.random.default_rng(2))
+    text = np.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"]).astype(np.uint16)
+    ends = split.sentences[split.docstrings]
+    streams = [split.tokens[a:b].tobytes() for a, b in pairwise(ends)]
+
+    def stands_somewhere(tokens: np.ndarray) -> bool:
+        return any(_aligned(stream, tokens.tobytes()) for stream in streams)
+
+    found = []
+    for row in text:
+        first, second = np.flatnonzero(row == SEP)
+        found.append(stands_somewhere(np.delete(row[1:second], first - 1)))
+    is_next = batch["next_sentence_label"].numpy() == NEXT
+    assert all(np.array(found)[is_next])
+    assert np.mean(np.array(found)[~is_next]) < 0.05, "a random segment seldom happens to read on"
+    assert 0.35 < is_next.mean() < 0.65
+
+
+def _aligned(stream: bytes, wanted: bytes) -> bool:
+    at = stream.find(wanted)
+    while at >= 0 and at % 2:
+        at = stream.find(wanted, at + 1)
+    return at >= 0

@@ -1,0 +1,413 @@
+"""Figures and tables from made-up results: what is written, what is drawn, and what is said where data is missing."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tests.support.figures import figure_of
+from tests.support.synthetic import iteration_times, run_rows, write_experiment, write_results
+from tests.support.synthetic_tables import write_tables
+from tests.support.synthetic_training import write_training
+from workflow.bench.analysis.common_steps import last_common_values
+from workflow.bench.figures import _style as style
+from workflow.bench.make_artefact import main
+from workflow.bench.plan import Plan, artefacts
+from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, made_from, sources, workloads_of
+from workflow.bench.results.tables import NoDataError, Results, published
+
+FIGURES = available("figures")
+TABLES = available("tables")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = write_results(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded")
+    return write_tables(write_training(root))
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Path) -> Iterator[dict[str, Figure]]:
+    """Every figure of the whole made-up results."""
+    yield {name: figure_of(name, Results(results)) for name in FIGURES}
+    plt.close("all")
+
+
+def _values(line: Line2D, axis: str = "y") -> list[float]:
+    data = line.get_ydata() if axis == "y" else line.get_xdata()
+    return [float(value) for value in np.asarray(data, float)]
+
+
+def _footer(figure: Figure) -> str:
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules") -> Path:
+    write_experiment(root, experiment, [run_rows(experiment, **label) for label in labels])
+    return root
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_a_figure_is_written_as_pdf_and_png(name, results, tmp_path, capsys):
+    assert main([name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pdf", f"{name}.png", f"{name}.rst"]
+    assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert f"{name}.png" in capsys.readouterr().out
+
+
+def test_the_same_data_gives_the_same_picture(results, tmp_path):
+    for folder in ("first", "second"):
+        main(["fig02_bert_loss", "--results", str(results), "--out-dir", str(tmp_path / folder)])
+    first, second = ((tmp_path / folder / "fig02_bert_loss.png").read_bytes() for folder in ("first", "second"))
+    assert first == second
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
+    figure = drawn[name]
+    figure.canvas.draw()
+    inside = figure.bbox
+    boxes = []
+    for axes in figure.axes:
+        labels = [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_xticklabels(), *axes.get_yticklabels()]
+        low, high = sorted(axes.get_xlim())
+        boxes += [
+            (text.get_text(), text.get_window_extent())
+            for text in labels
+            if text.get_text()
+            and text.get_visible()
+            and (text not in axes.get_xticklabels() or low <= text.get_position()[0] <= high)
+        ]
+    boxes += [(text.get_text(), text.get_window_extent()) for text in figure.texts]
+    boxes += [("legend", legend.get_window_extent()) for legend in figure.legends]
+    for text, box in boxes:
+        assert box.x0 >= inside.x0 - 1, text
+        assert box.x1 <= inside.x1 + 1, text
+        assert box.y0 >= inside.y0 - 1, text
+        assert box.y1 <= inside.y1 + 1, text
+    outside = [box for text, box in boxes if text == "legend" or text == figure.texts[-1].get_text()]
+    for box in outside:
+        for axes in figure.axes:
+            assert not box.overlaps(axes.bbox)
+
+
+@pytest.mark.parametrize("name", [name for name in FIGURES if describe("figures", name).experiments])
+def test_a_figure_carries_tier_hardware_and_seeds(name, drawn):
+    """Diagrams have no runs, and those of probes alone are in tests/test_figures_probes.py."""
+    footer = _footer(drawn[name])
+    assert footer.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
+    assert "0-2 (mean, 95 % t interval)" in footer
+    assert "MKOR's update rule: mkor = sherman_morrison" in footer
+
+
+@pytest.mark.parametrize("kind", ["figures", "tables"])
+def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
+    """Diagrams and what the published numbers imply need no data; claims says of each that it is not tested."""
+    for name in available(kind):
+        artefact = describe(kind, name)
+        needs_data = name != "claims" and bool(artefact.experiments or artefact.probes)
+        code = main(kind, [name, "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path / name)])
+        error = capsys.readouterr().err
+        assert (tmp_path / name).exists() is not needs_data
+        if needs_data:
+            assert (code, error.count("\n")) == (1, 1)
+            assert error.startswith(f"{name}: ")
+        else:
+            assert (code, error) == (0, "")
+
+
+@pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\x00\xff"])
+def test_a_broken_csv_is_one_clear_line(content, results, tmp_path, capsys):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    (root / "update_rules.csv").write_text(content, encoding="latin-1")
+    assert main(["fig13_update_rules", "--results", str(root)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "update_rules.csv" in error
+
+
+def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
+    figure = drawn["fig02_bert_loss"]
+    by_step, by_time = figure.axes[:2]
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names[:6] == ["SGD", "AdamW", "LAMB", "KFAC (KAISA)", "MKOR, exact rule", "MKOR, released rule"]
+    assert "training time (s)" in by_time.get_xlabel()
+    kaisa = next(line for line in by_time.lines if line.get_color() == style.STYLES["kaisa"].color)
+    metrics = Results(results).metrics("bert_pretraining")
+    times = metrics[metrics["optimizer"] == "kaisa"].groupby("step")["train_seconds"].mean()
+    assert _values(kaisa, "x") == pytest.approx(times.tolist())
+    assert any(set(_values(line)) == {4.2} for line in by_step.lines)
+
+
+def test_fig04_overlays_every_published_time(drawn):
+    figure = drawn["fig04_inversion_frequency"]
+    times = published("iteration_time_ms")
+    for axes, model in zip(figure.axes[:2], ("Autoencoder", "BERT-Large-Uncased"), strict=True):
+        hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
+        values = sorted(value for line in hollow for value in _values(line))
+        assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
+
+
+def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    times = iteration_times()
+    wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
+    pd.concat([times, wide]).to_csv(root / "probes" / "iteration_time.csv", index=False)
+    figure = figure_of("fig04_inversion_frequency", Results(root))
+    assert max(max(_values(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
+
+
+def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shutil.copytree(results, root)
+    (root / "probes" / "iteration_time.csv").unlink()
+    for file in root.glob("bert_inversion*"):
+        file.unlink()
+    footer = _footer(figure_of("fig04_inversion_frequency", Results(root)))
+    assert "No results yet: probe iteration_time, bert_inversion." in footer
+
+
+def test_fig13_pairs_each_method_with_its_base(results, drawn):
+    """Truth: the mean paired difference of MKOR's and LAMB's last losses, computed from the CSV."""
+    figure = drawn["fig13_update_rules"]
+    losses = Results(results).metrics("update_rules")
+    bert = losses[(losses["workload"] == "bert_pretraining") & (losses["step"] == 150)]
+    table = bert.pivot_table(index="seed", columns="optimizer", values="value")
+    truth = (table["mkor"] - table["lamb"]).mean()
+    axes = figure.axes[3]
+    assert "LAMB" in axes.get_xlabel()
+    marks = [line for line in axes.lines if line.get_marker() == "o" and len(_values(line)) == 1]
+    assert _values(marks[0], "x")[0] == pytest.approx(truth)
+
+
+def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
+    figure = drawn["fig13_update_rules"]
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    assert crosses[0].get_color() == style.STYLES["mkor_published"].color
+    assert any("1 of 6 did not finish" in text.get_text() for text in figure.axes[2].texts)
+    assert "Diverged: autoencoder mkor_published seed 4." in _footer(figure)
+
+
+def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
+    root = tmp_path / "test-cpu" / "embedded"
+    shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
+    _write(root, {**shared, "label": "sgd"}, {**shared, "label": "mkor_published", "failed": (0, 1, 2)})
+    figure = figure_of("fig13_update_rules", Results(root))
+    assert any("3 of 3 did not finish" in text.get_text() for text in figure.axes[1].texts)
+
+
+def test_fig13_without_the_base_says_so(tmp_path):
+    root = _write(
+        tmp_path / "test-cpu" / "embedded",
+        {"workload": "autoencoder", "label": "mkor", "seeds": range(3), "period": 10},
+    )
+    figure = figure_of("fig13_update_rules", Results(root))
+    assert any("no run to pair with" in text.get_text().replace("\n", " ") for text in figure.axes[1].texts)
+
+
+def test_last_common_values_are_at_one_step_and_keep_failures():
+    rows = pd.DataFrame(
+        [
+            *run_rows("e", "w", "mkor", [0], period=10, steps=100)[0],
+            *run_rows("e", "w", "mkor", [1], period=10, steps=60)[0],
+            *run_rows("e", "w", "mkor", [2], period=10, steps=100, failed=(2,))[0],
+        ]
+    )
+    last, step = last_common_values(rows)
+    assert step == 60
+    assert (last.set_index("seed")["value"] == np.inf).to_dict() == {0: False, 1: False, 2: True}
+    with pytest.raises(NoDataError, match="No run finished"):
+        last_common_values(rows[rows["seed"] == 2])
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
+    assert main([name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
+    frame = pd.read_csv(tmp_path / f"{name}.csv", keep_default_na=False)
+    lines = (tmp_path / f"{name}.md").read_text().splitlines()
+    assert next(line for line in lines if line.startswith("| ")).count("|") == len(frame.columns) + 1
+    assert len([line for line in lines if line.startswith("| ")]) == len(frame) + 2
+    page = (tmp_path / f"{name}.html").read_text()
+    assert page.count("<tr") == len(frame) + 1
+    assert "test-cpu" in lines[-1]
+    assert "test-cpu" in page
+
+
+def test_table6_stands_beside_the_papers_settings(results, tmp_path):
+    main(["table6_settings", "--results", str(results), "--out-dir", str(tmp_path)])
+    table = pd.read_csv(tmp_path / "table6_settings.csv").set_index("experiments", drop=False)
+    bert = table.loc["bert_pretraining"]
+    assert (bert["model in the paper"], bert["parameters in the paper (M)"]) == ("BERT-Large-Uncased", 335.1)
+    assert (bert["train here"], bert["test here"], bert["hardware here"]) == (1437, 360, "Test CPU")
+    assert set(table["model in the paper"].dropna()) == set(published("settings")["model"])
+    # A model of the paper's size that nobody trained: its parameters are known all the same, as the paper counts them.
+    large = table.loc["bert_phase1"]
+    assert (large["parameters here (M)"], large["counted as in the paper (M)"]) == (336.2, 335.1)
+    assert pd.isna(large["train here"])
+    assert pd.isna(large["hardware here"])
+    # One row for a model, whatever the number of experiments that train it.
+    assert list(table["experiments"]).count("update_rules, autoencoder_inversion") == 1
+
+
+def test_table6_needs_no_trained_run(results, tmp_path):
+    (tmp_path / "probes").mkdir()
+    shutil.copy(results / "probes" / "sizes.csv", tmp_path / "probes")
+    assert main(["table6_settings", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "table6_settings.csv")
+    assert set(table["counted as in the paper (M)"].dropna()) == {0.1, 335.1}
+    assert table["train here"].isna().all()
+
+
+def test_no_two_methods_look_alike():
+    looks = [(look.color, look.marker, str(look.line)) for look in style.STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
+
+
+def test_methods_can_be_told_apart_in_grey():
+    """Where two methods are about as dark, their markers and line styles must differ."""
+
+    def lightness(color: str) -> float:
+        red, green, blue = to_rgb(color)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    looks = list(style.STYLES.values())
+    for index, one in enumerate(looks):
+        for other in looks[index + 1 :]:
+            if abs(lightness(one.color) - lightness(other.color)) < 0.1:
+                assert one.marker != other.marker
+                assert one.line != other.line, (one.name, other.name)
+
+
+def test_an_unknown_method_gets_the_same_look_every_time():
+    assert style.style_of("my_new_method") == style.style_of("my_new_method")
+    assert style.style_of("my_new_method").name == "my new method"
+    assert style.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "unit"), [(0.02, "ms"), (3, "s"), (119, "s"), (600, "min"), (8000, "h"), (3 * 86400, "d")]
+)
+def test_time_unit(seconds, unit):
+    assert style.time_unit(seconds)[1] == unit
+
+
+def test_the_plan_of_an_artefact_names_its_data_and_its_code():
+    plan = Plan.load()
+    fig04 = describe("figures", "fig04_inversion_frequency")
+    needed = inputs(fig04, plan)
+    assert f"{plan.results}/probes/iteration_time.csv" in needed["measured"]
+    assert f"{plan.results}/bert_inversion.csv" in needed["measured"]
+    assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
+    assert {"workflow/bench/style.py", "workflow/bench/captions.py"} <= set(needed["code"])
+    assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
+    assert {artefact.name for artefact in made_from(plan, "figures")} == set(FIGURES)
+    assert len(workloads_of(describe("probes", "iteration_time"), plan)) == 2
+
+
+def test_an_artefact_reads_no_more_than_its_file_declares():
+    """Every experiment, probe and published file that a module names in its code is in its lists."""
+    for kind in ("figures", "tables"):
+        for name in available(kind):
+            artefact = describe(kind, name)
+            text = "".join(
+                file.read_text() for file in sources(artefact.module) if name in (file.stem, file.parent.name)
+            )
+            for published_file in (BENCH.parent / "paper").glob("*.csv"):
+                if f'published("{published_file.stem}")' in text:
+                    assert published_file.stem in artefact.published, (name, published_file.stem)
+            for probe in ("iteration_time", "numerics"):
+                if f'probe("{probe}"' in text:
+                    assert probe in artefact.probes, (name, probe)
+
+
+def test_inputs_must_be_literals(tmp_path, monkeypatch):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "fig99_odd.py").write_text("EXPERIMENTS = tuple(some_call())\n")
+    monkeypatch.setattr(artefacts, "BENCH", tmp_path)
+    with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
+        describe("figures", "fig99_odd")
+
+
+def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
+    """Truth: by hand. MKOR takes two thirds of LAMB's steps; KAISA reaches the target on one seed of three."""
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
+        for label, at in (("lamb", 120.0), ("mkor", 80.0), ("kaisa", 90.0))
+    ]
+    for run, steps in zip(parts[1][1], (80.0, 242 / 3, 244 / 3), strict=True):  # LAMB's 120, 121, 122
+        run["steps_to_target"] = steps
+    for run in parts[2][1][1:]:
+        run["steps_to_target"] = run["seconds_to_target"] = None
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    assert list(table["reached"]) == [3, 3, 1]
+    assert table.loc["mkor", "target"] == "validation loss ≤ 4.2"
+    assert table.loc["mkor", "fewer iterations than its base"] == "1.5 [1.5, 1.5]"
+    assert table.loc["kaisa", "iterations"] == "not reached"
+    assert table.loc["lamb", "iterations"].startswith("121 [119, 123]")
+    assert table.loc["lamb", "fewer iterations than its base"] == table.loc["kaisa", "less time than kaisa"] == ""
+    # Against a rival that did not get there on two seeds, MKOR is faster by more than anyone can say.
+    assert table.loc["mkor", "fewer iterations than kaisa"] == "∞"
+
+
+def test_a_run_that_was_too_short_to_tell_makes_nobody_faster(tmp_path):
+    """Truth: by hand. On seed 1 LAMB ended after 70 steps, on seed 2 it diverged there; MKOR takes 80, 81 and 82."""
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
+    lamb, mkor = (
+        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
+        for label, at in (("lamb", 120.0), ("mkor", 80.0))
+    )
+    for run, status in zip(lamb[1][1:], ("finished", "diverged"), strict=True):
+        run.update(status=status, steps_done=70, train_seconds=2.1, steps_to_target=None, seconds_to_target=None)
+    write_experiment(tmp_path, "bert_pretraining", [lamb, mkor])
+    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    assert table.loc["mkor", "fewer iterations than its base"] == "1 of 3 too short to tell"
+    assert table.loc["mkor", "less time than its base"] == "1 of 3 too short to tell"
+
+
+def test_time_to_target_without_a_target_is_a_table_without_rows(tmp_path):
+    _write(tmp_path, {"workload": "autoencoder", "label": "sgd", "seeds": range(2)})
+    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv")
+    assert table.empty
+    assert "reached" in table
+
+
+def test_a_figure_of_skipped_runs_says_so_and_stops_nothing(tmp_path, capsys, monkeypatch):
+    """Data that are absent end an experiment's runs as skipped; the pipeline's figure of it is made all the same."""
+    _write(tmp_path, {"workload": "autoencoder", "label": "sgd", "seeds": range(2)})
+    runs = pd.read_csv(tmp_path / "update_rules.runs.csv").assign(
+        status="skipped", reason="CIFAR-100 not found at data"
+    )
+    runs.to_csv(tmp_path / "update_rules.runs.csv", index=False)
+    metrics = pd.read_csv(tmp_path / "update_rules.csv").drop_duplicates("run").assign(status="skipped")
+    metrics = metrics.assign(**dict.fromkeys(("step", "split", "metric", "value", "train_seconds")))
+    metrics.to_csv(tmp_path / "update_rules.csv", index=False)
+    drawn: list[Figure] = []
+    monkeypatch.setattr(style.plt, "close", drawn.append)
+    assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
+    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["every run was skipped"]
+    assert "Skipped: autoencoder sgd seed 0-1 [CIFAR-100 not found at data]." in _footer(drawn[0])
+    assert (tmp_path / "figures" / "fig13_update_rules.pdf").stat().st_size > 0
+    # Runs that were trained and broke down are no such case.
+    runs.assign(status="diverged").to_csv(tmp_path / "update_rules.runs.csv", index=False)
+    assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith("fig13_update_rules: ")

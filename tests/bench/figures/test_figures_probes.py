@@ -1,0 +1,293 @@
+"""Figures made from probes alone: what they draw is what the probes' rows say, and what is absent is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Rectangle
+
+from tests.support import synthetic_probes
+from tests.support.figures import figure_of
+from tests.support.synthetic_probes import PHASE_MS, REFRESH, SLOPES, write_probes
+from workflow.bench.figures import _style as style
+from workflow.bench.figures import fig03_step_breakdown as fig03
+from workflow.bench.figures import fig08_kfac_spectra as fig08
+from workflow.bench.figures import fig09_scalability as fig09
+from workflow.bench.figures import fig10_rank1_over_training as fig10
+from workflow.bench.figures import fig15_communication as fig15
+from workflow.bench.make_artefact import main
+from workflow.bench.results.tables import NoDataError, Results
+
+FIGURES = {
+    "fig03_step_breakdown": "step_breakdown",
+    "fig05_rank1_error": "rank1_error",
+    "fig08_kfac_spectra": "spectra",
+    "fig09_scalability": "scaling",
+    "fig10_rank1_over_training": "rank1_error",
+    "fig14_cost_scaling": "cost_scaling",
+    "fig15_communication": "communication",
+}
+Draw = Callable[..., Figure]
+
+
+def _drawn(name: str, root: Path) -> Figure:
+    """The figure with everything in its place."""
+    figure = figure_of(name, Results(root))
+    figure.canvas.draw()
+    return figure
+
+
+@pytest.fixture(scope="module")
+def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
+    """Draws a figure by name from made-up probes, some given instead; of the usual ones each but once."""
+    usual: dict[str, Figure] = {}
+
+    def drawn(name: str, **instead: pd.DataFrame) -> Figure:
+        if name in usual and not instead:
+            return usual[name]
+        root = write_probes(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded", **instead)
+        figure = _drawn(name, root)
+        if not instead:
+            usual[name] = figure
+        return figure
+
+    yield drawn
+    plt.close("all")
+
+
+def footer(figure: Figure) -> str:
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def legend(figure: Figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def values(line: Line2D, axis: str = "y") -> list[float]:
+    return [float(value) for value in np.asarray(line.get_ydata() if axis == "y" else line.get_xdata(), float)]
+
+
+def lines(axes: Axes, label: str, *, hollow: bool = False, dashed: bool = False) -> list[Line2D]:
+    """A method's lines with filled or hollow markers, or its model's dashed ones."""
+    of_method = [line for line in axes.lines if to_rgba(line.get_color()) == to_rgba(style.style_of(label).color)]
+    if dashed:
+        return [line for line in of_method if line.get_linestyle() == "--"]
+    marked = [line for line in of_method if line.get_linestyle() == "None"]
+    return [line for line in marked if (line.get_markerfacecolor() == "none") == hollow]
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_the_caption_says_tier_hardware_and_commit(name, draw):
+    text = footer(draw(name))
+    assert text.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu.")
+    assert text.endswith("Commit 012345678.")
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_nothing_is_cut_off(name, draw):
+    """Every drawn value lies inside its panel, and every text inside the figure."""
+    figure = draw(name)
+    for axes in figure.axes:
+        low, high = sorted(axes.get_ylim())
+        for line in axes.lines:
+            if line.get_transform() is axes.transData:
+                assert all(low <= height <= high for height in values(line) if np.isfinite(height))
+    texts = [*figure.texts, *(text for axes in figure.axes for text in (*axes.texts, axes.title, axes.yaxis.label))]
+    for text in texts:
+        if text.get_text():
+            box = text.get_window_extent()
+            assert box.x0 >= figure.bbox.x0 - 1, text
+            assert box.x1 <= figure.bbox.x1 + 1, text
+            assert box.y1 <= figure.bbox.y1 + 1, text
+
+
+@pytest.mark.parametrize(("name", "probe"), FIGURES.items())
+def test_without_its_probe_a_figure_is_one_clear_line(name, probe, tmp_path, capsys):
+    assert main([name, "--results", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"run the probe {probe} first" in error
+
+
+def bar_ends(axes: Axes) -> list[float]:
+    """Where each horizontal stack ends, top to bottom."""
+    ends: dict[float, float] = {}
+    for bar in axes.patches:
+        assert isinstance(bar, Rectangle)
+        place = round(bar.get_y(), 6)
+        ends[place] = max(ends.get(place, 0.0), bar.get_x() + bar.get_width())
+    return [ends[place] for place in sorted(ends)]
+
+
+def test_fig03_stacks_the_optimizers_phases_up_to_their_sum(draw):
+    """Truth: the sum of the phases but forward and backward, mean over repeats of 1, 1.1 and 1.2 times it."""
+    figure = draw("fig03_step_breakdown")
+    own = sum(ms for phase, ms in PHASE_MS.items() if phase not in fig03.REFERENCE)
+    # Base, KAISA at both periods, Eva, MKOR, each with one and two workers.
+    average = [PHASE_MS["update"]] * 2 + [own] * 6 + [own + PHASE_MS["factor"]] * 2
+    for axes in figure.axes[:2]:
+        assert bar_ends(axes) == pytest.approx([1.1 * ms for ms in average])
+    grows = PHASE_MS["capture"] + PHASE_MS["factor"] + PHASE_MS["communication"]
+    refreshing = own + (REFRESH - 1) * grows
+    of_mkor = refreshing + REFRESH * PHASE_MS["factor"]
+    for axes in figure.axes[2:]:
+        assert bar_ends(axes) == pytest.approx([refreshing] * 2 + [of_mkor] * 2)
+
+
+def test_fig03_says_what_forward_and_backward_take(draw):
+    figure = draw("fig03_step_breakdown")
+    beside = [text.get_text() for text in figure.axes[0].texts]
+    assert beside.count(f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.3g}") == 10
+    assert "Also timed, not drawn: Autoencoder." in footer(figure)
+    assert "mkor = sherman_morrison" in footer(figure)
+
+
+def test_fig03_names_a_workload_that_was_not_timed(draw):
+    rows = synthetic_probes.step_breakdown()
+    figure = draw("fig03_step_breakdown", step_breakdown=rows[rows["workload"] != "resnet"])
+    assert [axes.get_title() for axes in figure.axes[:1]] == ["BERT"]
+    assert "No results yet: resnet in probe step_breakdown." in footer(figure)
+
+
+def test_fig03_gives_several_base_optimizers_rows_of_their_own():
+    rows = synthetic_probes.step_breakdown()
+    assert fig03.bases(rows) == synthetic_probes.WORKLOADS
+    more = rows[(rows["workload"] == "bert") & (rows["optimizer"] == "lamb")].assign(optimizer="adamw")
+    assert fig03.bases(pd.concat([rows, more])) == {}
+
+
+def test_fig05_draws_every_error_and_reaches_above_one(draw):
+    rows = synthetic_probes.rank1_error(highest=1.4)
+    figure = draw("fig05_rank1_error", rank1_error=rows)
+    drawn = sorted(
+        value for axes in figure.axes for line in axes.lines if line.get_markersize() == 1.5 for value in values(line)
+    )
+    assert drawn == pytest.approx(sorted(rows["error"]))
+    assert figure.axes[0].get_ylim()[1] > 1.4
+    assert [axes.get_title() for axes in figure.axes] == [
+        "BERT, 3 layers",
+        "ResNet, 3 layers",
+        "Autoencoder, 3 layers",
+    ]
+
+
+def test_fig05_counts_moments_that_are_zero(draw):
+    rows = synthetic_probes.rank1_error()
+    zero = (rows["layer"] == "first") & (rows["step"] == 0) & (rows["side"] == "gradient") & (rows["seed"] == 0)
+    figure = draw("fig05_rank1_error", rank1_error=rows.assign(error=rows["error"].mask(zero)))
+    assert "Left out: 3 moments that are zero" in footer(figure)
+
+
+def test_fig10_means_are_over_layers_and_seeds(draw):
+    rows = synthetic_probes.rank1_error()
+    figure = draw("fig10_rank1_over_training")
+    of_bert = rows[(rows["workload"] == "bert") & (rows["side"] == "activation") & (rows["approximation"] == "best")]
+    truth = of_bert.groupby("step")["error"]
+    summary = fig10.over_training(of_bert)
+    assert summary["mean"].tolist() == pytest.approx(truth.mean().tolist())
+    assert summary["high"].tolist() == pytest.approx([np.quantile(errors, 0.75) for _, errors in truth])
+    thick = next(line for line in figure.axes[0].lines if line.get_marker() == "o")
+    assert values(thick) == pytest.approx(truth.mean().tolist())
+    assert values(thick, "x") == list(synthetic_probes.STEPS)
+
+
+def test_fig08_draws_singular_factors_at_the_resolution(draw):
+    rows = fig08.resolved(synthetic_probes.spectra())
+    singular = rows["unresolved"]
+    assert (rows.loc[singular, "layer"] == "second").all()
+    assert (rows.loc[singular, "smallest"] == 1e-4).all()
+    assert rows.loc[singular, "condition_number"].tolist() == pytest.approx([1e5] * singular.sum())
+    assert np.isfinite(rows["condition_number"]).all()
+    figure = draw("fig08_kfac_spectra")
+    assert "0 of 18 running, 9 of 18 batch factors" in footer(figure)
+    smallest, condition = figure.axes[3], figure.axes[6]
+    assert [values(line) for line in smallest.lines if line.get_marker() == "v" and values(line)] == [[1e-4] * 3]
+    assert values(next(line for line in condition.lines if line.get_marker() == "^" and values(line))) == pytest.approx(
+        [1e5] * 3
+    )
+
+
+def test_fig08_draws_the_weight_of_the_start(draw):
+    figure = draw("fig08_kfac_spectra")
+    (weight,) = (line for line in figure.axes[3].lines if line.get_color() == "#000000")
+    assert weight.get_linestyle() == "--"
+    assert values(weight) == pytest.approx([0.95 ** (step + 1) for step in synthetic_probes.STEPS])
+
+
+def test_fig09_speedups_are_paired_by_repeat(draw):
+    """Truth: the step of p workers takes 1 / p ** 0.5 of one's in every repeat, so the repeats agree."""
+    figure = draw("fig09_scalability")
+    speedup, efficiency = figure.axes
+    for label in ("sgd", "mkor", "kaisa"):
+        assert [values(line)[0] for line in lines(speedup, label)] == pytest.approx([1, 2**0.5, 2])
+        assert [values(line)[0] for line in lines(efficiency, label)] == pytest.approx([1, 2**-0.5, 0.5])
+        (model,) = lines(efficiency, label, dashed=True)
+        assert values(model) == pytest.approx([p**-0.25 for p in (1, 2, 4, 64, 1024)])
+    assert "model" in legend(figure)
+    assert "on a machine of 2 cores" in footer(figure)
+
+
+def test_fig09_leaves_a_repeat_without_its_pair_out():
+    steps = pd.DataFrame({"workers": [1, 2, 2], "repeat": [0, 0, 1], "value": [8.0, 5.0, 1.0]})
+    assert fig09.speedups(steps) == {1: {0: 1.0}, 2: {0: 1.6}}
+    assert fig09.speedups(steps[steps["workers"] == 2]) == {}
+
+
+def test_fig09_without_a_model_says_so(draw):
+    rows = synthetic_probes.scaling(model=False)
+    figure = draw("fig09_scalability", scaling=rows[rows["workers"] == 1])
+    assert "model" not in legend(figure)
+    assert "there is no model" in footer(figure)
+
+
+def test_fig14_puts_the_fitted_slopes_in_the_legend(draw):
+    figure = draw("fig14_cost_scaling")
+    names = legend(figure)
+    for label in ("mkor", "mkor_windowed", "kaisa", "eva"):
+        slopes = f"({SLOPES[label, 'factor']:.2f}; {SLOPES[label, 'precondition']:.2f})"
+        assert f"{style.style_of(label).name} {slopes}" in names
+    assert f"{style.style_of('copy').name} (2.00)" in names
+    assert "Timed but once, since long: kaisa factor at 1024." in footer(figure)
+
+
+def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
+    sent = fig15.of_update(synthetic_probes.communication()).set_index(["optimizer", "dimension", "workers"])
+    assert sent.loc[("kaisa", 64, 4), "bytes"] == 12 * 64**2
+    assert sent.loc[("mkor", 128, 2), "bytes"] == 8 * 128
+    figure = draw("fig15_communication")
+    by_width, by_workers = figure.axes
+    assert values(lines(by_width, "kaisa")[0]) == [12 * d * d for d in (64, 128, 256)]
+    assert values(lines(by_width, "kaisa", hollow=True)[0]) == [16 * d * d for d in (64, 128, 256)]
+    assert values(lines(by_workers, "mkor")[0]) == [8 * 256] * 2
+    assert values(lines(by_width, "mkor", dashed=True)[0]) == [8 * d for d in (64, 128, 256)]
+    assert f"{style.style_of('kaisa').name} (2.00)" in legend(figure)
+    assert "exact in 24 of 24 cases" in footer(figure)
+    assert f"Not in Table 1: {style.style_of('kaisa_mem_opt').name}." in footer(figure)
+
+
+def test_fig15_tells_where_the_formula_is_wrong(draw):
+    rows = synthetic_probes.communication()
+    wrong = (rows["optimizer"] == "mkor") & (rows["dimension"] == 64)
+    figure = draw("fig15_communication", communication=rows.assign(predicted_bytes=rows["predicted_bytes"] + 4 * wrong))
+    assert "exact in 22 of 24 cases" in footer(figure)
+
+
+@pytest.mark.parametrize(("size", "text"), [(12, "12 B"), (1000, "1 kB"), (10**7, "10 MB"), (2 * 10**9, "2 GB")])
+def test_amounts_of_bytes(size, text):
+    assert fig15.amount(size) == text
+
+
+def test_a_probe_without_rows_is_no_data(tmp_path):
+    (tmp_path / "probes").mkdir()
+    synthetic_probes.spectra().head(0).to_csv(tmp_path / "probes" / "spectra.csv", index=False)
+    with pytest.raises(NoDataError, match="run the probe spectra first"):
+        fig08.make(Results(tmp_path), tmp_path)

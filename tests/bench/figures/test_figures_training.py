@@ -1,0 +1,370 @@
+"""Figures 1, 2, 6, 7, 11 and 12 from made-up runs: what is drawn where, and what is said where runs are missing."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from tests.support.figures import figure_of
+from tests.support.synthetic import run_rows, write_experiment
+from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._curves import ended, targets
+from workflow.bench.figures._training import equal_levels, to_level
+from workflow.bench.figures.fig11_training_time import contests
+from workflow.bench.make_artefact import main
+from workflow.bench.plan.experiments import label_of
+from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.support.config import CONFIG, read_mapping
+from workflow.bench.workloads import NAMES
+
+DRAWN = ("fig01_mkor_diagram", "fig07_approximations")
+MEASURED = ("fig06_resnet50_accuracy", "fig11_training_time", "fig12_training_accuracy")
+GOAL = {"split": "train", "metric": "accuracy", "above": 0.9}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_training(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded")
+
+
+@pytest.fixture(scope="module")
+def drawn(results: Path) -> Iterator[dict[str, Figure]]:
+    yield {name: figure_of(name, Results(results)) for name in (*DRAWN, *MEASURED)}
+    plt.close("all")
+
+
+@pytest.fixture
+def some(results: Path, tmp_path: Path) -> Path:
+    """A folder of one's own, as `results`, to take away from."""
+    return Path(shutil.copytree(results, tmp_path / "test-cpu" / "embedded"))
+
+
+def footer(figure: Figure) -> str:
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def at(line: Line2D, axis: str = "x") -> list[float]:
+    return [float(value) for value in np.asarray(line.get_xdata() if axis == "x" else line.get_ydata(), float)]
+
+
+def single(axes: Axes, label: str) -> list[Line2D]:
+    """Marks of one point in a method's look."""
+    look = style.style_of(label)
+    return [
+        line
+        for line in axes.lines
+        if line.get_color() == look.color and line.get_marker() == look.marker and len(at(line)) == 1
+    ]
+
+
+def hollow(axes: Axes) -> list[float]:
+    return sorted(value for line in axes.lines if line.get_markerfacecolor() == "none" for value in at(line))
+
+
+def texts(axes: Axes) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in axes.texts]
+
+
+# Drawn figures
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_drawn_figure_needs_no_results(name, tmp_path):
+    assert main([name, "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path)]) == 0
+    assert (tmp_path / f"{name}.pdf").stat().st_size > 0
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_no_text_of_a_drawing_leaves_it_or_touches_another(name, drawn):
+    figure = drawn[name]
+    figure.canvas.draw()
+    (axes,) = figure.axes
+    boxes = [(text.get_text(), text.get_window_extent()) for text in axes.texts]
+    assert len(boxes) > 15
+    for text, box in boxes:
+        assert axes.bbox.x0 <= box.x0, text
+        assert box.x1 <= axes.bbox.x1, text
+        assert axes.bbox.y0 <= box.y0, text
+        assert box.y1 <= axes.bbox.y1, text
+    for (one, first), (other, second) in combinations(boxes, 2):
+        assert not first.overlaps(second), (one, other)
+    assert not figure.texts[-1].get_window_extent().overlaps(axes.bbox)
+
+
+def test_figure_1_has_the_exact_rule_and_says_that_there_are_others(drawn):
+    found = " ".join(texts(drawn["fig01_mkor_diagram"].axes[0]))
+    for part in ("Rank-1 statistics", "One all-reduce", "Factor update", "Precondition", "Base optimizer", "$O(d^2)$"):
+        assert part in found
+    assert "figure 13 compares them" in footer(drawn["fig01_mkor_diagram"])
+
+
+# What figures 6, 11 and 12 share
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_caption_has_tier_hardware_seeds_and_rule(name, drawn):
+    text = footer(drawn[name])
+    assert text.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu; seeds 0-2 (mean, 95 % t")
+    assert "MKOR's update rule: mkor = sherman_morrison" in text
+    assert text.endswith("Commit 012345678.")
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_without_any_run_there_is_nothing_to_draw(name, tmp_path):
+    with pytest.raises(NoDataError, match="run "):
+        figure_of(name, Results(tmp_path))
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_diverged_run_is_crossed_and_named(name, some):
+    """MKOR's seed 2 breaks down half-way: it is no part of a mean, which ends there, and never dropped in silence."""
+    experiment = "resnet50_imagenet" if name == MEASURED[0] else "alexnet_cifar100"
+    for suffix in (".csv", ".runs.csv"):
+        frame = pd.read_csv(some / f"{experiment}{suffix}")
+        broken = (frame["optimizer"] == "mkor") & (frame["seed"] == 2)
+        frame.loc[broken, "status"] = "diverged"
+        if suffix == ".csv":
+            frame = frame[~broken | (frame["step"] <= 50)]
+        frame.to_csv(some / f"{experiment}{suffix}", index=False)
+    figure = figure_of(name, Results(some))
+    crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert [line.get_color() for line in crosses] == [style.STYLES["mkor"].color]
+    curve = next(line for line in figure.axes[0].lines if line.get_color() == style.STYLES["mkor"].color)
+    assert max(at(curve)) < max(max(at(line)) for line in figure.axes[0].lines)
+    assert "mkor seed 2" in footer(figure).split("Diverged: ")[1]
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_missing_runs_have_no_values_and_are_named(name, some):
+    experiment, workload = ("resnet50_imagenet", "resnet20") if name == MEASURED[0] else ("alexnet_cifar100", "alexnet")
+    there = [accuracy_rows(experiment, workload, label, target=GOAL) for label in ("sgd", "kaisa")]
+    gone = accuracy_rows(experiment, workload, "mkor", status="missing")
+    write_experiment(some, experiment, [*there, gone])
+    figure = figure_of(name, Results(some))
+    assert all(line.get_color() != style.STYLES["mkor"].color for line in figure.axes[0].lines)
+    assert f"Missing: {workload} mkor seed 0-2" in footer(figure)
+
+
+@pytest.mark.parametrize("name", MEASURED[1:])
+def test_an_absent_experiment_leaves_a_panel_that_says_so(name, some):
+    for file in some.glob("bert_imdb*"):
+        file.unlink()
+    figure = figure_of(name, Results(some))
+    assert "bert_imdb has no results" in texts(figure.axes[1])
+    assert "No results yet: bert_imdb." in footer(figure)
+
+
+def test_one_seed_has_no_interval(tmp_path):
+    write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "mkor", [0])])
+    figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
+    assert "95 % interval" not in [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "one run, no interval" in footer(figure)
+
+
+# Figure 6
+
+
+def test_figure_6_marks_what_each_run_took_to_the_target(drawn):
+    """Truth: the law of the made-up runs, seen at every tenth step; an epoch has 20."""
+    panel = drawn["fig06_resnet50_accuracy"].axes[2]
+    steps = [next(step for step in range(0, 101, 10) if accuracy("kaisa", seed, step) >= 0.9) for seed in range(3)]
+    (mark,) = single(panel, "kaisa")
+    assert at(mark) == pytest.approx([np.mean(steps) / 20])
+    dots = next(
+        line for line in panel.lines if line.get_marker() == "." and line.get_color() == style.STYLES["kaisa"].color
+    )
+    assert at(dots) == pytest.approx([step / 20 for step in steps])
+    seconds = drawn["fig06_resnet50_accuracy"].axes[3]
+    assert at(single(seconds, "kaisa")[0]) == pytest.approx([np.mean(steps) * SECONDS["kaisa"]])
+
+
+def test_figure_6_counts_runs_that_never_get_there(drawn):
+    """HyLo is at 0.87 at its end on all seeds."""
+    assert max(accuracy("hylo", seed, 100) for seed in range(3)) < 0.9
+    panel = drawn["fig06_resnet50_accuracy"].axes[2]
+    assert any("3 of 3 never" in text for text in texts(panel))
+    assert not single(panel, "hylo")
+
+
+def test_figure_6_has_the_published_values_on_axes_of_their_own(drawn):
+    figure, of_paper = drawn["fig06_resnet50_accuracy"], published("resnet50_imagenet")
+    assert hollow(figure.axes[4]) == sorted(of_paper["epochs_to_target"])
+    assert hollow(figure.axes[5]) == pytest.approx(sorted(of_paper["time_to_target_s"] / 3600))
+    assert all(not hollow(axes) for axes in figure.axes[:4])
+
+
+def test_figure_6_without_a_target_says_so(tmp_path):
+    write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "sgd")])
+    figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
+    assert "the runs have no target on the test accuracy" in footer(figure)
+    assert not single(figure.axes[2], "sgd")
+
+
+# Figures 11 and 12
+
+
+def test_equal_training_accuracy_is_the_files_target_or_sgds_last(results):
+    given = Results(results)
+    levels = {}
+    for name in ("alexnet_cifar100", "bert_imdb"):
+        metrics = given.metrics(name)
+        rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
+        levels[name] = equal_levels(given.runs(name), rows)
+    assert levels["alexnet_cifar100"] == dict.fromkeys(range(3), 0.9)
+    assert levels["bert_imdb"] == pytest.approx({seed: accuracy("sgd", seed, 100) for seed in range(3)})
+    assert targets(given.runs("bert_imdb"), "train", "accuracy") == []
+
+
+def test_a_run_that_never_shows_the_level_takes_forever(results):
+    given = Results(results)
+    metrics = given.metrics("alexnet_cifar100")
+    rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
+    assert set(to_level(given.runs("alexnet_cifar100"), rows, "hylo", {0: 0.9, 1: 0.9}).values()) == {math.inf}
+    assert to_level(given.runs("alexnet_cifar100"), rows, "mkor", {0: 0.05}) == {0: 10 * SECONDS["mkor"]}
+
+
+def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
+    """Truth: by the law of the made-up runs, the geometric mean of the paired ratios."""
+
+    def seconds(label: str, seed: int) -> float:
+        return SECONDS[label] * next(step for step in range(0, 101, 10) if accuracy(label, seed, step) >= 0.9)
+
+    ratios = [seconds("kaisa", seed) / seconds("mkor", seed) for seed in range(3)]
+    panel = drawn["fig11_training_time"].axes[3]
+    marks = {round(at(mark, "y")[0]): at(mark)[0] for mark in single(panel, "mkor")}
+    assert marks[1] == pytest.approx(math.exp(np.mean(np.log(ratios))))
+    given = Results(results)
+    metrics = given.metrics("alexnet_cifar100")
+    rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
+    found = contests(given.runs("alexnet_cifar100"), rows)
+    assert {pair for pair in found if pair[1] == "mkor"} == {("sgd", "mkor"), ("kaisa", "mkor"), ("hylo", "mkor")}
+    # HyLo never gets there on any seed: no number stands for that, and the counts are said.
+    assert (found["hylo", "mkor"].rival_never, found["hylo", "mkor"].contender_never) == (3, 0)
+    assert 2 not in marks
+    assert "never: 3, MKOR 0/0 of 3" in texts(panel)
+
+
+def test_a_run_that_ended_before_the_other_was_there_has_no_ratio(results):
+    """Truth: a rival that stopped after a tenth of a second might have been first, had it gone on."""
+    given = Results(results)
+    runs, rows = given.runs("alexnet_cifar100"), ended(given.metrics("alexnet_cifar100"), "train", "accuracy")
+    assert contests(runs, rows)["sgd", "mkor"].ratio is not None
+    short = runs.assign(train_seconds=runs["train_seconds"].where(runs["optimizer"] != "sgd", 0.1))
+    found = contests(short, rows[rows["optimizer"] != "sgd"])["sgd", "mkor"]
+    assert (found.ratio, found.rival_never) == (None, 3)
+
+
+def test_figure_11_has_the_published_speedups_beside_the_measured_ones(drawn):
+    of_paper = published("training_speedups").groupby("experiment")["speedup"]
+    names = ("AlexNet/CIFAR-100", "BERT-Large-Cased/IMDB", "BERT-Base-Cased/SQuAD")
+    for axes, name in zip(drawn["fig11_training_time"].axes[3:], names, strict=True):
+        assert hollow(axes) == sorted(of_paper.get_group(name))
+
+
+def test_figure_12_is_over_time_and_over_iterations(drawn):
+    by_time, by_step = drawn["fig12_training_accuracy"].axes[0], drawn["fig12_training_accuracy"].axes[3]
+    color = style.STYLES["kaisa"].color
+    over_time, over_steps = (
+        next(line for line in axes.lines if line.get_color() == color) for axes in (by_time, by_step)
+    )
+    assert at(over_steps) == list(range(0, 101, 10))
+    assert at(over_time) == pytest.approx([step * SECONDS["kaisa"] for step in range(0, 101, 10)])
+    assert at(over_steps, "y") == pytest.approx(
+        [np.mean([accuracy("kaisa", seed, step) for seed in range(3)]) for step in range(0, 101, 10)]
+    )
+    assert any(set(at(line, "y")) == {0.9} for line in by_time.lines)
+
+
+def test_runs_without_a_training_accuracy_are_told_from_absent_ones(some):
+    """As runs by code that did not measure it: losses are there, and figure 11 draws them."""
+    metrics = pd.read_csv(some / "bert_base_squad.csv")
+    metrics[metrics["metric"] != "accuracy"].to_csv(some / "bert_base_squad.csv", index=False)
+    assert "bert_base_squad: no training accuracy in its runs" in texts(
+        figure_of("fig12_training_accuracy", Results(some)).axes[2]
+    )
+    figure = figure_of("fig11_training_time", Results(some))
+    assert figure.axes[2].lines
+    assert "no pair measured" in texts(figure.axes[5])
+
+
+def test_two_rules_of_mkor_have_a_mark_each(tmp_path):
+    write_experiment(tmp_path, "alexnet_cifar100", training_parts("alexnet_cifar100", target=GOAL))
+    panel = figure_of("fig11_training_time", Results(tmp_path)).axes[3]
+    heights = [at(single(panel, label)[0], "y")[0] for label in ("mkor", "mkor_released")]
+    assert heights[0] < heights[1]
+
+
+# Figure 2
+
+
+def test_figure_2_counts_who_never_reaches_the_target(tmp_path):
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb", "period": 5}
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, reaches=reaches, **shared)
+        for label, reaches in (("sgd", None), ("lamb", 120.0), ("mkor", 80.0))
+    ]
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    differences, by_time = figure_of("fig02_bert_loss", Results(tmp_path)).axes[2:]
+    assert any("3 of 3 never" in text for text in texts(by_time))
+    last = {
+        label: [row["value"] for row in metrics if row["step"] == 150]
+        for label, (metrics, _) in zip(("sgd", "lamb", "mkor"), parts, strict=True)
+    }
+    truth = np.mean(np.subtract(last["mkor"], last["lamb"]))
+    assert at(single(differences, "mkor")[0]) == pytest.approx([truth])
+    assert at(single(differences, "lamb")[0]) == [0]
+
+
+def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
+    """At the paper tier budgets differ: step 100 ends the one schedule and stands in the middle of the other."""
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, range(3), base="lamb", period=5, steps=steps)
+        for label, steps in (("lamb", 150), ("mkor", 150), ("mkor_h", 100))
+    ]
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    figure = figure_of("fig02_bert_loss", Results(tmp_path))
+    assert figure.axes[2].get_xlabel() == "loss − LAMB's, iteration 150"
+    assert single(figure.axes[2], "mkor")
+    assert not [line for line in figure.axes[2].lines if line.get_color() == style.style_of("mkor_h").color]
+    assert "another schedule" in " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
+
+
+def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
+    """All of the styles at once, in four columns where they fit in three."""
+    figure, _ = style.new_figure(1, 1, height=1)
+    style.finish(figure, [style.method_handle(label) for label in style.STYLES], "a footer", columns=4)
+    figure.canvas.draw()
+    box = figure.legends[0].get_window_extent()
+    assert figure.legends[0]._ncols == 3
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+    assert box.y0 >= figure.axes[0].bbox.y1
+
+
+# Names
+
+
+def test_every_label_and_workload_of_every_tier_has_a_name_and_a_look_of_its_own():
+    labels = {
+        label_of(entry)
+        for file in (CONFIG / "experiments").glob("*.yaml")
+        for blocks in read_mapping(file)["tiers"].values()
+        for block in blocks
+        for entry in block["optimizers"]
+    }
+    assert len(labels) > 10
+    assert labels <= set(style.STYLES)
+    assert set(NAMES) <= set(style.WORKLOADS)

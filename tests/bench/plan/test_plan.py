@@ -1,0 +1,337 @@
+"""The plan: resolved specs, ids that change when and only when a number may, and no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import MISSING, fields
+from importlib import import_module
+from inspect import Parameter, signature
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from baselines import available, method_class
+from tests.support.experiments import load, make_folder, write
+from workflow.bench.plan import Plan
+from workflow.bench.plan.__main__ import main
+from workflow.bench.plan.hyperparameters import takes
+from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, read_signatures
+from workflow.bench.plan.runs import Run, run_id
+from workflow.bench.plan.tuning_space import trial_values
+from workflow.bench.support import config
+from workflow.bench.support.config import ROOT
+from workflow.bench.support.provenance import hardware_slug
+
+BLOCK: dict[str, Any] = {
+    "workload": {"name": "autoencoder", "batch_size": 128},
+    "steps": 20,
+    "evaluate_every": 10,
+    "seeds": [0, 1],
+    "optimizers": [
+        {"name": "sgd", "hyperparameters": {"lr": 0.1, "momentum": 0.9}},
+        {
+            "name": "mkor",
+            "label": "mkor_released",
+            "hyperparameters": {"lr": 1, "update_rule": "released"},
+            "sweep": {"inverse_update_period": [1, 10]},
+        },
+    ],
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "config")
+
+
+def test_plan_imports_no_torch_and_is_quick():
+    """Snakemake reads it at every start; login nodes must not load torch."""
+    code = (
+        "import sys, time; start = time.perf_counter(); from workflow.bench.plan import Plan;"
+        "plan = Plan.load(results=sys.argv[1], hardware='test'); seconds = time.perf_counter() - start;"
+        "heavy = {'torch', 'transformers', 'pandas', 'sklearn', 'scipy', 'matplotlib'} & set(sys.modules);"
+        "assert not heavy, heavy; assert plan.jobs; print(seconds)"
+    )
+    called = subprocess.run(
+        [sys.executable, "-c", code, "/nonexistent"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert called.returncode == 0, called.stderr
+    # Half of what Snakemake may spend on it; the machine of a test may be busy.
+    assert float(called.stdout) < 2
+
+
+def test_a_spec_is_resolved_and_its_id_is_its_hash(folder: Path):
+    write(folder, "one", BLOCK)
+    job = load(folder).job("one", "mkor_released")
+    assert [(run.seed, run.hyperparameters["inverse_update_period"]) for run in job.runs] == [
+        (0, 1),
+        (1, 1),
+        (0, 10),
+        (1, 10),
+    ]
+    run = job.runs[0]
+    assert run.spec.keys() == {
+        "tier",
+        "workload",
+        "data_version",
+        "steps",
+        "evaluate_every",
+        "seed",
+        "schedule",
+        "start_from",
+        "optimizer",
+    }
+    assert run.spec["tier"] == "embedded"
+    assert "scikit-learn" in run.spec["data_version"]
+    assert run.spec["workload"]["dataset"] == "digits"  # a default
+    assert run.spec["schedule"] == {"name": "constant", "warmup": 0.0}  # a default
+    assert run.hyperparameters["base"] == "sgd"  # a default
+    assert run.hyperparameters["momentum"] == 0.9  # a default of the base
+    assert run.hyperparameters["update_rule"] == "released"
+    assert run.hyperparameters["lr"] == 1.0
+    assert isinstance(run.hyperparameters["lr"], float)
+    assert run.id == run_id(json.loads(json.dumps(run.spec)))
+    assert len(run.id) == 16
+    assert set(run.id) <= set("0123456789abcdef")
+
+
+def test_writing_a_default_out_changes_no_id_and_changing_a_number_changes_its_job_only(folder: Path):
+    write(folder, "one", BLOCK)
+    before = load(folder)
+    spelled = {**BLOCK, "schedule": {"name": "constant"}, "workload": {**BLOCK["workload"], "dataset": "digits"}}
+    write(folder, "one", spelled)
+    assert list(load(folder).runs) == list(before.runs)
+
+    changed = json.loads(json.dumps(BLOCK))
+    changed["optimizers"][0]["hyperparameters"]["lr"] = 0.2
+    write(folder, "one", changed)
+    after = load(folder)
+    assert not set(before.job("one", "sgd").run_ids) & set(after.job("one", "sgd").run_ids)
+    assert before.job("one", "mkor_released").run_ids == after.job("one", "mkor_released").run_ids
+
+
+def test_experiments_share_runs_whatever_their_targets(folder: Path):
+    write(folder, "one", BLOCK)
+    target = {"split": "validation", "metric": "loss", "below": 0.1}
+    write(folder, "two", {**BLOCK, "target": target})
+    plan = load(folder)
+    assert plan.job("one", "sgd").run_ids == plan.job("two", "sgd").run_ids
+    assert len(plan.runs) == 6
+    found = plan.job("two", "sgd").planned[0].target
+    assert found is not None
+    assert found.as_dict() == target
+    assert plan.job("one", "sgd").planned[0].target is None
+
+
+def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
+    write(folder, "first", BLOCK)
+    write(folder, "after", {**BLOCK, "start_from": {"experiment": "first", "optimizer": "sgd", "seed": 1}})
+    plan = load(folder)
+    source = plan.job("first", "sgd").runs[1]
+    job = plan.job("after", "sgd")
+    assert job.upstream == (("first", "sgd"),)
+    assert {run.start_from for run in job.runs} == {source.id}
+    assert plan.started_from == {source.id}
+
+    # Another learning rate before means other runs after.
+    changed = json.loads(json.dumps(BLOCK))
+    changed["optimizers"][0]["hyperparameters"]["lr"] = 0.2
+    write(folder, "first", changed)
+    assert not set(load(folder).job("after", "sgd").run_ids) & set(job.run_ids)
+
+
+def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
+    block = {**BLOCK, "optimizers": [{**BLOCK["optimizers"][0], "label": label} for label in ("sgd", "faster")]}
+    write(folder, "first", block)
+    write(folder, "after", {**block, "start_from": {"experiment": "first"}})
+    plan = load(folder)
+    for label in ("sgd", "faster"):
+        job = plan.job("after", label)
+        assert job.upstream == (("first", label),)
+        sources = {run.seed: run.id for run in plan.job("first", label).runs}
+        assert {run.seed: run.start_from for run in job.runs} == sources
+
+    write(folder, "after", {**block, "seeds": [0, 7], "start_from": {"experiment": "first"}})
+    with pytest.raises(config.ConfigError, match=r"start_from\.seed = 7: must mean one run; .* has 0 of 'sgd'"):
+        load(folder)
+    other = {**BLOCK["optimizers"][0], "label": "other"}
+    write(folder, "after", {**BLOCK, "optimizers": [other], "start_from": {"experiment": "first"}})
+    with pytest.raises(config.ConfigError, match=r'start_from\.optimizer = "other": unknown label of experiment'):
+        load(folder)
+
+
+def test_an_experiment_without_the_tier_is_left_out_with_a_note(folder: Path):
+    shutil.copy(folder / "tiers" / "embedded.yaml", folder / "tiers" / "other.yaml")
+    write(folder, "one", BLOCK)
+    write(folder, "two", BLOCK, tier="other")
+    plan = load(folder)
+    assert list(plan.experiments) == ["one"]
+    assert plan.notes == ("two: left out, it has no tier 'embedded'",)
+    assert list(load(folder, tier="other").experiments) == ["two"]
+
+
+def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder: Path):
+    block = json.loads(json.dumps(BLOCK))
+    block["optimizers"][0]["hyperparameters"]["lr"] = "tuned"
+    metric = {"split": "validation", "metric": "loss"}
+    block["tuning"] = {"trials": 3, "seed": 9, "metric": metric, "space": {"lr": {"log": [0.1, 10]}}}
+    write(folder, "one", block)
+    waiting = load(folder, for_tuning=True)
+    assert list(waiting.experiments["one"].jobs) == ["mkor_released"]
+    contender = waiting.experiments["one"].contenders[0]
+    assert [trial.values for trial in contender.trials] == [{"lr": 0.1}, {"lr": 1.0}, {"lr": 10.0}]
+    assert {trial.run.seed for trial in contender.trials} == {9}
+
+    entry = {
+        "workload": dict(contender.workload),
+        "label": "sgd",
+        "hyperparameters": {"lr": 0.5},
+        "trials": [trial.run.id for trial in contender.trials],
+        "score": 0.1,
+    }
+    file = folder / "tuned" / "embedded" / "one.yaml"
+    file.parent.mkdir(parents=True)
+    file.write_text(yaml.safe_dump([entry]))
+    plan = load(folder)
+    assert plan.notes == ()
+    assert [planned.tuned for planned in plan.job("one", "sgd").planned] == [True, True]
+    assert plan.job("one", "sgd").runs[0].hyperparameters["lr"] == 0.5
+    assert not plan.job("one", "mkor_released").planned[0].tuned
+
+    block["steps"] = 30  # the trials had 20
+    write(folder, "one", block)
+    (note,) = load(folder).notes
+    assert note.endswith("one.yaml: autoencoder, sgd: tuned on an older form of its block")
+
+
+@pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
+def test_the_committed_experiments_are_planned_in_full(tier: str):
+    """Labels that figures and claims rely on, seeds shared by all optimizers of a block, and trials equal in number."""
+    plan = Plan.load(tier=tier, hardware="test")
+    assert plan.notes == ()
+    assert set(plan.experiments) == {
+        "alexnet_cifar100",
+        "autoencoder_inversion",
+        "bert_base_squad",
+        "bert_glue",
+        "bert_imdb",
+        "bert_inversion",
+        "bert_phase1",
+        "bert_pretraining",
+        "bert_squad",
+        "resnet50_imagenet",
+        "resnet_cifar10_lr",
+        "update_rules",
+    }
+    rivals = {"lamb", "kaisa", "mkor", "mkor_released", "mkor_h", "eva", "hylo"}
+    assert rivals <= set(plan.experiments["bert_pretraining"].jobs)
+    rules = {"sgd", "mkor", "mkor_published", "mkor_released", "kaisa"}
+    assert set(plan.experiments["update_rules"].jobs) - {"lamb"} == rules
+    for experiment in plan.experiments.values():
+        by_workload: dict[str, set[tuple[int, ...]]] = {}
+        for job in experiment.jobs.values():
+            for run in job.runs:
+                seeds = tuple(sorted({other.seed for other in job.runs if other.workload == run.workload}))
+                by_workload.setdefault(run.workload, set()).add(seeds)
+        assert all(len(seeds) == 1 for seeds in by_workload.values())
+        trials = {(c.workload["name"], len(c.trials)) for c in experiment.contenders}
+        assert len(trials) == len({workload for workload, _ in trials})
+    for job in plan.jobs:
+        named = {"mkor_published": "published", "mkor_released": "released"}
+        rule = next((rule for name, rule in named.items() if job.label.startswith(name)), "sherman_morrison")
+        assert all(run.hyperparameters["update_rule"] == rule for run in job.runs if run.method == "mkor")
+
+
+def test_signatures_read_from_the_source_are_those_that_run():
+    """Truth: inspect and dataclasses on the imported code."""
+    read = read_signatures()
+    assert tuple(sorted(read)) == available()
+    for name, found in read.items():
+        cls = method_class(name)
+        truth: dict[str, Any]
+        if cls is None:
+            assert found.order == "first"
+            module = import_module(f"baselines.{name}")
+            make = getattr(module, "optimizer", None) or module.optimizer_for
+            truth = {
+                parameter.name: REQUIRED if parameter.default is Parameter.empty else parameter.default
+                for parameter in signature(make).parameters.values()
+                if parameter.kind is Parameter.KEYWORD_ONLY
+            }
+        else:
+            assert found.order == "second"
+            truth = {field.name: REQUIRED if field.default is MISSING else field.default for field in fields(cls)}
+        assert list(found.hyperparameters) == list(truth)
+        for parameter, default in truth.items():
+            mine = found.hyperparameters[parameter].default
+            if isinstance(default, torch.dtype):
+                default = str(default).removeprefix("torch.")
+            assert mine is COMPUTED or mine == default, (name, parameter)
+
+
+def test_every_number_has_a_range_that_the_plan_checks():
+    """So that a bad value is refused before anything runs."""
+    ranges = config.schema("hyperparameters")["properties"]
+    for name, found in read_signatures().items():
+        for parameter, hyperparameter in found.hyperparameters.items():
+            if {"number", "integer"} & set(hyperparameter.kinds):
+                assert parameter in ranges, f"{name}: {parameter} has no range in hyperparameters.schema.yaml"
+
+
+def test_a_second_order_optimizer_takes_its_bases_hyperparameters():
+    read = read_signatures()
+    assert "max_grad_norm" in takes("mkor", "lamb", read)
+    assert "max_grad_norm" not in takes("mkor", "sgd", read)
+    assert takes("mkor", None, read).keys() == takes("mkor", "sgd", read).keys()
+    assert "base" not in takes("sgd", None, read)
+
+
+@pytest.mark.parametrize("trials", [1, 2, 5, 8])
+def test_trials_fill_their_space_evenly_and_are_always_the_same(trials: int):
+    """Truth: a grid with equal factors for one dimension; distinct points inside the ranges for several."""
+    line = [values["lr"] for values in trial_values({"lr": {"log": [0.01, 100.0]}}, trials)]
+    if trials == 1:
+        assert line == [1.0]
+    else:
+        assert (line[0], line[-1]) == (0.01, 100.0)
+        factors = [after / before for before, after in pairwise(line)]
+        assert factors == pytest.approx([factors[0]] * len(factors), rel=0.02)
+    space = {"lr": {"log": [0.01, 1.0]}, "momentum": {"linear": [0.5, 0.9]}, "rule": {"choices": ["a", "b"]}}
+    points = trial_values(space, trials)
+    assert points == trial_values(space, trials)
+    assert len({tuple(point.values()) for point in points}) == trials
+    assert all(0.01 <= p["lr"] <= 1 and 0.5 <= p["momentum"] <= 0.9 and p["rule"] in "ab" for p in points)
+
+
+def test_the_machines_name_is_kept(tmp_path: Path):
+    slug = hardware_slug(tmp_path, "cpu")
+    assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
+    (tmp_path / "hardware").write_text(json.dumps({"cpu": "another-name"}))
+    assert hardware_slug(tmp_path, "cpu") == "another-name"
+
+
+def test_runs_are_told_apart_by_their_id():
+    spec = {"a": 1, "b": {"c": [1.0, None]}}
+    same = {"b": {"c": [1.0, None]}, "a": 1}
+    assert Run(spec) == Run(same)
+    assert len({Run(spec), Run(same), Run({**spec, "a": 2})}) == 2
+
+
+def test_the_command_prints_jobs_and_runs(folder: Path, capsys: pytest.CaptureFixture[str]):
+    write(folder, "first", BLOCK)
+    write(folder, "after", {**BLOCK, "start_from": {"experiment": "first", "optimizer": "sgd", "seed": 1}})
+    options = ["--config-dir", str(folder), "--results", "r", "--hardware", "test"]
+    assert main(options) == 0
+    out = capsys.readouterr().out
+    assert out.splitlines()[0] == "tier embedded, 4 jobs, 12 runs, results in r/test/embedded"
+    assert "after/sgd: 2 runs, after first/sgd" in out
+    assert main(["first", *options]) == 0
+    assert "autoencoder sgd lr=0.1 seed=1" in capsys.readouterr().out
+    assert not Path("r").exists()

@@ -1,0 +1,104 @@
+"""What the probes share: their command line, their subjects by tier, and processes of their own."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pandas as pd
+import pytest
+import torch
+from torch.multiprocessing.spawn import ProcessRaisedException
+
+from mkor_core import comm
+from tests.support import experiments
+from workflow.bench.plan.artefacts import available, describe, measured_by
+from workflow.bench.probes import _command, _ranks
+from workflow.bench.probes._models import bert_large, resnet50, subjects
+
+
+class Row(NamedTuple):
+    number: int
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """A configuration of one experiment."""
+    found = experiments.make_folder(tmp_path_factory.mktemp("probes") / "config")
+    experiments.write(found, "autoencoder_inversion", experiments.block(experiments.optimizer("mkor")))
+    return found
+
+
+def test_rows_are_written_with_their_provenance(folder, tmp_path):
+    arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder)]
+    assert _command.run("x", lambda plan: [Row(plan.tier.threads)], arguments) == 0
+    table = pd.read_csv(tmp_path / "x.csv")
+    assert list(table.columns) == ["number", "code_fingerprint", "git_commit"]
+
+
+@pytest.mark.parametrize(("given", "says"), [(["--tier", "embeded"], "embeded"), (["--tier", "single_gpu"], "GPU")])
+def test_bad_input_is_one_line(folder, tmp_path, capsys, monkeypatch, given, says):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder), *given]
+    assert _command.run("x", lambda plan: [Row(0)], arguments) == 1
+    said = capsys.readouterr().err
+    assert says in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "x.csv").exists()
+
+
+def test_a_tier_on_a_cpu_measures_its_experiments_workloads(folder):
+    (subject,) = subjects(experiments.load(folder))
+    assert (subject.name, subject.data.batch_size) == ("autoencoder", 128)
+    assert next(subject.data.batches(seed=0))["images"].shape == (128, 64)
+
+
+def test_a_tier_on_a_gpu_measures_the_paper_s_models():
+    """Truth: the paper's sizes; torchvision's ResNet-50 has 25,557,032 parameters."""
+    with torch.device("meta"):
+        assert sum(p.numel() for p in resnet50().parameters()) == 25_557_032
+        bert = bert_large(batch_size=1).architecture()
+    assert sum(p.numel() for p in bert.bert.parameters()) == 335_141_888
+
+
+def test_random_batches_are_a_function_of_seed_and_number():
+    data = bert_large(batch_size=2, sequence_length=100)
+    third = next(data.batches(seed=1, start=2))
+    again = [batch for _, batch in zip(range(3), data.batches(seed=1), strict=False)][2]
+    assert all(torch.equal(third[name], again[name]) for name in third)
+    assert (third["labels"] >= 0).sum(1).tolist() == [80, 80]
+    other = next(data.batches(seed=2, start=2))
+    assert not torch.equal(third["input_ids"], other["input_ids"])
+
+
+def whoami() -> tuple[int, int, int, int]:
+    return os.getpid(), comm.rank(), comm.world_size(), torch.get_num_threads()
+
+
+def fail() -> None:
+    raise ValueError("on purpose")
+
+
+def test_every_rank_answers_from_a_process_of_its_own():
+    found = _ranks.run(2, whoami)
+    assert [(rank, world, threads) for _, rank, world, threads in found] == [
+        (0, 2, torch.get_num_threads()),
+        (1, 2, torch.get_num_threads()),
+    ]
+    assert len({os.getpid(), *(pid for pid, *_ in found)}) == 3
+    assert _ranks.run(1, whoami)[0][1:3] == (0, 1)
+
+
+def test_a_rank_that_fails_is_an_error_here():
+    with pytest.raises(ProcessRaisedException, match="on purpose"):
+        _ranks.run(2, fail)
+
+
+def test_probes_of_experiments_need_one_in_the_plan(folder):
+    plan = experiments.load(folder)
+    assert [probe.name for probe in measured_by(plan)] == list(available("probes"))
+    left = {probe.name for probe in measured_by(replace(plan, experiments={}))}
+    assert left == {name for name in available("probes") if not describe("probes", name).experiments}
+    assert {"numerics", "half_precision", "communication", "cost_scaling"} <= left

@@ -1,0 +1,64 @@
+"""Sizes of models that are never given memory, beside what PyTorch and the published models say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+
+from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from workflow.bench import workloads
+from workflow.bench.probes import sizes
+
+
+def test_a_size_is_that_of_the_trained_model(tmp_path: Path):
+    """Truth: the parameters of the models that the workloads train."""
+    folder = make_folder(tmp_path / "config")
+    write(folder, "one", block(optimizer("sgd"), optimizer("mkor")))
+    write(folder, "two", block(optimizer("sgd"), workload={"name": "bert_pretraining", "batch_size": 32}))
+    out = tmp_path / "sizes.csv"
+    assert sizes.main(["--out", str(out), *options(folder)]) == 0
+    table = pd.read_csv(out).set_index("experiment")
+    assert list(table.index) == ["one", "two"]
+    for name, run in (("one", load(folder).job("one", "sgd").runs[0]), ("two", load(folder).job("two", "sgd").runs[0])):
+        workload = workloads.create(**run.spec["workload"])
+        row = table.loc[name]
+        assert row["parameters"] == sizes.count(workload.model(0))
+        assert (row["model"], row["dataset"]) == (workload.model_name, workload.dataset_name)
+    assert pd.isna(table.loc["one", "encoder_parameters"])
+    assert table.loc["two", "pretraining_parameters"] == table.loc["two", "parameters"]
+
+
+#: BERT's published configurations: width, layers, heads, word pieces.
+BERTS = {
+    "BERT-Large-Uncased": (1024, 24, 16, 30522),
+    "BERT-Base-Cased": (768, 12, 12, 28996),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "encoder", "with_heads"), [("BERT-Large-Uncased", 335.1, 336.2), ("BERT-Base-Cased", 108.3, 108.9)]
+)
+def test_the_papers_numbers_are_of_these_parts(name: str, encoder: float, with_heads: float):
+    """Truth: 335.1 M and 108.9 M in the paper's table of settings, which count different parts of a BERT."""
+    width, layers, heads, vocabulary = BERTS[name]
+    given = {
+        "hidden_size": width,
+        "layers": layers,
+        "heads": heads,
+        "vocabulary_size": vocabulary,
+        "sequence_length": 512,
+    }
+    with torch.device("meta"):
+        model = workloads.architecture("bert_pretraining", **given)
+        found = sizes.parts_of_bert(model)
+    assert all(parameter.is_meta for parameter in model.parameters())
+    assert [round(number / 1e6, 1) for number in found if number] == [encoder, with_heads]
+
+
+def test_a_bad_setting_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    assert sizes.main(["--out", str(tmp_path / "sizes.csv"), "--tier", "embeded", "--results", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.count("\n") == 1
+    assert not (tmp_path / "sizes.csv").exists()

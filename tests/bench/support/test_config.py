@@ -1,0 +1,326 @@
+"""Bad input is refused in one line that names file, key, value and what would do, and nothing is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.experiments import load, make_folder
+from workflow.bench.plan import Plan
+from workflow.bench.plan.__main__ import main as print_plan
+from workflow.bench.support import config
+from workflow.bench.support.config import ConfigError
+
+EXPERIMENT = """
+title: A test
+paper: none
+tiers:
+  embedded:
+    - workload: {name: autoencoder, batch_size: 128}
+      steps: 20
+      evaluate_every: 10
+      seeds: [0, 1]
+      schedule: {name: linear, warmup: 0.1}
+      target: {split: validation, metric: loss, below: 0.1}
+      optimizers:
+        - {name: sgd, hyperparameters: {lr: 0.1, momentum: 0.9}}
+        - {name: mkor, hyperparameters: {base: sgd, lr: 0.1}, sweep: {inverse_update_period: [1, 10]}}
+      tuning: {trials: 3, seed: 9, metric: {split: validation, metric: loss}, space: {lr: {log: [0.1, 10]}}}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A configuration folder with one experiment, `trial.yaml`, in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    made = make_folder(Path("config"))
+    (made / "experiments" / "trial.yaml").write_text(EXPERIMENT)
+    return made
+
+
+def _with(change: dict[str, Any] | None = None, **block: Any) -> str:
+    content = yaml.safe_load(EXPERIMENT)
+    content.update(change or {})
+    content["tiers"]["embedded"][0].update(block)
+    return yaml.safe_dump(content)
+
+
+def _sgd(**entry: Any) -> dict[str, Any]:
+    return {"optimizers": [{"name": "sgd", "hyperparameters": {"lr": 0.1}, **entry}]}
+
+
+BLOCK = "config/experiments/trial.yaml: tiers.embedded[0]"
+MISTAKES = {
+    "misspelt key": (
+        EXPERIMENT.replace("steps: 20", "stepz: 20"),
+        f"{BLOCK}.stepz = 20: unknown key; did you mean 'steps'?",
+    ),
+    "misspelt top key": (
+        EXPERIMENT.replace("paper:", "papre:"),
+        "config/experiments/trial.yaml: papre = \"none\": unknown key; did you mean 'paper'?",
+    ),
+    "negative rate": (
+        EXPERIMENT.replace("lr: 0.1, m", "lr: -0.1, m"),
+        f"{BLOCK}.optimizers[0].hyperparameters.lr = -0.1: must be greater than 0: the learning rate",
+    ),
+    "rate as text": (
+        EXPERIMENT.replace("lr: 0.1, m", "lr: fast, m"),
+        f'{BLOCK}.optimizers[0].hyperparameters.lr = "fast": must be a number: the learning rate',
+    ),
+    "unknown optimizer": (
+        EXPERIMENT.replace("name: sgd", "name: sdg"),
+        f"{BLOCK}.optimizers[0].name = \"sdg\": unknown optimizer; did you mean 'sgd'?",
+    ),
+    "unknown base": (
+        EXPERIMENT.replace("base: sgd", "base: kaisa"),
+        f'{BLOCK}.optimizers[1].hyperparameters.base = "kaisa": must be one of the known values; ',
+    ),
+    "unknown hyperparameter": (
+        EXPERIMENT.replace("momentum", "momentun"),
+        f"{BLOCK}.optimizers[0].hyperparameters.momentun = 0.9: unknown hyperparameter of sgd; "
+        "did you mean 'momentum'?",
+    ),
+    "missing hyperparameter": (
+        EXPERIMENT.replace("lr: 0.1, momentum: 0.9", "momentum: 0.9"),
+        f"{BLOCK}.optimizers[0].hyperparameters = {{\"momentum\": 0.9}}: the hyperparameter 'lr' of sgd is missing",
+    ),
+    "seed with a point": (
+        EXPERIMENT.replace("[0, 1]", "[0, 1.0]"),
+        f"{BLOCK}.seeds[1] = 1.0: must be an integer: a whole number from 0 to 4294967295",
+    ),
+    "seed as text": (
+        EXPERIMENT.replace("[0, 1]", "[0, one]"),
+        f'{BLOCK}.seeds[1] = "one": must be an integer: a whole number from 0 to 4294967295',
+    ),
+    "seed as truth": (
+        EXPERIMENT.replace("[0, 1]", "[true]"),
+        f"{BLOCK}.seeds[0] = true: must be an integer: a whole number from 0 to 4294967295",
+    ),
+    "seed twice": (
+        EXPERIMENT.replace("[0, 1]", "[1, 1]"),
+        f"{BLOCK}.seeds = [1, 1]: must not hold the same value twice: seeds of data order and initial weights, "
+        "shared by all optimizers",
+    ),
+    "tuning on a seed that counts": (
+        EXPERIMENT.replace("seed: 9", "seed: 1"),
+        f"{BLOCK}.tuning.seed = 1: must be a seed of its own, none of 'seeds'",
+    ),
+    "unknown workload": (
+        EXPERIMENT.replace("name: autoencoder", "name: autoencodr"),
+        f"{BLOCK}.workload.name = \"autoencodr\": unknown workload; did you mean 'autoencoder'?",
+    ),
+    "unknown workload parameter": (
+        EXPERIMENT.replace("batch_size", "batchsize"),
+        f"{BLOCK}.workload.batchsize = 128: unknown key; did you mean 'batch_size'?",
+    ),
+    "batch of nothing": (
+        EXPERIMENT.replace("batch_size: 128", "batch_size: 0"),
+        f"{BLOCK}.workload.batch_size = 0: must be at least 1: images a step",
+    ),
+    "unknown tier": (
+        EXPERIMENT.replace("embedded:", "embeded:"),
+        "config/experiments/trial.yaml: tiers.embeded = ",
+    ),
+    "unknown schedule": (
+        EXPERIMENT.replace("name: linear", "name: linaer"),
+        f"{BLOCK}.schedule.name = \"linaer\": must be one of the known values; did you mean 'linear'?",
+    ),
+    "key of another schedule": (
+        EXPERIMENT.replace("warmup: 0.1", "power: 2"),
+        f"{BLOCK}.schedule.power = 2: unknown key; known: name, warmup",
+    ),
+    "target both ways": (
+        EXPERIMENT.replace("below: 0.1", "below: 0.1, above: 1"),
+        f"{BLOCK}.target = ",
+    ),
+    "unknown metric": (
+        EXPERIMENT.replace("target: {split: validation, metric: loss", "target: {split: validation, metric: los"),
+        f"{BLOCK}.target.metric = \"los\": unknown metric of autoencoder on validation; did you mean 'loss'?",
+    ),
+    "unknown metric of tuning": (
+        EXPERIMENT.replace("metric: {split: validation, metric: loss}", "metric: {split: train, metric: accuracy}"),
+        f'{BLOCK}.tuning.metric.metric = "accuracy": unknown metric of autoencoder on train; known: loss',
+    ),
+    "milestone behind the end": (
+        EXPERIMENT.replace("{name: linear, warmup: 0.1}", "{name: step, milestones: [5, 20], factor: 0.5}"),
+        f"{BLOCK}.schedule.milestones[1] = 20: must be less than the number of steps, 20",
+    ),
+    "swept base": (
+        EXPERIMENT.replace("sweep: {", "sweep: {base: [sgd, lamb], ").replace("{base: sgd, lr", "{lr"),
+        f'{BLOCK}.optimizers[1].sweep.base = ["sgd", "lamb"]: cannot be swept; give an entry for each base',
+    ),
+    "value of a sweep": (
+        EXPERIMENT.replace("[1, 10]", "[1, 0]"),
+        f"{BLOCK}.optimizers[1].sweep.inverse_update_period[1] = 0: must be at least 1: ",
+    ),
+    "swept and given": (
+        EXPERIMENT.replace("{base: sgd, lr: 0.1}", "{base: sgd, lr: 0.1, inverse_update_period: 5}"),
+        f"{BLOCK}.optimizers[1].sweep.inverse_update_period = [1, 10]: stands under 'hyperparameters' too",
+    ),
+    "the same label twice": (
+        EXPERIMENT.replace("name: mkor,", "name: mkor, label: sgd,"),
+        f'{BLOCK}.optimizers[1].label = "sgd": stands twice in this block; give another',
+    ),
+    "falling space": (
+        EXPERIMENT.replace("[0.1, 10]", "[10, 0.1]"),
+        f"{BLOCK}.tuning.space.lr.log = [10, 0.1]: must rise from its first end to its second",
+    ),
+    "space of integers": (
+        _with(**_sgd(name="mkor", space={"inverse_update_period": {"log": [1, 10]}})),
+        f"{BLOCK}.optimizers[0].space.inverse_update_period.log = [1, 10]: is for real numbers; give 'choices'",
+    ),
+    "tuned without a space": (
+        EXPERIMENT.replace("momentum: 0.9", "momentum: tuned"),
+        f"{BLOCK}.optimizers[0].hyperparameters.momentum = \"tuned\": needs a 'tuning' in this block, "
+        "with a 'space' that holds this name",
+    ),
+    "tuned before tune": (
+        EXPERIMENT.replace("lr: 0.1, m", "lr: tuned, m"),
+        f'{BLOCK}.optimizers[0].hyperparameters.lr = "tuned": config/tuned/embedded/trial.yaml holds no value for '
+        "this workload and label: run python -m workflow.bench.tune trial, or give a number",
+    ),
+    "start from nowhere": (
+        _with(start_from={"experiment": "tria", "optimizer": "sgd", "seed": 0}),
+        f"{BLOCK}.start_from.experiment = \"tria\": unknown experiment at tier 'embedded'; did you mean 'trial'?",
+    ),
+    "start from itself": (
+        _with(start_from={"experiment": "trial", "optimizer": "sgd", "seed": 0}),
+        "config/experiments/trial.yaml: start_from goes in a circle: trial -> trial",
+    ),
+    "not a number": (
+        EXPERIMENT.replace("momentum: 0.9", "momentum: .nan"),
+        f'{BLOCK}.optimizers[0].hyperparameters.momentum = "nan": must be a finite number',
+    ),
+    "key twice": (
+        EXPERIMENT.replace("steps: 20", "steps: 20\n      steps: 30"),
+        "config/experiments/trial.yaml: is no valid YAML: the key 'steps' stands twice, line 8",
+    ),
+    "no YAML": ("tiers: [", "config/experiments/trial.yaml: is no valid YAML: "),
+    "empty": ("", "config/experiments/trial.yaml: must be a mapping of keys to values"),
+    "numbers as keys": ("1: 2", "config/experiments/trial.yaml: a key must be text; put it in quotes"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_exit_1_and_nothing_written(
+    mistake: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    content, said = MISTAKES[mistake]
+    (folder / "experiments" / "trial.yaml").write_text(content)
+    before = sorted(Path().rglob("*"))
+    assert print_plan(["--config-dir", "config"]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(said)
+    assert captured.err.count("\n") == 1
+    assert captured.out == ""
+    assert sorted(Path().rglob("*")) == before
+
+
+SETTINGS = {
+    "misspelt setting": (
+        {"teir": "embedded"},
+        "config/config.yaml: teir = \"embedded\": unknown key; did you mean 'tier'?",
+    ),
+    "unknown tier": (
+        {"tier": "embeded"},
+        "config/config.yaml: tier = \"embeded\": unknown tier; did you mean 'embedded'?",
+    ),
+    "number for a tier": ({"tier": 5}, "config/config.yaml: tier = 5: must be text: "),
+    "odd hardware": ({"hardware": "My GPU"}, 'config/config.yaml: hardware = "My GPU": must be '),
+}
+
+
+@pytest.mark.parametrize("mistake", SETTINGS)
+def test_settings_from_the_command_line_are_checked(mistake: str, folder: Path):
+    given, said = SETTINGS[mistake]
+    with pytest.raises(ConfigError) as caught:
+        Plan.load(folder, **given)
+    assert str(caught.value).startswith(said)
+    assert not Path("results").exists()
+
+
+def test_unknown_names_on_the_command_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+    from workflow.bench import aggregate, train, tune
+
+    options = ["--config-dir", "config"]
+    for command, arguments, said in (
+        (train.main, ["trail", "sgd"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
+        (train.main, ["trial", "sdg"], "label = 'sdg': unknown in experiment 'trial'; did you mean 'sgd'?\n"),
+        (train.main, ["trial", "sgd", "--seed", "7"], "--seed = 7: no seed of trial/sgd; known: [0, 1]\n"),
+        (train.main, ["trial", "sgd", "--threads", "0"], "--threads = 0: must be from 1 to 1024\n"),
+        (aggregate.main, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
+        (tune.main, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
+        (print_plan, ["trail"], "experiment = 'trail': unknown at tier 'embedded'; did you mean 'trial'?\n"),
+    ):
+        assert command([*arguments, *options]) == 1
+        assert capsys.readouterr().err == said
+
+
+def test_the_line_names_the_file_of_an_absent_folder(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nowhere/config\.yaml: there is no such file"):
+        Plan.load(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(("written", "number"), [("1e-3", 1e-3), ("-2E5", -2e5), ("1.5e3", 1.5e3), ("3", 3)])
+def test_exponents_without_a_point_are_numbers(written: str, number: float, tmp_path: Path):
+    """Truth: Python's float(); YAML 1.1 reads 1e-3 as text."""
+    file = tmp_path / "some.yaml"
+    file.write_text(f"lr: {written}\n")
+    assert config.read_yaml(file) == {"lr": number}
+
+
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-5, 5),
+    st.floats(-2, 2),
+    st.text("abc-", max_size=3),
+    st.just([]),
+    st.just({}),
+)
+
+
+def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [path, *(place for key, child in inner for place in _places(child, (*path, key)))]
+
+
+PLACES = _places(yaml.safe_load(EXPERIMENT))[1:]
+
+
+@given(place=st.sampled_from(PLACES), value=SCALARS)
+@settings(max_examples=150, deadline=None)
+def test_any_changed_value_gives_a_plan_or_one_line(
+    place: tuple[Any, ...], value: Any, tmp_path_factory: pytest.TempPathFactory
+):
+    """Whatever is put in whatever place of an experiment file: no other exception than ConfigError, no second line."""
+    folder = make_folder(tmp_path_factory.mktemp("mutated") / "config")
+    content = yaml.safe_load(EXPERIMENT)
+    inner = content
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = value
+    (folder / "experiments" / "trial.yaml").write_text(yaml.safe_dump(content))
+    try:
+        runs, said = load(folder).runs, "trial.yaml"
+    except ConfigError as problem:
+        runs, said = {}, str(problem)
+    assert "trial.yaml" in said
+    assert "\n" not in said
+    assert all(len(run) == 16 for run in runs)
+
+
+def test_a_mapping_takes_over_another_one_s_keys(tmp_path: Path):
+    """Truth: the same file written out; what a mapping says itself counts more, and it may be taken over in turn."""
+    file = tmp_path / "file.yaml"
+    file.write_text("a: &a {x: 1, y: {z: 2}}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, w: 4}\nd: {<<: *b}\n")
+    a, b = {"x": 1, "y": {"z": 2}}, {"x": 3, "y": {"z": 2}}
+    assert config.read_yaml(file) == {"a": a, "b": b, "c": {**b, "w": 4}, "d": b}
+    file.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}\n")
+    with pytest.raises(ConfigError, match="the key 'x' stands twice, line 2"):
+        config.read_yaml(file)

@@ -1,0 +1,418 @@
+"""The tables from made-up results: every number by hand, and every row says where it comes from."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.synthetic import write_results
+from tests.support.synthetic_probes import SLOPES
+from tests.support.synthetic_tables import LABELS, TASKS, final_score, pretraining, write_tables
+from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, outcomes
+from workflow.bench.make_artefact import main
+from workflow.bench.plan.artefacts import available
+from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.tables import published
+from workflow.bench.support.config import ROOT
+from workflow.bench.tables._files import shortened, write_table
+from workflow.bench.tables._finetuning import counterpart
+from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
+
+MINE = (
+    "published_consistency",
+    "table1_complexity",
+    "table2_squad",
+    "table3_glue_average",
+    "table4_glue_tasks",
+    "table5_lr_sensitivity",
+    "table6_settings",
+    "table7_memory",
+    "time_to_target",
+)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tables(write_results(tmp_path_factory.mktemp("results") / "test-cpu" / "embedded"))
+
+
+@pytest.fixture
+def copied(results: Path, tmp_path: Path) -> Path:
+    """A copy of the results that a test may change."""
+    root = tmp_path / "test-cpu" / "embedded"
+    (root / "probes").mkdir(parents=True)
+    for file in results.rglob("*.csv"):
+        (root / file.relative_to(results)).write_bytes(file.read_bytes())
+    return root
+
+
+def made(name: str, root: Path, out: Path) -> pd.DataFrame:
+    """A table as programs read it, all text."""
+    assert main([name, "--results", str(root), "--out-dir", str(out)]) == 0
+    return pd.read_csv(out / f"{name}.csv", dtype=str, keep_default_na=False)
+
+
+def caption_of(name: str, out: Path) -> str:
+    return (out / f"{name}.md").read_text().splitlines()[-1]
+
+
+def change(root: Path, experiment: str, wanted: str, **values: str | float | None) -> list[str]:
+    """Set columns of the runs whose id has ``wanted`` in it, in both CSVs; their ids."""
+    for file in (root / f"{experiment}.runs.csv", root / f"{experiment}.csv"):
+        frame = pd.read_csv(file, dtype=object)
+        chosen_rows = frame["run"].str.contains(wanted, regex=True)
+        for column, value in values.items():
+            if column in frame:
+                frame.loc[chosen_rows, column] = value
+        frame.to_csv(file, index=False)
+    return sorted(set(frame.loc[chosen_rows, "run"]))
+
+
+@pytest.mark.parametrize("name", MINE)
+def test_every_row_of_a_table_says_where_its_numbers_come_from(name, results, tmp_path):
+    table = made(name, results, tmp_path)
+    assert table.columns[-1] == "data"
+    assert len(table)
+    for data in table["data"]:
+        assert data
+        for source in data.split("; "):
+            file, _, which = source.partition(": ")
+            path = (ROOT if file.startswith("workflow/") else results) / file
+            assert path.is_file(), source
+            if which.startswith("runs "):
+                there = set(pd.read_csv(path, dtype=str)["run"])
+                assert set(which.removeprefix("runs ").split(", ")) <= there, source
+
+
+def test_all_tables_are_tested_here_or_elsewhere():
+    assert set(MINE) <= set(available("tables"))
+    assert not set(available("tables")) - {*MINE, "claims", "hardware"}
+
+
+def test_sources_are_named_once_and_shortened_for_people():
+    frame = pd.DataFrame({"run": ["a1", "b2", "a1"]})
+    data = joined(
+        traced("x.csv", frame), traced("x.csv", frame), traced("y.csv", frame[:0]), chosen("probes/p.csv", d=1)
+    )
+    assert data == "x.csv: runs a1, b2; probes/p.csv: d=1"
+    assert shortened(data) == "x.csv (2 runs); probes/p.csv: d=1"
+    assert shortened("x.csv: runs a1") == "x.csv (1 run)"
+    assert shortened("") == ""
+
+
+def test_markdown_names_files_and_html_folds_the_ids_away(tmp_path):
+    frame = pd.DataFrame({"n": [1], "data": ["x.csv: runs a1, b2"]})
+    write_table(frame, tmp_path, "t", title="T", caption="C.")
+    assert (tmp_path / "t.md").read_text().splitlines()[4] == "| 1 | x.csv (2 runs) |"
+    assert "<details><summary>x.csv (2 runs)</summary>x.csv: runs a1, b2</details>" in (tmp_path / "t.html").read_text()
+    assert pd.read_csv(tmp_path / "t.csv")["data"].tolist() == ["x.csv: runs a1, b2"]
+
+
+# Tables 2 to 4: fine-tuning
+
+
+def test_table2_averages_over_seeds_and_stands_beside_the_paper(results, tmp_path):
+    table = made("table2_squad", results, tmp_path).set_index("optimizer here", drop=False)
+    assert list(table.index) == [*LABELS, "", ""]  # MKOR-H and Eva were not trained here
+    mkor = table.loc["mkor"]
+    mean = 100 * sum(final_score("mkor", "SQuAD v1.1", seed) for seed in range(3)) / 3
+    assert mkor["F1 here (%)"].split()[0] == f"{mean:.4g}"
+    assert mkor["F1 minus LAMB's here"].startswith("2 [2, 2]")  # the same in every seed
+    assert mkor["runs finished"] == "3 of 3"
+    # 150 iterations at 0.03 s for MKOR and LAMB, at 0.05 s for KAISA.
+    assert (mkor["iterations here"], mkor["time here (s)"]) == ("150", "4.5 [4.5, 4.5]")
+    assert mkor["times as fast as LAMB here"] == "1 [1, 1]"
+    compared = [f"bert_squad-{label}-v1.1-{seed}" for label in ("mkor", "lamb") for seed in range(3)]
+    assert mkor["data"].startswith(f"bert_squad.csv: runs {', '.join(compared)}; bert_pretraining.runs.csv: runs ")
+    assert table.loc["kaisa", "times as fast as LAMB here"].split()[0] == "0.6"
+    assert table.loc["lamb", "F1 minus LAMB's here"] == table.loc["lamb", "times as fast as LAMB here"] == ""
+    assert (mkor["F1 in the paper (%)"], mkor["iterations in the paper"]) == ("90.50", "1000")
+    assert set(table["optimizer in the paper"]) == set(published("squad")["optimizer"])
+    assert "Questions here: SQuAD v1.1" in caption_of("table2_squad", tmp_path)
+    assert "mkor_released = released" in caption_of("table2_squad", tmp_path)
+
+
+def test_a_fine_tuning_run_that_broke_down_is_never_left_out_of_the_mean(copied, tmp_path):
+    change(copied, "bert_squad", "mkor-v1.1-0", status="diverged")
+    table = made("table2_squad", copied, tmp_path).set_index("optimizer here")
+    # Of three seeds the median, with the broken one as the worst: no interval.
+    assert table.loc["mkor", "F1 here (%)"] == f"{100 * final_score('mkor', 'SQuAD v1.1', 1):.4g}"
+    assert table.loc["mkor", "runs finished"] == "2 of 3"
+    assert table.loc["mkor", "F1 minus LAMB's here"] == "2 [2, 2]; 1 of 3 seeds broke down"
+    assert "diverged: bert mkor seed 0" in caption_of("table2_squad", tmp_path).lower()
+    change(copied, "bert_squad", "mkor-v1.1-", status="diverged")
+    assert made("table2_squad", copied, tmp_path).set_index("optimizer here").loc["mkor", "F1 here (%)"] == "broke down"
+
+
+def test_fine_tuning_of_one_seed_has_no_interval_and_missing_runs_are_counted(copied, tmp_path):
+    change(copied, "bert_squad", "v1.1-[12]", status="missing")
+    table = made("table2_squad", copied, tmp_path).set_index("optimizer here")
+    assert table.loc["lamb", "F1 here (%)"] == "70"
+    assert table.loc["lamb", "runs finished"] == "1 of 3"
+    assert "missing" in caption_of("table2_squad", tmp_path).lower()
+    assert table.loc["lamb", "data"].startswith("bert_squad.csv: runs bert_squad-lamb-v1.1-0; ")  # where numbers are
+
+
+def test_fine_tuning_without_its_pre_training_names_it(copied, tmp_path):
+    for suffix in (".csv", ".runs.csv"):
+        (copied / f"bert_pretraining{suffix}").unlink()
+    for name in ("table2_squad", "table3_glue_average", "table4_glue_tasks"):
+        made(name, copied, tmp_path)
+        assert caption_of(name, tmp_path).endswith("No results yet: bert_pretraining. Commit 012345678.")
+    table = pd.read_csv(tmp_path / "table3_glue_average.csv").set_index("optimizer here")
+    assert pd.isna(table.loc["mkor", "time here (s)"])
+    assert not pd.isna(table.loc["mkor", "average here"])
+
+
+def test_table3_averages_tasks_before_seeds(results, tmp_path):
+    table = made("table3_glue_average", results, tmp_path).set_index("optimizer here")
+    by_seed = [sum(final_score("kaisa", task, seed) for task in TASKS) / len(TASKS) for seed in range(3)]
+    assert table.loc["kaisa", "average here"].split()[0] == f"{sum(by_seed) / 3:.4g}"
+    assert table.loc["kaisa", "average minus LAMB's here"] == "0.01 [0.01, 0.01]"
+    assert "over 2 tasks: GLUE MNLI, GLUE QQP" in caption_of("table3_glue_average", tmp_path)
+    # MKOR's 1,500 iterations stand beside ours, its 600 beside none of this tier.
+    beside_mkor = (table.loc["mkor", "average in the paper"], table.loc["mkor", "iterations in the paper"])
+    assert beside_mkor == ("0.8214", "1500")
+    assert "600" in set(table.loc[[""], "iterations in the paper"])
+
+
+def test_a_seed_that_lacks_a_task_has_no_average(copied, tmp_path):
+    change(copied, "bert_glue", "kaisa-QQP-2", status="missing")
+    table = made("table3_glue_average", copied, tmp_path).set_index("optimizer here")
+    by_seed = [sum(final_score("kaisa", task, seed) for task in TASKS) / len(TASKS) for seed in range(2)]
+    assert table.loc["kaisa", "average here"].split()[0] == f"{sum(by_seed) / 2:.4g}"
+    assert table.loc["kaisa", "runs finished"] == "5 of 6"
+
+
+def test_table4_has_a_column_for_each_task_with_its_metric(results, tmp_path):
+    table = made("table4_glue_tasks", results, tmp_path).set_index("optimizer here")
+    assert {"GLUE MNLI here (accuracy)", "GLUE QQP here (f1)", "MNLI (acc) in the paper"} <= set(table.columns)
+    mean = sum(final_score("lamb", "GLUE QQP", seed) for seed in range(3)) / 3
+    assert table.loc["lamb", "GLUE QQP here (f1)"].split()[0] == f"{mean:.4g}"
+    assert table.loc["lamb", "RTE (acc) in the paper"] == "0.664"
+
+
+@pytest.mark.parametrize(
+    ("label", "expected"),
+    [
+        ("lamb", ("LAMB", "1563")),
+        ("mkor", ("MKOR", "1500")),
+        ("mkor_released", ("MKOR", "1500")),
+        ("mkor_released_600", ("MKOR", "600")),
+        ("mkor_h", ("MKOR-H", "600")),
+        ("kaisa_1000", None),  # the paper has no such run on GLUE
+        ("sgd", None),
+    ],
+)
+def test_the_papers_row_beside_a_label(label, expected):
+    paper = published("glue", as_text=True)
+    index = counterpart(label, paper)
+    assert (None if index is None else (paper.loc[index, "optimizer"], paper.loc[index, "iterations"])) == expected
+
+
+# The table of learning rates
+
+
+@pytest.mark.parametrize(
+    ("status", "steps", "expected"),
+    [
+        ("finished", 12.0, "converged"),
+        ("finished", math.nan, "local-minimum"),
+        ("finished", None, "local-minimum"),
+        ("diverged", math.nan, "diverged"),
+        ("diverged", 12.0, "diverged"),  # it passed its target and broke down after
+        ("out_of_memory", math.nan, "out-of-memory"),
+        ("skipped", math.nan, None),
+        ("missing", math.nan, None),
+        ("failed", math.nan, None),
+        ("interrupted", 12.0, None),
+    ],
+)
+def test_how_a_run_ended(status, steps, expected):
+    assert outcome_of(status, steps) == expected
+
+
+def test_a_seed_counts_only_where_every_rate_ended(results):
+    runs = pd.read_csv(results / "resnet_cifar10_lr.runs.csv")
+    counts = converging_rates(outcomes(runs))
+    assert counts == {
+        "mkor": dict.fromkeys(range(3), 4),
+        **{label: dict.fromkeys(range(3), 1) for label in ("sgd", "kaisa", "kaisa_no_clip", "hylo")},
+    }
+    runs.loc[runs["run"] == "mkor-1.0-2", "status"] = "missing"
+    assert converging_rates(outcomes(runs))["mkor"] == {0: 4, 1: 4}
+    assert converging_rates(outcomes(runs.assign(target=None))) == {}
+
+
+def test_table5_has_the_papers_form(results, tmp_path):
+    table = made("table5_lr_sensitivity", results, tmp_path).set_index("optimizer here")
+    here = [f"lr {rate} here" for rate in ("10", "1", "0.1", "0.01")]
+    # An epoch is 50 steps: the target is met at step 50, the best value of the others too.
+    assert list(table.loc["mkor", here]) == ["1", "1", "1", "1"]
+    assert list(table.loc["sgd", here]) == ["D", "1* (best 0.6)", "1", "1* (best 0.6)"]
+    assert list(table["rates that converge here"]) == ["1", "4", "1", "1", "1"]
+    paper = [name.replace("here", "in the paper") for name in here]
+    assert list(table.loc["sgd", paper]) == ["D", "D", "108", "145*"]
+    assert list(table.loc["kaisa_no_clip", paper]) == list(table.loc["kaisa", paper]) == ["112", "100", "90", "89*"]
+    assert table.loc["mkor", "rates that converge in the paper"] == "4"
+    caption = caption_of("table5_lr_sensitivity", tmp_path)
+    assert "validation accuracy ≥ 0.9" in caption
+    assert "diverged: resnet20" in caption.lower()
+
+
+def test_seeds_that_end_differently_are_all_in_the_cell(copied, tmp_path):
+    change(copied, "resnet_cifar10_lr", "^mkor-10.0-0$", status="diverged")
+    change(copied, "resnet_cifar10_lr", "^mkor-10.0-1$", steps_to_target=None)
+    table = made("table5_lr_sensitivity", copied, tmp_path).set_index("optimizer here")
+    assert table.loc["mkor", "lr 10 here"] == "1 (1 of 3); 2* (best 0.95, 1 of 3); D (1 of 3)"
+    assert table.loc["mkor", "rates that converge here"] == "3, 3, 4"
+
+
+# Table 7 and table 1: probes
+
+
+def test_table7_takes_the_base_off_and_computes_it_too(results, tmp_path):
+    table = made("table7_memory", results, tmp_path).set_index(["model here", "optimizer here"])
+    mkor = table.loc["bert", "mkor"]
+    assert (mkor["overhead over the base here (MB)"], mkor["computed overhead (MB)"]) == ("2", "2")
+    assert (mkor["optimizer state here (MB)"], mkor["peak over the base's here (MB)"]) == ("3", "2")
+    assert mkor["KAISA's overhead over this one's here"] == "2"
+    assert mkor["overhead over the parameters' bytes here"] == "2"
+    assert mkor["data"].startswith("probes/memory.csv: workload=bert, optimizer=mkor, lamb, kaisa; ")
+    assert (mkor["memory in the paper (GB)"], mkor["overhead in the paper (GB)"]) == ("23.34", "10.5")
+    assert table.loc["resnet", "sgd"]["overhead in the paper (GB)"] == "0"
+    assert "Commit 012345678" in caption_of("table7_memory", tmp_path)
+
+
+def test_a_state_without_a_formula_has_no_computed_size(copied, tmp_path):
+    file = copied / "probes" / "memory.csv"
+    memory = pd.read_csv(file)
+    memory.loc[memory["tensor"] == "left", "computed_bytes"] = None
+    memory.to_csv(file, index=False)
+    table = made("table7_memory", copied, tmp_path).set_index(["model here", "optimizer here"])
+    assert table.loc["bert", "mkor"]["overhead over the base here (MB)"] == "2"
+    assert table.loc["bert", "mkor"]["computed overhead (MB)"] == ""
+
+
+def test_table1_finds_the_exponents_and_the_bytes(results, tmp_path):
+    table = made("table1_complexity", results, tmp_path).set_index("optimizer here")
+    for label in ("mkor", "kaisa", "eva"):
+        assert float(table.loc[label, "factor update: slope over d here"]) == pytest.approx(
+            SLOPES[label, "factor"], rel=5e-3
+        )
+    kaisa = table.loc["kaisa"]
+    assert kaisa["bytes a factor update here"] == f"{12 * 256**2} (d = 256)"  # its owner's: 4 d^2 and 8 d^2
+    assert kaisa["bytes: slope over d here"] == "2"
+    assert kaisa["bytes by the paper's formula"] == f"{16 * 256**2} (d = 256)"
+    assert kaisa["state over the parameters' bytes here"] == "bert 4, resnet 4"
+    assert (kaisa["computation in the paper"], table.loc["mkor", "communication in the paper"]) == ("d^3", "2*d/2")
+    # The paper's optimizers that no probe measured come last, without numbers of ours.
+    assert list(table.loc[[""], "optimizer in the paper"]) == ["HyLo"]
+
+
+def test_table1_names_the_probes_that_have_not_run(copied, tmp_path):
+    (copied / "probes" / "cost_scaling.csv").unlink()
+    (copied / "probes" / "communication.csv").unlink()
+    table = made("table1_complexity", copied, tmp_path)
+    assert not table["factor update: slope over d here"].any()
+    assert "No results yet: probe cost_scaling, probe communication" in caption_of("table1_complexity", tmp_path)
+
+
+@pytest.mark.parametrize("name", [name for name in MINE if name != "published_consistency"])
+def test_a_table_without_any_data_is_one_clear_line(name, tmp_path, capsys):
+    assert main([name, "--results", str(tmp_path / "none")]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith(f"{name}: ")
+    assert error.count("\n") == 1
+
+
+# What the published numbers imply
+
+
+def test_a_printed_number_stands_for_all_that_round_to_it():
+    assert Printed("7.97").range == pytest.approx((7.965, 7.975))
+    assert Printed("1536").range == (1536, 1536)
+    assert derive(lambda a, b: a / b, Printed("7.97"), Printed("5.25")).high == pytest.approx(7.975 / 5.245)
+
+
+@pytest.mark.parametrize(
+    ("stated", "value", "half", "expected"),
+    [
+        ("1.52", 1.521, 0.002, "yes"),
+        ("0.8023", 0.80225, 0.0, "yes"),  # a tie goes up
+        ("1.39", 1.3958, 0.0021, "within rounding"),
+        ("1.51", 1.5181, 0.0024, "no, cut off"),
+        ("1.50", 1.5181, 0.0024, "no"),
+        ("0.809", 0.81, 0.0005, "no"),  # the ranges touch where numbers round up
+        ("1536", 1563, 0.0, "no"),
+    ],
+)
+def test_stated_beside_implied(stated, value, half, expected):
+    assert compare(Printed(stated), Derived(value, value - half, value + half)) == expected
+
+
+@given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 4))
+def test_a_number_rounded_from_the_truth_is_never_called_wrong(a, b, digits):
+    """Truth: print two numbers and their exact ratio, all rounded; the rounded inputs can always explain it."""
+    inputs = [Printed(f"{value:.{digits + 2}f}") for value in (a, b)]
+    found = derive(lambda above, below: above / below, *inputs)
+    assert found.low <= found.value <= found.high
+    assert compare(Printed(f"{a / b:.{digits}f}"), found) in ("yes", "within rounding")
+
+
+def test_the_papers_known_disagreements_are_found(results, tmp_path):
+    table = made("published_consistency", results, tmp_path).set_index("quantity")
+    agrees = table["agrees"]
+    assert tuple(table.loc["iterations of LAMB", ["stated", "implied", "agrees"]]) == ("1536", "1563", "no")
+    assert agrees["squad: speedup of MKOR, 1000 iterations"] == "no, cut off"  # 7.97 / 5.25 = 1.518, printed 1.51
+    assert agrees["glue: average of Eva, 1000 iterations"] == "no"  # 0.8095 at the least, printed 0.809
+    assert tuple(table.loc["glue: average of Eva, 1000 iterations", ["stated", "implied"]]) == ("0.809", "0.81000")
+    abstract = table.loc["C02: time_to_target(KAISA)/time_to_target(MKOR-H)"]
+    assert (abstract["stated"], abstract["implied"], abstract["agrees"]) == ("1.85", "1.8419", "within rounding")
+    assert agrees["C01: time_to_target(LAMB)/time_to_target(MKOR-H)"] == "yes"
+    by_table = table.loc["C03: iterations(MKOR)/iterations(LAMB)"]
+    assert list(by_table["agrees"]) == ["yes", "no"]
+    periods = agrees[agrees.index.str.startswith("C08")]
+    assert list(periods) == ["yes", "no", "yes", "yes"]  # the autoencoder's MKOR: 12.102 / 7.707 = 1.57
+    sizes = agrees[agrees.index.str.startswith("C13")]
+    assert list(sizes) == ["yes", "no", "yes", "no"]  # 1.5 is of the whole memory, not of the overhead
+    assert len(agrees[agrees.index.str.contains("average of|speedup of")]) == len(published("squad")) + 2 * len(
+        published("glue")
+    )
+
+
+def test_the_caption_counts_the_verdicts(results, tmp_path):
+    table = made("published_consistency", results, tmp_path)
+    counted = {
+        name: int(n)
+        for name, n in re.findall(
+            r"(yes|within rounding|cut off|no) \((\d+) of", caption_of("published_consistency", tmp_path)
+        )
+    }
+    truth = table["agrees"].str.removeprefix("no, ").value_counts().to_dict()
+    assert counted == truth
+    assert "Nothing here is measured" in caption_of("published_consistency", tmp_path)
+
+
+def test_time_to_target_names_the_runs_that_it_compares_with(results, tmp_path):
+    table = made("time_to_target", results, tmp_path)
+    table = table[table["experiment"] == "bert_pretraining"].set_index("optimizer")
+    runs = pd.read_csv(results / "bert_pretraining.runs.csv").groupby("optimizer")["run"].agg(list)
+    named = table.loc["mkor", "data"].removeprefix("bert_pretraining.runs.csv: runs ").split(", ")
+    assert named == runs["mkor"] + runs["lamb"] + runs["kaisa"]  # its own, its base's, its rival's
+    assert pretraining(results)["mkor"][0] in named
+
+
+def test_table6_names_the_probe_and_the_run_that_tells_the_data(results, tmp_path):
+    table = made("table6_settings", results, tmp_path).set_index("experiments")
+    data = table.loc["bert_pretraining", "data"]
+    assert data.startswith("probes/sizes.csv: workload=bert_pretraining, model=bert_pretraining model")
+    assert ".runs.csv: runs " in data
+    assert data.endswith("workflow/paper/settings.csv: model=BERT-Large-Uncased")
+    assert "workflow/paper" not in table.loc["update_rules, autoencoder_inversion", "data"]

@@ -1,0 +1,107 @@
+"""Which rank a process is, from the environments that launchers make."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.training.launcher import Place, place
+
+TORCHRUN = {
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "1234",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+}
+MPIEXEC = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
+PALS = {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "node7", "MASTER_PORT": "1234"}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "5",
+    "OMPI_COMM_WORLD_SIZE": "8",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "1234",
+}
+SRUN = {
+    "SLURM_PROCID": "5",
+    "SLURM_STEP_NUM_TASKS": "8",
+    "SLURM_LOCALID": "1",
+    "SLURM_STEP_NODELIST": "node[7-8]",
+    "MASTER_PORT": "1234",
+}
+
+
+@pytest.mark.parametrize("environment", [MPIEXEC, PALS, OPEN_MPI, SRUN])
+def test_every_launcher_names_the_same_place(environment: dict[str, str]):
+    assert place(environment) == Place(rank=5, size=8, local_rank=1, host="node7", port=1234)
+
+
+def test_torchrun_listens_itself_and_may_start_again():
+    assert place(TORCHRUN) == Place(5, 8, 1, "node7", 1234, has_store=True, attempt="2")
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
+        # A job script of Slurm with eight tasks, in which nobody said srun.
+        {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
+    ],
+)
+def test_a_process_that_nobody_launched_is_alone(environment: dict[str, str]):
+    assert place(environment) == Place()
+
+
+@pytest.mark.parametrize(
+    ("nodes", "host"), [("node[03-08,11],other", "node03"), ("a1,b[2-3]", "a1"), ("n[5]-ib", "n5-ib"), ("solo", "solo")]
+)
+def test_the_first_host_of_a_step_of_slurm(nodes: str, host: str):
+    assert place({**SRUN, "SLURM_STEP_NODELIST": nodes}).host == host
+
+
+def test_host_and_port_come_from_the_job_where_nothing_names_them(tmp_path: Path):
+    nodes = tmp_path / "nodes"
+    nodes.write_text("x1.site\nx2.site\n")
+    bare = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12.pbs"}
+    found = place(bare)
+    assert found.host == "x1.site"
+    assert 20000 <= found.port < 30000
+    assert place(bare) == found  # on every rank
+    assert place({**bare, "PBS_JOBID": "13.pbs"}).port != found.port
+    on_one_machine = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"}
+    assert place(on_one_machine) == Place(0, 2, 0, "127.0.0.1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"RANK": "8"}, "RANK = 8: must be less than WORLD_SIZE = 8"),
+        ({"RANK": "-1"}, "RANK = '-1': must be a whole number"),
+        ({"RANK": "one"}, "RANK = 'one': must be a whole number"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE = '0': must be a whole number, at least 1"),
+        ({"WORLD_SIZE": None}, "RANK = 5: of how many?"),
+        ({"RANK": None}, "WORLD_SIZE = 8: which of them"),
+        ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
+        ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
+        ({"MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be at most 65535"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str):
+    environment = {key: value for key, value in {**TORCHRUN, **changes}.items() if value is not None}
+    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+        place(environment)
+
+
+def test_launch_and_stop_import_no_torch():
+    """They answer before the seconds that torch takes."""
+    code = "import sys; from workflow.bench.training import launcher, stop_signals; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -1,0 +1,78 @@
+"""Schedules and targets: pure functions against values worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from workflow.bench.plan.targets import Reached, Target
+from workflow.bench.training.lr_schedules import factor
+
+CASES: list[tuple[dict[str, Any], list[float]]] = [
+    ({"name": "constant", "warmup": 0.0}, [1, 1, 1, 1]),
+    ({"name": "constant", "warmup": 0.5}, [0.5, 1, 1, 1]),
+    ({"name": "linear", "warmup": 0.0}, [1, 0.75, 0.5, 0.25]),
+    ({"name": "linear", "warmup": 0.5}, [0.5, 1, 1, 0.5]),
+    ({"name": "polynomial", "warmup": 0.0, "power": 2.0}, [1, 0.5625, 0.25, 0.0625]),
+    ({"name": "step", "warmup": 0.0, "milestones": [1, 3], "factor": 0.5}, [1, 0.5, 0.5, 0.25]),
+]
+
+
+@pytest.mark.parametrize(("schedule", "factors"), CASES)
+def test_schedule_by_hand(schedule: dict[str, Any], factors: list[float]):
+    assert [factor(schedule, step, 4) for step in range(4)] == factors
+
+
+@given(
+    schedule=st.sampled_from([case[0] for case in CASES]),
+    warmup=st.floats(0, 0.99),
+    steps=st.integers(1, 200),
+    share=st.floats(0, 1),
+)
+def test_every_step_moves_and_none_exceeds_the_rate(schedule: dict[str, Any], warmup: float, steps: int, share: float):
+    step = min(int(share * steps), steps - 1)
+    assert 0 < factor({**schedule, "warmup": warmup}, step, steps) <= 1
+    # torch's LambdaLR asks once more, after the last step.
+    assert 0 <= factor({**schedule, "warmup": warmup}, steps, steps) <= 1
+
+
+def evaluation(step: int, value: float, split: str = "validation", metric: str = "loss") -> dict[str, Any]:
+    return {"step": step, "split": split, "metric": metric, "value": value, "train_seconds": step / 10}
+
+
+def test_the_first_evaluation_that_reaches_the_target_counts():
+    target = Target("validation", "loss", "below", 0.5)
+    rows = [
+        evaluation(0, 0.1, "train"),
+        evaluation(0, 0.9),
+        evaluation(10, 0.5),
+        evaluation(20, 0.7),
+        evaluation(30, 0.1),
+    ]
+    assert target.first_reached(rows) == Reached(10, 1.0)
+    rising = Target("validation", "accuracy", "above", 0.5)
+    accuracies = [evaluation(step, step / 40, metric="accuracy") for step in (0, 10, 20, 30)]
+    assert rising.first_reached(accuracies) == Reached(20, 2.0)
+
+
+def test_a_target_never_reached_is_censored():
+    target = Target("validation", "loss", "below", 0.5)
+    assert target.first_reached([]) is None
+    assert target.first_reached([evaluation(0, 0.6), evaluation(10, math.nan), evaluation(20, 0.4, "train")]) is None
+
+
+def test_rows_of_a_csv_are_text():
+    rows = [{key: str(value) for key, value in evaluation(10, 0.25).items()}]
+    assert Target("validation", "loss", "below", 0.5).first_reached(rows) == Reached(10, 1.0)
+
+
+def test_a_target_is_read_and_written_alike():
+    given = {"split": "validation", "metric": "accuracy", "above": 0.9}
+    target = Target.parse(given)
+    assert target is not None
+    assert target.as_dict() == given
+    assert Target.parse(None) is None

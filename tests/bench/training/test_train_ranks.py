@@ -1,0 +1,344 @@
+"""Ranks train like one process, go on bit for bit, agree on every end, and end when one of them is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from torch.testing import assert_close
+
+from baselines import available, limits
+from tests.support import train_ranks
+from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.train_ranks import (
+    METHODS,
+    SLICED,
+    SMALL,
+    command,
+    join_and_train,
+    run_of,
+    slow_command,
+    start,
+    train_all,
+)
+from workflow.bench import train
+from workflow.bench.support.config import ROOT
+from workflow.bench.training import checkpoint, ranks
+from workflow.bench.training.record import GO_ON, RunFolder, read_metrics, read_summary
+from workflow.bench.workloads.autoencoder import Autoencoder
+
+PATIENCE = 60.0
+"""Seconds until a test gives up on processes."""
+BERT: dict[str, Any] = {"name": "bert_pretraining", "batch_size": 32}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path / "config")
+
+
+def joined(ranks: list[ForkServerProcess], patience: float = PATIENCE) -> list[int | None]:
+    """Wait for ranks, and return their exit codes; those that do not end are killed."""
+    limit = time.monotonic() + patience
+    for rank in ranks:
+        rank.join(max(limit - time.monotonic(), 0.1))
+    codes = [rank.exitcode for rank in ranks]
+    for rank in ranks:
+        rank.kill()
+    return codes
+
+
+def said(log: Path, size: int) -> list[str]:
+    return [log.with_name(f"{log.name}.{rank}").read_text() for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = make_folder(tmp_path_factory.mktemp("runs") / "config")
+    return {case: run_of(folder, case) for case in METHODS}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any]) -> dict[int, Path]:
+    """Every case of `METHODS`, trained by 1, 2 and 4 ranks."""
+    folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in (1, 2, 4)}
+    torch.set_num_threads(1)
+    waiting = {size: start(size, join_and_train, folders[size], runs, log=folders[size] / "log") for size in (2, 4)}
+    train_all(folders[1], runs)
+    for size, started in waiting.items():
+        assert joined(started) == [0] * size, said(folders[size] / "log", size)
+    return folders
+
+
+def values(place: RunFolder) -> list[float]:
+    return [float(row["value"]) for row in read_metrics(place)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("case", METHODS)
+def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, Any], case: str, size: int):
+    """Truth: the same run on one process, in float64."""
+    run, places = runs[case], {size: RunFolder(folder / case / "plain") for size, folder in trained.items()}
+    truth = checkpoint.load(places[1].weights, run.id)
+    for name, tensor in checkpoint.load(places[size].weights, run.id).items():
+        assert_close(tensor, truth[name], rtol=1e-9, atol=1e-12, msg=name)
+    assert values(places[size]) == pytest.approx(values(places[1]), rel=1e-9)
+    one, many = ((read_summary(places[n]) or {}) for n in (1, size))
+    assert [many[key] for key in ("switch_step", "steps_done", "parameters")] == [
+        one[key] for key in ("switch_step", "steps_done", "parameters")
+    ]
+    assert many["world_size"] == size
+
+
+@pytest.mark.parametrize(("size", "case"), SLICED)
+def test_interrupted_and_resumed_ranks_equal_uninterrupted_ones(
+    trained: dict[int, Path], runs: dict[str, Any], case: str, size: int
+):
+    """Truth: the same ranks without the interruption, bit for bit, each with dropout of its own."""
+    run, whole, sliced = runs[case], *(RunFolder(trained[size] / case / name) for name in ("whole", "sliced"))
+    truth = checkpoint.load(whole.weights, run.id)
+    for name, tensor in checkpoint.load(sliced.weights, run.id).items():
+        assert torch.equal(tensor, truth[name]), name
+    assert rows(sliced.metrics, TIMES) == rows(whole.metrics, TIMES)
+    summary = read_summary(sliced) or {}
+    assert (summary["slices"], summary["steps_done"]) == (2, train_ranks.STEPS)
+    assert not sliced.checkpoint.exists()
+
+
+def test_every_optimizer_trains_on_ranks_or_says_why_not():
+    assert {name for name, _, _ in METHODS.values()} == {
+        name for name in available() if "data_parallel" not in limits(name)
+    }
+
+
+def test_ranks_tell_their_bytes_and_times(trained: dict[int, Path]):
+    summary = read_summary(RunFolder(trained[2] / "sgd" / "plain")) or {}
+    assert [each["rank"] for each in summary["by_rank"]] == [0, 1]
+    assert {each["bytes_sent"]["gradient_all_reduce"] for each in summary["by_rank"]} == {
+        train_ranks.STEPS * summary["parameters"] * 8
+    }
+    for each in summary["by_rank"]:
+        assert sum(each["seconds"].values()) == pytest.approx(summary["wall_seconds"], rel=0.5)
+    assert summary["peak_memory_bytes"] == max(each["peak_memory_bytes"] for each in summary["by_rank"])
+
+
+def blocks() -> list[dict[str, Any]]:
+    """Return runs of one label: an autoencoder, BERT whose masks give ranks unequal parts of the loss, bfloat16."""
+    return [
+        block(optimizer("mkor", "all"), workload=SMALL),
+        block(optimizer("mkor", "all", lr=0.01), workload=BERT, steps=4, evaluate_every=2),
+        block(optimizer("sgd", "all", lr=0.01), workload=BERT, steps=2, evaluate_every=2, micro_batch_size=16),
+        block(optimizer("mkor", "all"), workload=SMALL, precision="bfloat16"),
+    ]
+
+
+def test_the_command_under_torchrun_and_mpiexec_publishes_what_one_process_does(folder: Path, tmp_path: Path):
+    """Truth: the command on one process."""
+    write(folder, "one", *blocks())
+    results = {size: tmp_path / f"results{size}" for size in (1, 2, 4)}
+    arguments = {
+        size: ["one", "all", f"--config-dir={folder}", f"--results={path}", "--hardware=test"]
+        for size, path in results.items()
+    }
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
+    two = subprocess.Popen(
+        [*torchrun, f"--master-port={train_ranks.free_port()}", "-m", "workflow.bench.train", *arguments[2]],
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert train.main(arguments[1]) == 0
+    assert joined(start(4, command, *arguments[4], log=tmp_path / "log")) == [0] * 4, said(tmp_path / "log", 4)
+    _, errors = two.communicate(timeout=PATIENCE)
+    assert two.returncode == 0, errors
+    assert errors.count("finished after") == 4  # one rank speaks
+
+    published = {size: rows(path / "test" / "embedded" / "one" / "all.csv") for size, path in results.items()}
+    for size in (2, 4):
+        for truth, row in zip(published[1], published[size], strict=True):
+            rel = 2e-2 if row["run"] == published[1][-1]["run"] else 1e-5  # bfloat16 has three digits
+            assert float(row["value"]) == pytest.approx(float(truth["value"]), rel=rel)
+            same = set(row) - {"value", *TIMES}
+            assert {key: row[key] for key in same} == {key: truth[key] for key in same}
+    assert said(tmp_path / "log", 4)[1:] == [""] * 3
+
+
+def until_row(place: RunFolder, number: int) -> None:
+    """Wait until a run has evaluated so often."""
+    limit = time.monotonic() + PATIENCE
+    while len(read_metrics(place)) < number and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert len(read_metrics(place)) >= number
+
+
+@pytest.fixture
+def long(folder: Path) -> tuple[Path, RunFolder]:
+    """Return a configuration with one run that lasts some seconds, and that run's folder."""
+    tier = folder / "tiers" / "embedded.yaml"
+    tier.write_text(yaml.safe_dump({**yaml.safe_load(tier.read_text()), "checkpoint_steps": 30}))
+    kaisa = optimizer("kaisa", inverse_update_period=20, grad_worker_fraction=0.5)
+    write(folder, "one", block(kaisa, workload=SMALL, steps=200, evaluate_every=10))
+    plan = load(folder)
+    (run,) = plan.runs.values()
+    return folder, RunFolder.of(plan.results, run.id)
+
+
+def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[Path, RunFolder], tmp_path: Path):
+    """A queue's warning, then a kill in the next slice, then the rest. Truth: the uninterrupted run, bit for bit."""
+    folder, place = long
+    arguments = ("one", "kaisa", *options(folder))
+
+    whole = [f"--results={tmp_path / 'whole'}" if "--results" in each else each for each in arguments]
+    truth = start(2, slow_command, *whole, log=tmp_path / "truth")
+    first = start(2, slow_command, *arguments, log=tmp_path / "first")
+    until_row(place, 5)
+    os.kill(first[1].pid or 0, signal.SIGUSR1)
+    assert joined(first) == [GO_ON, 0], said(tmp_path / "first", 2)  # the job's word is the first rank's
+    assert said(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command goes on\n")
+    summary = read_summary(place) or {}
+    assert summary["status"] == "interrupted"
+    saved = summary["steps_done"]
+
+    second = start(2, slow_command, *arguments, log=tmp_path / "second")
+    until_row(place, 2 * (saved + 60) // 10)
+    second[1].kill()
+    killed = time.monotonic()
+    assert joined(second)[0] == 1
+    assert time.monotonic() - killed < 60
+    told = said(tmp_path / "second", 2)[0].splitlines()
+    assert f"going on from step {saved}" in told[0]
+    assert told[1].endswith("rank 1 is gone (killed?); the same command goes on from the last checkpoint")
+    assert len(told) == 2
+
+    third = start(2, slow_command, *arguments, log=tmp_path / "third")
+    assert joined(third) == [0, 0], said(tmp_path / "third", 2)
+    again = int(said(tmp_path / "third", 2)[0].split("going on from step ")[1].split()[0])
+    assert again > saved
+    assert again % 30 == 0  # that of checkpoint_steps
+    assert joined(truth) == [0, 0], said(tmp_path / "truth", 2)
+    (uninterrupted,) = (tmp_path / "whole" / "test" / "embedded" / "runs").iterdir()
+    assert rows(place.metrics, TIMES) == rows(RunFolder(uninterrupted).metrics, TIMES)
+
+
+def test_a_time_limit_saves_and_asks_to_go_on(folder: Path, tmp_path: Path):
+    write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
+    arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
+    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [GO_ON, 0], said(tmp_path / "log", 2)
+
+
+@pytest.mark.parametrize(
+    ("shared", "why"),
+    [
+        (
+            {"workload": {**SMALL, "batch_size": 127}},
+            "2 ranks cannot have equal parts of a batch of 127; 1 or 127 can",
+        ),
+        ({"workload": {**SMALL, "batch_size": 96}, "micro_batch_size": 32}, "parts of 3 micro-batches of 32"),
+    ],
+)
+def test_ranks_that_cannot_share_a_batch_are_refused_in_one_line(
+    folder: Path, tmp_path: Path, shared: dict[str, Any], why: str
+):
+    write(folder, "one", block(optimizer("sgd"), **shared))
+    assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [1, 1]
+    told = "".join(said(tmp_path / "log", 2))
+    assert told.count("\n") == 1
+    assert why in told
+
+
+def test_divergence_on_ranks_is_an_outcome(folder: Path, tmp_path: Path):
+    write(folder, "one", block(optimizer("sgd", lr=1e30), workload=SMALL))
+    assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [0, 0]
+    (row,) = (row for row in rows(load(folder).results / "one" / "sgd.csv") if row["step"] == "0")
+    assert row["status"] == "diverged"
+
+
+def _run_out_of_memory(*arguments: str) -> int:
+    if os.environ["PMI_RANK"] == "1":
+        Autoencoder.loss = lambda *_: torch.empty(2**50).sum()  # type: ignore[method-assign]
+    return command(*arguments)
+
+
+def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_goes_on(folder: Path, tmp_path: Path):
+    """The others wait for that rank and are ended; started again, the job has what is left to do."""
+    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
+    arguments = ("one", "sgd", *options(folder))
+    codes = joined(start(2, _run_out_of_memory, *arguments, log=tmp_path / "log"))
+    assert codes == [GO_ON, GO_ON], said(tmp_path / "log", 2)
+    told = "".join(said(tmp_path / "log", 2)).splitlines()
+    assert len(told) == 1
+    assert "rank 1 of 2" in told[0]
+    assert "out_of_memory" in told[0]
+    (run,) = load(folder).runs.values()
+    assert json.loads(RunFolder.of(load(folder).results, run.id).summary.read_text())["status"] == "out_of_memory"
+    assert joined(start(2, command, *arguments, log=tmp_path / "again")) == [0, 0]
+    assert {row["status"] for row in rows(load(folder).results / "one" / "sgd.csv")} == {"out_of_memory"}
+
+
+def test_a_checkpoint_of_another_number_of_ranks_is_refused_in_one_line(
+    long: tuple[Path, RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder, place = long
+    arguments = ("one", "kaisa", *options(folder))
+    ranks = start(2, slow_command, *arguments, log=tmp_path / "log")
+    until_row(place, 3)
+    os.kill(ranks[0].pid or 0, signal.SIGTERM)
+    assert joined(ranks) == [GO_ON, 0], said(tmp_path / "log", 2)
+    before = place.checkpoint.read_bytes()
+    assert train.main(list(arguments)) == 1
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "checkpoint.pt: made by 2 ranks, not by 1" in told
+    assert place.checkpoint.read_bytes() == before
+
+
+def test_a_rank_that_nobody_meets_says_so_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    write(folder, "one", block(optimizer("sgd")))
+    monkeypatch.setattr(ranks, "_ARRIVAL", timedelta(seconds=1))
+    for key, value in train_ranks.as_mpiexec(0, 2, train_ranks.free_port()).items():
+        monkeypatch.setenv(key, value)
+    assert train.main(["one", "sgd", *options(folder)]) == 1
+    told = capsys.readouterr().err
+    assert "rank 0 of 2: ranks [1] did not come to 127.0.0.1:" in told
+    assert told.count("\n") == 1
+
+
+def test_a_rank_that_gives_no_sign_of_life_ends_the_job():
+    """Truth: a rank that never beats, beside one that watches it; in a process of its own, which must end."""
+    code = (
+        "import sys; from torch.distributed import TCPStore; from workflow.bench.training.launcher import Place\n"
+        "from workflow.bench.training.watchdog import Watchdog; import time\n"
+        "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "Watchdog(Place(rank=0, size=2, host='127.0.0.1', port=store.port), store, beat=0.1, silence=0.5).start()\n"
+        "time.sleep(60)"
+    )
+    called = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False, timeout=PATIENCE
+    )
+    assert called.returncode == 1
+    assert called.stderr.startswith("rank 0 of 2 (")
+    assert "rank 1 has not been heard of for" in called.stderr
+    assert called.stderr.count("\n") == 1
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,546 @@
+"""Fine-tuning data, from files in the official formats to metrics: truths are the files' own texts, and counting."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from sklearn import metrics as sklearn_metrics
+from torch import nn
+from torch.testing import assert_close
+
+from tests.support import text_files
+from tests.support.text_files import PIECES
+from workflow.bench import workloads
+from workflow.bench.data import corpus, docstring_tasks, features, glue, imdb, squad
+from workflow.bench.data.features import Features, Vocabulary
+from workflow.bench.data.folder import DataNotFound
+from workflow.bench.workloads import bert
+from workflow.bench.workloads.bert_classification import TASKS, BertClassification
+from workflow.bench.workloads.bert_span import BertSpan, best_spans
+
+SIZE: dict[str, Any] = {"layers": 1, "hidden_size": 16, "heads": 2, "batch_size": 4}
+REAL = {**SIZE, "vocabulary_size": len(PIECES)}
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch) -> Path:
+    """An empty data folder with the two vocabularies."""
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path))
+    text_files.write_vocabulary(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    """The real docstrings, kept for this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MKOR_DATA", str(tmp_path_factory.mktemp("data")))
+        yield corpus.load(1000)
+
+
+def uncased() -> Vocabulary:
+    return Vocabulary(cased=False, size=len(PIECES))
+
+
+def spelled(found: Features, row: int, pieces=PIECES) -> list[str]:
+    """The word pieces of an example, its padding left out."""
+    return [pieces[token] for token in found.tokens[row, : found.lengths[row]]]
+
+
+# The vocabulary
+
+
+def test_an_absent_vocabulary_is_named_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setenv("MKOR_DATA", str(tmp_path))
+    with pytest.raises(DataNotFound, match=r"bert-cased's vocabulary not found at .*vocab\.txt; put the vocab\.txt of"):
+        Vocabulary(cased=True)
+    text_files.write_vocabulary(tmp_path)
+    (tmp_path / "bert-cased" / "vocab.txt").write_text("a\nb\n")
+    with pytest.raises(DataNotFound, match=r"\[PAD\] is not in the file"):
+        Vocabulary(cased=True)
+    with pytest.raises(ValueError, match=f"vocabulary_size=30522: .* has {len(PIECES)} word pieces"):
+        Vocabulary(cased=False, size=30522)
+
+
+def test_capitals_are_kept_by_the_cased_vocabulary_alone(root):
+    labels = np.zeros(1, dtype=np.int64)
+    lower, kept = (
+        features.encode(["The Film"], None, labels, Vocabulary(cased=cased, size=len(PIECES)), 8)
+        for cased in (False, True)
+    )
+    assert spelled(lower, 0) == ["[CLS]", "the", "film", "[SEP]"]
+    assert spelled(kept, 0) == ["[CLS]", "The", "Film", "[SEP]"]
+
+
+# Features
+
+
+def test_inputs_say_what_is_text_and_what_is_second():
+    made = features.pack([([7, 8], [9]), ([7], None)], np.array([0, 1]), 10)
+    inputs = made.inputs()
+    assert inputs["input_ids"].tolist() == [[2, 7, 8, 3, 9, 3], [2, 7, 3, 0, 0, 0]]
+    assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
+    assert inputs["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
+    assert {array.dtype for array in inputs.values()} == {np.dtype(np.int64)}
+
+
+def test_a_pair_that_is_too_long_loses_the_end_of_its_longer_text(root):
+    first, second = "a the a the a the", "film was"
+    made = features.encode([first], [second], np.zeros(1, dtype=np.int64), uncased(), 8)
+    assert spelled(made, 0) == ["[CLS]", "a", "the", "a", "[SEP]", "film", "was", "[SEP]"]
+    assert made.second.tolist() == [5]
+
+
+def test_prepared_features_are_found_again_and_made_anew_when_a_file_changes(root, monkeypatch):
+    text_files.write_glue(root, "rte")
+    first = glue.load("rte", uncased(), 16)
+    (kept,) = (root / "prepared").iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(features, "encode", lambda *_: pytest.fail("the texts were cut again"))
+        again = glue.load("rte", uncased(), 16)
+    assert features.fingerprint(again.arrays()) == features.fingerprint(first.arrays())
+
+    kept.write_bytes(kept.read_bytes()[:100])
+    assert features.fingerprint(glue.load("rte", uncased(), 16).arrays()) == features.fingerprint(first.arrays())
+    text_files.write_glue(root, "rte", train=30)
+    assert len(glue.load("rte", uncased(), 16).train) == 30
+
+
+# GLUE
+
+
+@pytest.mark.parametrize("task", glue.TASKS)
+def test_glue_is_read_as_its_official_files_lay_it_out(root, task):
+    written = text_files.write_glue(root, task)
+    train, validation = glue.load(task, uncased(), 32)
+    assert (len(train), len(validation)) == (24, 12)
+    values = text_files.GLUE[task][4]
+    for row, (texts, label) in enumerate(written):
+        words = [text.lower().replace(".", " .").split() for text in texts]
+        truth = ["[CLS]", *(piece for each in words for piece in [*each, "[SEP]"])]
+        assert spelled(train, row) == truth
+        expected = float(label) if task == "stsb" else values.index(label)
+        assert train.labels[row] == pytest.approx(expected)
+
+
+def test_the_task_tables_agree():
+    assert set(TASKS) == {*glue.TASKS, "imdb", "package", "library", "copy", "similarity"}
+    assert set(workloads.parameters("bert_classification")["properties"]["dataset"]["enum"]) == set(TASKS)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda file: file.unlink(), r"train\.tsv; download the task .* unpack it as glue/RTE"),
+        (lambda file: file.write_text("index\tsentence1\tlabel\n"), "line 1: no column 'sentence2'"),
+        (lambda file: file.write_text(file.read_text() + "9\tonly two\n"), "line 26: 2 columns"),
+        (lambda file: file.write_text(file.read_text() + "9\ta\tb\tmaybe\n"), "line 26: the label 'maybe'"),
+        (lambda file: file.write_text(file.read_text().split("\n")[0]), "it has no example"),
+    ],
+)
+def test_glue_files_that_are_not_as_they_should_be_are_named(root, change, reason):
+    text_files.write_glue(root, "rte")
+    change(root / "glue" / "RTE" / "train.tsv")
+    with pytest.raises(DataNotFound, match=reason):
+        glue.load("rte", uncased(), 16)
+
+
+def test_qqp_s_broken_rows_are_left_out(root):
+    text_files.write_glue(root, "qqp")
+    file = root / "glue" / "QQP" / "train.tsv"
+    file.write_text(file.read_text() + "7\t8\t9\twho wrote it\n")
+    assert len(glue.load("qqp", uncased(), 16).train) == 24
+
+
+# IMDB
+
+
+def test_imdb_is_read_from_its_official_folders(root):
+    text_files.write_imdb(root)
+    train, validation = imdb.load(uncased(), 16)
+    assert train.labels.tolist() == validation.labels.tolist() == [0] * 8 + [1] * 8
+    assert spelled(train, 0)[:6] == ["[CLS]", "the", "film", "was", "bad", "."]
+    assert spelled(train, 8)[4] == "good"
+    assert "[UNK]" not in spelled(train, 0), "a line break is no text"
+
+
+def test_absent_imdb_is_named(root):
+    with pytest.raises(DataNotFound, match=r"IMDB not found at .*aclImdb/train/neg; unpack the official aclImdb_v1"):
+        imdb.load(uncased(), 16)
+    text_files.write_imdb(root)
+    for file in (root / "aclImdb" / "test" / "pos").iterdir():
+        file.unlink()
+    with pytest.raises(DataNotFound, match="it has no review"):
+        imdb.load(uncased(), 16)
+
+
+# SQuAD
+
+
+@pytest.mark.parametrize(("filler", "windows"), [(20, 1), (150, 2)])
+def test_squad_answers_lie_where_the_labels_say(root, filler, windows):
+    """Truth: the answer's text, in every window that holds it whole; [CLS] in every other one."""
+    text_files.write_squad(root, filler=filler)
+    found = squad.load(uncased(), 128)
+    assert len(found.train) == 6 * windows
+    assert found.question.tolist() == [number for number in range(4) for _ in range(windows)]
+    names = 0
+    for split in (found.train, found.validation):
+        for row, (first, last) in enumerate(split.labels):
+            pieces = spelled(split, row)
+            question = pieces[: pieces.index("[SEP]")]
+            assert question == ["[CLS]", "who", "wrote", "it", "?"]
+            is_here = "paris" in pieces[int(split.second[row]) :] and ")" in pieces
+            assert ((first, last) != (0, 0)) == is_here
+            names += is_here
+            if is_here:
+                assert pieces[first : last + 1] in (["anna"], ["bob"])
+    assert names >= len(found.answers) + 6
+    for row in range(len(found.validation)):
+        context = found.contexts[found.question[row]]
+        places = found.offsets[row][found.offsets[row][:, 1] > 0]
+        columns = np.flatnonzero(found.offsets[row][:, 1] > 0)
+        read = [context[first:end].lower() for first, end in places]
+        assert read == [PIECES[token] for token in found.validation.tokens[row, columns]]
+
+
+def test_windows_of_a_long_context_overlap_and_leave_nothing_out(root):
+    text_files.write_squad(root, filler=300)
+    found = squad.load(uncased(), 128)
+    for question in range(4):
+        covered = np.zeros(len(found.contexts[question]), dtype=bool)
+        for row in np.flatnonzero(found.question == question):
+            for first, end in found.offsets[row]:
+                covered[first:end] = True
+        text = np.array([not letter.isspace() for letter in found.contexts[question]])
+        assert covered[text].all()
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("{", "JSONDecodeError"),
+        ('{"version": "1.1"}', "KeyError: 'data'"),
+        ('{"data": []}', "no question"),
+        (
+            '{"data": [{"paragraphs": [{"context": "abc", "qas": [{"id": "7", "question": "?", "answers": '
+            '[{"text": "b", "answer_start": 0}]}]}]}]}',
+            "question 7: answer_start is not where its answer stands",
+        ),
+    ],
+)
+def test_squad_files_that_are_not_as_they_should_be_are_named(root, content, reason):
+    text_files.write_squad(root)
+    (root / "squad" / "train-v1.1.json").write_text(content)
+    with pytest.raises(DataNotFound, match=reason):
+        squad.load(uncased(), 128)
+
+
+def test_absent_squad_is_named(root):
+    with pytest.raises(DataNotFound, match=r"SQuAD v1\.1 not found at .*train-v1\.1\.json; put the official file"):
+        squad.load(uncased(), 128)
+
+
+def test_the_best_span_is_found():
+    """Truth: a search through all spans."""
+    torch.manual_seed(0)
+    starts, ends = torch.randn(2, 20, 9)
+    allowed = torch.rand(20, 9) > 0.3
+    allowed[:, 4] = True
+    found = best_spans(starts, ends, allowed, longest=3)
+    for row, (score, first, last) in enumerate(zip(*found, strict=True)):
+        spans = [
+            (starts[row, one].item() + ends[row, two].item(), one, two)
+            for one in range(9)
+            for two in range(one, min(one + 3, 9))
+            if allowed[row, one] and allowed[row, two]
+        ]
+        best = max(spans)
+        assert (first, last) == best[1:]
+        assert score == pytest.approx(best[0], rel=1e-6)
+
+
+class Oracle(nn.Module):
+    """Points at given columns."""
+
+    def __init__(self, workload: BertSpan, spans: np.ndarray) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+        self._rows = {row.tobytes(): span for row, span in zip(workload._validation.tokens, spans, strict=True)}
+
+    def forward(self, input_ids, token_type_ids, attention_mask):
+        length = input_ids.shape[1]
+        padded = np.zeros((len(input_ids), 128), dtype=np.uint16)
+        padded[:, :length] = input_ids.numpy()
+        spans = torch.tensor(np.array([self._rows[row.tobytes()] for row in padded]))
+        output = nn.functional.one_hot(spans, length).float() * 9
+        return type("Output", (), {"start_logits": output[:, 0], "end_logits": output[:, 1]})
+
+
+def test_squad_s_metrics_are_the_official_ones(root):
+    """Truth: SQuAD's definitions by hand: half the answers right, half with one word of two."""
+    text_files.write_squad(root, filler=20)
+    workload = workloads.create("bert_span", **REAL, dataset="squad", sequence_length=128, validation_questions=None)
+    assert isinstance(workload, BertSpan)
+    right = workload._validation.labels.copy()
+    assert workload.evaluate(Oracle(workload, right)) == pytest.approx(
+        {"loss": 0.0, "exact_match": 1.0, "f1": 1.0, "score": 1.0}, abs=0.05
+    )
+    half = right.copy()
+    half[:2, 0] -= 4  # "paris, by (anna": two words too many; the other right answer is "by (anna)"
+    found = workload.evaluate(Oracle(workload, half))
+    assert found["exact_match"] == pytest.approx(0.5)
+    assert found["f1"] == pytest.approx((2 * 0.8 + 2) / 4)  # 2 of 3 words right, 2 of 2 found
+
+
+def test_a_sequence_without_room_for_squad_is_refused(root):
+    with pytest.raises(ValueError, match="sequence_length=64 must be at least 128 for SQuAD"):
+        workloads.create("bert_span", **REAL, dataset="squad", sequence_length=64)
+
+
+# Metrics of classes and scores
+
+
+class Arbitrary(nn.Module):
+    """Outputs that follow from the tokens, and mean nothing."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(1.0, outputs + 1), requires_grad=False)
+
+    def forward(self, input_ids, token_type_ids, attention_mask):
+        waves = torch.sin(input_ids[:, :, None] * self.weight) * attention_mask[:, :, None]
+        return type("Output", (), {"logits": waves.sum(1)})
+
+
+@pytest.mark.parametrize("task", ["mnli", "qqp", "cola", "stsb"])
+def test_each_task_has_its_own_metric(root, task):
+    """Truth: scikit-learn's metrics, and SciPy's, on the model's outputs."""
+    from scipy import stats
+
+    text_files.write_glue(root, task, development=60)
+    workload = workloads.create("bert_classification", **REAL, dataset=task, sequence_length=32)
+    assert isinstance(workload, BertClassification)
+    model = Arbitrary(TASKS[task].classes or 1)
+    found = workload.evaluate(model)
+    validation = workload._validation
+    outputs = model(**{name: torch.from_numpy(array) for name, array in validation.inputs().items()}).logits.numpy()
+    labels = validation.labels
+    if task == "stsb":
+        assert found["pearson"] == pytest.approx(stats.pearsonr(outputs[:, 0], labels).statistic, abs=1e-4)
+        assert found["spearman"] == pytest.approx(stats.spearmanr(outputs[:, 0], labels).statistic, abs=1e-4)
+        assert found["loss"] == pytest.approx(np.mean((outputs[:, 0] - (labels - 2.5) / 2.5) ** 2), rel=1e-4)
+        assert found["score"] == found["pearson"]
+        return
+    predicted = outputs.argmax(1)
+    assert len(set(predicted.tolist())) > 1
+    assert found["accuracy"] == pytest.approx(np.mean(predicted == labels))
+    if task != "mnli":
+        assert found["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, predicted), abs=1e-6)
+        assert found["matthews"] == pytest.approx(sklearn_metrics.matthews_corrcoef(labels, predicted), abs=1e-6)
+    assert found["score"] == found[{"mnli": "accuracy", "qqp": "f1", "cola": "matthews"}[task]]
+
+
+# Training accuracy
+
+
+@pytest.mark.parametrize(("name", "dataset"), [("bert_classification", "library"), ("bert_span", "quotes")])
+def test_training_accuracy_counts_right_answers_of_a_fixed_sample(text, name, dataset):
+    """Truth: counting, example by example, on a model that was taught a little."""
+    given = {**SIZE, "batch_size": 64, "dataset": dataset}
+    workload = workloads.create(name, **given)
+    model = workload.model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    for batch in islice(workload.batches(0), 12):
+        workload.loss(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    sample = bert.training_sample(workload.train_examples, workload.validation_examples)
+    right = 0
+    for row in sample:
+        example = workload._train[np.array([row])]
+        output = model(**{key: torch.from_numpy(array) for key, array in example.inputs().items()})
+        if name == "bert_span":
+            found = [output.start_logits.argmax().item(), output.end_logits.argmax().item()]
+            right += found == example.labels[0].tolist()
+        else:
+            right += output.logits.argmax().item() == example.labels[0]
+    assert 0 < right < len(sample)
+    assert workload.evaluate_training(model) == {"accuracy": right / len(sample)}
+    assert workload.evaluate_training(model) == workloads.create(name, **given).evaluate_training(model)
+
+
+def test_training_accuracy_leaves_mode_generators_and_batches_alone(text):
+    """With dropout: a run that measures it goes on as one that does not."""
+    workload = workloads.create("bert_span", **SIZE, dropout=0.5)
+    model = workload.model(0).train()
+    batches, state = workload.batches(3), torch.get_rng_state()
+    first = next(batches)
+    workload.evaluate_training(model)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(module.training for module in model.modules())
+    alone = workload.batches(3)
+    assert torch.equal(next(alone)["input_ids"], first["input_ids"])
+    assert torch.equal(next(alone)["input_ids"], next(batches)["input_ids"])
+
+
+def test_the_training_sample_is_small_fixed_and_mixed():
+    sample = bert.training_sample(25_000, 25_000)
+    assert len(sample) == len(set(sample.tolist())) == 25_000 // 8
+    assert np.array_equal(sample, bert.training_sample(25_000, 25_000))
+    # Files hold one class after the other: both halves are in it, about alike.
+    assert 0.45 < np.mean(sample < 12_500) < 0.55
+    assert len(bert.training_sample(8192, 512)) == 64
+    assert bert.training_sample(10, 512).tolist() == list(range(10))
+
+
+def test_scores_have_no_training_accuracy(text):
+    workload = workloads.create("bert_classification", **SIZE, dataset="similarity")
+    assert workload.evaluate_training(workload.model(0)) == {}
+
+
+# Weights to start from
+
+
+def test_fine_tuning_starts_from_a_pre_trained_encoder(text):
+    size = {"layers": 1, "hidden_size": 16, "heads": 2}
+    before = workloads.create("bert_pretraining", **size, batch_size=4, validation_pairs=4).model(1)
+    for name, dataset in (("bert_span", "quotes"), ("bert_classification", "copy")):
+        workload = workloads.create(name, **size, batch_size=4, dataset=dataset)
+        model = workload.model(2)
+        head = {key: value.clone() for key, value in model.state_dict().items() if not key.startswith("bert.")}
+        workload.start(model, before.state_dict())
+        for key, value in model.state_dict().items():
+            assert_close(value, head[key] if key in head else before.state_dict()[key], rtol=0, atol=0)
+        assert head
+
+
+def test_weights_of_another_size_are_refused(text):
+    workload = workloads.create("bert_span", layers=1, hidden_size=16, heads=2, batch_size=4)
+    other = workloads.create("bert_span", layers=1, hidden_size=32, heads=2, batch_size=4).model(0).state_dict()
+    with pytest.raises(ValueError, match=r"bert\.embeddings\.word_embeddings\.weight in the shape \(1000, 32\)"):
+        workload.start(workload.model(0), other)
+    with pytest.raises(ValueError, match=r"lack bert\.embeddings\.word_embeddings\.weight"):
+        workload.start(workload.model(0), {})
+
+
+def test_a_published_encoder_is_where_models_start(root):
+    """Truth: the weights of the file, in the layout that published models have."""
+    from transformers import BertConfig, BertForPreTraining
+
+    parameters = {**REAL, "sequence_length": 16, "dropout": 0.0, "initializer_range": 0.02}
+    given = {**REAL, "dataset": "sst2", "sequence_length": 16, "cased": True, "pretrained": "bert-base-cased"}
+    text_files.write_glue(root, "sst2")
+    with pytest.raises(
+        DataNotFound, match=r"the weights of bert-base-cased not found at .*; put config\.json and model"
+    ):
+        workloads.create("bert_classification", **given)
+    config: BertConfig = bert.configuration(parameters, positions=bert.POSITIONS)
+    torch.manual_seed(5)
+    published = BertForPreTraining(config)
+    config.save_pretrained(root / "bert-base-cased")
+    weights = {key: value.clone() for key, value in published.state_dict().items() if "decoder" not in key}
+    save_file(weights, root / "bert-base-cased" / "model.safetensors", {"format": "pt"})
+    model = workloads.create("bert_classification", **given).model(0)
+    for key, value in model.bert.state_dict().items():
+        assert_close(value, published.bert.state_dict()[key], rtol=0, atol=0)
+
+
+# The stand-ins
+
+
+@pytest.mark.parametrize(
+    ("name", "classes"), [("package", 8), ("library", 2), ("copy", 2), ("similarity", 0), ("questions", 0)]
+)
+def test_stand_ins_are_fixed_balanced_and_share_no_text(text, name, classes):
+    made = getattr(docstring_tasks, name)(1000, 32)
+    again = getattr(docstring_tasks, name)(1000, 32)
+    assert features.fingerprint(made.arrays()) == features.fingerprint(again.arrays())
+    assert len(made.train) > 3000
+    assert len(made.validation) > 300
+    if classes:
+        assert len(set(np.bincount(made.validation.labels, minlength=classes))) == 1
+    same = {row.tobytes() for row in made.train.tokens} & {row.tobytes() for row in made.validation.tokens}
+    # A short passage of a docstring may stand in two files; sentences are taken once.
+    assert len(same) <= (0.02 * len(made.validation) if name in ("package", "library") else 0)
+
+
+def test_copies_have_one_word_less_and_others_are_as_long(text):
+    starts = np.array([not piece.startswith("##") for piece in text.vocabulary])
+    made = docstring_tasks.copy(1000, 32).validation
+    for row in range(len(made)):
+        tokens = made.tokens[row, : made.lengths[row]].astype(int)
+        first, second = tokens[1 : made.second[row] - 1], tokens[made.second[row] : -1]
+        words = [docstring_tasks._words(part.tolist(), starts) for part in (first, second)]
+        assert len(words[1]) == len(words[0]) - 1
+        is_copy = any(words[0][:n] + words[0][n + 1 :] == words[1] for n in range(len(words[0])))
+        assert is_copy or not made.labels[row]
+
+
+def test_similarity_is_the_share_of_words_in_place(text):
+    starts = np.array([not piece.startswith("##") for piece in text.vocabulary])
+    made = docstring_tasks.similarity(1000, 32).validation
+    whole = 0
+    for row in range(len(made)):
+        tokens = made.tokens[row, : made.lengths[row]].astype(int)
+        if made.lengths[row] == 32:
+            continue  # its end may be cut off
+        first, second = (
+            docstring_tasks._words(part.tolist(), starts)
+            for part in (tokens[1 : made.second[row] - 1], tokens[made.second[row] : -1])
+        )
+        same = sum(one == two for one, two in zip(first, second, strict=True))
+        assert made.labels[row] == pytest.approx(5 * same / len(first))
+        whole += 1
+    assert whole > 300
+    assert made.labels.min() == 0
+    assert made.labels.max() == 5
+
+
+def test_answers_stand_between_the_marks_that_are_asked_for(text):
+    found = docstring_tasks.questions(1000, 32)
+    pieces = text.vocabulary.tolist()
+    closing = {"(": ")", "[": "]", '"': '"', "'": "'"}
+    kinds = set()
+    for split in (found.train, found.validation):
+        for row, (first, last) in enumerate(split.labels):
+            tokens = [pieces[token] for token in split.tokens[row]]
+            opening = tokens[1]
+            kinds.add(opening)
+            assert (tokens[first - 1], tokens[last + 1]) == (opening, closing[opening])
+            assert not {opening, closing[opening]} & set(tokens[first : last + 1])
+    assert kinds == set(closing)
+    for row, (first, last) in enumerate(found.validation.labels):
+        places = found.offsets[row]
+        assert found.answers[row] == [found.contexts[row][places[first, 0] : places[last, 1]]]
+
+
+def test_the_text_s_own_size_is_the_published_one():
+    """Truth: the paper's 335.1 M (the encoder of BERT-Large-Uncased) and 108.9 M (BERT-Base-Cased with its heads)."""
+    shared = {"dataset": "text", "sequence_length": 512, "initializer_range": 0.02, "dropout": 0.1}
+    large = {**shared, "layers": 24, "hidden_size": 1024, "heads": 16, "vocabulary_size": 30522}
+    base = {**shared, "layers": 12, "hidden_size": 768, "heads": 12, "vocabulary_size": 28996}
+    with torch.device("meta"):
+        models = [workloads.architecture("bert_pretraining", **given) for given in (large, base)]
+    assert sum(p.numel() for p in models[0].bert.parameters()) == pytest.approx(335.1e6, abs=0.05e6)
+    assert sum(p.numel() for p in models[1].parameters()) == pytest.approx(108.9e6, abs=0.05e6)
+
+
+def test_real_tasks_train(root):
+    """Truth: IMDB's made-up reviews say what they are in one word."""
+    text_files.write_imdb(root, each=40)
+    workload = workloads.create("bert_classification", **{**REAL, "batch_size": 16}, dataset="imdb", sequence_length=16)
+    model = workload.model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for batch in islice(workload.batches(seed=0), 60):
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        optimizer.step()
+    assert workload.evaluate(model)["accuracy"] > 0.9

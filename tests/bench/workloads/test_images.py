@@ -1,0 +1,411 @@
+"""The image classifiers: their sizes, and real data read from small files in the true format."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.testing import assert_close
+
+from tests.support import image_files
+from workflow.bench import workloads
+from workflow.bench.data import cifar, digits, imagenet, images
+from workflow.bench.data.folder import DataNotFound
+from workflow.bench.workloads.alexnet import AlexNet
+from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.image_classifier import ImageClassifier
+from workflow.bench.workloads.resnet20 import Block
+
+
+@pytest.fixture(autouse=True)
+def data_folder(tmp_path, monkeypatch) -> Path:
+    """A data folder of each test's own, empty."""
+    folder = tmp_path / "data"
+    monkeypatch.setenv("MKOR_DATA", str(folder))
+    return folder
+
+
+def parameters_of(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# Sizes
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "model", "data", "millions"),
+    [
+        (
+            "alexnet",
+            {"dataset": "cifar100", "channels": 64, "hidden": 4096},
+            "AlexNet for 32 x 32",
+            "CIFAR-100",
+            20.495,
+        ),
+        ("resnet50", {}, "ResNet-50", "ImageNet", 25.557),
+        ("resnet50", {"dataset": "cifar10", "image_size": 32}, "ResNet-50", "CIFAR-10", 23.529),
+        ("resnet20", {"dataset": "cifar10", "width": 16, "image_size": 32}, "ResNet-20", "CIFAR-10", 0.2697),
+        ("resnet20", {}, "ResNet-20, width 8", "scikit-learn's digits, at 16 x 16", 0.0679),
+        (
+            "alexnet",
+            {},
+            "AlexNet for 32 x 32, 16 channels, 128 hidden",
+            "scikit-learn's digits, at 32 x 32",
+            0.1671,
+        ),
+    ],
+)
+def test_models_have_their_published_size_and_need_no_data(name, given, model, data, millions):
+    """Truth: the papers' numbers of parameters (20.3 M with 0.3 M to spare for AlexNet, whose form is not given)."""
+    with torch.device("meta"):
+        made = workloads.architecture(name, **given)
+    assert parameters_of(made) / 1e6 == pytest.approx(millions, rel=1e-3)
+    assert next(made.parameters()).is_meta
+    assert workloads.described(name, **given) == (model, data)
+
+
+def test_alexnet_at_full_size_is_the_papers():
+    with torch.device("meta"):
+        made = workloads.architecture("alexnet", dataset="cifar100", channels=64, hidden=4096, dropout=0.5)
+    assert abs(parameters_of(made) - 20.3e6) <= 0.3e6
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "shape"),
+    [
+        ("alexnet", {"dataset": "cifar100"}, (3, 32, 32)),
+        ("resnet20", {"dataset": "cifar10"}, (3, 32, 32)),
+        ("resnet20", {"dataset": "digits"}, (1, 16, 16)),
+        ("resnet50", {}, (3, 64, 64)),
+    ],
+)
+def test_models_tell_the_classes_of_their_data_apart(name, given, shape):
+    model = workloads.architecture(name, **given)
+    classes = images.FACTS[workloads.resolve(name, **given)["dataset"]].classes
+    assert model(torch.randn(2, *shape)).shape == (2, classes)
+
+
+def test_resnet20_has_nineteen_convolutions_and_halves_twice():
+    model = workloads.architecture("resnet20", width=16)
+    convolutions = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    assert len(convolutions) == 19
+    assert [module.out_channels for module in convolutions if module.stride == (2, 2)] == [32, 64]
+    assert model[:-3](torch.randn(1, 1, 32, 32)).shape == (1, 64, 8, 8)
+
+
+def test_a_shortcut_keeps_its_input_where_the_residual_is_silent():
+    """Truth: relu of the input, every second pixel of it, and empty channels."""
+    inputs = torch.randn(2, 4, 6, 6)
+    for after in (4, 8):
+        block = Block(4, after)
+        nn.init.zeros_(block.norm2.weight)
+        found = block(inputs)
+        kept = inputs if after == 4 else inputs[:, :, ::2, ::2]
+        assert_close(found[:, :4], kept.relu())
+        assert not found[:, 4:].any()
+
+
+def test_alexnet_starts_with_a_signal_that_reaches_the_end():
+    """He's start keeps the scale; PyTorch's own loses it, and does not train."""
+    torch.manual_seed(0)
+    inputs = torch.randn(64, 1, 32, 32)
+    model = workloads.architecture("alexnet")
+    scale = model(inputs).std().item()
+    for module in model:
+        if isinstance(module, nn.Conv2d | nn.Linear):
+            module.reset_parameters()
+    assert 0.1 < scale < 10
+    assert model(inputs).std().item() < 0.05 * scale
+
+
+# The digits, as classes
+
+
+def test_digits_have_their_own_labels():
+    """Truth: scikit-learn's targets, found by the pixels."""
+    from sklearn.datasets import load_digits
+
+    both = load_digits()
+    label = {image.tobytes(): target for image, target in zip(both.data, both.target, strict=True)}
+    for pixels, labels in zip(digits.load(), digits.labels(), strict=True):
+        assert [label[(row * 16).astype(float).tobytes()] for row in pixels.reshape(-1, 64)] == labels.tolist()
+
+
+def test_enlarged_digits_are_the_digits_between_whose_pixels_is_interpolated():
+    workload = workloads.create("resnet20", image_size=16, batch_size=1437)
+    batch = next(workload.batches(0))
+    assert batch["images"].shape == (1437, 1, 16, 16)
+    assert batch["images"].dtype == torch.float32
+    found = {image.numpy().tobytes(): int(label) for image, label in zip(batch["images"], batch["labels"], strict=True)}
+    pixels, labels = digits.load().train, digits.labels()[0]
+    wide = functional.interpolate(torch.from_numpy(pixels)[:, None], scale_factor=2, mode="bilinear")
+    assert found == {image.numpy().tobytes(): label for image, label in zip(wide, labels.tolist(), strict=True)}
+
+
+def test_inputs_are_standardised():
+    workload = workloads.create("resnet20", image_size=8, batch_size=1437)
+    assert isinstance(workload, ImageClassifier)
+    inputs = workload._inputs(next(workload.batches(0))["images"])
+    assert_close(inputs.mean().item(), 0.0, atol=2e-3, rtol=0)
+    assert_close(inputs.std().item(), 1.0, atol=2e-3, rtol=0)
+
+
+def test_the_loss_spreads_labels_and_evaluation_does_not():
+    """Truth: the definition, a share of the label spread over all ten classes."""
+    plain, smooth = (workloads.create("resnet20", label_smoothing=share) for share in (0.0, 0.1))
+    model = plain.model(0).eval()
+    batch = next(plain.batches(0))
+    logs = model((batch["images"] - 0.305) / 0.376).log_softmax(1)
+    right = -logs[torch.arange(len(logs)), batch["labels"]].mean()
+    assert_close(plain.loss(model, batch), right)
+    assert_close(smooth.loss(model, batch), 0.9 * right + 0.1 * -logs.mean())
+    assert plain.evaluate(model) == smooth.evaluate(model)
+
+
+def test_metrics_are_the_means_over_all_validation_images():
+    workload = workloads.create("alexnet")
+    assert isinstance(workload, AlexNet)
+    model = workload.model(0)
+    pixels, labels = digits.load().validation, torch.from_numpy(digits.labels()[1])
+    wide = functional.interpolate(torch.from_numpy(pixels)[:, None], size=32, mode="bilinear")
+    with torch.no_grad():
+        logits = model.eval()((wide - 0.305) / 0.376)
+    truth = {
+        "loss": functional.cross_entropy(logits, labels).item(),
+        "accuracy": (logits.argmax(1) == labels).double().mean().item(),
+    }
+    assert len(labels) > images.EVALUATION_BATCH, "more than one chunk"
+    assert workload.evaluate(model) == pytest.approx(truth, rel=1e-5)
+
+
+def test_training_accuracy_is_that_of_training_images():
+    """Truth: a model that answers with the pixel sum, which one image in many has, knows that image's class."""
+    workload = workloads.create("alexnet")
+    model = workload.model(0)
+    pixels, labels = digits.load().train[:360], torch.from_numpy(digits.labels()[0][:360])
+    wide = functional.interpolate(torch.from_numpy(pixels)[:, None], size=32, mode="bilinear")
+    with torch.no_grad():
+        right = (model.eval()((wide - 0.305) / 0.376).argmax(1) == labels).double().mean().item()
+    model.train()
+    assert workload.evaluate_training(model) == {"accuracy": pytest.approx(right)}
+    assert model.training
+    assert workload.evaluate_training(model) != {"accuracy": workload.evaluate(model)["accuracy"]}
+
+
+@pytest.mark.parametrize(("name", "rate", "steps", "above"), [("alexnet", 2e-3, 110, 0.8), ("resnet20", 1e-2, 40, 0.6)])
+def test_accuracy_rises_far_above_chance(name, rate, steps, above):
+    """Chance is 0.1."""
+    workload = workloads.create(name)
+    model = workload.model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for batch in islice(workload.batches(seed=0), steps):
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        optimizer.step()
+    assert workload.evaluate(model)["accuracy"] > above
+
+
+# CIFAR
+
+
+@pytest.mark.parametrize("name", ["cifar10", "cifar100"])
+def test_cifar_is_read_from_its_files(name, data_folder, monkeypatch):
+    """Truth: the arrays that the files were made of."""
+    pixels, labels = image_files.write_cifar(data_folder, name, monkeypatch)
+    found = cifar.load(name)
+    assert np.array_equal(np.concatenate([found.train, found.validation]), pixels)
+    assert np.concatenate([found.train_labels, found.validation_labels]).tolist() == labels
+    assert found.train.shape == (60, 3, 32, 32)
+    assert found.fingerprint == cifar.load(name).fingerprint
+    other = found._replace(validation_labels=found.validation_labels[::-1].copy())
+    assert other.fingerprint != found.fingerprint
+
+
+@pytest.mark.parametrize(("name", "title"), [("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")])
+def test_absent_cifar_says_how_to_get_it(name, title, data_folder):
+    workload = "resnet20" if name == "cifar10" else "autoencoder"
+    with pytest.raises(DataNotFound) as error:
+        workloads.create(workload, dataset=name)
+    command = f"python -m workflow.bench.data.cifar {name} fetches it"
+    assert str(error.value).startswith(f"{title} not found at {data_folder}")
+    assert str(error.value).endswith(command)
+
+
+@pytest.mark.parametrize("damage", ["a changed byte", "a missing file"])
+def test_damaged_cifar_is_refused(damage, data_folder, monkeypatch):
+    image_files.write_cifar(data_folder, "cifar100", monkeypatch)
+    (file,) = data_folder.rglob("test")
+    if damage == "a changed byte":
+        content = bytearray(file.read_bytes())
+        content[2000] ^= 1
+        file.write_bytes(content)
+    else:
+        file.unlink()
+    with pytest.raises(
+        DataNotFound, match=r"all of CIFAR-100 not found at .*; a file there is missing or damaged: remove"
+    ):
+        cifar.load("cifar100")
+
+
+def test_fetching_cifar_checks_and_unpacks_an_archive_that_is_there(data_folder, monkeypatch, capsys):
+    """An archive that was carried to a machine without a network."""
+    kind = image_files.KINDS["cifar10"]
+    image_files.write_cifar(data_folder, "cifar10", monkeypatch)
+    archive = data_folder / kind.filename
+    shutil.make_archive(str(archive).removesuffix(".tar.gz"), "gztar", data_folder, kind.base_folder)
+    shutil.rmtree(data_folder / kind.base_folder)
+    monkeypatch.setattr(kind, "tgz_md5", hashlib.md5(archive.read_bytes(), usedforsecurity=False).hexdigest())
+    assert cifar.main(["cifar10"]) == 0
+    assert "CIFAR-10 is in" in capsys.readouterr().out
+    assert len(cifar.load("cifar10").train) == 60
+
+
+def test_fetching_cifar_without_a_network_fails_in_one_line(data_folder, monkeypatch, capsys):
+    def refuse(*arguments: object, **named: object) -> None:
+        raise OSError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.cifar.download_and_extract_archive", refuse)
+    assert cifar.main(["cifar100"]) == 1
+    assert capsys.readouterr().err == "CIFAR-100: no route to host\n"
+
+
+def test_alexnet_and_the_autoencoder_take_cifar100(data_folder, monkeypatch):
+    pixels, _ = image_files.write_cifar(data_folder, "cifar100", monkeypatch)
+    alexnet = workloads.create("alexnet", dataset="cifar100", batch_size=10)
+    batch = next(alexnet.batches(0))
+    assert batch["images"].dtype == torch.uint8
+    assert alexnet.loss(alexnet.model(0), batch).item() > 0
+    autoencoder = workloads.create("autoencoder", dataset="cifar100", batch_size=60, hidden=[8])
+    (batch,) = islice(autoencoder.batches(0), 1)
+    rows = {row.numpy().tobytes() for row in batch["images"]}
+    assert rows == {row.tobytes() for row in pixels[:60].reshape(60, -1)}
+    model = autoencoder.model(0)
+    assert parameters_of(model) == (3072 * 8 + 8) + (8 * 3072 + 3072)
+    truth = functional.mse_loss(model(batch["images"] / 255), batch["images"] / 255)
+    assert_close(autoencoder.loss(model, batch), truth)
+    held_out = torch.from_numpy(pixels[60:].reshape(20, -1)) / 255
+    assert_close(autoencoder.evaluate(model)["loss"], functional.mse_loss(model(held_out), held_out).item())
+
+
+def test_shifts_and_mirrors_move_whole_images():
+    """Truth: one of all 2 x 81 crops of the padded image and its mirror image."""
+    rng = np.random.default_rng(3)
+    some = torch.from_numpy(rng.integers(1, 256, size=(200, 3, 12, 12), dtype=np.uint8))
+    found = images.shifted_and_mirrored(some, np.random.default_rng(0))
+    assert found.shape == some.shape
+    assert found.dtype == torch.uint8
+    seen = set()
+    for before, after in zip(some, found, strict=True):
+        padded = functional.pad(before, [4] * 4)
+        crops = {
+            (top, left, mirrored): padded[:, top : top + 12, left : left + 12].flip(2 if mirrored else ())
+            for top in range(9)
+            for left in range(9)
+            for mirrored in (False, True)
+        }
+        (key,) = (key for key, crop in crops.items() if torch.equal(crop, after))
+        seen.add(key)
+    assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
+    assert {mirrored for _, _, mirrored in seen} == {False, True}
+
+
+# ImageNet
+
+
+@pytest.fixture
+def few_classes(monkeypatch) -> int:
+    """ImageNet with three classes, for this test."""
+    monkeypatch.setattr(imagenet, "CLASSES", 3)
+    return 3
+
+
+@pytest.fixture
+def small_imagenet(data_folder, few_classes) -> Workload:
+    """Twelve training and six validation images in ImageNet's folders."""
+    image_files.write_imagenet(data_folder, classes=few_classes, train=4, validation=2)
+    return workloads.create("resnet50", image_size=32, batch_size=4, label_smoothing=0.1)
+
+
+def test_imagenet_is_read_from_its_folders(small_imagenet):
+    """Truth: an image's red channel, which tells its class, and the numbers of files."""
+    assert (small_imagenet.train_examples, small_imagenet.validation_examples) == (12, 6)
+    epoch = list(islice(small_imagenet.batches(0), small_imagenet.steps_per_epoch))
+    assert sorted(torch.cat([batch["labels"] for batch in epoch]).tolist()) == [0] * 4 + [1] * 4 + [2] * 4
+    for batch in epoch:
+        assert batch["images"].shape == (4, 3, 32, 32)
+        assert batch["images"].dtype == torch.uint8
+        coloured = [image.float().std(0).max() > 5 for image in batch["images"]]
+        red = batch["images"][:, 0].float().mean((1, 2))
+        for is_coloured, found, label in zip(coloured, red.tolist(), batch["labels"].tolist(), strict=True):
+            assert not is_coloured or found == pytest.approx(20 + 60 * label, abs=12)
+
+
+def test_imagenet_batches_are_those_of_seed_and_position_whoever_reads_them(small_imagenet, monkeypatch):
+    """Truth: one pass in this process."""
+    monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0})
+    alone = list(islice(small_imagenet.batches(5), 5))
+    monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    before = torch.get_rng_state()
+    beside = list(islice(small_imagenet.batches(5, start=2), 3))
+    assert torch.equal(torch.get_rng_state(), before)
+    for one, other in zip(alone[2:], beside, strict=True):
+        assert torch.equal(one["images"], other["images"])
+        assert torch.equal(one["labels"], other["labels"])
+    again = next(small_imagenet.batches(6))
+    assert not torch.equal(again["images"], alone[0]["images"])
+    part = next(small_imagenet.rows_of_batches(5, 1, slice(1, 3)))
+    assert torch.equal(part["images"], alone[1]["images"][1:3])
+
+
+def test_imagenet_validation_is_the_centre_of_each_image(small_imagenet):
+    """Truth: torchvision's evaluation transform, step by step, on one file."""
+    from PIL import Image
+    from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
+
+    assert isinstance(small_imagenet, ImageClassifier)
+    found = next(small_imagenet._images.validation())
+    assert found["labels"].tolist() == [0, 0, 1, 1, 2, 2]
+    file = imagenet.load().validation.samples[3][0]
+    with Image.open(file) as opened:
+        truth = pil_to_tensor(center_crop(resize(opened.convert("RGB"), 37), [32, 32]))
+    assert torch.equal(found["images"][3], truth)
+    assert torch.equal(next(small_imagenet._images.training(4))["labels"], torch.tensor([0, 0, 0, 0]))
+
+
+def test_resnet50_evaluates_the_metrics_that_its_schema_names(small_imagenet):
+    assert set(small_imagenet.evaluate(small_imagenet.model(0))) == {"loss", "accuracy"}
+
+
+def test_absent_imagenet_says_how_to_get_it(data_folder):
+    with pytest.raises(DataNotFound) as error:
+        workloads.create("resnet50")
+    assert re.match(rf"ImageNet not found at {data_folder}/imagenet; get ILSVRC2012_img_train\.tar", str(error.value))
+    assert "\n" not in str(error.value)
+
+
+def test_part_of_imagenet_is_refused(data_folder, few_classes, monkeypatch):
+    image_files.write_imagenet(data_folder, classes=few_classes, train=1, validation=1)
+    validation = data_folder / "imagenet" / "val"
+    (validation / "n00000001").rename(validation / "n00000007")
+    with pytest.raises(DataNotFound, match="train and val have other classes"):
+        imagenet.load()
+    monkeypatch.setattr(imagenet, "CLASSES", 1000)
+    with pytest.raises(DataNotFound, match="imagenet/train has 3 classes"):
+        imagenet.load()
+
+
+def test_the_imagenet_fingerprint_follows_names_and_classes(data_folder, few_classes):
+    image_files.write_imagenet(data_folder, classes=few_classes, train=2, validation=1)
+    before = imagenet.load().fingerprint
+    assert imagenet.load().fingerprint == before
+    file = next((data_folder / "imagenet" / "train").rglob("*.JPEG"))
+    file.rename(file.with_name("other.JPEG"))
+    assert imagenet.load().fingerprint != before

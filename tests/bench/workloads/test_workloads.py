@@ -1,0 +1,408 @@
+"""What every workload promises, the schemas of their parameters, and the two workloads' own data and training."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import json
+import random
+import re
+import subprocess
+import sys
+from importlib import import_module
+from importlib.metadata import version
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.testing import assert_close
+
+from tests.support import image_files
+from workflow.bench import workloads
+from workflow.bench.data import corpus, digits, docstrings
+from workflow.bench.support import config
+from workflow.bench.support.config import ROOT
+from workflow.bench.workloads import base
+from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.bert_pretraining import BertPretraining
+
+SMALL: dict[str, dict[str, Any]] = {
+    "alexnet": {"batch_size": 100},
+    "autoencoder": {"batch_size": 100},
+    "bert_pretraining": {
+        "batch_size": 16,
+        "layers": 1,
+        "hidden_size": 32,
+        "sequence_length": 24,
+        "validation_pairs": 300,
+        "dropout": 0.1,
+    },
+    "bert_classification": {"batch_size": 16, "layers": 1, "hidden_size": 32, "dropout": 0.1},
+    "bert_span": {"batch_size": 16, "layers": 1, "hidden_size": 32, "dropout": 0.1},
+    "resnet20": {"batch_size": 100, "label_smoothing": 0.1},
+    "resnet50": {"dataset": "cifar10", "image_size": 32, "batch_size": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def data_folder(tmp_path_factory):
+    """A data folder of these tests' own, so that the docstrings are really read and kept, with a small CIFAR-10."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("data")
+        patch.setenv("MKOR_DATA", str(folder))
+        image_files.write_cifar(folder, "cifar10", patch)
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def made(data_folder):
+    """The workloads, small, made once."""
+    return {name: workloads.create(name, **SMALL[name]) for name in workloads.NAMES}
+
+
+@pytest.fixture
+def bert(made) -> BertPretraining:
+    return made["bert_pretraining"]
+
+
+def another_bert(**given: Any) -> BertPretraining:
+    workload = workloads.create("bert_pretraining", **SMALL["bert_pretraining"] | given)
+    assert isinstance(workload, BertPretraining)
+    return workload
+
+
+@pytest.fixture(params=workloads.NAMES)
+def workload(request, made) -> Workload:
+    return made[request.param]
+
+
+def same(one, other) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def generators():
+    return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002  (NumPy's own)
+
+
+# The parameters
+
+
+def test_each_workload_has_a_schema_and_a_class():
+    schemas = {path.name for path in (ROOT / "workflow/schemas/workloads").glob("*.schema.yaml")}
+    assert schemas == {f"{name}.schema.yaml" for name in workloads.NAMES}
+    for name in workloads.NAMES:
+        module = import_module(f"workflow.bench.workloads.{name}")
+        (found,) = (
+            kind
+            for _, kind in inspect.getmembers(module, inspect.isclass)
+            if issubclass(kind, Workload) and kind.__module__ == module.__name__
+        )
+        parameters = inspect.signature(found).parameters.values()
+        assert {parameter.name for parameter in parameters} == workloads.parameters(name)["properties"].keys()
+        assert all(parameter.default is parameter.empty for parameter in parameters), "defaults stand in the schema"
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_defaults_satisfy_their_own_schema(name):
+    resolved = workloads.resolve(name)
+    config.check(resolved, workloads.parameters(name), "defaults")
+    assert workloads.resolve(name, **resolved) == resolved
+    assert workloads.resolve(name, batch_size=7) == resolved | {"batch_size": 7}
+    assert all(about["description"] for about in workloads.parameters(name)["properties"].values())
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("autoencodr", {}, "workload 'autoencodr': did you mean 'autoencoder'?"),
+        ("autoencoder", {"batchsize": 2}, "batchsize = 2: unknown key; did you mean 'batch_size'?"),
+        ("autoencoder", {"batch_size": 0}, "batch_size = 0: must be at least 1: images a step"),
+        ("autoencoder", {"batch_size": "many"}, 'batch_size = "many": must be an integer: images a step'),
+        (
+            "autoencoder",
+            {"dataset": "mnist"},
+            'dataset = "mnist": must be one of the known values; known: cifar100, digits',
+        ),
+        ("bert_pretraining", {"dropout": 1}, "dropout = 1: must be less than 1"),
+        ("bert_pretraining", {"hidden_size": 65}, "hidden_size=65 must be a multiple of heads=2."),
+    ],
+)
+def test_wrong_names_and_values_are_refused_in_one_line(name, given, message):
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        workloads.create(name, **given)
+    assert "\n" not in str(error.value)
+
+
+def test_a_batch_beyond_the_data_is_refused(made):
+    workload = workloads.create("autoencoder", batch_size=1438)
+    with pytest.raises(ValueError, match="batch_size=1438 must be at most the number of training examples, 1437"):
+        next(workload.batches(seed=0))
+
+
+def test_planning_imports_neither_torch_nor_the_data():
+    code = """
+import json, sys
+from workflow.bench import workloads
+from workflow.bench.workloads import corpus, digits
+versions = {name: workloads.data_version(name) for name in workloads.NAMES}
+known = ("torch", "torchvision", "transformers", "tokenizers", "sklearn", "scipy")
+heavy = [name for name in known if name in sys.modules]
+print(json.dumps([versions, heavy]))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
+    versions, heavy = json.loads(printed.stdout)
+    assert heavy == []
+    sklearn, scipy, tokenizers = (f"{name} {version(name)}" for name in ("scikit-learn", "scipy", "tokenizers"))
+    assert versions == {
+        "alexnet": f"{sklearn}, v1",
+        "autoencoder": f"{sklearn}, v1",
+        "bert_classification": f"{sklearn}, {scipy}, {tokenizers}, v1, tasks v1",
+        "bert_pretraining": f"{sklearn}, {scipy}, {tokenizers}, v1",
+        "bert_span": f"{sklearn}, {scipy}, {tokenizers}, v1, tasks v1",
+        "resnet20": f"{sklearn}, v1",
+        "resnet50": "ILSVRC 2012, v1",
+    }
+
+
+# What every workload promises
+
+
+def test_the_same_seed_gives_the_same_weights_and_moves_no_generator(workload):
+    before = generators()
+    first, second, other = workload.model(3), workload.model(3), workload.model(4)
+    assert generators() == before
+    assert first is not second
+    assert first.training
+    assert same(first.state_dict(), second.state_dict())
+    assert not same(first.state_dict(), other.state_dict())
+
+
+def test_a_batch_is_a_function_of_seed_and_position(workload):
+    """Truth: the batches of one uninterrupted pass, over the end of an epoch."""
+    torch.manual_seed(0)
+    start = workload.steps_per_epoch - 2
+    ahead = list(islice(workload.batches(seed=5), start + 4))[start:]
+    before = generators()
+    torch.manual_seed(1)
+    resumed = list(islice(workload.batches(seed=5, start=start), 4))
+    torch.manual_seed(0)
+    assert generators() == before
+    assert all(same(*pair) for pair in zip(ahead, resumed, strict=True))
+    other = next(workload.batches(seed=6, start=start))
+    assert not same(other, resumed[0])
+    assert {len(tensor) for batch in ahead for tensor in batch.values()} == {workload.batch_size}
+
+
+def test_the_parts_of_ranks_are_the_batch(workload):
+    """Truth: the whole batches."""
+    size, start = workload.batch_size, workload.steps_per_epoch - 1
+    whole = islice(workload.batches(seed=5, start=start), 2)
+    cuts = (0, size // 4, size // 2, size)
+    parts = [workload.rows_of_batches(5, start, slice(*cut)) for cut in pairwise(cuts)]
+    for batch in whole:
+        found = [next(part) for part in parts]
+        assert same(batch, {name: torch.cat([part[name] for part in found]) for name in batch})
+
+
+def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order():
+    examples, batch_size = 23, 5
+    drawn = [indices for _, indices in islice(base.shuffled(2, 0, examples, batch_size), 8)]
+    first, second = np.concatenate(drawn[:4]), np.concatenate(drawn[4:])
+    for epoch in (first, second):
+        assert len(set(epoch.tolist())) == 20
+        assert set(epoch.tolist()) <= set(range(examples))
+    assert not np.array_equal(first, second)
+
+
+def test_evaluation_leaves_no_trace(workload):
+    model = workload.model(0)
+    frozen = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    frozen.eval()
+    modes = [module.training for module in model.modules()]
+    weights, before = copy.deepcopy(model.state_dict()), generators()
+    first, second = workload.evaluate(model), workload.evaluate(model)
+    assert first == second, "dropout, or random masks"
+    assert generators() == before
+    assert [module.training for module in model.modules()] == modes
+    assert same(model.state_dict(), weights)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(isinstance(value, float) for value in first.values())
+
+
+def test_a_failing_evaluation_restores_the_mode():
+    model = nn.Linear(2, 2)
+
+    def evaluate() -> None:
+        with base.evaluating(model):
+            assert not model.training
+            assert not torch.is_grad_enabled()
+            model(torch.ones(3))
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        evaluate()
+    assert model.training
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("name", "steps", "rate", "below"), [("autoencoder", 120, 3e-3, 0.05), ("bert_pretraining", 60, 1e-2, 6.7)]
+)
+def test_the_loss_falls(made, name, steps, rate, below):
+    """Truth: a model that knows nothing, at 0.074 with the mean image, and at log 1000 + log 2 = 7.6."""
+    workload = made[name]
+    model = workload.model(0)
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    start = workload.evaluate(model)["loss"]
+    for batch in islice(workload.batches(seed=0), steps):
+        optimizer.zero_grad()
+        loss = workload.loss(model, batch)
+        assert loss.shape == ()
+        loss.backward()
+        optimizer.step()
+    after = workload.evaluate(model)["loss"]
+    assert after < below < 0.9 * start
+
+
+def test_modules_to_exclude_exist(workload):
+    names = [name for name, _ in workload.model(0).named_modules()]
+    for pattern in workload.exclude:
+        assert any(re.search(pattern, name) for name in names)
+
+
+def test_what_tables_name(workload):
+    assert workload.model_name
+    assert workload.dataset_name
+    assert workload.train_examples > workload.validation_examples > 0
+    assert workload.steps_per_epoch == workload.train_examples // workload.batch_size
+    assert len(bytes.fromhex(workload.data_fingerprint)) == 32
+
+
+# The digits
+
+
+def test_digits_are_split_without_overlap_and_with_every_digit():
+    from sklearn.datasets import load_digits
+
+    both = load_digits()
+    train, validation = digits.load()
+    assert train.shape == (1437, 8, 8)
+    assert validation.shape == (360, 8, 8)
+    rows = np.concatenate([train, validation]).reshape(-1, 64) * 16
+    assert_close(np.sort(rows, axis=0), np.sort(both.data, axis=0).astype(np.float32), rtol=0, atol=0)
+    label = {image.tobytes(): target for image, target in zip(both.data, both.target, strict=True)}
+    assert len(label) == len(rows), "images are distinct, so their bytes name them"
+    counts = np.bincount([label[(row * 16).astype(float).tobytes()] for row in validation.reshape(-1, 64)])
+    assert counts.min() > 20, "an even stride would take two digits only"
+
+
+def test_the_digits_fingerprint_follows_every_pixel_and_the_split():
+    images = digits.load()
+    assert images.fingerprint == digits.load().fingerprint
+    changed = digits.Digits(images.train.copy(), images.validation)
+    changed.train[7, 3, 3] += 1 / 16
+    moved = digits.Digits(images.train[:-1], np.concatenate([images.train[-1:], images.validation]))
+    assert len({images.fingerprint, changed.fingerprint, moved.fingerprint}) == 3
+
+
+def test_the_autoencoder_has_the_published_shape_and_scale(made):
+    """Truth: the widths of ALGORITHMS' table, and the mean image, which scores the pixels' variance."""
+    workload = made["autoencoder"]
+    model = workload.model(0)
+    shapes = [tuple(layer.weight.shape) for layer in model if isinstance(layer, nn.Linear)]
+    assert shapes == [(256, 64), (64, 256), (16, 64), (64, 16), (256, 64), (64, 256)]
+    train, validation = (torch.from_numpy(images).flatten(1) for images in digits.load())
+
+    class MeanImage(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mean = nn.Parameter(train.mean(0))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return self.mean.expand_as(images)
+
+    scored = workload.evaluate(MeanImage())["loss"]
+    assert_close(scored, ((validation - train.mean(0)) ** 2).mean().item())
+    assert_close(scored, 0.074, atol=5e-4, rtol=0)
+
+
+def test_autoencoder_batches_are_training_images():
+    known = {image.tobytes() for image in digits.load().train.reshape(-1, 64)}
+    workload = workloads.create("autoencoder", batch_size=479)
+    seen = [row.numpy().tobytes() for batch in islice(workload.batches(0), 3) for row in batch["images"]]
+    assert set(seen) == known
+    assert len(seen) == len(known)
+
+
+# BERT
+
+
+def test_bert_is_kept_and_found_again(bert, data_folder, monkeypatch):
+    (kept,) = data_folder.glob("*.npz")
+    assert kept.name.endswith("-vocabulary-1000.npz")
+    assert corpus.version().replace(", ", "-").replace(" ", "-") in kept.name
+    monkeypatch.setattr(docstrings, "read", lambda: pytest.fail("the docstrings were read again"))
+    assert another_bert().data_fingerprint == bert.data_fingerprint
+
+
+def test_the_real_text_is_large_and_nearly_all_known(bert):
+    built = corpus.load(1000)
+    assert len(built.train.tokens) > 1_500_000
+    assert 0.05 < len(built.validation.tokens) / len(built.train.tokens) < 0.2
+    assert {str(name).split("/")[0] for name in built.train.names} == {"sklearn", "scipy"}
+    assert {str(name).split("/")[0] for name in built.validation.names} == {"sklearn", "scipy"}
+    assert np.mean(built.train.tokens == corpus.UNKNOWN) < 1e-3
+    assert built.fingerprint == bert.data_fingerprint
+
+
+def test_evaluation_of_bert_is_the_models_own_loss_in_parts(bert):
+    """Truth: transformers' own model with the same weights, its losses on all validation pairs at once."""
+    from transformers import BertForPreTraining
+
+    ours = bert.model(1)
+    found = bert.evaluate(ours)
+    model = BertForPreTraining(ours.config)
+    model.load_state_dict(ours.state_dict())
+    model.eval()
+    batch = bert._validation
+    assert len(batch["labels"]) == 300 > 256, "more than one chunk"
+    with torch.no_grad():
+        output = model(**batch)
+        mlm = nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), batch["labels"].flatten())
+        assert_close(bert.loss(ours.eval(), batch), output.loss)
+    right = (output.seq_relationship_logits[:, 1] > output.seq_relationship_logits[:, 0]).long()
+    accuracy = (right == batch["next_sentence_label"]).double().mean().item()
+    assert found == pytest.approx(
+        {"loss": output.loss.item(), "mlm_loss": mlm.item(), "nsp_accuracy": accuracy}, rel=1e-5
+    )
+
+
+def test_validation_pairs_are_the_same_whatever_the_batch(bert):
+    assert same(another_bert(batch_size=8, layers=2)._validation, bert._validation)
+
+
+def test_only_the_language_model_head_is_excluded_from_bert(bert):
+    linear = [name for name, module in bert.model(0).named_modules() if isinstance(module, nn.Linear)]
+    left_out = {name for name in linear if any(re.search(pattern, name) for pattern in bert.exclude)}
+    assert left_out == {"cls.predictions.transform.dense", "cls.predictions.decoder"}
+    assert len(linear) == 6 + 4  # a layer's six; the pooler, the heads' three
+
+
+def test_bert_is_what_its_parameters_say(bert):
+    parameters = dict(another_bert(initializer_range=0.5, layers=3, heads=4).model(0).named_parameters())
+    embeddings = parameters["bert.embeddings.word_embeddings.weight"]
+    assert embeddings.shape == (1000, 32)
+    assert embeddings[1:].std().item() == pytest.approx(0.5, rel=0.02)
+    assert parameters["bert.embeddings.position_embeddings.weight"].shape == (24, 32)
+    assert parameters["bert.encoder.layer.2.intermediate.dense.weight"].shape == (128, 32)
+    assert not any(name.startswith("bert.encoder.layer.3") for name in parameters)
+
+
+def test_dropout_acts_in_training_only(bert):
+    batch = next(bert.batches(0))
+    for workload, alike in ((bert, False), (another_bert(dropout=0.0), True)):
+        model = workload.model(0)
+        first, second = (workload.loss(model, batch).item() for _ in range(2))
+        assert (first == second) is alike

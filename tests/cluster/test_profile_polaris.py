@@ -1,0 +1,515 @@
+"""The Polaris profile: its real scripts, before stand-ins that behave like PBS Pro, and what it says beforehand."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.support import experiments
+from tests.support.pbs.cluster import PROFILE, ROOT, Cluster
+from tests.support.pbs.standin import LIMIT
+from workflow.bench.plan import Plan
+from workflow.bench.support.config import ConfigError, schema
+from workflow.bench.support.files import write_json
+from workflow.bench.training.record import GO_ON, RunFolder
+from workflow.cluster import chains, preflight, settings
+
+LEDGER = Path(".snakemake/cluster")
+LAUNCH = f"{PROFILE}/launch --nodes 2 --ranks 8 --cores 32 --minutes 60 --margin 12"
+PUBLISH = "mkdir -p results/it && echo done > results/it/label.csv"
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    made = Cluster.make(tmp_path)
+    yield made
+    made.close()
+
+
+def a_run(steps: int, status: str = "interrupted") -> str:
+    """A command that leaves the record of a run after ``steps``."""
+    record = json.dumps({"steps_done": steps, "status": status})
+    return f"mkdir -p results/runs/a-run && echo '{record}' > results/runs/a-run/run.json"
+
+
+def wait_for(file: Path) -> None:
+    deadline = time.monotonic() + 20
+    while not file.exists():
+        assert time.monotonic() < deadline, f"{file} did not come"
+        time.sleep(0.02)
+
+
+def test_a_job_runs_with_nothing_but_what_is_handed_on(cluster):
+    """Truth: the scheduler's own variables, the profile's, and MKOR_*; nothing of the login node's shell."""
+    cluster.variables = {"MKOR_DATA": "/a b/it's", "SECRET": "1"}
+    chain = cluster.submit(f"env > seen && {PUBLISH}")
+    assert cluster.end(chain)[0] == "success"
+    seen = dict(line.split("=", 1) for line in (cluster.folder / "seen").read_text().splitlines() if "=" in line)
+    assert seen["MKOR_DATA"] == "/a b/it's"
+    assert seen["TMPDIR"] == "/tmp"
+    assert "SECRET" not in seen
+
+
+def test_qsub_gets_what_polaris_wants(cluster):
+    cluster.submit(PUBLISH)
+    (given,) = cluster.server.calls("qsub")
+    said = " ".join(given)
+    for part in (
+        "-A an-account",
+        "-q debug",
+        "-l select=2:system=polaris",
+        "-l place=scatter",
+        "-l filesystems=home:eagle",
+        "-l walltime=01:00:00",
+        "-r y",
+    ):
+        assert part in said
+    assert Path(given[given.index("-o") + 1]).parent.is_dir(), "a missing folder for -o holds a job for ever"
+
+
+def test_a_job_that_waits_is_running_to_snakemake(cluster):
+    cluster.server.behave(start_seconds=1.0)
+    chain = cluster.submit(PUBLISH)
+    assert cluster.status(chain) == ("running", "")
+    assert cluster.server.job("1")["state"] == "Q"
+    assert cluster.end(chain)[0] == "success"
+
+
+def test_a_finished_job_is_found_in_the_history_when_it_could_not_say_its_code(cluster):
+    chain = cluster.submit(PUBLISH)
+    cluster.wait("F")
+    (cluster.folder / LEDGER / chain / "1.exit").unlink()
+    assert cluster.end(chain)[0] == "success"
+    assert cluster.server.calls("qstat")[-1][:2] == ["-x", "-f"]
+
+
+def test_a_failed_job_fails_with_its_code_and_where_to_look(cluster):
+    chain = cluster.submit("echo what went wrong >&2; exit 3")
+    word, said = cluster.end(chain)
+    assert word == "failed"
+    assert "exit code 3" in said
+    log = cluster.folder / said.split("see ")[1].strip()
+    assert "what went wrong" in log.read_text()
+    assert cluster.status(chain) == ("failed", ""), "said once"
+
+
+def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
+    """Snakemake hides the exit code of its command, so the launch wrapper leaves a mark."""
+    slices = f'case $MKOR_SLICE in 3) {PUBLISH} ;; *) touch "$MKOR_SAVED"; exit 1 ;; esac'
+    chain = cluster.submit(
+        f'{a_run(0)} && sed -i "s/: 0/: $MKOR_SLICE/" results/runs/a-run/run.json && {{ {slices}; }}'
+    )
+    word, said = cluster.end(chain)
+    assert word == "success"
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [GO_ON, GO_ON, 0]
+    assert said.count("saved its work") == 2
+    names = [call[call.index("-N") + 1] for call in cluster.server.calls("qsub")]
+    assert len(set(names)) == 3
+
+
+def test_slices_that_bring_nothing_forward_come_to_an_end(cluster):
+    chain = cluster.submit(f'{a_run(7)}; touch "$MKOR_SAVED"; exit 1')
+    word, said = cluster.end(chain)
+    assert word == "failed"
+    assert "2 slices in a row brought nothing forward" in said
+    assert len(cluster.server.jobs()) == 3, "the first brought 7 steps"
+
+
+def test_a_job_that_saves_its_work_at_its_time_limit_goes_on_in_the_next(cluster):
+    """All processes of the job get SIGTERM; those between the scheduler and the ranks wait for these."""
+    cluster.server.behave(minute_seconds=0.02, grace_seconds=10)
+    (cluster.folder / "train").write_text("trap 'sleep 0.3; . ./save; exit 75' TERM; sleep 20 & wait\n")
+    (cluster.folder / "save").write_text(a_run(5))
+    chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh train; else {PUBLISH}; fi")
+    word, said = cluster.end(chain)
+    assert word == "success", said
+    assert (cluster.folder / LEDGER / chain / "1.exit").read_text() == f"{GO_ON}\n"
+
+
+@pytest.mark.parametrize("kill_status", [-29, 271])
+def test_a_job_killed_at_its_time_limit_goes_on_in_the_next(cluster, kill_status):
+    """SIGTERM, which it survives, then SIGKILL; what it left is a newer checkpoint."""
+    cluster.server.behave(minute_seconds=0.02, grace_seconds=0.3, kill_status=kill_status)
+    first = "trap '' TERM && mkdir -p results/runs/a-run && echo 1 > results/runs/a-run/checkpoint.pt && sleep 20"
+    chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {first}; else {PUBLISH}; fi")
+    word, said = cluster.end(chain)
+    assert word == "success", said
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [kill_status, 0]
+
+
+@pytest.mark.parametrize("does", ["sleep 20", "trap 'touch \"$MKOR_SAVED\"; exit 1' TERM; sleep 20 & wait"])
+def test_a_job_killed_otherwise_has_failed(cluster, does):
+    """qdel by hand: its user wants it to end, and no next slice, whether it saved its work or not."""
+    chain = cluster.submit(f"touch begun && {does}")
+    wait_for(cluster.folder / "begun")
+    cluster.server.behave(grace_seconds=1)
+    subprocess.run(["qdel", "1.standin"], env=cluster.environment, check=True)
+    word, said = cluster.end(chain)
+    assert word == "failed"
+    assert "was killed, and not for its time limit" in said
+    assert len(cluster.server.jobs()) == 1
+
+
+def test_a_held_job_is_deleted_and_has_failed(cluster):
+    cluster.server.behave(hold=[1])
+    chain = cluster.submit(PUBLISH)
+    word, said = cluster.status(chain)
+    assert word == "failed"
+    assert "too many failed attempts" in said
+    assert cluster.server.calls("qdel") == [["1.standin"]]
+
+
+def test_a_vanished_job_has_failed_after_several_misses(cluster):
+    chain = cluster.submit("sleep 20")
+    cluster.wait("R")
+    cluster.server.behave(vanish=[1])
+    deadline = time.monotonic() + 10
+    while cluster.server.job("1") and time.monotonic() < deadline:
+        time.sleep(0.05)
+    words = [cluster.status(chain) for _ in range(5)]
+    assert [word for word, _ in words] == ["running"] * 4 + ["failed"]
+    assert "1.standin has vanished" in words[-1][1]
+
+
+def test_a_job_that_ended_is_no_vanished_one_where_the_history_is_short(cluster):
+    cluster.server.behave(forget=True)
+    chain = cluster.submit(PUBLISH)
+    assert cluster.end(chain)[0] == "success"
+
+
+def test_a_server_that_does_not_answer_changes_nothing(cluster):
+    cluster.server.behave(silent=12, start_seconds=0.5)
+    chain = cluster.submit(PUBLISH)
+    assert cluster.end(chain)[0] == "success"
+    assert cluster.server.jobs()[0]["exit_status"] == 0
+
+
+@pytest.mark.parametrize(
+    "refusals",
+    [[[LIMIT, 38], [LIMIT, 38]], [["qsub: cannot connect to server standin (errno=111)", 111]], [["a hiccup", 1]] * 4],
+    ids=["limit", "away", "unknown"],
+)
+def test_a_refused_submission_is_tried_again(cluster, refusals):
+    cluster.server.behave(refuse=refusals)
+    chain = cluster.submit(PUBLISH)
+    word, said = cluster.end(chain)
+    assert word == "success", said
+    assert len(cluster.server.calls("qsub")) == len(refusals) + 1
+    assert len(cluster.server.jobs()) == 1
+
+
+def test_more_jobs_than_the_queue_takes_wait_their_turn(cluster):
+    cluster.server.behave(live_jobs=1)
+    made = [
+        cluster.submit(f"mkdir -p results/it && echo {i} > results/it/{i}.csv", f"results/it/{i}.csv") for i in "abc"
+    ]
+    assert [cluster.end(chain)[0] for chain in made] == ["success"] * 3
+    assert len(cluster.server.jobs()) == 3
+
+
+def test_a_refusal_that_waiting_does_not_change_fails_at_once_in_the_schedulers_words(cluster):
+    cluster.server.behave(refuse=[["qsub: Unknown queue", 170]])
+    called = cluster.call("submit", str(cluster.job_script(PUBLISH)))
+    assert called.returncode == 1
+    assert "Unknown queue" in called.stderr
+    assert called.stderr.count("\n") == 1
+    assert called.stdout == ""
+
+
+def test_a_submission_whose_answer_was_lost_is_not_made_twice(cluster):
+    cluster.server.behave(lose_answer=[1])
+    chain = cluster.submit(PUBLISH)
+    assert cluster.end(chain)[0] == "success"
+    assert len(cluster.server.jobs()) == 1
+
+
+def test_without_an_account_nothing_is_submitted_and_one_line_says_what_to_set(cluster):
+    cluster.account = ""
+    called = cluster.call("submit", str(cluster.job_script(PUBLISH)))
+    assert called.returncode == 1
+    assert (
+        called.stderr == "MKOR_ACCOUNT is not set: export MKOR_ACCOUNT=<the allocation that the jobs are charged to>\n"
+    )
+    assert cluster.server.calls("qsub") == []
+
+
+def test_a_coordinator_that_was_killed_finds_its_job_again(cluster):
+    """The ledger is keyed by the outputs: the second submission hands back the first's chain."""
+    chain = cluster.submit(f"sleep 0.5 && {PUBLISH}")
+    assert cluster.submit(f"sleep 0.5 && {PUBLISH}") == chain
+    other = cluster.submit("true", "results/it/other.csv")
+    assert other != chain
+    assert cluster.end(chain)[0] == "success"
+    assert len(cluster.server.jobs()) == 2
+
+
+def test_a_slice_that_ended_while_no_coordinator_ran_is_followed_all_the_same(cluster):
+    slices = f'if [ $MKOR_SLICE = 1 ]; then {a_run(5)}; touch "$MKOR_SAVED"; exit 1; else {PUBLISH}; fi'
+    chain = cluster.submit(slices)
+    cluster.wait("F")
+    assert cluster.submit(slices) == chain
+    assert cluster.end(chain)[0] == "success"
+    assert len(cluster.server.jobs()) == 2
+
+
+def test_a_failed_job_is_submitted_anew_under_a_name_of_its_own(cluster):
+    chain = cluster.submit("exit 3")
+    assert cluster.end(chain)[0] == "failed"
+    assert cluster.submit(PUBLISH) == chain
+    assert cluster.end(chain)[0] == "success"
+    names = [job["name"] for job in cluster.server.jobs()]
+    assert len(set(names)) == 2
+
+
+def test_cancel_returns_at_once_and_deletes_the_job(cluster):
+    chain = cluster.submit("sleep 30")
+    cluster.wait("R")
+    cluster.server.behave(grace_seconds=0.1)
+    called = cluster.call("cancel", chain)
+    assert called.returncode == 0
+    assert cluster.status(chain) == ("failed", f"{chain}: it was cancelled; see {LEDGER / chain / '1.log'}\n")
+    assert cluster.wait("F")["exit_status"] == 271
+    assert cluster.submit(PUBLISH) == chain, "called again, Snakemake begins it anew"
+    assert cluster.end(chain)[0] == "success"
+
+
+@pytest.mark.parametrize("damage", ["{", "[]", '{"id": 1}'])
+def test_a_damaged_ledger_fails_the_job_and_not_the_workflow(cluster, damage):
+    chain = cluster.submit(PUBLISH)
+    cluster.wait("F")
+    (cluster.folder / LEDGER / chain / "chain.json").write_text(damage)
+    word, said = cluster.status(chain)
+    assert word == "failed"
+    assert "chain.json is gone or damaged" in said
+    assert cluster.status("no-such-chain")[0] == "failed"
+
+
+def test_a_status_script_that_cannot_work_says_running(cluster):
+    """Any other word, or an exit code, would end the whole workflow and leave its jobs behind."""
+    chain = cluster.submit(PUBLISH)
+    cluster.wait("F")
+    lock = cluster.folder / LEDGER / chain / "lock"
+    lock.unlink()
+    lock.mkdir()
+    word, said = cluster.status(chain)
+    assert word == "running"
+    assert f"{chain}: cannot be looked at now" in said
+    lock.rmdir()
+    cluster.variables = {"PYTHONHOME": "/nowhere"}
+    assert cluster.status(chain)[0] == "running"
+    cluster.variables = {}
+    assert cluster.status(chain)[0] == "success"
+
+
+@pytest.mark.parametrize(
+    ("module", "without"),
+    [
+        *(
+            (f"workflow.cluster.{name}", ("torch", "yaml", "jsonschema", "numpy"))
+            for name in ("submit", "status", "cancel")
+        ),
+        ("workflow.cluster.preflight", ("torch",)),
+    ],
+)
+def test_what_runs_on_login_nodes_imports_little(module, without):
+    """The scripts are called for every job and minute, where threads and memory are scarce: stdlib only."""
+    code = f"import sys, {module}; sys.exit([name for name in {without} if name in sys.modules] or 0)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_ledger_and_the_bench_mean_the_same_exit_code():
+    assert chains.GO_ON == GO_ON
+
+
+def test_the_launch_wrapper_gives_every_rank_its_place_and_a_gpu_of_its_own(cluster):
+    """Truth: one rank a GPU, and the GPUs numbered against the cores."""
+    tell = "echo $RANK $WORLD_SIZE $LOCAL_RANK $CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS $MASTER_ADDR $@ >> seen"
+    chain = cluster.submit(f"{LAUNCH} sh -c '{tell}' tell --option && {PUBLISH}")
+    word, said = cluster.end(chain)
+    assert word == "success", said
+    seen = sorted(line.split() for line in (cluster.folder / "seen").read_text().splitlines())
+    assert [line[:6] for line in seen] == [
+        [str(rank), "8", "0", str(3 - rank % 4), "8", "localhost"] for rank in range(8)
+    ]
+    assert {tuple(line[6:8]) for line in seen} == {("--option", "--minutes")}
+    (minutes,) = {float(line[8]) for line in seen}
+    assert 47 < minutes <= 48, "what is left of 60, less the margin of 12"
+
+
+def test_the_launch_wrapper_tells_saved_work_from_failure(cluster):
+    chain = cluster.submit(
+        f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh -c 'exit $((RANK ? 0 : 75))'; else {LAUNCH} false; fi"
+    )
+    assert cluster.end(chain)[0] == "failed"
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [GO_ON, 1]
+
+
+@pytest.mark.parametrize("is_writable", [True, False])
+def test_data_is_read_from_the_nodes_disks_where_it_could_be_copied(cluster, is_writable):
+    data, ssd = cluster.folder / "data", cluster.folder / "ssd"
+    for name in ("big", "small"):
+        (data / name).mkdir(parents=True)
+        (data / name / "file").write_text(name)
+    if is_writable:
+        ssd.mkdir()
+    else:
+        ssd.write_text("a file, where a folder was to be")
+    cluster.variables = {"MKOR_DATA": str(data), "MKOR_NODE_SSD": str(ssd)}
+    chain = cluster.submit(f"{LAUNCH} --stage big sh -c 'cat $MKOR_DATA/*/file; echo; echo $MKOR_DATA' && {PUBLISH}")
+    word = cluster.end(chain)[0]
+    log = (cluster.folder / LEDGER / chain / "1.log").read_text()
+    assert word == "success", log
+    assert "bigsmall" in log
+    if is_writable:
+        assert f"{ssd}/mkor-data" in log
+        assert not (ssd / "mkor-data" / "big").is_symlink()
+        assert (ssd / "mkor-data" / "small").is_symlink()
+    else:
+        assert "could not be copied" in log
+
+
+def the_file(**changes):
+    """The profile's own cluster.yaml, with changes of ``training.default``."""
+    content = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
+    content["training"]["default"] |= changes
+    return content
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"queue": "porduction"}, ["training.default.queue", "unknown queue"]),
+        ({"queue": "prod"}, ["training.default.nodes = 1", "takes 10 to 24, 25 to 99, 100 to 496 nodes"]),
+        ({"queue": "prod", "nodes": 16}, ["training.default.minutes = 360", "16 nodes run 180 minutes at most"]),
+        ({"minutes": 12}, ["training.default.minutes = 12", "more than margin_minutes"]),
+        (
+            {"nodes": 3},
+            ["training.default.nodes = 3", "it/sgd: 12 ranks cannot have equal parts of a batch of 128"],
+        ),
+        ({"nodez": 3}, ["training.default.nodez", "did you mean 'nodes'?"]),
+    ],
+)
+def test_what_no_queue_takes_is_one_line_before_anything_is_submitted(tmp_path, changes, says):
+    folder = experiments.make_folder(tmp_path / "config")
+    experiments.write(folder, "it", experiments.block(experiments.optimizer("sgd")))
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(the_file(**changes)))
+    with pytest.raises(ConfigError) as refused:
+        settings.Cluster.load(str(tmp_path), experiments.load(folder))
+    assert "\n" not in str(refused.value)
+    for words in says:
+        assert words in str(refused.value)
+
+
+def test_the_documentation_names_every_key_that_a_job_may_have():
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    keys = schema("cluster")["properties"]["training"]["additionalProperties"]["properties"]
+    assert [key for key in keys if f"`{key}`" not in page] == []
+
+
+def test_an_unknown_cluster_is_refused_by_name():
+    with pytest.raises(ConfigError, match=r"cluster = 'polaros': .*did you mean 'polaris'\?"):
+        settings.Cluster.load("polaros", Plan.load(hardware="test"))
+
+
+def test_the_estimate_is_what_is_left_to_do(tmp_path):
+    """Truth: steps, seconds a step and slices by hand: 20 steps of 100 s in slices of 10 minutes and 2 of margin."""
+    folder = experiments.make_folder(tmp_path / "config")
+    experiments.write(folder, "it", experiments.block(experiments.optimizer("sgd"), seeds=[0, 1]))
+    content = the_file(nodes=2, minutes=12, step_seconds=100)
+    content["margin_minutes"] = 2
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(content))
+    plan = experiments.load(folder)
+    cluster = settings.Cluster.load(str(tmp_path), plan)
+    (found,) = preflight.estimate(plan, cluster)
+    assert (found.runs, found.steps) == (2, (40,))
+    assert found.slices == 7, "4,000 s in slices of 600 s"
+    assert found.node_hours == pytest.approx(2 * (4000 + 7 * 120) / 3600)
+    first, second = (RunFolder.of(plan.results, run.id) for run in plan.jobs[0].runs)
+    write_json(first.summary, {"status": "finished", "steps_done": 20})
+    write_json(second.summary, {"status": "interrupted", "steps_done": 15})
+    (found,) = preflight.estimate(plan, cluster)
+    assert (found.runs, found.steps) == (1, (5,))
+
+
+def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Call Snakemake as a user does, in the repository."""
+    return subprocess.run(
+        [sys.executable, "-m", "snakemake", "--cores", "all", "--profile", "polaris", *arguments],
+        cwd=ROOT,
+        env={**{name: value for name, value in os.environ.items() if not name.startswith("MKOR_")}, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
+    """The exact command of the documentation."""
+    said = snakemake("-n", MKOR_DATA=str(tmp_path))
+    assert said.returncode == 0, said.stderr
+    rows = {
+        line.split()[0]: line.split() for line in said.stderr.splitlines() if line.startswith("  ") and line.split()
+    }
+    assert rows["bert_pretraining"][1:3] == ["prod", "16"]
+    hours = [float(row[-1].replace(",", "")) for name, row in rows.items() if len(row) == 7 and name != "experiment"]
+    assert sum(hours) == pytest.approx(float(rows["all"][-1].replace(",", "")), abs=0.1 * len(hours))
+    assert "account: none yet" in said.stderr
+    assert "data: imagenet is not in" in said.stderr
+    assert "disk: at most" in said.stderr
+    assert "resnet50_imagenet/mkor.csv" in said.stdout
+    assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in said.stdout
+
+
+@pytest.fixture
+def pipeline(cluster):
+    """A cluster with a plan of one run of 20 steps."""
+    cluster.configure(experiments.block(experiments.optimizer("sgd")))
+    return cluster
+
+
+TARGET = "results/test-machine/embedded/it.csv"
+
+
+def call(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = cluster.pipeline(*arguments, "--", TARGET)
+    return subprocess.run(
+        command, cwd=cluster.folder, env=cluster.environment, capture_output=True, text=True, check=False, timeout=300
+    )
+
+
+def test_without_an_account_the_pipeline_stops_with_one_line_before_it_submits(pipeline):
+    pipeline.account = ""
+    stopped = call(pipeline)
+    assert stopped.returncode == 1
+    assert stopped.stderr.endswith(
+        "\nMKOR_ACCOUNT is not set: export MKOR_ACCOUNT=<the allocation that the jobs are charged to>\n"
+    )
+    assert pipeline.server.jobs() == []
+
+
+def test_the_pipeline_goes_on_with_its_job_after_its_coordinator_was_killed(pipeline):
+    """kill -9 while the job waits, then the same command: one job in all, and its results."""
+    pipeline.server.behave(start_seconds=2.0)
+    command = pipeline.pipeline("--", TARGET)
+    first = subprocess.Popen(
+        command, cwd=pipeline.folder, env=pipeline.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    pipeline.wait("Q", seconds=60)
+    time.sleep(0.3)  # so that the submitting script has told its coordinator
+    first.kill()
+    first.wait()
+    assert call(pipeline, "--unlock").returncode == 0
+    done = call(pipeline)
+    assert done.returncode == 0, done.stderr
+    assert "submitted before" in done.stderr
+    assert len(pipeline.server.jobs()) == 1
+    table = experiments.rows(pipeline.folder / TARGET)
+    assert {row["step"] for row in table} == {"0", "10", "20"}

@@ -1,0 +1,177 @@
+"""The examples of docs/examples do what docs/training_loops.md says: the loss falls, a resumed training goes on as if
+nothing had happened, and a trainer takes its steps as a loop written by hand would.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from docs.examples import hugging_face_trainer, lightning_module, own_loop
+from mkor_core import MKOR, Preconditioner
+from workflow.bench.support.config import ROOT
+
+STEPS, SAVED = 45, hugging_face_trainer.SAVED
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\(([^)#]+)\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_the_pages_loop_with_a_gradient_scaler_is_the_loop_without():
+    """Truth: clipped, preconditioned and used by hand. The snippet says nothing of the forward pass in its middle."""
+    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training_loops.md").read_text(), re.DOTALL)
+    before, after = snippet.split("scaler.scale(loss)")
+    weights = []
+    for by_page in (True, False):
+        torch.manual_seed(0)
+        model, rows = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2)), torch.randn(8, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if by_page:
+            names = {"model": model, "optimizer": optimizer, "device": "cpu", "torch": torch}
+            names |= {"MKOR": MKOR, "Preconditioner": Preconditioner}
+            exec(before, names)
+            names["loss"] = model(rows).square().sum()
+            exec("scaler.scale(loss)" + after, names)
+        else:
+            preconditioner = Preconditioner(model, MKOR())
+            model(rows).square().sum().backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            preconditioner.step()
+            optimizer.step()
+        weights.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("name", ["own_loop", "lightning_module", "hugging_face_trainer"])
+def test_an_example_runs_as_a_script(name, capsys):
+    runpy.run_path(str(ROOT / "docs" / "examples" / f"{name}.py"), run_name="__main__")
+    assert "loss" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["lightning_module", "hugging_face_trainer"])
+def test_a_trainers_example_runs_on_a_machine_of_64_cores(name, monkeypatch, capsys, recwarn):
+    """Lightning warns where its data loader could have more workers; pytest-xdist has to pass that warning on."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
+    runpy.run_path(str(ROOT / "docs" / "examples" / f"{name}.py"), run_name="__main__")
+    assert "loss" in capsys.readouterr().out
+    told = [str(warning.message) for warning in recwarn if "num_workers" in str(warning.message)]
+    assert bool(told) == (name == "lightning_module"), "Lightning's warning is what this test is about"
+
+
+def saved(file: Path) -> dict[str, Any]:
+    return torch.load(file, weights_only=True)
+
+
+def assert_same_optimizer(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Two states of an optimizer and of the preconditioner in it agree to the last bit."""
+    assert_close(one["state"], other["state"], rtol=0, atol=0)
+    assert one["param_groups"] == other["param_groups"]
+    ours, theirs = dict(one["preconditioner"]), dict(other["preconditioner"])
+    assert_close(ours.pop("layers"), theirs.pop("layers"), rtol=0, atol=0)
+    assert ours == theirs
+
+
+def test_a_loop_of_ones_own_learns_and_goes_on_bitwise(tmp_path):
+    """Interrupted after step 28: between two updates of the factors."""
+    losses = own_loop.train(tmp_path / "whole.pt", 4)
+    assert losses[-1] < 0.2 * losses[0]
+    halves = own_loop.train(tmp_path / "halves.pt", 2) + own_loop.train(tmp_path / "halves.pt", 4)
+    assert halves == losses
+    whole, resumed = saved(tmp_path / "whole.pt"), saved(tmp_path / "halves.pt")
+    assert_close(resumed["model"], whole["model"], rtol=0, atol=0)
+    assert_same_optimizer(resumed["optimizer"], whole["optimizer"])
+    state = whole["optimizer"]["preconditioner"]
+    assert (state["step"], set(state["layers"])) == (4 * 14, {"0", "2"})
+
+
+def test_lightning_learns_and_goes_on_bitwise_from_its_own_checkpoint(tmp_path):
+    first, *_, last = (
+        lightning_module.train(tmp_path / f"{name}.ckpt", epochs).callback_metrics["loss"]
+        for name, epochs in (("halves", 1), ("halves", 2), ("halves", 4), ("whole", 4))
+    )
+    assert last < 0.2 * first
+    whole, resumed = saved(tmp_path / "whole.ckpt"), saved(tmp_path / "halves.ckpt")
+    assert_close(resumed["state_dict"], whole["state_dict"], rtol=0, atol=0)
+    assert_same_optimizer(resumed["optimizer_states"][0], whole["optimizer_states"][0])
+    state = whole["optimizer_states"][0]["preconditioner"]
+    assert (state["step"], set(state["layers"])) == (4 * 14, {"network.0", "network.2"})
+
+
+def test_lightning_accumulates_clips_and_preconditions_like_the_loop_by_hand(tmp_path):
+    """The two examples train one network on the same batches."""
+    lightning_module.train(tmp_path / "lightning.ckpt", 2)
+    own_loop.train(tmp_path / "own.pt", 2)
+    by_hand = {f"network.{name}": weight for name, weight in saved(tmp_path / "own.pt")["model"].items()}
+    assert_close(saved(tmp_path / "lightning.ckpt")["state_dict"], by_hand, rtol=0, atol=0)
+
+
+class Trained(NamedTuple):
+    """A run of the Hugging Face example; its micro-batches, each with the random state that it met."""
+
+    trainer: hugging_face_trainer.MKORTrainer
+    folder: Path
+    micro_batches: list[tuple[dict[str, Tensor], Tensor]]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """The Hugging Face example, not interrupted."""
+    folder, seen = tmp_path_factory.mktemp("whole"), []
+    trainer = hugging_face_trainer.make_trainer(folder, STEPS)
+    trainer.model.register_forward_pre_hook(
+        lambda model, args, inputs: seen.append((dict(inputs), torch.get_rng_state())), with_kwargs=True
+    )
+    trainer.train()
+    return Trained(trainer, folder, seen)
+
+
+def test_the_hugging_face_trainer_learns_under_mkor(trained):
+    losses = [entry["loss"] for entry in trained.trainer.state.log_history if "loss" in entry]
+    assert losses[0] < 6.3  # of 500 words by chance: log 500 = 6.2, and not twice that for two micro-batches
+    assert sum(losses[-3:]) < sum(losses[:3]) - 1.5
+
+
+def test_the_hugging_face_trainer_goes_on_bitwise_from_its_own_checkpoint(trained, tmp_path):
+    """Interrupted in the middle of an epoch and between two updates; dropout is on."""
+    checkpoint = trained.folder / f"checkpoint-{SAVED}"
+    state = saved(checkpoint / "optimizer.pt")["preconditioner"]
+    assert (state["step"], len(state["layers"])) == (SAVED, 12)
+    resumed = hugging_face_trainer.make_trainer(tmp_path, STEPS)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert_close(dict(resumed.model.state_dict()), dict(trained.trainer.model.state_dict()), rtol=0, atol=0)
+    assert_same_optimizer(resumed.optimizer.state_dict(), trained.trainer.optimizer.state_dict())
+
+
+def test_the_hugging_face_trainer_accumulates_clips_and_preconditions_like_the_loop_by_hand(trained, tmp_path):
+    """Truth: its micro-batches replayed in a bare loop. The last step of an epoch has one micro-batch, not two."""
+    untrained = hugging_face_trainer.make_trainer(tmp_path, STEPS)
+    model, epoch = untrained.model.train(), len(untrained.get_train_dataloader())
+    assert epoch % 2 == 1
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=5), exclude=r"^cls\.", accumulation_steps=2)
+    waiting = list(trained.micro_batches)
+    while waiting:
+        left_in_epoch = epoch - (len(trained.micro_batches) - len(waiting)) % epoch
+        step, waiting = waiting[: min(2, left_in_epoch)], waiting[min(2, left_in_epoch) :]
+        optimizer.zero_grad()
+        for inputs, random in step:
+            torch.set_rng_state(random)
+            (model(**inputs).loss / len(step)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        preconditioner.step()
+        optimizer.step()
+    assert preconditioner.state_dict()["step"] == STEPS
+    assert_close(dict(model.state_dict()), dict(trained.trainer.model.state_dict()), rtol=0, atol=0)

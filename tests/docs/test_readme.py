@@ -1,0 +1,89 @@
+"""What the README says can be typed, can be typed."""
+
+from __future__ import annotations
+
+import copy
+import re
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from mkor_core import MKOR, Preconditioner
+from workflow.bench.merge import FIGURES
+from workflow.bench.plan.artefacts import available
+from workflow.bench.results.rows import read_csv
+from workflow.bench.support.config import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_training_loop_trains():
+    """The snippet's weights are those of preconditioning by hand."""
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    truth = copy.deepcopy(model)
+    rows = torch.randn(8, 4)
+
+    (snippet,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    before, after = snippet.split("loss.backward()")
+    names = {"model": model}
+    exec(before, names)
+    names["loss"] = model(rows).square().mean()
+    exec("loss.backward()" + after, names)
+
+    by_hand = Preconditioner(truth, MKOR(inverse_update_period=10))
+    truth(rows).square().mean().backward()
+    by_hand.step()
+    torch.optim.SGD(truth.parameters(), lr=0.1, momentum=0.9).step()
+    for ours, theirs in zip(model.parameters(), truth.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_make_targets_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    targets = set(re.findall(r"^([a-z]+):.*## ", makefile, re.MULTILINE))
+    named = set(re.findall(r"\bmake ([a-z]+)", README)) - {"it"}
+    assert named
+    assert named <= targets
+
+
+def test_every_artefact_is_listed_and_no_other():
+    items = README.split("## The paper, item by item")[1].split("##")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", items, re.MULTILINE)
+    assert sorted(listed) == sorted([*available("figures"), *available("tables")])
+
+
+def test_every_experiment_is_listed_with_its_page():
+    items = README.split("## The paper, item by item")[1].split("##")[0]
+    linked = set(re.findall(r"\[(\w+)\]\(docs/experiments/\1\.md\)", items))
+    assert linked == {file.stem for file in (ROOT / "config" / "experiments").glob("*.yaml")}
+
+
+def test_pictures_and_linked_files_are_there():
+    linked = {link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link}
+    assert [link for link in sorted(linked) if not (ROOT / link).exists()] == []
+    pictures = {Path(link).stem for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)}
+    assert pictures == set(FIGURES)
+
+
+def test_the_claims_are_those_of_the_reference():
+    """Truth: the table that the run left, cell by cell."""
+    (folder,) = set(re.findall(r"\]\((results/reference/[\w-]+/\w+)\)", README))
+    rows = [
+        [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
+        for line in README.splitlines()
+        if re.match(r"\| C\d\d \|", line)
+    ]
+    truth = read_csv(ROOT / folder / "tables" / "claims.csv")
+    assert rows == [[row[name] for name in ("id", "claim", "published", "measured", "verdict")] for row in truth]
+
+
+def test_paths_of_the_layout_exist():
+    table = README.split("## Layout")[1].split("##")[0]
+    paths = re.findall(
+        r"`([\w./]+)`", "".join(line.split("|")[1] for line in table.splitlines() if line.startswith("| `"))
+    )
+    assert len(paths) >= 8
+    assert [path for path in paths if not (ROOT / path).exists()] == []

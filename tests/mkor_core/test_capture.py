@@ -1,0 +1,312 @@
+"""Truth: autograd's gradient (``G^T X``), and explicit loops over examples and output locations."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Layer, Rows, Statistic, Sums, unsupported_reason
+from tests.support import reference
+
+CONVOLUTIONS = {
+    "plain": {},
+    "no bias": {"bias": False},
+    "stride": {"stride": (2, 1)},
+    "padding": {"padding": (1, 2)},
+    "dilation": {"dilation": 2},
+    "all": {"stride": 2, "padding": 1, "dilation": (1, 2), "bias": False},
+}
+PADDED = {
+    "same": {"padding": "same", "kernel_size": 4},
+    "reflect": {"padding": 1, "padding_mode": "reflect"},
+    "circular same": {"padding": "same", "padding_mode": "circular", "dilation": 2},
+}
+
+
+def linear(**options: object) -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(5, 3, dtype=torch.float64, **options)
+
+
+def convolution(**options: object) -> nn.Conv2d:
+    torch.manual_seed(0)
+    return nn.Conv2d(2, 3, **{"kernel_size": 3, **options}, dtype=torch.float64)
+
+
+def capture(model: nn.Module, statistic: Statistic, **options: object) -> tuple[Capture, dict[str, Layer]]:
+    layers = {
+        name: Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
+    }
+    return Capture(layers, statistic, **options), layers
+
+
+def images(number: int = 4) -> Tensor:
+    return torch.randn(number, 2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def vectors(*shape: int) -> Tensor:
+    return torch.randn(*shape, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def take_rows(hooks: Capture, name: str = "0") -> Rows:
+    parts = hooks.take()[name]
+    assert isinstance(parts, list)
+    return Rows(torch.cat([part.x for part in parts]), torch.cat([part.g for part in parts]), parts[0].locations)
+
+
+def take_sums(hooks: Capture, name: str = "0") -> Sums:
+    sums = hooks.take()[name]
+    assert isinstance(sums, Sums)
+    return sums
+
+
+@pytest.mark.parametrize("shape", [(8,), (4, 6), ()], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_rows_of_a_linear_give_its_gradient(shape, bias):
+    model = nn.Sequential(linear(bias=bias), nn.ReLU(inplace=True))
+    hooks, layers = capture(model, ROWS)
+    model(vectors(*shape)).square().mean().backward()
+    rows = take_rows(hooks)
+    assert_close(rows.g.T @ rows.x, layers["0"].gradient())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding=.same.:UserWarning")
+@pytest.mark.parametrize("options", [*CONVOLUTIONS.values(), *PADDED.values()], ids=[*CONVOLUTIONS, *PADDED])
+def test_rows_of_a_convolution_give_its_gradient(options):
+    model = nn.Sequential(convolution(**options), nn.ReLU(inplace=True))
+    hooks, layers = capture(model, ROWS)
+    model(images()).square().mean().backward()
+    rows = take_rows(hooks)
+    assert_close(rows.g.T @ rows.x, layers["0"].gradient())
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS.values(), ids=CONVOLUTIONS)
+def test_a_convolutions_rows_are_its_unfolded_patches(options):
+    layer = convolution(**options)
+    hooks, _ = capture(nn.Sequential(layer), ROWS)
+    output = layer(images())
+    output.retain_grad()
+    output.square().mean().backward()
+    x, g = reference.rows_of(layer, images(), output.grad)
+    rows = take_rows(hooks)
+    assert_close(rows.x, x)
+    assert_close(rows.g, g)
+    assert rows.locations == len(x) // len(images())
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_means_are_the_means_of_the_rows(kind):
+    """x / number is the mean input row, g the mean gradient row scaled by rows (Linear) or examples (Conv2d)."""
+    model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1, stride=2))
+    inputs = vectors(4, 6) if kind == "linear" else images()
+    by_rows, _ = capture(model, ROWS)
+    by_means, _ = capture(model, MEAN)
+    model(inputs).square().mean().backward()
+    rows, means = take_rows(by_rows), take_sums(by_means)
+    multiplicity = len(rows.x) if kind == "linear" else len(inputs)
+    assert means.number == multiplicity
+    assert_close(means.x / means.number, rows.x.mean(0))
+    assert_close(means.g, rows.g.mean(0) * multiplicity)
+
+
+def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN)
+    model(vectors(8)).square().mean().backward()
+    assert_close(take_sums(hooks).g, model[0].bias.grad)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_clamped_means_are_taken_over_clamped_rows(kind):
+    """Gradient rows are clamped once they are scaled; a convolution's are first averaged over their locations."""
+    limit = 0.3
+    model = nn.Sequential(linear() if kind == "linear" else convolution())
+    inputs = vectors(9) if kind == "linear" else images()
+    by_rows, _ = capture(model, ROWS)
+    by_means, _ = capture(model, MEAN.clamped(limit))
+    model(inputs).square().sum().backward()
+    rows, means = take_rows(by_rows).per_example(), take_sums(by_means)
+    number = len(rows.x)
+    clamped = (rows.g * number).clamp(-limit, limit)
+    assert_close(means.x / means.number, rows.x.clamp(-limit, limit).mean(0))
+    assert_close(means.g, clamped.mean(0))
+    assert (clamped.abs() == limit).any()
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_moments_are_those_of_the_rows(kind):
+    model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1))
+    by_rows, _ = capture(model, ROWS)
+    by_moments, _ = capture(model, MOMENT)
+    model(vectors(4, 6) if kind == "linear" else images()).square().mean().backward()
+    rows, moments = take_rows(by_rows), take_sums(by_moments)
+    x, g = rows.x / rows.locations, rows.g / rows.locations
+    assert_close(moments.x, x.T @ x / len(x))
+    assert_close(moments.g, g.T @ g / len(g))
+    assert moments.number == 1
+
+
+def test_only_rows_of_the_first_examples_are_kept():
+    model = nn.Sequential(linear())
+    some, _ = capture(model, MEAN.first(3))
+    every, _ = capture(model, ROWS)
+    model(vectors(4, 6)).square().mean().backward()
+    rows, means = take_rows(every), take_sums(some)
+    assert means.number == 3 * 6
+    assert_close(means.x, rows.x[:18].sum(0))
+    assert_close(means.g, rows.g[:18].sum(0))
+
+
+@pytest.mark.parametrize(("rank", "kept"), [(0, 4), (1, 2), (2, None)])
+def test_the_first_examples_are_counted_over_ranks(rank, kept):
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN.first(6), shard=(rank, 3))
+    model(vectors(4)).square().mean().backward()
+    taken = hooks.take()
+    assert (taken["0"].number == kept) if kept else taken == {}
+
+
+class Reused(nn.Module):
+    """Uses a layer twice in a forward, leaves one unused, and has a frozen one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.unused, self.frozen = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
+        self.frozen.requires_grad_(False)
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.frozen(self.twice(torch.relu(self.twice(inputs))))
+
+
+def test_a_layer_used_twice_keeps_its_rows_in_pairs():
+    model = Reused()
+    hooks, layers = capture(model, ROWS)
+    model(vectors(8)).square().mean().backward()
+    taken = hooks.take()
+    assert set(taken) == {"twice"}
+    pairs = taken["twice"]
+    assert isinstance(pairs, list)
+    assert_close(sum(rows.g.T @ rows.x for rows in pairs), layers["twice"].gradient())
+
+
+def test_checkpointed_layers_are_captured_once():
+    """Their forward runs again inside the backward pass, which ends no micro-batch."""
+    model = nn.Sequential(linear(), nn.ReLU(), nn.Linear(3, 3, dtype=torch.float64))
+    hooks, layers = capture(model, ROWS)
+    hidden = checkpoint(model[:2], vectors(8).requires_grad_(), use_reentrant=False)
+    model[2](hidden).square().mean().backward()
+    taken = hooks.take()
+    for name, layer in layers.items():
+        rows = taken[name]
+        assert isinstance(rows, list)
+        assert_close(sum(part.g.T @ part.x for part in rows), layer.gradient())
+
+
+def test_evaluation_and_disabled_hooks_capture_nothing():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, ROWS)
+    with torch.no_grad():
+        model(vectors(8))
+    model.eval()(vectors(8)).sum().backward()
+    model.train()
+    hooks.enabled = False
+    model(vectors(8)).sum().backward()
+    assert hooks.take() == {}
+
+
+@pytest.mark.parametrize("statistic", [MEAN, MOMENT, ROWS], ids=lambda statistic: statistic.kind)
+def test_rows_are_divided_by_the_loss_scale_and_the_shares_once(statistic):
+    model = nn.Sequential(linear())
+    plain, _ = capture(model, statistic)
+    scaled, _ = capture(model, statistic, grad_scale=lambda: torch.tensor(8.0), shares=2)
+    model(vectors(8)).square().mean().backward()
+    one, other = plain.take()["0"], scaled.take()["0"]
+    if isinstance(one, Sums) and isinstance(other, Sums):
+        assert_close(other.x, one.x)
+        assert_close(other.g * (16**2 if statistic.kind == "moment" else 16), one.g)
+    else:
+        assert_close(other[0].g * 16, one[0].g)
+
+
+@pytest.mark.parametrize("statistic", [MEAN, ROWS], ids=lambda statistic: statistic.kind)
+def test_micro_batches_add_up_to_the_full_batch(statistic):
+    model = nn.Sequential(linear())
+    inputs = vectors(8)
+    full, _ = capture(model, statistic)
+    model(inputs).square().mean().backward()
+    one = full.take()["0"]
+    full.remove()
+    parts, _ = capture(model, statistic, micro_batches=4)
+    for part in inputs.chunk(4):
+        (model(part).square().mean() / 4).backward()
+    other = parts.take()["0"]
+    if isinstance(one, Sums):
+        assert_close(tuple(other), tuple(one))
+    else:
+        assert_close(torch.cat([rows.x for rows in other]), one[0].x)
+        assert_close(torch.cat([rows.g for rows in other]), one[0].g)
+
+
+def test_moments_of_micro_batches_are_averaged_whatever_their_size():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MOMENT, micro_batches=2)
+    small, large = vectors(8).split([2, 6])
+    for part in (small, large):
+        model(part).square().mean().backward()
+    moments = take_sums(hooks)
+    rows = [torch.cat([part, torch.ones(len(part), 1, dtype=part.dtype)], 1) for part in (small, large)]
+    assert moments.number == 2
+    assert_close(moments.x / moments.number, sum(x.T @ x / len(x) for x in rows) / 2)
+
+
+def test_what_a_skipped_step_left_is_dropped():
+    """The micro-batches of the step that was never taken must not mix with the next one's."""
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN, micro_batches=2)
+    skipped, taken = vectors(8).split(4)
+    for part in (*skipped.split(2), *taken.split(2)):
+        model(part).square().mean().backward()
+    means = take_sums(hooks)
+    assert means.number == 4
+    assert_close(means.x[:5], taken.sum(0))
+
+
+def test_a_copy_of_the_model_captures_nothing_and_says_so():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN)
+    with pytest.warns(UserWarning, match="copy of a model"):
+        clone = copy.deepcopy(model)
+    clone(vectors(8)).sum().backward()
+    assert hooks.take() == {}
+
+
+def test_remove_takes_every_hook_away():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN)
+    hooks.remove()
+    model(vectors(8)).sum().backward()
+    assert hooks.take() == {}
+    assert not model[0]._forward_hooks
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_a_written_gradient_reads_back(kind):
+    layer = Layer("layer", linear() if kind == "linear" else convolution())
+    layer.module(vectors(8) if kind == "linear" else images()).sum().backward()
+    matrix = torch.arange(layer.d_out * layer.d_in, dtype=torch.float64).view(layer.d_out, layer.d_in)
+    layer.write_gradient(matrix)
+    assert_close(layer.gradient(), matrix, rtol=0, atol=0)
+    assert layer.module.weight.grad is not None
+    assert_close(layer.module.weight.grad.flatten(1), matrix[:, :-1], rtol=0, atol=0)
+
+
+def test_what_is_not_supported_is_said():
+    assert unsupported_reason(nn.Linear(2, 2)) is None
+    assert "groups=2" in (unsupported_reason(nn.Conv2d(2, 2, 1, groups=2)) or "")
+    assert "LayerNorm" in (unsupported_reason(nn.LayerNorm(2)) or "")

@@ -1,0 +1,226 @@
+"""README's table of costs, each cell evaluated as it stands and compared with what is counted on a Linear layer.
+
+Memory is the bytes of the state's tensors; bytes sent are those that one of two ranks hands to collectives, which here
+talk to nobody (test_distributed.py has ranks that do). Work is counted operation by operation, as the numbers
+multiplied, read or written; a cell is right if its ratio to the count hardly changes over a wide range of sizes. A
+decomposition is one operation: that it costs d³ is LAPACK's word; what this shows is which are called, and on what.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from baselines import build
+from mkor_core import comm
+from workflow.bench.support.config import ROOT
+
+EXAMPLES, TOKENS = 8, 8
+N = EXAMPLES * TOKENS
+SHAPES = [(40, 48), (80, 96), (160, 192), (320, 384), (40, 384), (384, 40)]
+"""Of the gradient matrix, ``(m, n)``."""
+MEMORY, STEP, UPDATE, SENT, TESTS = range(5)
+"""Columns of the table."""
+DECOMPOSITIONS = ("_linalg_eigh", "_linalg_svd", "linalg_inv_ex", "linalg_qr", "_linalg_solve_ex")
+
+
+class Row(NamedTuple):
+    """A row of the table: the method that it is about, its options, and what the row's letters stand for."""
+
+    method: str
+    options: dict[str, Any]
+    letters: dict[str, int]
+
+
+KAISA = {"factor_update_period": 1, "inverse_update_period": 2}
+ROWS: dict[str, list[Row]] = {
+    "SGD with momentum": [Row("sgd", {}, {})],
+    "AdamW": [Row("adamw", {}, {})],
+    "LAMB": [Row("lamb", {}, {})],
+    "KAISA, factors": [Row("kaisa", KAISA, {})],
+    "KAISA, decompositions": [Row("kaisa", KAISA, {})],
+    "Eva": [Row("eva", {}, {})],
+    "HyLo KIS, r rows kept": [Row("hylo", {"sample_fraction": r / N}, {"r": r}) for r in (4, 32)],
+    "HyLo KID, r rows kept": [Row("hylo", {"sample_fraction": r / N, "variant": "KID"}, {"r": r}) for r in (4, 32)],
+    "MKOR": [Row("mkor", {}, {})],
+    "MKOR, half precision": [Row("mkor", {"factor_dtype": dtype}, {}) for dtype in ("bfloat16", "float16")],
+    "MKOR, window w": [Row("mkor", {"window": w}, {"w": w}) for w in (4, 64)],
+    "MKOR, rank k": [Row("mkor", {"rank": k}, {"k": k}) for k in (2, 16)],
+    "MKOR-H, until it switches": [Row("mkor_h", {}, {})],
+}
+
+
+def table() -> dict[str, list[str]]:
+    section = (ROOT / "README.md").read_text().split("## What each method costs")[1].split("\n## ")[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
+
+
+def value(formula: str, **letters: int) -> int:
+    """Evaluate a cell: ``2mn(m + n)`` with its letters' values."""
+    powers = formula.replace("²", "**2").replace("³", "**3")
+    return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", powers), {}, letters)
+
+
+class Work(TorchDispatchMode):
+    """Counts, by phase, the numbers that operations multiply, read or write."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+        self._now = ""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        outer, self._now = self._now, name
+        yield
+        self._now = outer
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        name = function.overloadpacket.__name__
+        if name in ("mm", "mv"):
+            self.counts[self._now] += args[0].numel() * (args[1].shape[1] if name == "mm" else 1)
+        elif name in DECOMPOSITIONS:
+            rows, columns = args[0].shape
+            self.counts[self._now] += rows * columns * min(rows, columns)
+        elif not function.is_view:
+            self.counts[self._now] += max(map(numbers, (*args, result)), default=0)
+        return result
+
+
+def numbers(tensors: Any) -> int:
+    return sum(leaf.numel() for leaf in tree_leaves(tensors) if isinstance(leaf, Tensor))
+
+
+class Counted(NamedTuple):
+    """What two steps took: the first updates the preconditioner, the second only KAISA's factors."""
+
+    memory: dict[str, int]
+    steps: list[int]
+    updates: list[int]
+    sent: list[int]
+
+
+def count(row: Row, m: int, n: int) -> Counted:
+    torch.manual_seed(0)
+    model, work = nn.Linear(n - 1, m), Work()
+    optimizer, preconditioner = build(row.method, model, {"lr": 0.1, **row.options})
+    if preconditioner is not None:
+        preconditioner.phases = work.phase
+    steps, updates, sent = [], [], []
+    for _ in range(2):
+        comm.reset_bytes_sent()
+        work.counts.clear()
+        with work:
+            loss = model(torch.randn(EXAMPLES, TOKENS, n - 1)).square().mean()
+            loss.backward()
+            if preconditioner is not None:
+                preconditioner.observe(loss)
+            with work.phase("base optimizer"):
+                optimizer.step()
+        steps.append(work.counts["base optimizer" if preconditioner is None else "precondition"])
+        updates.append(work.counts["capture"] + work.counts["factor"])
+        sent.append(sum(comm.bytes_sent().values()))
+        optimizer.zero_grad()
+    if preconditioner is not None:
+        return Counted(preconditioner.memory_by_tensor(), steps, updates, sent)
+    state = tree_leaves([*optimizer.state.values()])
+    return Counted(
+        {"state": sum(tensor.nbytes for tensor in state if isinstance(tensor, Tensor))}, steps, updates, sent
+    )
+
+
+def share(name: str, counted: Counted) -> tuple[int, int, int, int]:
+    """Return what belongs in a row's first four columns: KAISA's count is split between two rows."""
+    factors = sum(counted.memory.get(key, 0) for key in ("left", "right"))
+    if name == "KAISA, factors":
+        return factors, 0, counted.updates[1], counted.sent[1]
+    memory, update, sent = sum(counted.memory.values()), counted.updates[0], counted.sent[0]
+    if name == "KAISA, decompositions":
+        return memory - factors, counted.steps[0], update - counted.updates[1], sent - counted.sent[1]
+    return memory, counted.steps[0], update, sent
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[None]:
+    """A process group of two whose collectives do nothing, but that the other rank's rows are noise."""
+
+    def gather(parts: list[Tensor], own: Tensor, group: Any = None) -> None:
+        for part in parts:
+            part.copy_(torch.randn_like(own) if own.is_floating_point() else own)
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "all_gather", gather)
+        yield
+    dist.destroy_process_group()
+
+
+def test_every_row_is_checked_by_tests_that_exist():
+    assert list(table()) == list(ROWS)
+    for cells in table().values():
+        files = re.findall(r"`(test_\w+\.py)`", cells[TESTS])
+        assert files
+        assert all((ROOT / "tests" / file).is_file() for file in files)
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_memory_and_work_are_as_the_table_says(name):
+    """A sum's parts have constants of their own, so the ratio may change, but by less than a size to some power would.
+
+    Sides, window, rank and kept rows grow by a factor of 8 or more.
+    """
+    ratios: dict[int, list[float]] = {STEP: [], UPDATE: []}
+    for row, (m, n) in product(ROWS[name], SHAPES):
+        counted = share(name, count(row, m, n))
+        expected = [value(cell, m=m, n=n, N=N, **row.letters) for cell in table()[name][:TESTS]]
+        assert counted[MEMORY] == expected[MEMORY]
+        for column, found in ratios.items():
+            if expected[column] == 0:
+                assert counted[column] == 0
+            else:
+                found.append(counted[column] / expected[column])
+    assert max(ratios[STEP], default=1) < 2 * min(ratios[STEP], default=1)
+    assert max(ratios[UPDATE], default=1) < 4 * min(ratios[UPDATE], default=1)
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.usefixtures("two_ranks")
+def test_bytes_sent_are_as_the_table_says(name):
+    for row, (m, n) in product(ROWS[name], SHAPES[:2]):
+        expected = value(table()[name][SENT], m=m, n=n, N=N, **row.letters)
+        assert share(name, count(row, m, n))[SENT] == expected
+
+
+def test_mkor_h_costs_nothing_once_it_has_switched():
+    model, work = nn.Linear(4, 3), Work()
+    optimizer, preconditioner = build(
+        "mkor_h", model, {"lr": 0.1, "inverse_update_period": 1, "warmup_steps": 0, "knee_beta": 9.0}
+    )
+    assert preconditioner is not None
+    preconditioner.phases = work.phase
+    for loss in (6.0, 5.0, 4.0, 3.0, 2.0, 1.0):
+        work.counts.clear()
+        with work:
+            model(torch.randn(5, 4)).sum().backward()
+            preconditioner.observe(loss)
+            optimizer.step()
+        if preconditioner.switch_step is None:
+            assert work.counts["precondition"] > 0
+            assert preconditioner.memory_bytes() > 0
+    assert preconditioner.switch_step is not None
+    assert set(work.counts) == {""}
+    assert preconditioner.memory_bytes() == 0

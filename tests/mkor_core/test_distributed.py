@@ -1,0 +1,154 @@
+"""Truth: the full batch on one process. Two and four gloo ranks under DDP, with a layer that later ranks never use."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.multiprocessing.spawn import spawn
+from torch.testing import assert_close
+
+from baselines import available, limits
+from mkor_core import comm
+from mkor_core.assignment import Grid, assign, make_grid
+from tests.support import ranks
+
+LEFT_OUT = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
+D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
+    """Every case's results by number of ranks and rank, trained once for all tests."""
+    results = {1: [{case: ranks.train(name, options) for case, (name, options) in ranks.CASES.items()}]}
+    for world in (2, 4):
+        folder = tmp_path_factory.mktemp(f"ranks{world}")
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        spawn(ranks.run_all, (world, str(folder), port), nprocs=world)
+        results[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
+    return results
+
+
+@pytest.mark.parametrize(
+    ("world", "case"),
+    [
+        *[(world, case) for world in (2, 4) for case in ranks.cases_for(world)],
+        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in LEFT_OUT.items()],
+    ],
+)
+def test_ranks_train_like_one_process(trained, world, case):
+    alone = trained[1][0][case]
+    for result in (trained[world][rank][case] for rank in range(world)):
+        assert_close(result["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
+        assert result.get("switch_step") == alone.get("switch_step")
+
+
+@pytest.mark.parametrize("case", ranks.IN_MICRO_BATCHES)
+def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained, case):
+    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once a step."""
+    alone = trained[1][0][case]
+    for result in trained[2]:
+        accumulated = result[f"{case}, micro-batches"]
+        assert_close(accumulated["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
+        assert accumulated["bytes"] == result[case]["bytes"]
+
+
+@pytest.mark.parametrize("case", ranks.IN_PAIRS)
+def test_a_process_group_of_some_ranks_trains_like_one_process(trained, case):
+    """Four ranks in two pairs, each pair on the full batch."""
+    for result in trained[4]:
+        assert_close(result[f"{case}, pair"]["weights"], trained[1][0][case]["weights"], rtol=1e-9, atol=1e-12)
+
+
+def test_every_method_is_distributed_or_says_why_not():
+    assert {name for name, _ in ranks.CASES.values()} | set(LEFT_OUT) == set(available())
+
+
+@pytest.mark.parametrize("case", ["kaisa half", "kaisa mem"])
+def test_a_consolidated_state_is_whole_on_every_rank(trained, case):
+    alone = trained[1][0][case]["state"]
+    for result in trained[4]:
+        state = result[case]["state"]
+        assert {name: set(tensors) for name, tensors in state.items()} == {
+            name: set(tensors) for name, tensors in alone.items()
+        }
+        if case == "kaisa half":  # inverses are unique; eigenvectors are so only up to their signs
+            assert_close(state, alone, rtol=1e-9, atol=1e-12)
+
+
+def test_fewer_gradient_workers_hold_less(trained):
+    whole, half, mem = (max(r[case]["memory"] for r in trained[4]) for case in ("kaisa", "kaisa half", "kaisa mem"))
+    assert mem < whole
+    assert half < whole
+
+
+def test_mkor_sends_the_vectors_and_nothing_else(trained):
+    """One all-reduce at steps 0, 2 and 4: d_in + d_out numbers and a count for each layer, in float64."""
+    numbers = sum(d_out + d_in + 1 for d_out, d_in in D_OUT_IN.values())
+    assert trained[2][0]["mkor"]["bytes"] == {"all_reduce": 3 * 8 * numbers}
+    assert trained[1][0]["mkor"]["bytes"] == {}
+
+
+def test_mkor_sends_half_in_half_precision_and_trains_nearly_alike(trained):
+    """The vectors' 2 bytes a number; counts go on their own, before them, in float64."""
+    result, exact, start = trained[2][0]["mkor bfloat16"], trained[1][0]["mkor"], ranks.Branched()
+    numbers = sum(d_out + d_in for d_out, d_in in D_OUT_IN.values())
+    assert result["bytes"] == {"all_reduce": 3 * (2 * numbers + 8 * len(D_OUT_IN))}
+    for near, true, first in zip(result["weights"], exact["weights"], start.parameters(), strict=True):
+        assert (near - true).norm() < 0.1 * (true - first).norm()
+
+
+def test_kaisa_sends_triangles_of_the_factors(trained):
+    """Factors every step; every rank owns some layers, and the decompositions travel at steps 0, 2 and 4."""
+    triangles = sum(d * (d + 1) // 2 for shape in D_OUT_IN.values() for d in shape) + len(D_OUT_IN)
+    sent = trained[2][0]["kaisa"]["bytes"]
+    assert sent["all_reduce"] == 5 * 8 * triangles
+    decompositions = sum(d * d + d for shape in D_OUT_IN.values() for d in shape)
+    assert sum(trained[2][rank]["kaisa"]["bytes"]["broadcast"] for rank in range(2)) == 3 * 8 * decompositions
+
+
+def test_a_grid_has_gradient_workers_in_its_columns():
+    grid = make_grid(8, 0.25)
+    assert grid == Grid(rows=2, columns=4)
+    assert [grid.column(index) for index in range(4)] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+    assert [grid.row(index) for index in range(2)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert make_grid(8, 1.0).columns == 1  # COMM-OPT
+    assert make_grid(8, 1 / 8).rows == 1  # MEM-OPT
+
+
+@pytest.mark.parametrize(("world", "fraction"), [(8, 0.3), (6, 2 / 3), (4, 0.9)])
+def test_a_fraction_that_does_not_fit_the_ranks_is_refused(world, fraction):
+    with pytest.raises(ValueError, match="must be a whole number that divides them"):
+        make_grid(world, fraction)
+
+
+@given(
+    costs=st.lists(st.floats(1, 1e6), min_size=1, max_size=30),
+    shape=st.sampled_from([(1, 1), (1, 4), (2, 4), (4, 1), (8, 1)]),
+)
+def test_every_layer_gets_an_owner_in_its_column_and_no_rank_is_overloaded(costs, shape):
+    """Greedy balancing: no rank's load exceeds the mean by more than the costliest layer."""
+    grid = Grid(*shape)
+    named = {f"layer{i}": cost for i, cost in enumerate(costs)}
+    places = assign(named, grid)
+    assert list(places) == list(named)
+    load = dict.fromkeys(range(grid.rows * grid.columns), 0.0)
+    for name, place in places.items():
+        assert place.owner in grid.column(place.column)
+        load[place.owner] += named[name]
+    assert max(load.values()) <= sum(costs) / len(load) + 2 * max(costs)
+
+
+@given(dimension=st.integers(1, 12), seed=st.integers(0, 2**31))
+def test_a_packed_symmetric_matrix_unpacks(dimension, seed):
+    root = torch.randn(dimension, dimension, generator=torch.Generator().manual_seed(seed))
+    matrix = root + root.T
+    packed = comm.pack_symmetric(matrix)
+    assert packed.numel() == dimension * (dimension + 1) // 2
+    assert_close(comm.unpack_symmetric(packed, dimension), matrix, rtol=0, atol=0)

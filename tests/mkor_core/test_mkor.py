@@ -1,0 +1,276 @@
+"""Truth: the recurrences of ALGORITHMS.md by hand, dense and in float64; limits where MKOR is something else."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from mkor_core import MKOR, MKORH, Preconditioner, linalg
+from mkor_core.knee import KneePointScheduler, is_knee
+from mkor_core.method import LayerShape
+from tests.support import reference
+
+RULES = ("sherman_morrison", "published", "released")
+TRUTHS = {
+    "sherman_morrison": reference.averaged_inverse,
+    "published": reference.published_update,
+    "released": reference.released_inverse,
+}
+
+
+def perceptron() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 5), nn.ReLU(inplace=True), nn.Linear(5, 3, bias=False)).double()
+
+
+def batches(number: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator, dtype=torch.float64)  # noqa: E731
+    return [(draw(12, 6) + 0.5, draw(12, 3)) for _ in range(number)]
+
+
+def backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    model.zero_grad()
+    loss = (model(batch[0]) - batch[1]).square().mean()
+    loss.backward()
+    return loss
+
+
+def gradient(layer: nn.Linear) -> Tensor:
+    assert layer.weight.grad is not None
+    if layer.bias is None:
+        return layer.weight.grad.clone()
+    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("rescale", [True, False])
+def test_every_step_follows_the_recurrence(rule, rescale):
+    """Both factors by dense inverses from autograd's rows, over seven steps with an update every second one."""
+    model, decay = perceptron(), 0.95 if rule == "released" else 0.9
+    method = MKOR(update_rule=rule, inverse_update_period=2, rescale=rescale, stabilizer_threshold=1.05)
+    preconditioner = Preconditioner(model, method)
+    layers = [module for module in model if isinstance(module, nn.Linear)]
+    factors = [[torch.eye(width), torch.eye(gradient_width)] for width, gradient_width in ((5, 7), (3, 5))]
+    factors = [[factor.double() for factor in pair] for pair in factors]
+    for step, batch in enumerate(batches(7)):
+        backward(model, batch)
+        # The same forward by hand; what is added to a layer's output receives the gradient with respect to it.
+        probes = [torch.zeros(12, width, dtype=torch.float64, requires_grad=True) for width in (5, 3)]
+        hidden = torch.relu(batch[0] @ layers[0].weight.T + layers[0].bias + probes[0])
+        by_hand = (hidden @ layers[1].weight.T + probes[1] - batch[1]).square().mean()
+        raw = torch.autograd.grad(by_hand, probes)
+        inputs = [batch[0], hidden.detach()]
+        grads = [gradient(layer) for layer in layers]
+        if step % 2 == 0:
+            for pair, layer, x, g in zip(factors, layers, inputs, raw, strict=True):
+                x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer is layers[0] else x
+                vectors = ((g * len(g)).mean(0), x.mean(0))
+                for side, v in enumerate(vectors):
+                    if rule == "released" and step == 0:
+                        continue  # the first update only sets J = I
+                    if pair[side].max() > 1.05:
+                        pair[side] = 0.8 * pair[side] + 0.2 * torch.eye(len(v), dtype=v.dtype)
+                    pair[side] = TRUTHS[rule](pair[side], v, decay)
+        preconditioner.step()
+        for pair, layer, grad in zip(factors, layers, grads, strict=True):
+            truth = reference.kron_precondition(pair[0], grad, pair[1])
+            truth = truth * grad.norm() / truth.norm() if rescale else truth
+            assert_close(gradient(layer), truth, rtol=1e-9, atol=1e-12)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.1 * parameter.grad
+
+
+def train(model: nn.Module, method: MKOR | None, steps: int = 8, lr: float = 0.05) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if method is not None:
+        Preconditioner(model, method).attach(optimizer)
+    for batch in batches(steps):
+        backward(model, batch)
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def test_identity_factors_with_rescaling_are_the_base_optimizer():
+    """The released rule's first update only sets J = I, and the period outlasts the run."""
+    method = MKOR(update_rule="released", inverse_update_period=1000, rescale=True)
+    assert_close(train(perceptron(), method), train(perceptron(), None), rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_window_as_long_as_the_run_trains_like_the_dense_factor(rule):
+    dense = train(perceptron(), MKOR(update_rule=rule, inverse_update_period=1))
+    windowed = train(perceptron(), MKOR(update_rule=rule, inverse_update_period=1, window=8))
+    assert_close(windowed, dense, rtol=1e-9, atol=1e-12)
+
+
+def test_a_higher_rank_is_the_inverse_of_the_averaged_moment():
+    """With as many directions as dimensions the update is the exact inverse of gamma M + (1 - gamma) X^T X / n."""
+    model = nn.Sequential(nn.Linear(4, 3, bias=False)).double()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, rank=4, rescale=False))
+    (batch,) = batches(1)
+    inputs = batch[0][:, :4]
+    model(inputs).square().mean().backward()
+    grad = gradient(model[0])
+    outputs = model(inputs).detach()
+    rows = 2 * outputs / outputs.numel() * len(outputs)
+    right = (0.9 * torch.eye(4).double() + 0.1 * inputs.T @ inputs / len(inputs)).inverse()
+    left = (0.9 * torch.eye(3).double() + 0.1 * rows.T @ rows / len(rows)).inverse()
+    preconditioner.step()
+    assert_close(gradient(model[0]), left @ grad @ right, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_factors_stay_finite_and_close(dtype):
+    model = perceptron().float()
+    exact = perceptron().float()
+    one = Preconditioner(model, MKOR(inverse_update_period=1, factor_dtype=dtype))
+    other = Preconditioner(exact, MKOR(inverse_update_period=1))
+    assert one.memory_by_tensor()["left"] * 2 == other.memory_by_tensor()["left"]
+    for batch in batches(50):
+        batch = (batch[0].float(), batch[1].float())
+        for network, preconditioner in ((model, one), (exact, other)):
+            backward(network, batch)
+            preconditioner.step()
+    assert one.non_finite_layers() == []
+    cosine = torch.nn.functional.cosine_similarity(gradient(model[0]).flatten(), gradient(exact[0]).flatten(), dim=0)
+    assert cosine > 0.999
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize("rule", ["sherman_morrison", "released"])
+def test_ten_thousand_half_precision_updates_without_a_non_finite_value(rule, window, dtype):
+    method = MKOR(update_rule=rule, factor_dtype=dtype, window=window)
+    state = method.initial_state(LayerShape(4, 6), torch.float32, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(10_000):
+        scale = 10.0 ** (step % 7 - 4)
+        for side, dimension in (("left", 4), ("right", 6)):
+            vectors = scale * torch.randn(dimension, 1, generator=generator)
+            state[f"{side}_vectors"] = vectors.to(dtype)
+        method.refresh(state, step)
+    assert all(tensor.isfinite().all() for tensor in state.values())
+
+
+def test_a_vector_that_overflows_half_precision_products_keeps_its_update():
+    """v^T J v > 65504 loses the update if the recurrence itself runs in float16."""
+    method = MKOR(factor_dtype=torch.float16)
+    state = method.initial_state(LayerShape(2, 400), torch.float32, torch.device("cpu"))
+    state["right_vectors"] = torch.full((400, 1), 50.0, dtype=torch.float16)
+    method.refresh(state, 0)
+    direction = torch.ones(400) / 20
+    along = direction @ state["right"].float() @ direction
+    assert along < 0.01  # 1/0.9 without the update
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"update_rule": "exact"}, "update_rule='exact' must be one of sherman_morrison, published, released"),
+        ({"factor_decay": 1.0}, "factor_decay=1.0 must lie in (0, 1)"),
+        ({"inverse_update_period": 0}, "inverse_update_period=0 must be a whole number, at least 1"),
+        ({"inverse_update_period": 2.5}, "inverse_update_period=2.5 must be a whole number, at least 1"),
+        ({"stabilizer_threshold": -1.0}, "stabilizer_threshold=-1.0 must be a number, at least 0"),
+        ({"stabilizer_blend": 1.5}, "stabilizer_blend=1.5 must lie in (0, 1]"),
+        ({"factor_dtype": torch.int8}, "factor_dtype=torch.int8 must be float64, float32, bfloat16 or float16"),
+        ({"window": 0}, "window=0 must be a whole number, at least 1"),
+        ({"rank": 0}, "rank=0 must be a whole number, at least 1"),
+        ({"rank": 2, "update_rule": "released"}, "rank=2 must be 1 unless update_rule is sherman_morrison"),
+    ],
+    ids=str,
+)
+def test_a_bad_hyperparameter_is_refused_by_name(options, message):
+    with pytest.raises(ValueError, match="must") as caught:
+        MKOR(**options)
+    assert message in str(caught.value)
+
+
+def test_mkor_h_hands_over_at_the_knee():
+    """Losses that stop falling: the factors and hooks go, and the step is told."""
+    model = perceptron()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=5, knee_beta=0.2))
+    losses = [1 / (1 + step) for step in range(10)] + [0.1] * 30
+    for batch, loss in zip(itertools.cycle(batches(4)), losses, strict=False):
+        backward(model, batch)
+        before = gradient(model[0])
+        preconditioner.observe(loss)
+        preconditioner.step()
+        if preconditioner.switch_step is not None:
+            break
+    assert preconditioner.switch_step is not None
+    assert preconditioner.switch_step > 10
+    backward(model, batch)
+    before = gradient(model[0])
+    preconditioner.step()
+    assert_close(gradient(model[0]), before, rtol=0, atol=0)
+    assert not model[0]._forward_hooks
+
+
+def test_mkor_h_stays_while_the_loss_falls_steadily():
+    model = perceptron()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=5, knee_beta=0.2))
+    for step, batch in zip(range(40), itertools.cycle(batches(4)), strict=False):
+        backward(model, batch)
+        preconditioner.observe(2 - 0.01 * step)
+        preconditioner.step()
+    assert preconditioner.switch_step is None
+
+
+def test_mkor_h_without_a_loss_says_what_to_do():
+    model = perceptron()
+    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=2))
+    for batch in batches(2):
+        backward(model, batch)
+        preconditioner.step()
+    backward(model, batch)
+    with pytest.raises(RuntimeError, match=r"call observe\(loss\)"):
+        preconditioner.step()
+
+
+def test_a_knee_needs_a_slowing_curve():
+    falling = [(1, 10.0 - step) for step in range(20)]
+    flat = falling + [(1, -9.0)] * 40
+    assert not is_knee(falling, 0.5)
+    assert is_knee(flat, 0.5)
+    assert is_knee([(steps, -value) for steps, value in flat], 0.5, rising=True)
+    assert not is_knee(flat[:2], 0.5)
+
+
+def test_the_knee_scheduler_lowers_the_rate_once_a_knee():
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
+    scheduler = KneePointScheduler(optimizer, factor=0.1, beta=0.1, patience=3)
+    rates = []
+    for loss in [5.0, 4.0, 3.0, 2.0, 1.0, *([1.0] * 60)]:
+        scheduler.step(loss)
+        rates.append(optimizer.param_groups[0]["lr"])
+    assert rates[4] == 1.0
+    drops = sum(later < earlier for earlier, later in itertools.pairwise(rates))
+    assert drops == len({*rates}) - 1 >= 1
+    restored = KneePointScheduler(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
+    restored.load_state_dict(scheduler.state_dict())
+    assert restored.curve == scheduler.curve
+
+
+def test_the_windowed_update_preconditions_like_its_dense_matrix():
+    method = MKOR(window=3)
+    state = method.initial_state(LayerShape(4, 6), torch.float64, torch.device("cpu"))
+    generator = torch.Generator().manual_seed(0)
+    for step in range(5):
+        for side, dimension in (("left", 4), ("right", 6)):
+            state[f"{side}_vectors"] = torch.randn(dimension, 1, generator=generator, dtype=torch.float64)
+        method.refresh(state, step)
+    dense = {
+        side: linalg.windowed_matmul(
+            linalg.WindowedInverse(*(state[f"{side}_{name}"] for name in linalg.WindowedInverse._fields)),
+            torch.eye(dimension, dtype=torch.float64),
+        )
+        for side, dimension in (("left", 4), ("right", 6))
+    }
+    grad = torch.randn(4, 6, generator=generator, dtype=torch.float64)
+    assert_close(method.precondition(state, grad), dense["left"] @ grad @ dense["right"])

@@ -1,0 +1,61 @@
+"""Every experiment of the repository, made small: what the pipeline makes of them."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from tests.support import miniature
+from tests.support.miniature import RESULTS
+from workflow.bench.plan.artefacts import available
+from workflow.bench.support.config import CONFIG, ROOT
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the pipeline has run."""
+    return miniature.finished(tmp_path_factory)
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    """Return a CSV file's rows."""
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def test_every_artefact_is_made(finished):
+    figures = [f"{name}.{kind}" for name in available("figures") for kind in ("pdf", "png")]
+    tables = [f"{name}.{kind}" for name in available("tables") for kind in ("csv", "md", "html")]
+    texts = [f"{kind}/{name}.rst" for kind in ("figures", "tables") for name in available(kind)]
+    made = [*(f"figures/{file}" for file in figures), *(f"tables/{file}" for file in tables), "report.html"]
+    sizes = {file: (finished / RESULTS / file).stat().st_size for file in made}
+    assert min(sizes.values()) > 200, sizes
+    assert [text for text in texts if not (finished / RESULTS / text).read_text().strip()] == []
+    copies = {file.name: file.read_bytes() for file in (finished / "figures").iterdir()}
+    assert copies == {file: (finished / RESULTS / "figures" / file).read_bytes() for file in figures}
+
+
+def test_every_run_finished_and_stands_in_its_experiment_s_table(finished):
+    tables = [rows(table) for table in (finished / RESULTS).glob("*.runs.csv")]
+    assert len(tables) == len(list((CONFIG / "experiments").glob("*.yaml")))
+    statuses = {row["run"]: row["status"] for table in tables for row in table}
+    assert set(statuses) == {folder.name for folder in (finished / RESULTS / "runs").iterdir()}
+    assert set(statuses.values()) == {"finished"}
+
+
+def test_the_probes_measured_what_the_experiments_train(finished):
+    times = rows(finished / RESULTS / "probes" / "iteration_time.csv")
+    assert {row["workload"] for row in times} == {"autoencoder", "wide_autoencoder", "bert_pretraining"}
+    assert {row["hardware"] for row in times} == {"test"}
+    assert {row["check"] for row in rows(finished / RESULTS / "probes" / "numerics.csv")} == {"C20", "C21", "C23"}
+
+
+def test_claims_are_decided_where_these_runs_can_decide_them(finished):
+    """Mathematics does not depend on how long anything was trained; the other verdicts may be any."""
+    claims = {row["id"]: row["verdict"] for row in rows(finished / RESULTS / "tables" / "claims.csv")}
+    assert list(claims) == [row["id"] for row in rows(ROOT / "workflow" / "paper" / "claims.csv")]
+    decided = {claim for claim, verdict in claims.items() if verdict != "not tested"}
+    assert decided >= {"C08", "C09", "C20", "C21", "C23"}
+    assert claims["C21"] == "refuted"

@@ -1,0 +1,339 @@
+"""The pipeline on a miniature plan: what it makes, what it plans anew after a change, and how it refuses bad input."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tests.support.synthetic import numerics
+from tests.support.synthetic_claims import half_precision
+from tests.support.synthetic_probes import write_probes
+from workflow.bench.plan.artefacts import available
+from workflow.bench.support.config import ROOT
+
+R = Path("results/test-machine/embedded")
+
+UPDATE_RULES = """\
+title: The update rules, in miniature
+paper: ours (Figure 13)
+tiers:
+  embedded:
+    - workload: {name: autoencoder, batch_size: 64}
+      steps: 6
+      evaluate_every: 3
+      seeds: [0, 1]
+      optimizers:
+        - {name: sgd, hyperparameters: {lr: 0.5}}
+        - {name: mkor, hyperparameters: {base: sgd, lr: 0.5, inverse_update_period: 2}}
+"""
+
+
+def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the repository's Snakefile in ``folder``, on the configuration there; settings are ``key=value``."""
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"]
+    settings = ["config_dir=config", "hardware=test-machine", *(word for word in arguments if "=" in word)]
+    options = [word for word in arguments if "=" not in word]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [*command, *options, "--config", *settings],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def _planned(said: str) -> Counter[str]:
+    """How many jobs of each rule a dry run would do."""
+    table = said.split("Job stats:")[-1].split("total")[0] if "Job stats:" in said else ""
+    return Counter({rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.MULTILINE)})
+
+
+def _configure(folder: Path) -> Path:
+    """A configuration of one small experiment in ``folder``."""
+    (folder / "config" / "experiments").mkdir(parents=True)
+    shutil.copytree(ROOT / "config" / "tiers", folder / "config" / "tiers")
+    shutil.copy(ROOT / "config" / "config.yaml", folder / "config")
+    (folder / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which the whole miniature pipeline has run once, on made-up probes."""
+    folder = _configure(tmp_path_factory.mktemp("pipeline"))
+    write_probes(folder / R)
+    half_precision().to_csv(folder / R / "probes" / "half_precision.csv", index=False)
+    numerics().to_csv(folder / R / "probes" / "numerics.csv", index=False)
+    done = _snakemake(folder, "artefacts")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def _edit(folder: Path, old: str, new: str) -> None:
+    file = folder / "config" / "experiments" / "update_rules.yaml"
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+
+
+def test_the_pipeline_makes_every_artefact(finished):
+    for file in (
+        "figures/fig13_update_rules.pdf",
+        "figures/fig13_update_rules.png",
+        R / "tables/claims.csv",
+        R / "tables/claims.md",
+        R / "tables/table6_settings.csv",
+        R / "update_rules.csv",
+        R / "update_rules.runs.csv",
+        R / "report.html",
+    ):
+        assert (finished / file).stat().st_size > 0, file
+    runs = pd.read_csv(finished / R / "update_rules.runs.csv")
+    assert len(runs) == 4
+    assert set(runs["status"]) == {"finished"}
+    assert {path.name for path in (finished / R / "runs").iterdir()} == set(runs["run"])
+
+
+def test_the_report_holds_every_artefact_and_its_caption(finished):
+    page = (finished / R / "report.html").read_text()
+    for name in ("fig13_update_rules.png", "claims.html", "table6_settings.html"):
+        assert name in page
+    assert "The update rule of MKOR as printed in the paper" in page
+    assert "numbers; test-machine; seeds 0-1 (mean, 95 % t interval). MKOR" in page
+    loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page)
+    assert loaded == [], "the report must open offline"
+
+
+def test_a_second_call_does_nothing(finished):
+    again = _snakemake(finished, "--dry-run", "artefacts")
+    assert "Nothing to be done" in again.stdout + again.stderr
+
+
+@pytest.mark.parametrize(
+    ("deleted", "planned"),
+    [
+        ("figures/fig13_update_rules.png", {"publish": 1}),
+        (R / "figures" / "fig13_update_rules.pdf", {"fig13_update_rules": 1, "publish": 1}),
+        (R / "tables" / "time_to_target.md", {"time_to_target": 1}),
+        (R / "report.html", {"html_report": 1}),
+    ],
+)
+def test_a_deleted_artefact_is_all_that_is_made_again(finished, tmp_path, deleted, planned):
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    (folder / deleted).unlink()
+    assert _planned(_snakemake(folder, "--dry-run", "artefacts").stdout) == {**planned, "artefacts": 1}
+
+
+def test_a_picture_drawn_again_is_the_same(finished, tmp_path):
+    """So the report that holds it need not be made again."""
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    figure = folder / R / "figures" / "fig13_update_rules.png"
+    before = figure.read_bytes()
+    figure.unlink()
+    done = _snakemake(folder, str(R / "figures" / "fig13_update_rules.png"))
+    assert done.returncode == 0, done.stderr
+    assert figure.read_bytes() == before
+
+
+def test_a_changed_source_makes_the_report_anew_with_its_figure(finished, tmp_path):
+    """Another measurement of the bytes sent."""
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    table = folder / R / "probes" / "communication.csv"
+    table.write_text(table.read_text().rstrip().rpartition("\n")[0] + "\n")
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
+    assert planned["fig15_communication"] == planned["html_report"] == planned["publish"] == 1
+    assert planned["fig13_update_rules"] == planned["train"] == 0
+
+
+def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    before = {path.name: (path / "run.json").stat().st_mtime_ns for path in (folder / R / "runs").iterdir()}
+    _edit(folder, "lr: 0.5, inverse_update_period: 2", "lr: 0.4, inverse_update_period: 2")
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
+    assert planned == {
+        "train": 1,
+        "aggregate": 1,
+        "fig13_update_rules": 1,
+        "fig16_hardware": 1,
+        "hardware": 1,
+        "table6_settings": 1,
+        "time_to_target": 1,
+        "publish": 2,
+        "report_sources": 1,
+        "html_report": 1,
+        "artefacts": 1,
+    }
+    done = _snakemake(folder, str(R / "update_rules.csv"))
+    assert done.returncode == 0, done.stderr
+    after = {path.name: (path / "run.json").stat().st_mtime_ns for path in (folder / R / "runs").iterdir()}
+    assert len(after) == len(before) + 2
+    assert {name: after[name] for name in before} == before
+    table = pd.read_csv(folder / R / "update_rules.csv")
+    assert set(table.loc[table["optimizer"] == "mkor", "run"]) == set(after) - set(before)
+
+
+def test_a_new_target_aggregates_anew_and_trains_nothing(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    _edit(folder, "seeds: [0, 1]", "seeds: [0, 1]\n      target: {split: validation, metric: loss, below: 0.17}")
+    planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
+    assert planned["train"] == 0
+    assert planned["aggregate"] == 1
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        (
+            "evaluate_every: 3",
+            "evalute_every: 3",
+            ["update_rules.yaml", "evalute_every", "did you mean 'evaluate_every'"],
+        ),
+        ("lr: 0.5}", "lr: -0.5}", ["update_rules.yaml", "lr", "-0.5", "greater than 0"]),
+        ("name: mkor,", "name: mkro,", ["update_rules.yaml", "mkro", "did you mean 'mkor'"]),
+        ("seeds: [0, 1]", "seeds: [0, 1.5]", ["update_rules.yaml", "seeds[1]", "1.5", "integer"]),
+    ],
+)
+def test_bad_input_is_one_line_before_anything_runs(tmp_path, old, new, says):
+    folder = _configure(tmp_path)
+    _edit(folder, old, new)
+    refused = _snakemake(folder)
+    assert refused.returncode == 1
+    assert refused.stderr.count("\n") == 1, refused.stderr
+    for word in says:
+        assert word in refused.stderr
+    assert not (folder / "results").exists()
+
+
+@pytest.mark.parametrize("setting", ["teir=embedded", "tier=embeded", "hardware=My Machine"])
+def test_a_bad_setting_on_the_command_line_is_one_line(tmp_path, setting):
+    folder = _configure(tmp_path)
+    refused = _snakemake(folder, setting)
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1), refused.stderr
+    assert setting.split("=")[0] in refused.stderr
+
+
+ENDLESS = """\
+    - workload: {name: autoencoder, batch_size: 64}
+      steps: 1000000
+      evaluate_every: 3
+      seeds: [0, 1]
+      optimizers:
+        - {name: adamw, hyperparameters: {lr: 0.001}}
+"""
+FAILING = """\
+    - workload: {name: autoencoder, batch_size: 64}
+      steps: 6
+      evaluate_every: 3
+      micro_batch_size: 32
+      seeds: [0, 1]
+      optimizers:
+        - {name: soap, hyperparameters: {lr: 0.01}}
+"""
+PARTIAL = Path("results/partial/test-machine/embedded")
+
+
+def _caption(folder: Path) -> str:
+    """The caption of Figure 13 among a folder's partial results."""
+    return (folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text()
+
+
+def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_path):
+    """SOAP cannot train on micro-batches, and says so as it starts."""
+    folder = _configure(tmp_path)
+    file = folder / "config" / "experiments" / "update_rules.yaml"
+    file.write_text(UPDATE_RULES + FAILING)
+    failed = _snakemake(folder, "--keep-going", "figures/fig13_update_rules.png", str(R / "tables/time_to_target.csv"))
+    assert failed.returncode == 1
+    assert "of partial results in " in failed.stderr
+    assert not (folder / "figures" / "fig13_update_rules.png").exists()
+    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    assert "Failed: autoencoder soap seed 0 [ConfigError: autoencoder soap " in _caption(folder)
+    assert "Missing: autoencoder soap seed 1." in _caption(folder)
+    runs = pd.read_csv(folder / PARTIAL / "update_rules.runs.csv").groupby("optimizer")["status"].agg(set)
+    assert dict(runs) == {"sgd": {"finished"}, "mkor": {"finished"}, "soap": {"failed", "missing"}}
+    again = _planned(_snakemake(folder, "--dry-run", "figures/fig13_update_rules.png").stdout)
+    assert again == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
+    # Mended, it goes on, and nothing partial stays once all is there.
+    file.write_text(UPDATE_RULES)
+    done = _snakemake(folder, "figures/fig13_update_rules.png")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
+    folder = _configure(tmp_path)
+    (folder / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES + ENDLESS)
+    for label in ("sgd", "mkor"):
+        done = _snakemake(folder, str(R / "update_rules" / f"{label}.csv"))
+        assert done.returncode == 0, done.stderr
+    begun = {path.name for path in (folder / R / "runs").iterdir()}
+    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
+    settings = ["--config", "config_dir=config", "hardware=test-machine"]
+    target = "figures/fig13_update_rules.png"
+    with (folder / "said").open("w") as said:
+        process = subprocess.Popen(
+            [*command, target, *settings],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+        try:
+            until = time.monotonic() + 120
+            while not any(file.parent.name not in begun for file in (folder / R).glob("runs/*/metrics.csv")):
+                assert process.poll() is None, (folder / "said").read_text()
+                assert time.monotonic() < until, "no evaluation in two minutes"
+                time.sleep(0.2)
+            # A terminal sends it to every process in the foreground.
+            os.killpg(process.pid, signal.SIGINT)
+            assert process.wait(180) == 1
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+    assert "Interrupted: autoencoder adamw seed 0." in _caption(folder)
+    assert "Missing: autoencoder adamw seed 1." in _caption(folder)
+    assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
+    again = _snakemake(folder, "--dry-run", target)
+    assert again.returncode == 0, again.stderr
+    assert _planned(again.stdout) == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
+
+
+def test_what_the_report_says_of_an_artefact_is_plain_text():
+    """Tier, machine and seeds stand in the caption of each run; a template's braces would stand in the report."""
+    for name in (*available("figures"), *available("tables")):
+        text = (ROOT / "workflow" / "report" / f"{name}.rst").read_text()
+        assert text.startswith("**")
+        assert "{{" not in text, name
+
+
+def test_one_figure_is_a_target_of_its_own():
+    """``snakemake figures/fig04...`` plans what this figure needs and nothing else."""
+    dry = _snakemake(ROOT, "--dry-run", "--forceall", "figures/fig04_inversion_frequency.pdf")
+    assert dry.returncode == 0, dry.stderr
+    # Two optimizers on each of two workloads, and the pre-training run that BERT starts from.
+    assert _planned(dry.stdout) == {
+        "train": 5,
+        "aggregate": 2,
+        "iteration_time": 1,
+        "fig04_inversion_frequency": 1,
+        "publish": 1,
+    }
+    assert "experiment=update_rules" not in dry.stdout
+
+
+def test_the_workflow_is_lint_free():
+    lint = _snakemake(ROOT, "--lint")
+    assert lint.returncode == 0, lint.stderr

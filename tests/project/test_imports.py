@@ -1,0 +1,198 @@
+"""Imports point one way: each room of the code may use only those that this file allows it."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from workflow.bench.support.config import ROOT
+
+CORE = [
+    {"linalg", "capture", "comm", "assignment"},
+    {"method", "discovery", "losses"},
+    {"exchange", "sharing", "knee"},
+    {"preconditioner", "mkor"},
+    {"mkor_h"},
+    {"__init__"},
+]
+"""Modules of mkor_core: each may import those of earlier rows only."""
+
+PACKAGES = {"mkor_core": set(), "baselines": {"mkor_core"}, "workflow": {"mkor_core", "baselines"}}
+"""Top-level packages, and the others that each may import."""
+
+COMMANDS = "commands"
+"""The modules at the top of workflow/bench, which a user can type."""
+
+ROOMS: dict[str, set[str]] = {
+    "support": set(),
+    "data": {"support"},
+    "workloads": {"support", "data"},
+    "plan": {"support", "data", "workloads"},
+    "training": {"support", "data", "workloads", "plan"},
+    "results": {"support", "plan", "training"},
+    "analysis": {"support", "plan", "results"},
+    "claims": {"support", "plan", "results", "analysis"},
+    "tables": {"support", "plan", "results", "analysis", "claims"},
+    "figures": {"support", "plan", "results", "analysis"},
+    "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
+    "cluster": {"support", "data", "plan", "training"},
+}
+"""The rooms of workflow/bench, and workflow/cluster, in the order of the data; and what each may import."""
+ROOMS[COMMANDS] = set(ROOMS) - {"cluster"}
+
+NO_TORCH = ("support", "plan", "results", "analysis", "claims", "tables", "figures")
+
+
+def imports(source: str) -> Iterator[str]:
+    """Yield the dotted names that a module imports, those of a package's members as well."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def sources(package: str) -> dict[str, str]:
+    """Return the modules of a package by dotted name."""
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files, package
+    return {".".join(file.relative_to(ROOT).with_suffix("").parts): file.read_text() for file in files}
+
+
+def room_of(name: str) -> str | None:
+    """Return the room of a dotted name, None for a package that is no room."""
+    parts = name.split(".")
+    if parts[:2] == ["workflow", "cluster"]:
+        return "cluster"
+    if parts[:2] != ["workflow", "bench"] or len(parts) < 3 or parts[2] == "__init__":
+        return None
+    return parts[2] if parts[2] in ROOMS else COMMANDS
+
+
+def wrong_turns(modules: dict[str, str]) -> list[str]:
+    """Return the imports of the bench that its order does not allow."""
+    found = []
+    for module, source in modules.items():
+        if (own := room_of(module)) is None:
+            continue
+        for name in set(imports(source)):
+            parts = name.split(".")[2:]
+            inside = {".".join(parts[:length]) for length in (1, 2)}
+            # "from room import module" names the room on the way to a module that is allowed.
+            on_the_way = any(allowed.split(".")[:-1] == parts for allowed in ROOMS[own])
+            if room_of(name) not in (None, own) and not on_the_way and not inside & ROOMS[own]:
+                found.append(f"{module} imports {name}")
+    return found
+
+
+def cycles(modules: dict[str, str]) -> list[str]:
+    """Return the modules that import each other, directly or not."""
+    graph = {module: (set(imports(source)) & modules.keys()) - {module} for module, source in modules.items()}
+    while leaves := [module for module, used in graph.items() if not used & graph.keys()]:
+        for module in leaves:
+            del graph[module]
+    return sorted(graph)
+
+
+def test_every_room_has_its_place_in_the_order():
+    bench = ROOT / "workflow" / "bench"
+    folders = {path.name for path in bench.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    assert folders | {"cluster", COMMANDS} == set(ROOMS)
+
+
+def test_no_import_of_the_bench_runs_back():
+    assert wrong_turns(sources("workflow")) == []
+
+
+def test_modules_import_each_other_in_no_circle():
+    everything = {name: source for package in PACKAGES for name, source in sources(package).items()}
+    assert cycles(everything) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        ("workflow.bench.support.files", "from workflow.bench.plan import Plan"),
+        ("workflow.bench.data.digits", "from workflow.bench.workloads.base import Workload"),
+        ("workflow.bench.plan.runs", "from workflow.bench.training.record import Status"),
+        ("workflow.bench.training.loop", "from workflow.bench.results import rows"),
+        ("workflow.bench.results.tables", "from workflow.bench.analysis.estimates import estimate"),
+        ("workflow.bench.analysis.curves", "from workflow.bench.claims.verdicts import Condition"),
+        ("workflow.bench.figures.fig02_bert_loss", "from workflow.bench.tables import claims"),
+        ("workflow.bench.probes.scaling", "from workflow.bench.analysis.estimates import estimate"),
+        ("workflow.bench.plan.plan", "import workflow.bench.train"),
+        ("workflow.cluster.preflight", "from workflow.bench.analysis import estimates"),
+    ],
+)
+def test_an_import_that_is_turned_round_is_found(module, wrong):
+    modules = sources("workflow")
+    assert wrong_turns({module: f"{modules[module]}\n{wrong}\n"}) != []
+
+
+def test_a_circle_inside_a_room_is_found():
+    modules = sources("workflow")
+    modules["workflow.bench.plan.targets"] += "\nfrom workflow.bench.plan.runs import Run\n"
+    assert {"workflow.bench.plan.targets", "workflow.bench.plan.runs"} <= set(cycles(modules))
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_packages_import_only_leftward(package):
+    for module, source in sources(package).items():
+        used = {name.split(".")[0] for name in imports(source)} & {*PACKAGES, "tests", "benchmarks"}
+        assert used <= PACKAGES[package] | {package}, f"{module} imports {used}"
+
+
+def test_the_core_needs_torch_and_the_standard_library_only():
+    for module, source in sources("mkor_core").items():
+        used = {name.split(".")[0] for name in imports(source)}
+        foreign = used - {"torch", "mkor_core"} - sys.stdlib_module_names
+        assert not foreign, f"{module} imports {foreign}"
+
+
+def test_modules_of_the_core_import_only_earlier_ones():
+    rank = {name: i for i, row in enumerate(CORE) for name in row}
+    modules = {name.split(".")[1]: source for name, source in sources("mkor_core").items()}
+    assert set(modules) == set(rank)
+    for module, source in modules.items():
+        for name in imports(source):
+            parts = name.split(".")
+            if parts[0] == "mkor_core" and len(parts) > 1 and parts[1] in rank:
+                assert rank[parts[1]] < rank[module], f"{module} imports {name}"
+
+
+@pytest.mark.parametrize("room", NO_TORCH)
+def test_rooms_that_read_and_plan_import_no_torch(room):
+    names = [name.removesuffix(".__init__") for name in sources(f"workflow/bench/{room}") if "__main__" not in name]
+    code = (
+        f"import importlib, sys\nfor name in {names}: importlib.import_module(name)\nsys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def test_only_commands_lie_at_the_top_of_the_bench():
+    """A command is a module that can be run: it ends in its ``main``."""
+    for file in (ROOT / "workflow" / "bench").glob("*.py"):
+        if file.name != "__init__.py":
+            assert 'if __name__ == "__main__":' in file.read_text(), file.name
+
+
+LONGEST_MODULE, LONGEST_FUNCTION = 400, 60
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_modules_and_functions_can_be_read_at_one_sitting(package):
+    too_long = []
+    for module, source in sources(package).items():
+        if (lines := len(source.splitlines())) > LONGEST_MODULE:
+            too_long.append(f"{module}: {lines} lines")
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or 0) - node.lineno + 1
+                if length > LONGEST_FUNCTION:
+                    too_long.append(f"{module}.{node.name}: {length} lines")
+    assert too_long == []

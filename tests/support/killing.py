@@ -1,0 +1,224 @@
+"""Training commands that are killed again and again, and what must be left of them."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from workflow.bench import train
+from workflow.bench.plan.runs import Run
+from workflow.bench.support.config import ROOT
+from workflow.bench.training import checkpoint
+from workflow.bench.training.record import RunFolder, read_summary
+
+#: Optimizers with a state of their own: momentum and factors whose updates lie steps apart.
+METHODS: dict[str, dict[str, Any]] = {
+    "mkor": {"lr": 0.01, "inverse_update_period": 7, "base": "sgd", "momentum": 0.9},
+    "kaisa": {"lr": 0.01, "factor_update_period": 3, "inverse_update_period": 7},
+}
+#: What training imports as it goes.
+_LATE = (
+    "workflow.bench.training.runner",
+    "workflow.bench.workloads.autoencoder",
+    "sklearn.datasets",
+    *(f"baselines.{method}" for method in METHODS),
+)
+_PATIENCE = 120.0
+
+
+class Command:
+    """``python -m workflow.bench.train``, started."""
+
+    def __init__(self, subject: Subject, *before: str) -> None:
+        launcher = before or (sys.executable,)
+        self.process = subprocess.Popen(
+            [*launcher, "-m", "workflow.bench.train", *subject.arguments],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""
+
+    def is_alive(self) -> bool:
+        """Tell whether it runs."""
+        return self.process.poll() is None
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code; what it said is in ``said``."""
+        _, self.said = self.process.communicate(timeout=_PATIENCE)
+        return self.process.returncode
+
+
+class Fork:
+    """The same, forked from a server that has imported what it needs."""
+
+    def __init__(self, subject: Subject) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(
+            ["tests.support.killing", "workflow.bench.training.runner", "workflow.bench.workloads.autoencoder", *_LATE]
+        )
+        self.process = context.Process(target=_train, args=(subject.arguments,))
+        self.process.start()
+
+    def is_alive(self) -> bool:
+        """Tell whether it runs."""
+        return self.process.is_alive()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self.process.kill()
+
+    def wait(self) -> int:
+        """Wait for its end, and return its exit code."""
+        self.process.join(_PATIENCE)
+        assert self.process.exitcode is not None, "it does not end"
+        return self.process.exitcode
+
+
+def _train(arguments: list[str]) -> None:
+    """Do what the command does, in silence."""
+    torch.set_num_threads(1)
+    with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
+        code = train.main(arguments)
+    sys.exit(code)
+
+
+@dataclass
+class Subject:
+    """A configuration whose run keeps its weights, with rare evaluations, rarer checkpoints, and a clean result."""
+
+    folder: Path
+    method: str
+    run: Run = field(init=False)
+    truth: RunFolder = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.run = load(self.folder).job("killed", self.method).runs[0]
+        assert train.main(self.arguments) == 0
+        self.keep_as_truth()
+
+    @classmethod
+    def make(cls, path: Path, method: str, steps: int) -> Subject:
+        """Write the configuration, and train its run once without a fault."""
+        folder = make_folder(path / "config")
+        with (folder / "tiers" / "embedded.yaml").open("a") as file:
+            file.write("checkpoint_steps: 3\n")
+        shared: dict[str, Any] = {"steps": steps, "evaluate_every": 2, "schedule": {"name": "linear", "warmup": 0.2}}
+        write(folder, "killed", block(optimizer(method, **METHODS[method]), **shared))
+        start = {"experiment": "killed", "optimizer": method, "seed": 0}
+        write(folder, "after", block(optimizer("sgd"), steps=1, evaluate_every=1, start_from=start))
+        return cls(folder, method)
+
+    def keep_as_truth(self) -> None:
+        """Take what is there for what a run without a fault leaves, in place of what was taken for it before."""
+        results = load(self.folder).results
+        whole = results.with_name("whole")
+        shutil.rmtree(whole, ignore_errors=True)
+        self.truth = RunFolder.of(results.rename(whole), self.run.id)
+
+    @property
+    def arguments(self) -> list[str]:
+        """What the command is given."""
+        return ["killed", self.method, *options(self.folder)]
+
+    @property
+    def place(self) -> RunFolder:
+        """Where the run that is killed leaves its files."""
+        return RunFolder.of(load(self.folder).results, self.run.id)
+
+    def command(self, *before: str) -> Command:
+        """Start the command; before: what launches it."""
+        return Command(self, *before)
+
+    def fork(self) -> Fork:
+        """Start what the command does in a process that need not import torch first."""
+        return Fork(self)
+
+    def wait_for_life(self, process: Command | Fork) -> None:
+        """Wait until a process has written to metrics.csv or a checkpoint, or has ended."""
+        limit, before = time.monotonic() + _PATIENCE, self._stamps()
+        while process.is_alive() and self._stamps() == before:
+            assert time.monotonic() < limit, "it does not train"
+            time.sleep(0.001)
+
+    def _stamps(self) -> list[int]:
+        found = []
+        for path in (self.place.metrics, self.place.checkpoint):
+            try:
+                found.append(path.stat().st_mtime_ns)
+            except FileNotFoundError:
+                found.append(0)
+        return found
+
+    def bytes_lost(self) -> int:
+        """Return in how many bytes of metrics (but the clocks) and weights the run differs from the clean one."""
+        assert (read_summary(self.place) or {})["status"] == "finished"
+        assert self.leftovers() == []
+        mine, clean = (repr(rows(place.metrics, TIMES)) for place in (self.place, self.truth))
+        lost = _differences(mine.encode(), clean.encode())
+        found, true = (checkpoint.load(place.weights, self.run.id) for place in (self.place, self.truth))
+        assert found.keys() == true.keys()
+        for name, tensor in true.items():
+            lost += int((found[name].view(torch.uint8) != tensor.view(torch.uint8)).sum())
+        return lost
+
+    def leftovers(self) -> list[str]:
+        """Return the names of files that a finished run should not have kept."""
+        kept = {self.place.metrics, self.place.summary, self.place.weights, self.place.lock}
+        return sorted(path.name for path in self.place.path.iterdir() if path not in kept)
+
+    def remove(self) -> None:
+        """Let the next start be the first."""
+        for path in self.place.path.iterdir():
+            path.unlink()
+
+
+def _differences(one: bytes, other: bytes) -> int:
+    return sum(mine != theirs for mine, theirs in zip_longest(one, other))
+
+
+def kill(subject: Subject, start: Callable[[], Command | Fork], kills: int, seed: int) -> Iterator[tuple[int, int]]:
+    """Kill -9 what ``start`` starts at ``kills`` random moments; yield (kills, bytes lost) of each run that then ended.
+
+    One process in five is killed before it writes anything, the others in the time that a part of a whole run takes
+    after; the next one goes on.  A run that ends before it can be killed is compared, removed, and another begun.
+    """
+    rng = random.Random(seed)
+    span = (read_summary(subject.truth) or {})["wall_seconds"] / 5
+    done = here = 0
+    while done < kills:
+        process = start()
+        if rng.random() < 0.2:
+            time.sleep(rng.uniform(0, span))
+        else:
+            subject.wait_for_life(process)
+            time.sleep(rng.uniform(0, span))
+        process.kill()
+        if process.wait() == 0:
+            yield here, subject.bytes_lost()
+            subject.remove()
+            here = 0
+        else:
+            done, here = done + 1, here + 1
+    assert start().wait() == 0
+    yield here, subject.bytes_lost()

@@ -1,0 +1,100 @@
+"""Every experiment of the repository, made small, from nothing to the report."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.experiments import make_folder
+from tests.support.synthetic_probes import PROBES
+from workflow.bench.plan.experiments import label_of
+from workflow.bench.plan.hyperparameters import TUNED
+from workflow.bench.support.config import CONFIG, ROOT
+from workflow.bench.support.files import locked
+
+MADE_UP = ("communication", "cost_scaling", "scaling", "step_breakdown")
+RESULTS = Path("results/test/embedded")
+BERT = {"batch_size": 8, "layers": 1, "hidden_size": 8, "heads": 1, "vocabulary_size": 256, "sequence_length": 16}
+SMALL: dict[str, dict[str, Any]] = {
+    "alexnet": {"channels": 2, "hidden": 8},
+    "autoencoder": {"hidden": [8, 4, 8]},
+    "bert_classification": BERT,
+    "bert_pretraining": {**BERT, "validation_pairs": 16},
+    "bert_span": BERT,
+    "resnet20": {"width": 2, "image_size": 8},
+}
+#: Two optimizers stand for all where each job starts with importing transformers, which costs seconds.
+KEPT = {
+    **{("bert_glue", index): ("lamb", "mkor") for index in range(3)},
+    **{(name, 0): ("lamb", "mkor") for name in ("bert_pretraining", "bert_squad")},
+    **{(name, 0): ("sgd", "mkor") for name in ("alexnet_cifar100", "bert_base_squad", "bert_imdb")},
+    **{(name, 0): ("sgd", "mkor") for name in ("resnet50_imagenet", "resnet_cifar10_lr")},
+    ("update_rules", 1): ("lamb", "mkor_published"),
+}
+
+
+def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
+    """Return an experiment's block with few steps of small models."""
+    kept = KEPT.get((experiment, index))
+    optimizers = [
+        {
+            **{key: value for key, value in entry.items() if key != "space"},
+            "hyperparameters": {
+                name: 0.01 if value == TUNED else value for name, value in entry["hyperparameters"].items()
+            },
+        }
+        for entry in block["optimizers"]
+        if kept is None or label_of(entry) in kept
+    ]
+    return {
+        **{key: value for key, value in block.items() if key not in ("tuning", "schedule")},
+        "workload": {**block["workload"], **SMALL[block["workload"]["name"]]},
+        "seeds": block["seeds"][:2],
+        "steps": 4,
+        "evaluate_every": 2,
+        "optimizers": optimizers,
+    }
+
+
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which the pipeline has run: once for all tests, those of other processes included."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # shared by all workers of a session
+    with locked(folder / "miniature.lock"):
+        if not (folder / "miniature" / "called").exists():
+            _call(folder / "miniature")
+            (folder / "miniature" / "called").touch()
+    return folder / "miniature"
+
+
+def _call(folder: Path) -> None:
+    """Run the pipeline in a new folder, on made-up rows of the probes that keep the machine to themselves for long."""
+    make_folder(folder / "config")
+    for file in (CONFIG / "experiments").glob("*.yaml"):
+        content = yaml.safe_load(file.read_text())
+        blocks = enumerate(content["tiers"]["embedded"])
+        content["tiers"] = {"embedded": [small(file.stem, index, block) for index, block in blocks]}
+        (folder / "config" / "experiments" / file.name).write_text(yaml.safe_dump(content))
+    (folder / RESULTS / "probes").mkdir(parents=True)
+    for name in MADE_UP:
+        PROBES[name]().to_csv(folder / RESULTS / "probes" / f"{name}.csv", index=False)
+    called = subprocess.run(
+        [
+            *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"),
+            *("artefacts", "--config", "config_dir=config", "hardware=test"),
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    logs = "".join(f"{log}:\n{log.read_text()}" for log in (folder / RESULTS / "logs").rglob("*.log"))
+    assert called.returncode == 0, f"{logs[-6000:]}\n{called.stderr[-3000:]}"

@@ -1,0 +1,221 @@
+"""Made-up rows that decide the claims one way or the other; every number here is chosen, none is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from tests.support.synthetic import run_rows
+
+TASKS = ("docstrings: copy", "docstrings: package")
+
+
+def runs_to_target(
+    experiment: str, reaches: Mapping[str, Sequence[float | None]], *, target: float | None = 4.2, **about: Any
+) -> pd.DataFrame:
+    """Rows of ``<experiment>.runs.csv``: iterations to the target by label, one a seed, None where not reached.
+
+    An iteration takes 0.03 training seconds, KAISA's 0.05.
+    """
+    rows: list[dict[str, Any]] = []
+    for label, steps in reaches.items():
+        runs = run_rows(experiment, experiment, label, range(len(steps)), period=10, target=target)[1]
+        second = 0.05 if label == "kaisa" else 0.03
+        rows += [
+            run | {"steps_to_target": step, "seconds_to_target": None if step is None else second * step} | about
+            for run, step in zip(runs, steps, strict=True)
+        ]
+    return pd.DataFrame(rows)
+
+
+def fine_tuned(
+    experiment: str, scores: Mapping[str, Sequence[float]], tasks: Iterable[str] = TASKS
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Rows of ``<experiment>.csv`` and ``.runs.csv``: a label's last score on every task, one a seed."""
+    metrics: list[dict[str, Any]] = []
+    runs: list[dict[str, Any]] = []
+    for label, by_seed in scores.items():
+        for task in tasks:
+            _, made = run_rows(experiment, task, label, range(len(by_seed)))
+            for run, score in zip(made, by_seed, strict=True):
+                runs.append(run | {"dataset": task, "method": "adamw"})
+                shared = {key: run[key] for key in ("run", "optimizer", "seed", "status")}
+                shared |= {"split": "validation", "metric": "score", "train_seconds": 1.0}
+                metrics += [shared | {"step": 50, "value": 0.1}, shared | {"step": 100, "value": score}]
+    return pd.DataFrame(metrics), pd.DataFrame(runs)
+
+
+def hybrid(switches: Sequence[float | None], *, steps: int = 150) -> pd.DataFrame:
+    """Rows of ``bert_pretraining.runs.csv``: MKOR-H's switches, one a seed, and MKOR with the same rule and steps."""
+    frames = []
+    for label in ("mkor_h", "mkor"):
+        runs = run_rows("bert_pretraining", "bert", label, range(len(switches)), period=5, steps=steps)[1]
+        same = {"method": label, "update_rule": "sherman_morrison"}
+        at = switches if label == "mkor_h" else [None] * len(switches)
+        frames += [run | same | {"switch_step": switch} for run, switch in zip(runs, at, strict=True)]
+    return pd.DataFrame(frames)
+
+
+def learning_rates(converging: Mapping[str, Sequence[int]]) -> pd.DataFrame:
+    """Rows of ``resnet_cifar10_lr.runs.csv``: at how many of four rates a label converges, one number a seed."""
+    rows: list[dict[str, Any]] = []
+    for label, counts in converging.items():
+        for index, lr in enumerate((0.1, 1.0, 10.0, 0.01)):
+            made = run_rows("resnet_cifar10_lr", f"resnet {lr}", label, range(len(counts)), target=0.9)[1]
+            for run, count in zip(made, counts, strict=True):
+                reached = 50.0 if index < count else None
+                rows.append(run | {"hyperparameters": f'{{"lr": {lr}}}', "steps_to_target": reached})
+    return pd.DataFrame(rows)
+
+
+def step_breakdown(shares: Mapping[str, float], *, capture: float = 0.0, repeats: int = 3) -> pd.DataFrame:
+    """Rows of probes/step_breakdown.csv: each method's share of factor work where capture is none of it.
+
+    MKOR has period 10, others 10 and 50 alike; ``capture`` milliseconds are KAISA's alone; one repeat is slower.
+    """
+    rows = []
+    for workload in ("bert", "resnet"):
+        for optimizer, share in shares.items():
+            for period in (10,) if optimizer == "mkor" else (10, 50):
+                for repeat in range(repeats):
+                    phases = {"forward": 5.0, "backward": 9.0, "factor": share, "precondition": 1 - share}
+                    phases |= {"capture": capture if optimizer == "kaisa" else 0.0, "communication": 0.0, "update": 0.0}
+                    rows += [
+                        {
+                            "workload": workload,
+                            "workers": 1,
+                            "optimizer": optimizer,
+                            "inverse_update_period": period,
+                            "repeat": repeat,
+                            "phase": phase,
+                            "ms": ms * (1 + 0.01 * repeat),
+                        }
+                        for phase, ms in phases.items()
+                    ]
+    return pd.DataFrame(rows)
+
+
+def cost_scaling(mkor: float = 2.05, floor: float = 2.0, kaisa: float = 2.9) -> pd.DataFrame:
+    """Rows of probes/cost_scaling.csv with these slopes; KAISA's largest width is timed once."""
+    rows = []
+    for optimizer, part, slope in (("mkor", "factor", mkor), ("copy", "floor", floor), ("kaisa", "factor", kaisa)):
+        for dimension in (256, 512, 1024):
+            for repeat in range(1 if optimizer == "kaisa" and dimension == 1024 else 3):
+                ms = dimension**slope * 1e-6 * (1 if optimizer == "kaisa" else 1 + 0.01 * repeat)
+                rows.append({"optimizer": optimizer, "part": part, "dimension": dimension, "repeat": repeat, "ms": ms})
+    return pd.DataFrame(rows)
+
+
+def communication(mkor: float = 1.0, kaisa: float = 2.0) -> pd.DataFrame:
+    """Rows of probes/communication.csv with these slopes."""
+    return pd.DataFrame(
+        {
+            "optimizer": optimizer,
+            "dimension": dimension,
+            "workers": workers,
+            "rank": rank,
+            "collective": "all_reduce",
+            "bytes": round(64 * dimension**slope),
+        }
+        for optimizer, slope in (("mkor", mkor), ("kaisa", kaisa))
+        for workers in (2, 4)
+        for rank in range(workers)
+        for dimension in (64, 256, 1024)
+    )
+
+
+def memory(mkor: int = 1_000_000, kaisa: int = 2_000_000) -> pd.DataFrame:
+    """Rows of probes/memory.csv: bytes that the methods keep, in two tensors, beside a base of 5 MB at its peak."""
+    rows = []
+    for workload, base in (("bert", "lamb"), ("resnet", "sgd")):
+        for optimizer, size in ((base, 0), ("mkor", mkor), ("kaisa", kaisa)):
+            shared = {"workload": workload, "optimizer": optimizer}
+            rows.append(shared | {"quantity": "peak_over_start", "bytes": 5_000_000 + size, "computed_bytes": None})
+            for tensor in ("left", "right") if size else ():
+                state = {"quantity": "preconditioner_state", "tensor": tensor}
+                rows.append(shared | state | {"bytes": size // 2, "computed_bytes": size // 2})
+    return pd.DataFrame(rows)
+
+
+def scaling(efficiency: Mapping[int, float], model: float = 0.5) -> pd.DataFrame:
+    """Rows of probes/scaling.csv: MKOR's measured efficiency by workers, and the model's at 64."""
+    rows = []
+    for workers, share in {1: 1.0, **efficiency}.items():
+        rows += [
+            {"source": "measured", "workers": workers, "repeat": repeat, "value": (100 + repeat) / (workers * share)}
+            for repeat in range(3)
+        ]
+    rows += [{"source": "model", "workers": 1, "value": 100.0}]
+    rows += [{"source": "model", "workers": 64, "value": 100 / (64 * model)}]
+    return pd.DataFrame(rows).assign(quantity="step_ms", optimizer="mkor", cores=2)
+
+
+def rank1_error(
+    best: Mapping[str, float] | float = 0.2, ratio: Mapping[str, float] | float = 1.1, change: float = -0.05
+) -> pd.DataFrame:
+    """Rows of probes/rank1_error.csv: the best error (by side or for both), the mean's ratio, the change at the end."""
+    rows = []
+    for workload in ("bert", "resnet"):
+        for index in range(6):
+            for side in ("activation", "gradient"):
+                error = best if isinstance(best, float) else best[side]
+                times = ratio if isinstance(ratio, float) else ratio[side]
+                for seed in (0, 1):
+                    for step, more in ((0, 0.0), (100, change)):
+                        found = error + more + 0.001 * index
+                        shared = {"workload": workload, "optimizer": "sgd", "seed": seed, "step": step}
+                        shared |= {"layer": f"layer {index}", "side": side}
+                        rows += [
+                            shared | {"approximation": "best", "error": found},
+                            shared | {"approximation": "mean", "error": found * times},
+                        ]
+    return pd.DataFrame(rows)
+
+
+def spectra(batch: Sequence[float] = (10.0, 1000.0), *, layers: int = 6, singular: int = 0) -> pd.DataFrame:
+    """Rows of probes/spectra.csv: condition numbers of the batch factors at the first and last step.
+
+    ``singular`` layers are so at both; the running averages grow from 1 to 100 whatever the batches do.
+    """
+    rows = []
+    for workload in ("bert", "resnet"):
+        for index in range(layers):
+            for factor, conditions in (("batch", batch), ("running", (1.0, 100.0))):
+                for step, condition in zip((0, 100), conditions, strict=True):
+                    low = 0.0 if factor == "batch" and index < singular else 1.0 / (condition * (1 + 0.01 * index))
+                    rows.append(
+                        {
+                            "workload": workload,
+                            "optimizer": "kaisa",
+                            "seed": 0,
+                            "step": step,
+                            "layer": f"layer {index}",
+                            "factor": factor,
+                            "smallest": low,
+                            "condition_number": 1 / low if low else float("inf"),
+                            "resolution": 1e-7,
+                            "start_weight": 0.005 if factor == "running" else 0.0,
+                        }
+                    )
+    return pd.DataFrame(rows)
+
+
+def half_precision(errors: Mapping[str, float] | None = None, finite: Mapping[str, int] | None = None) -> pd.DataFrame:
+    """Rows of probes/half_precision.csv: the largest error over its bound of 1, and finite updates of 10,000, by rule.
+
+    One update of each rule starts from a factor that has overflowed before.
+    """
+    rows: list[dict[str, Any]] = []
+    for rule in ("published", "sherman_morrison"):
+        shared = {"update_rule": rule, "dtype": "float16", "arithmetic": "half", "sequence": "independent"}
+        error = (errors or {}).get(rule, 0.1)
+        rows += [
+            shared | {"check": "error", "value": value, "bound": 1.0, "largest_entry": 2.0} for value in (0.01, error)
+        ]
+        overflowed = {"value": float("nan"), "bound": float("inf"), "largest_entry": float("inf")}
+        rows.append(shared | {"check": "error"} | overflowed)
+        updates = (finite or {}).get(rule, 10_000)
+        rows.append(shared | {"check": "finite", "value": updates, "bound": 10_000.0, "largest_entry": 2.0})
+    return pd.DataFrame(rows)

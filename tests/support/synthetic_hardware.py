@@ -1,0 +1,79 @@
+"""Made-up machines to compare, for tests only: step times by phase, and runs whose settings say their period."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from tests.support.synthetic import run_rows, write_experiment
+
+PERIOD = 10
+#: Milliseconds of a step that refreshes and of one that does not; one number: the method never refreshes apart.
+STEPS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
+    "bert": {"lamb": (20.0,), "kaisa": (60.0, 22.0), "mkor": (30.0, 20.0), "eva": (24.0,)},
+    "resnet": {"sgd": (10.0,), "kaisa": (40.0, 12.0), "mkor": (14.0, 11.0)},
+    "autoencoder": {"sgd": (1.0,), "kaisa": (9.0, 1.5), "mkor": (2.0, 1.2)},
+}
+#: Steps to the target of bert_pretraining's runs, seed 0; each seed more takes one more.
+REACHES: Mapping[str, float | None] = {"lamb": 120.0, "kaisa": 70.0, "mkor": 80.0, "sgd": None}
+
+
+def step_breakdown(hardware: str, speed: float = 1.0, repeats: int = 3) -> pd.DataFrame:
+    """Rows of probes/step_breakdown.csv; a machine of speed 2 takes half of `STEPS`; 1 % more in each repeat."""
+    rows: list[dict[str, Any]] = []
+    for workload, by_label in STEPS.items():
+        for label, times in by_label.items():
+            for repeat in range(repeats):
+                refresh, other = ((1 + 0.01 * repeat) / speed * times[index] for index in (0, -1))
+                mean = (refresh + (PERIOD - 1) * other) / PERIOD
+                has_period = len(times) == 2
+                rows += [
+                    {
+                        "workload": workload,
+                        "workers": workers,
+                        "optimizer": label,
+                        "update_rule": "sherman_morrison" if label == "mkor" else None,
+                        "inverse_update_period": PERIOD if has_period else None,
+                        "repeat": repeat,
+                        "phase": phase,
+                        "steps": 10,
+                        "ms": share * mean * workers,
+                        "refresh_ms": share * refresh * workers if has_period else None,
+                        "other_ms": share * other * workers,
+                        "estimate": "measured",
+                        "hardware": hardware,
+                        "threads": 1,
+                        "code_fingerprint": "0123456789abcdef",
+                        "git_commit": "0123456789abcdef",
+                    }
+                    for phase, share in (("forward", 0.25), ("backward", 0.75))
+                    for workers in (1, 2)
+                ]
+    return pd.DataFrame(rows)
+
+
+def write_machine(folder: Path, name: str, *, speed: float = 1.0, runs: bool = True, period: int = 5) -> Path:
+    """Write ``folder/<name>/embedded``: step times, and bert_pretraining's runs where asked for; return it."""
+    root = folder / name / "embedded"
+    (root / "probes").mkdir(parents=True)
+    step_breakdown(name, speed).to_csv(root / "probes" / "step_breakdown.csv", index=False)
+    if runs:
+        shared: dict[str, Any] = {"seeds": range(3), "period": period, "target": 4.2, "base": "lamb"}
+        parts = [
+            run_rows("bert_pretraining", "bert_pretraining", label, reaches=at, **shared)
+            for label, at in REACHES.items()
+        ]
+        for _, rows in parts:
+            for row in rows:
+                given = json.loads(row["hyperparameters"])
+                if row["inverse_update_period"] is not None:
+                    given["inverse_update_period"] = row["inverse_update_period"]
+                row |= {"hyperparameters": json.dumps(given), "hardware": name}
+                if row["seconds_to_target"] is not None:
+                    row["seconds_to_target"] /= speed
+        write_experiment(root, "bert_pretraining", parts)
+    return root

@@ -1,0 +1,188 @@
+"""Ranks that train through the bench: processes started as a launcher starts them, and what they run."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from multiprocessing.context import ForkServerContext, ForkServerProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tests.support.experiments import block, load, optimizer, write
+from workflow.bench import train
+from workflow.bench.data.batches import Batch
+from workflow.bench.plan.runs import Run
+from workflow.bench.training import launcher, loop
+from workflow.bench.training.progress import Progress
+from workflow.bench.training.ranks import ALONE, Ranks, joined
+from workflow.bench.training.record import RunFolder
+from workflow.bench.workloads import create
+from workflow.bench.workloads.autoencoder import Autoencoder
+from workflow.bench.workloads.base import Workload
+
+SMALL = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
+STEPS, STOP = 12, 7
+METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "sgd": ("sgd", {"momentum": 0.9}, {"schedule": {"name": "linear", "warmup": 0.2}}),
+    "lamb": ("lamb", {"lr": 0.01}, {}),
+    "adamw": ("adamw", {"lr": 0.01}, {}),
+    "mkor": ("mkor", {"inverse_update_period": 3, "base": "lamb", "lr": 0.01}, {}),
+    "mkor, 2 to a rank": ("mkor", {"inverse_update_period": 3}, {"micro_batch_size": 16}),
+    "mkor, half a rank's": ("mkor", {"inverse_update_period": 3}, {"micro_batch_size": 64}),
+    "mkor_h": ("mkor_h", {"inverse_update_period": 2, "warmup_steps": 0}, {}),
+    "kaisa": ("kaisa", {"factor_update_period": 2, "inverse_update_period": 3}, {}),
+    "kaisa half": ("kaisa", {"inverse_update_period": 3, "grad_worker_fraction": 0.5, "compute_method": "inverse"}, {}),
+    "eva": ("eva", {}, {}),
+    "hylo": ("hylo", {"update_period": 3, "sample_fraction": 0.4}, {}),
+    "shampoo": ("shampoo", {"lr": 0.01, "inverse_update_period": 3}, {}),
+    "muon": ("muon", {"lr": 0.01}, {}),
+}
+SLICED = [*((2, case) for case in METHODS), *((4, case) for case in ("sgd", "mkor", "mkor_h", "kaisa", "kaisa half"))]
+"""Ranks and cases that are trained in two slices too."""
+
+
+class Noisy(nn.Module):
+    """A model whose hidden units are dropped at random, so that a rank's random numbers matter."""
+
+    def __init__(self, inner: nn.Module, share: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self.dropout = nn.Dropout(share)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.inner(self.dropout(images))
+
+
+class InFloat64:
+    """The autoencoder in double precision, so that sums in another order agree to many digits."""
+
+    def __init__(self, workload: Workload, dropout: float = 0.0) -> None:
+        self._workload = workload
+        self._dropout = dropout
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._workload, name)
+
+    def model(self, seed: int) -> nn.Module:
+        return Noisy(self._workload.model(seed).double(), self._dropout)
+
+    def loss(self, model: nn.Module, one: Batch) -> Tensor:
+        images = one["images"].double()
+        return nn.functional.mse_loss(model(images), images)
+
+    def evaluate(self, model: nn.Module) -> dict[str, float]:
+        return {"loss": sum(float(p.detach().square().sum()) for p in model.parameters())}
+
+
+def run_of(folder: Path, case: str) -> Run:
+    """Return the run of one of `METHODS`."""
+    name, hyperparameters, shared = METHODS[case]
+    write(folder, "one", block(optimizer(name, **hyperparameters), **{"workload": SMALL, "steps": STEPS, **shared}))
+    return load(folder).job("one", name).runs[0]
+
+
+def train_all(folder: Path, runs: Mapping[str, Run], ranks: Ranks = ALONE) -> None:
+    """Train every run, and those of `SLICED` again with dropout, whole and in two slices; leave it in ``folder``."""
+    workload = create(**SMALL)
+    for case, run in runs.items():
+        plain, dropping = InFloat64(workload), InFloat64(workload, dropout=0.2)
+        places: list[tuple[str, InFloat64, int | None]] = [(f"{case}/plain", plain, None)]
+        if (ranks.size, case) in SLICED:
+            places += [(f"{case}/whole", dropping, None), (f"{case}/sliced", dropping, STOP)]
+        for name, one, stop in places:
+            place: Any = RunFolder(folder / name)
+            if stop is not None:
+                # Only the last rank is asked.
+                asked = after(stop) if ranks.rank == ranks.size - 1 else never
+                assert loop.train(run, one, place, setting(ranks, asked)) == "interrupted"
+                torch.manual_seed(stop)  # what another process would draw
+            assert loop.train(run, one, place, setting(ranks), keep_weights=True) == "finished"
+
+
+def setting(ranks: Ranks, stop: Callable[[], bool] = lambda: False) -> loop.Setting:
+    return loop.Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop, ranks=ranks)
+
+
+def never() -> bool:
+    return False
+
+
+def after(steps: int) -> Callable[[], bool]:
+    """Return what asks to stop after so many steps, where ranks meet after each."""
+    counter = iter(range(1, 10**9))
+    return lambda: next(counter) >= steps
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def as_mpiexec(rank: int, size: int, port: int) -> dict[str, str]:
+    """Return the environment that an mpiexec with PMI gives its processes on one machine."""
+    place = {"PMI_RANK": rank, "PMI_SIZE": size, "PMI_LOCAL_RANK": rank, "PMI_LOCAL_SIZE": size, "MASTER_PORT": port}
+    return {key: str(value) for key, value in place.items()}
+
+
+def start(size: int, what: Callable[..., Any], *arguments: Any, log: Path) -> list[ForkServerProcess]:
+    """Start ranks that call ``what(*arguments)`` and exit with what it returns; their words go to ``<log>.<rank>``."""
+    context: ForkServerContext = multiprocessing.get_context("forkserver")
+    # Torch is imported once, not by every process anew; before, the command sets what torch reads as it is imported.
+    launcher.prepare(launcher.Place(size=size))
+    context.set_forkserver_preload(
+        [
+            "tests.support.train_ranks",
+            "workflow.bench.workloads.autoencoder",
+            "workflow.bench.workloads.bert_pretraining",
+        ]
+    )
+    port = free_port()
+    started = []
+    for rank in range(size):
+        file = log.with_name(f"{log.name}.{rank}")
+        process = context.Process(target=_be, args=(as_mpiexec(rank, size, port), file, what, arguments))
+        process.start()
+        started.append(process)
+    return started
+
+
+def _be(environment: Mapping[str, str], log: Path, what: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    os.environ.update(environment)
+    torch.set_num_threads(1)
+    with log.open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    sys.exit(what(*arguments))
+
+
+def command(*arguments: str) -> int:
+    """Be ``python -m workflow.bench.train``."""
+    return train.main(list(arguments))
+
+
+def slow_command(*arguments: str) -> int:
+    """Be the command, with steps of at least ten milliseconds, so that a test can meet it on its way."""
+    quick = Autoencoder.loss
+
+    def slow(self: Autoencoder, model: nn.Module, batch: Batch) -> Tensor:
+        time.sleep(0.01)
+        return quick(self, model, batch)
+
+    Autoencoder.loss = slow  # type: ignore[method-assign]
+    loop._MEETING = 0.1
+    return command(*arguments)
+
+
+def join_and_train(folder: Path, runs: Mapping[str, Run]) -> None:
+    loop._MEETING = 0.0  # after every step
+    with joined(launcher.place(), "cpu") as ranks:
+        train_all(folder, runs, ranks)

@@ -1,0 +1,347 @@
+"""Several machines side by side: step times, times to target, and projections of the latter.
+
+Reads the tidy CSVs of this machine's folder and of others at the same tier; nothing here writes or draws.  A
+projection is the iterations to a target that another machine measured times the step time that this one measured: it
+rests on the same model, batch and optimizer taking the same iterations on any machine.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final
+
+import pandas as pd
+
+from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.time_to_target import Reaching, reaching, to_target
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.tables import NoDataError, Results
+
+_BREAKDOWN: Final = (
+    "workload",
+    "workers",
+    "optimizer",
+    "inverse_update_period",
+    "repeat",
+    "ms",
+    "refresh_ms",
+    "other_ms",
+    "estimate",
+)
+_CYCLES: Final = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms", "estimate")
+
+#: What the probes call the model, batch and data of an experiment's workload, where they step just that, on a CPU.
+#: On a GPU they step the paper's models on batches of their own, so that nothing is projected there.
+STEPPED: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
+    ("bert_pretraining", "bert_pretraining"): {"step_breakdown": "bert", "iteration_time": "bert_pretraining"},
+    ("resnet50_imagenet", "resnet20"): {"step_breakdown": "resnet"},
+    ("update_rules", "autoencoder"): {"step_breakdown": "autoencoder", "iteration_time": "autoencoder"},
+    ("update_rules", "bert_pretraining"): {"step_breakdown": "bert", "iteration_time": "bert_pretraining"},
+}
+
+_GOAL: Final = ["experiment", "workload", "dataset", "target", "optimizer", "steps", "hyperparameters"]
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Mean time of a training step of one optimizer on one machine."""
+
+    machine: str
+    probe: str
+    workload: str
+    """The probe's name of it."""
+    optimizer: str
+    period: float
+    """Steps between refreshes; NaN for a method without."""
+    took: Estimate
+    """Milliseconds, over the probe's repeats."""
+    data: str
+
+
+@dataclass(frozen=True)
+class TargetTime:
+    """Training time that one optimizer needs to an experiment's target on one machine: measured or projected."""
+
+    machine: str
+    experiment: str
+    workload: str
+    target: Target
+    optimizer: str
+    hyperparameters: Mapping[str, Any]
+    iterations: Reaching
+    iterations_from: str
+    """The machine that measured the iterations."""
+    seconds: Estimate
+    projected: bool
+    data: str
+
+    @property
+    def period(self) -> float:
+        """Steps between refreshes; NaN for a method without."""
+        return period_of(self.hyperparameters)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine's results, and where its files lie as seen from this machine's folder."""
+
+    results: Results
+    prefix: str
+
+    @property
+    def name(self) -> str:
+        """The hardware's name."""
+        return self.results.hardware
+
+    @cached_property
+    def _breakdown(self) -> pd.DataFrame:
+        """Step times of one process, one row a workload, optimizer, period and repeat: the phases' sums."""
+        rows = self.results.probe("step_breakdown", _BREAKDOWN)
+        alone = rows[(rows["workers"] == 1) & (rows["estimate"] == "measured")]
+        keys = ["workload", "optimizer", "inverse_update_period", "repeat"]
+        grouped = alone.groupby(keys, dropna=False, sort=False)[["ms", "refresh_ms", "other_ms"]]
+        # A step has every phase, and each phase either both kinds of steps or only one: no sum of nothing is 0.
+        return grouped.sum(min_count=1).reset_index()
+
+    @cached_property
+    def _cycles(self) -> pd.DataFrame:
+        return self.results.probe("iteration_time", _CYCLES)
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """Rows of all experiments' runs; without columns where there is none."""
+        frames = [self.results.runs(experiment) for experiment in self.results.experiments()]
+        frames = [frame for frame in frames if not frame.empty]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether neither a step was timed nor a run recorded here."""
+        return self._breakdown.empty and self._cycles.empty and self.runs.empty
+
+    @cached_property
+    def fingerprints(self) -> frozenset[str]:
+        """Fingerprints of the code that measured, of runs and step times."""
+        frames = (self.runs, self.results.probe("step_breakdown", ()), self.results.probe("iteration_time", ()))
+        known = (frame["code_fingerprint"].dropna() for frame in frames if "code_fingerprint" in frame)
+        return frozenset(str(value) for column in known for value in column)
+
+    def step_times(self) -> Iterator[StepTime]:
+        """Yield every step time that the probes measured, at the periods that they measured."""
+        for probe, rows in (("step_breakdown", self._breakdown), ("iteration_time", self._cycles)):
+            keys = ["workload", "optimizer", "inverse_update_period"]
+            for (workload, optimizer, period), found in rows.groupby(keys, dropna=False, sort=False):
+                times = found["ms" if probe == "step_breakdown" else "iteration_ms"]
+                yield self._step_time(probe, str(workload), str(optimizer), float(str(period)), times)
+
+    def step_time(self, names: Mapping[str, str], optimizer: str, period: float) -> StepTime | None:
+        """Return an optimizer's step time at any period, None where nothing tells it.
+
+        names: the workload's name by probe.  A cycle holds one refresh, so its mean is linear in 1 / period: between
+        a refreshing step and the others where both were timed, else between measured periods, never beyond them.
+        """
+        rows = self._breakdown
+        rows = rows[(rows["workload"] == names.get("step_breakdown")) & (rows["optimizer"] == optimizer)]
+        if not rows.empty:
+            times = rows["ms"]
+            if not math.isnan(period):
+                times = (rows["refresh_ms"] + (period - 1) * rows["other_ms"]) / period
+            if times.notna().all():
+                return self._step_time("step_breakdown", names["step_breakdown"], optimizer, period, times)
+        rows = self._cycles
+        rows = rows[(rows["workload"] == names.get("iteration_time")) & (rows["optimizer"] == optimizer)]
+        measured = {
+            float(str(at)): found.sort_values("repeat")["iteration_ms"].reset_index(drop=True)
+            for at, found in rows.groupby("inverse_update_period")
+        }
+        longer, shorter = [at for at in measured if at >= period], [at for at in measured if at <= period]
+        if not longer or not shorter:
+            return None
+        above, below = min(longer), max(shorter)
+        share = 0.0 if above == below else (1 / period - 1 / above) / (1 / below - 1 / above)
+        times = share * measured[below] + (1 - share) * measured[above]
+        return self._step_time("iteration_time", names["iteration_time"], optimizer, period, times)
+
+    def goals(self) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, Reaching]]:
+        """Yield the runs of every setting that has a target, and how they reach it; key: the values of `_GOAL`."""
+        if self.runs.empty:
+            return
+        aimed = self.runs.dropna(subset=_GOAL)
+        for key, rows in aimed.groupby(_GOAL, sort=False):
+            if (found := reaching(to_target(rows, "steps"))) is not None:
+                # A column of whole numbers is read as floats where another run lacks one.
+                yield (
+                    tuple(
+                        str(int(float(str(part)))) if name == "steps" else str(part)
+                        for name, part in zip(_GOAL, key, strict=True)
+                    ),
+                    rows,
+                    found,
+                )
+
+    def traced(self, rows: pd.DataFrame) -> str:
+        """Say which file and runs rows of `runs` are, for a table's column ``data``."""
+        return joined(
+            *(traced(f"{self.prefix}{name}.runs.csv", found) for name, found in rows.groupby("experiment", sort=False))
+        )
+
+    def _step_time(self, probe: str, workload: str, optimizer: str, period: float, times: pd.Series) -> StepTime:
+        where: dict[str, object] = {"workload": workload, "optimizer": optimizer}
+        if probe == "step_breakdown":
+            where["workers"] = 1
+        data = chosen(f"{self.prefix}probes/{probe}.csv", **where)
+        return StepTime(self.name, probe, workload, optimizer, period, estimate(times.to_numpy(float)), data)
+
+
+def period_of(hyperparameters: Mapping[str, Any]) -> float:
+    """Return the steps between refreshes that hyperparameters say, NaN where they say none."""
+    period = hyperparameters.get("inverse_update_period", hyperparameters.get("update_period"))
+    return math.nan if period is None else float(period)
+
+
+def gather(here: Results) -> tuple[list[Machine], list[str]]:
+    """Return the machines to compare, this one first, and sentences on what is left out.
+
+    A machine is known by its name: of several folders of one name the first counts, this machine's, then those
+    given, then the reference.  Raises NoDataError where no machine has anything to compare.
+    """
+    machines: dict[str, Machine] = {}
+    notes = []
+    for folder in (here.root, *here.compared):
+        results = here if folder == here.root else Results(folder, here.tier_title)
+        prefix = "" if results is here else f"{_seen_from(here.root, folder)}/"
+        machine = Machine(results, prefix)
+        if machine.name in machines:
+            notes.append(f"a second folder of {machine.name} is not shown")
+        elif machine.is_empty:
+            notes.append(f"no step time and no run of {machine.name} yet")
+        else:
+            machines[machine.name] = machine
+    if not machines:
+        raise NoDataError(f"no step time and no run in {here.root} or elsewhere: run make timing or make reproduce.")
+    return list(machines.values()), notes
+
+
+def _seen_from(root: Path, folder: Path) -> str:
+    return Path(os.path.relpath(folder.resolve(), root.resolve())).as_posix()
+
+
+def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
+    """Return the time to target of every setting on every machine that measured it, or for which it can be projected.
+
+    The order is that of the first machine that has a setting; each setting's machines stand together.
+    """
+    listed = list(machines)
+    measured: dict[tuple[str, ...], dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
+    for machine in listed:
+        for key, rows, iterations in machine.goals():
+            measured.setdefault(key, {})[machine.name] = machine, rows, iterations
+    found = []
+    for key, by_machine in measured.items():
+        for machine in listed:
+            if machine.name in by_machine:
+                _, rows, iterations = by_machine[machine.name]
+                seconds = reaching(to_target(rows, "seconds"))
+                assert seconds is not None  # the same runs as the iterations'
+                found.append(
+                    _target_time(machine.name, key, iterations, machine.name, seconds.took, machine.traced(rows))
+                )
+            else:
+                source, rows, iterations = next(iter(by_machine.values()))
+                projection = project(machine, key, rows, iterations)
+                if projection is not None:
+                    seconds_there, step = projection
+                    data = joined(source.traced(rows), step.data)
+                    found.append(
+                        _target_time(machine.name, key, iterations, source.name, seconds_there, data, projected=True)
+                    )
+    return found
+
+
+def project(
+    machine: Machine, key: tuple[str, ...], rows: pd.DataFrame, iterations: Reaching
+) -> tuple[Estimate, StepTime] | None:
+    """Return the seconds that ``iterations`` would take on a machine, and its step time; None where nothing tells.
+
+    rows: the runs behind the iterations.  The interval multiplies the bounds of both factors.
+    """
+    experiment, workload, *_, optimizer, _, hyperparameters = key
+    names = STEPPED.get((experiment, workload))
+    if names is None or rows["gpu"].notna().any():
+        return None
+    step = machine.step_time(names, optimizer, period_of(json.loads(hyperparameters)))
+    if step is None:
+        return None
+    steps, seconds = iterations.took, step.took.scaled(1e-3)
+    least, most = (seconds.low, seconds.high) if seconds.has_interval else (seconds.value, seconds.value)
+    # A t interval of few noisy times may reach below 0, and two such bounds would make a positive one.
+    low = max(steps.low, 0.0) * max(least, 0.0)
+    found = replace(steps, value=steps.value * seconds.value, low=low, high=steps.high * most)
+    return found, step
+
+
+def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
+    """Return the smallest and largest ratio of projected to measured seconds where one machine has both, or None.
+
+    The projection takes the machine's own iterations, so it tells how well a probed step stands for a training step.
+    """
+    ratios = []
+    for machine in machines:
+        for key, rows, iterations in machine.goals():
+            seconds = reaching(to_target(rows, "seconds"))
+            projection = project(machine, key, rows, iterations)
+            if seconds and projection and math.isfinite(seconds.took.value):
+                ratios.append(projection[0].value / seconds.took.value)
+    return (min(ratios), max(ratios)) if ratios else None
+
+
+def _target_time(
+    machine: str,
+    key: tuple[str, ...],
+    iterations: Reaching,
+    source: str,
+    seconds: Estimate,
+    data: str,
+    *,
+    projected: bool = False,
+) -> TargetTime:
+    experiment, workload, _, target, optimizer, _, hyperparameters = key
+    given, goal = json.loads(hyperparameters), Target.parse(json.loads(target))
+    assert goal is not None  # it was read from a run that has one
+    return TargetTime(
+        machine, experiment, workload, goal, optimizer, given, iterations, source, seconds, projected, data
+    )
+
+
+def describe(machines: Iterable[Machine], experiments: Collection[str] | None = None) -> list[str]:
+    """Return sentences for a caption on the other machines' runs, and on whether all ran the same code.
+
+    experiments: those that are shown, all by default.
+    """
+    listed = list(machines)
+    notes = []
+    for machine in listed:
+        runs = machine.runs
+        if experiments is not None and not runs.empty:
+            runs = runs[runs["experiment"].isin(experiments)]
+        if machine.prefix:
+            notes.append(f"compared with {machine.name}: {_counted(runs)}")
+    codes = {machine.name: machine.fingerprints for machine in listed if machine.fingerprints}
+    if len(frozenset().union(*codes.values())) > 1:
+        shown = (f"{name} {', '.join(code[:9] for code in sorted(known))}" for name, known in codes.items())
+        notes.append(f"measured by different code: {'; '.join(shown)}")
+    return notes
+
+
+def _counted(runs: pd.DataFrame) -> str:
+    if runs.empty:
+        return "step times alone, no run"
+    counts = runs["status"].astype(str).str.replace("_", " ").value_counts()
+    return f"{len(runs)} runs, " + ", ".join(f"{count} {status}" for status, count in counts.items())

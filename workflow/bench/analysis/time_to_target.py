@@ -1,0 +1,92 @@
+"""Steps or seconds until a run reaches its target, censored runs included, and the ratios between optimizers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import numpy as np
+import pandas as pd
+
+from workflow.bench.analysis.estimates import Estimate, estimate, paired_ratio, shared_seeds
+
+
+def censored(value: float | None) -> float:
+    """A time to target with the unreached (None or NaN) as infinity, as the ratios here expect it."""
+    return math.inf if value is None or math.isnan(value) else float(value)
+
+
+#: Statuses of runs that came to an end of their own; the others say nothing of a target yet.
+ENDED: Final = ("finished", "diverged", "out_of_memory")
+
+
+def to_target(runs: pd.DataFrame, quantity: Literal["steps", "seconds"]) -> dict[int, float]:
+    """What one label's runs took to their target, by seed, from rows of ``<experiment>.runs.csv``.
+
+    Iterations or training seconds.  A run that ended, well or badly, without reaching the target is infinite: it
+    would take longer than its budget.  Skipped, interrupted and missing runs are left out.
+    """
+    ended = runs[runs["status"].isin(ENDED)]
+    return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[f"{quantity}_to_target"], strict=True)}
+
+
+def too_short(
+    runs: pd.DataFrame, took: Mapping[int, float], other: Mapping[int, float], quantity: Literal["steps", "seconds"]
+) -> list[int]:
+    """Seeds on which one label's run finished short of its target, and sooner than another label reached it.
+
+    Such a run might have got there first had it gone on: nobody knows which of the two is faster.  One that diverged
+    would not have.
+
+    Args:
+        runs: the label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
+        took: what `to_target` gives for the label.
+        other: the same of the other label.
+        quantity: iterations or training seconds.
+    """
+    finished = runs[runs["status"] == "finished"]
+    spent = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()
+    unreached = (seed for seed in took.keys() & other.keys() if math.isinf(took[seed]) and seed in spent.index)
+    return sorted(seed for seed in unreached if spent[seed] < other[seed] < math.inf)
+
+
+@dataclass(frozen=True)
+class Reaching:
+    """How one label's runs reach a target: what they take, and how many of them get there."""
+
+    took: Estimate
+    """The unreached count as infinite, so that it is a median, infinite itself where most runs do not get there."""
+    reached: int
+
+    @property
+    def censored(self) -> int:
+        """Runs that ended without reaching the target."""
+        return self.took.n - self.reached
+
+
+def reaching(took: Mapping[int, float]) -> Reaching | None:
+    """Summarise what `to_target` gives, None where it is empty."""
+    if not took:
+        return None
+    return Reaching(estimate(list(took.values())), sum(map(math.isfinite, took.values())))
+
+
+@dataclass(frozen=True)
+class Speedup:
+    """How many times less one side took than the other, over the seeds that both have."""
+
+    ratio: Estimate | None
+    """Above 1 where the contender was faster; infinite or 0 where one side alone was censored; None without a pair."""
+    undecided: int
+    """Seeds on which neither side reached the target, or both before the first step: `ratio` leaves them out."""
+
+
+def speedup(reference: Mapping[int, float], contender: Mapping[int, float]) -> Speedup:
+    """Compare what `to_target` gives for two labels, paired by seed: the reference's time over the contender's.
+
+    `too_short` finds the seeds on which an infinite time proves nothing.
+    """
+    a, b = shared_seeds(reference, contender)
+    return Speedup(paired_ratio(reference, contender), int((a == b)[np.isinf(a) | (a == 0)].sum()))

@@ -1,0 +1,63 @@
+"""IMDB's film reviews (Maas et al., ACL 2011), positive or negative, from the official folders.  Imports no torch.
+
+``<data folder>/aclImdb`` is what the official archive unpacks to: ``train`` and ``test``, each with the folders ``pos``
+and ``neg`` of one text file a review.  The test split is validated on.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workflow.bench.data import features
+from workflow.bench.data.features import Examples, Features, Vocabulary
+from workflow.bench.data.folder import DataNotFound, data_folder, versions
+
+_RECIPE: Final = "IMDB v1"
+_CLASSES: Final = ("neg", "pos")
+_REMEDY: Final = "unpack the official aclImdb_v1.tar.gz of the Large Movie Review Dataset in the data folder"
+
+
+def version() -> str:
+    """Return what fixes the data, but for the files themselves, which the fingerprint tells."""
+    return versions("tokenizers", recipe=_RECIPE)
+
+
+def load(vocabulary: Vocabulary, length: int) -> Examples:
+    """Return the reviews' first ``length`` tokens as features, from the data folder if they were made before.
+
+    Raises `DataNotFound` where a folder is missing or has no review.
+    """
+    root = data_folder() / "aclImdb"
+    folders = [root / split / name for split in ("train", "test") for name in _CLASSES]
+    for folder in folders:
+        if not folder.is_dir():
+            raise DataNotFound("IMDB", folder, _REMEDY)
+
+    def make() -> dict[str, NDArray]:
+        return Examples(*(_encode(root / split, vocabulary, length) for split in ("train", "test"))).arrays()
+
+    settings = {"vocabulary": vocabulary.name, "length": length}
+    return Examples.from_arrays(features.cached("imdb", settings, [*folders, vocabulary.path], make))
+
+
+def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
+    texts: list[str] = []
+    labels: list[int] = []
+    for label, name in enumerate(_CLASSES):
+        files = sorted((folder / name).glob("*.txt"))
+        if not files:
+            raise DataNotFound("IMDB", folder / name, f"it has no review; {_REMEDY}")
+        texts += [_read(file).replace("<br />", " ") for file in files]
+        labels += [label] * len(files)
+    return features.encode(texts, None, np.array(labels, dtype=np.int64), vocabulary, length)
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as problem:
+        raise DataNotFound("IMDB", f"{file} (no text in UTF-8 at byte {problem.start})", _REMEDY) from None

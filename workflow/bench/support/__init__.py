@@ -1,0 +1,1 @@
+"""What every other room uses: checked configuration, atomic files, provenance. Imports no torch."""

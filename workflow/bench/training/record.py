@@ -1,0 +1,235 @@
+"""What a run leaves behind: its folder, metrics.csv as it goes, and run.json at its end.  Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import math
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from workflow.bench.plan.runs import Run
+from workflow.bench.support.config import ConfigError, check, schema
+from workflow.bench.support.files import naming, write_json
+
+Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
+#: Statuses that another attempt with the same code on the same machine would only repeat.
+FINAL: Final = ("finished", "diverged", "out_of_memory")
+
+#: The exit code of a process that was asked to stop and saved its work: run the same command again to go on.  It is
+#: the C library's EX_TEMPFAIL; cluster profiles take it for "go on in the next slice".
+GO_ON: Final = 75
+
+_METRICS_DIGEST: Final = "metrics_sha256"
+
+METRIC_COLUMNS: Final = (
+    "step",
+    "epoch",
+    "split",
+    "metric",
+    "value",
+    "lr",
+    "train_seconds",
+    "wall_seconds",
+)
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of one run, in ``<results>/runs/<id>``."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, results: Path, run: str) -> RunFolder:
+        """Return the folder of a run's id under ``results/<hardware>/<tier>``."""
+        return cls(results / "runs" / run)
+
+    @property
+    def metrics(self) -> Path:
+        """One row an evaluation and metric, `METRIC_COLUMNS`."""
+        return self.path / "metrics.csv"
+
+    @property
+    def summary(self) -> Path:
+        """How the run ended and where it comes from, as JSON."""
+        return self.path / "run.json"
+
+    @property
+    def checkpoint(self) -> Path:
+        """The state of an unfinished run."""
+        return self.path / "checkpoint.pt"
+
+    @property
+    def weights(self) -> Path:
+        """The final weights of a run that others start from."""
+        return self.path / "weights.pt"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the process that trains the run."""
+        return self.path / "lock"
+
+
+class DamagedRecordError(ConfigError):
+    """A metrics.csv that is not what a run writes; the message is one line that names it."""
+
+
+def read_summary(folder: RunFolder) -> dict[str, Any] | None:
+    """Return a run's run.json, None where there is none; a damaged one counts as none, with a warning."""
+    try:
+        summary = json.loads(folder.summary.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
+        check(summary, schema("run"), folder.summary)
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError) as problem:
+        warnings.warn(f"{folder.summary}: damaged ({problem}); the run counts as not done", stacklevel=2)
+        return None
+    return dict(summary)
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
+
+
+def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
+    """Tell whether a run has ended for good, its metrics whole, its weights kept where others start from it."""
+    summary = read_summary(folder)
+    if summary is None or summary["status"] not in FINAL:
+        return False
+    try:
+        read_metrics(folder, summary)
+    except DamagedRecordError as problem:
+        warnings.warn(f"{problem}; the run counts as not done", stacklevel=2)
+        return False
+    return folder.weights.is_file() or not needs_weights or summary["status"] != "finished"
+
+
+def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
+    """Write a run's run.json, with the SHA-256 of metrics.csv, so that a row that is lost later on is noticed."""
+    digest = {_METRICS_DIGEST: _digest(folder.metrics)} if with_digest else {}
+    write_json(folder.summary, {**summary, **digest})
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+
+
+def write_spec(results: Path, run: Run) -> None:
+    """Write ``specs/<id>.json``, what the run's id stands for, unless it is there whole."""
+    path = results / "specs" / f"{run.id}.json"
+    try:
+        is_there = json.loads(path.read_bytes()) == run.spec
+    except (FileNotFoundError, ValueError, RecursionError):
+        is_there = False
+    if not is_there:
+        write_json(path, run.spec)
+
+
+class MetricsLog:
+    """metrics.csv, appended to and flushed row by row.
+
+    kept: what `secure` returned of the part of an earlier slice that is kept; None starts a new file.
+    Raises ValueError where that part is not there as it was.
+    """
+
+    def __init__(self, path: Path, kept: tuple[int, str] | None = None) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._digest = hashlib.sha256()
+        if kept is not None:
+            position, digest = kept
+            with path.open("rb") if path.exists() else io.BytesIO() as earlier:
+                self._digest.update(earlier.read(position))
+            if self._digest.hexdigest() != digest:
+                raise ValueError(f"{path}: is not what it was at its checkpoint")
+        # Without a buffer, which would try again, and fail again, as the file is closed on a full disk.
+        self._file = path.open("wb" if kept is None else "r+b", buffering=0)
+        if kept is None:
+            self._write([",".join(METRIC_COLUMNS)])
+        else:
+            self._file.seek(position)
+            self._file.truncate()
+
+    def append(
+        self,
+        *,
+        step: int,
+        epoch: float,
+        lr: float,
+        train_seconds: float,
+        wall_seconds: float,
+        values: Mapping[tuple[str, str], float],
+    ) -> None:
+        """Append one row for every value of (split, metric)."""
+        self._write(
+            f"{step},{epoch:.6g},{split},{metric},{value!r},{lr:.9g},{train_seconds:.6f},{wall_seconds:.6f}"
+            for (split, metric), value in values.items()
+        )
+
+    def secure(self) -> tuple[int, str]:
+        """Make all rows survive a power cut, and return the file's size in bytes and its SHA-256."""
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+        return self._file.tell(), self._digest.hexdigest()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, lines: Iterable[str]) -> None:
+        content = "".join(f"{line}\n" for line in lines).encode()
+        with naming(self._path):
+            while content:
+                written = self._file.write(content)
+                self._digest.update(content[:written])
+                content = content[written:]
+
+
+def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
+    """Return a run's rows as text, in their order; none where it has no metrics.csv.
+
+    A last line without its end is left out: the run is being written, or was killed as it wrote.  Raises
+    `DamagedRecordError` where anything else is no row of a run, or where a run that ended, as its ``summary`` says,
+    left another file.
+    """
+    if summary and summary["status"] in FINAL and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
+    try:
+        text = folder.metrics.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    except UnicodeDecodeError:
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it is no text") from None
+    if "\n" not in text:
+        return []
+    header, *lines = text[: text.rfind("\n")].split("\n")
+    if header != ",".join(METRIC_COLUMNS):
+        raise DamagedRecordError(f"{folder.metrics}: damaged: its first line is not {','.join(METRIC_COLUMNS)}")
+    rows = []
+    for number, line in enumerate(lines, start=2):
+        cells = line.split(",")
+        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_of, METRIC_COLUMNS, cells)):
+            raise DamagedRecordError(f"{folder.metrics}: damaged: line {number} is no row of a run")
+        rows.append(dict(zip(METRIC_COLUMNS, cells, strict=True)))
+    return rows
+
+
+def _is_of(column: str, cell: str) -> bool:
+    """Tell whether a cell of metrics.csv can be one of its column."""
+    if column in ("split", "metric"):
+        return cell.isidentifier()
+    try:
+        return math.isfinite(int(cell) if column == "step" else float(cell))
+    except ValueError:
+        return False
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of what an exception says, its type where it says nothing."""
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__
