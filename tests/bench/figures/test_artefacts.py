@@ -104,7 +104,7 @@ def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if describe("figures", name).experiments])
 def test_a_figure_carries_tier_hardware_and_seeds(name, drawn):
-    """Diagrams have no runs, and those of probes alone are in tests/test_figures_probes.py."""
+    """Diagrams have no runs, and those of probes alone are in test_figures_probes.py."""
     footer = _footer(drawn[name])
     assert footer.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
     assert "0-2 (mean, 95 % t interval)" in footer
@@ -117,7 +117,7 @@ def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
     for name in available(kind):
         artefact = describe(kind, name)
         needs_data = name != "claims" and bool(artefact.experiments or artefact.probes)
-        code = main(kind, [name, "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path / name)])
+        code = main([name, "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path / name)])
         error = capsys.readouterr().err
         assert (tmp_path / name).exists() is not needs_data
         if needs_data:
@@ -313,7 +313,7 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert f"{plan.results}/probes/iteration_time.csv" in needed["measured"]
     assert f"{plan.results}/bert_inversion.csv" in needed["measured"]
     assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
-    assert {"workflow/bench/style.py", "workflow/bench/captions.py"} <= set(needed["code"])
+    assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
     assert {artefact.name for artefact in made_from(plan, "figures")} == set(FIGURES)
     assert len(workloads_of(describe("probes", "iteration_time"), plan)) == 2
