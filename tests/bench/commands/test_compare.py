@@ -26,7 +26,7 @@ REPEATED = 1.01
 @pytest.fixture(autouse=True)
 def _no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the repository keeps for comparison is none of a test's business."""
-    monkeypatch.setattr(plan, "REFERENCE", tmp_path / "results" / "reference")
+    monkeypatch.setattr(plan.plan, "REFERENCE", tmp_path / "results" / "reference")
 
 
 @pytest.fixture

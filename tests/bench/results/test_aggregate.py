@@ -149,5 +149,5 @@ def test_the_fingerprint_covers_what_trains_and_nothing_else():
         if name.startswith(("mkor_core", "baselines", "workflow.bench.workloads")) and getattr(module, "__file__", None)
     }
     assert numbers <= covered
-    assert {ROOT / "workflow/bench/loop.py", ROOT / "mkor_core/mkor.py", ROOT / "baselines/sgd.py"} <= covered
+    assert {ROOT / "workflow/bench/training/loop.py", ROOT / "mkor_core/mkor.py", ROOT / "baselines/sgd.py"} <= covered
     assert not {file for file in covered if {"figures", "tables", "probes"} & set(file.parts)}
