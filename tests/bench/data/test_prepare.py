@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from tests.support import text_files
 from tests.support.text_files import PIECES
 from workflow.bench import prepare, workloads
+from workflow.bench.data import make_shards
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.data.masked_pairs import IGNORED, NEXT, RANDOM
 from workflow.bench.data.shards import MANIFEST, Manifest, Shards
@@ -65,7 +66,7 @@ def test_shards_hold_whole_pairs_of_the_text(root):
     texts = {
         path: " ".join(path.read_text().lower().replace(".", " .").split()) for path in (root / "text").rglob("*.txt")
     }
-    held_out = {path for path in texts if prepare.is_validation(str(path.relative_to(root / "text")), 6)}
+    held_out = {path for path in texts if make_shards.is_validation(str(path.relative_to(root / "text")), 6)}
     assert 0 < len(held_out) < len(texts) / 2
     for split in ("train", "validation"):
         mine = [text for path, text in texts.items() if (path in held_out) == (split == "validation")]
@@ -106,7 +107,7 @@ def test_pairs_of_any_documents_fit_and_are_no_one_s_invention(lengths, length, 
     for number, sizes in enumerate(lengths):
         ends = np.cumsum([0, *sizes])
         documents.append([list(range(1000 * number + a, 1000 * number + b)) for a, b in pairwise(ends.tolist())])
-    for first, second, is_random in prepare.pairs(documents, length, np.random.default_rng(seed)):
+    for first, second, is_random in make_shards.pairs(documents, length, np.random.default_rng(seed)):
         assert first
         assert second
         assert len(first) + len(second) <= length - 3
@@ -119,9 +120,9 @@ def test_pairs_of_any_documents_fit_and_are_no_one_s_invention(lengths, length, 
 
 def test_blank_lines_part_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\nOne.\nTwo.\n\n \nThree.\n")
-    found = list(prepare.read(tmp_path, "blank-lines"))
-    assert found == [prepare.Document("a.txt:0", "One.\nTwo.\n"), prepare.Document("a.txt:1", "Three.\n")]
-    assert list(prepare.read(tmp_path, "files")) == [prepare.Document("a.txt", "\nOne.\nTwo.\n\n \nThree.\n")]
+    found = list(make_shards.read(tmp_path, "blank-lines"))
+    assert found == [make_shards.Document("a.txt:0", "One.\nTwo.\n"), make_shards.Document("a.txt:1", "Three.\n")]
+    assert list(make_shards.read(tmp_path, "files")) == [make_shards.Document("a.txt", "\nOne.\nTwo.\n\n \nThree.\n")]
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def test_an_unfinished_folder_has_no_manifest(root, tmp_path, monkeypatch):
     text_files.write_vocabulary(tmp_path)
     text = write_text(tmp_path / "text", 20)
     assert prepare.main(arguments(text)) == 0
-    monkeypatch.setattr(prepare, "make_part", None)  # what the pool then fails on
+    monkeypatch.setattr(make_shards, "make_part", None)  # what the pool then fails on
     with pytest.raises(TypeError):
         prepare.main(arguments(text))
     with pytest.raises(DataNotFound):

@@ -240,8 +240,8 @@ def test_the_fingerprint_is_the_same_in_every_process_and_follows_the_data():
     documents = invented_documents()
     code = """
 import json, sys
-from workflow.bench.workloads import corpus
-from workflow.bench.workloads.docstrings import Document
+from workflow.bench.data import corpus
+from workflow.bench.data.docstrings import Document
 print(corpus.build([Document(*document) for document in json.load(sys.stdin)], 200).fingerprint)
 """
     elsewhere = [

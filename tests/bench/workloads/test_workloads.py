@@ -22,7 +22,7 @@ from torch.testing import assert_close
 
 from tests.support import image_files
 from workflow.bench import workloads
-from workflow.bench.data import corpus, digits, docstrings
+from workflow.bench.data import batches, corpus, digits, docstrings
 from workflow.bench.support import config
 from workflow.bench.support.config import ROOT
 from workflow.bench.workloads import base
@@ -146,7 +146,7 @@ def test_planning_imports_neither_torch_nor_the_data():
     code = """
 import json, sys
 from workflow.bench import workloads
-from workflow.bench.workloads import corpus, digits
+from workflow.bench.data import corpus, digits
 versions = {name: workloads.data_version(name) for name in workloads.NAMES}
 known = ("torch", "torchvision", "transformers", "tokenizers", "sklearn", "scipy")
 heavy = [name for name in known if name in sys.modules]
@@ -209,7 +209,7 @@ def test_the_parts_of_ranks_are_the_batch(workload):
 
 def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order():
     examples, batch_size = 23, 5
-    drawn = [indices for _, indices in islice(base.shuffled(2, 0, examples, batch_size), 8)]
+    drawn = [indices for _, indices in islice(batches.shuffled(2, 0, examples, batch_size), 8)]
     first, second = np.concatenate(drawn[:4]), np.concatenate(drawn[4:])
     for epoch in (first, second):
         assert len(set(epoch.tolist())) == 20
