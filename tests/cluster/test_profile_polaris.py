@@ -18,8 +18,9 @@ from tests.support.pbs.standin import LIMIT
 from workflow.bench.plan import Plan
 from workflow.bench.support.config import ConfigError, schema
 from workflow.bench.support.files import write_json
-from workflow.bench.training.record import GO_ON, RunFolder
-from workflow.cluster import chains, preflight, settings
+from workflow.bench.training.record import RunFolder
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE
+from workflow.cluster import preflight, settings
 
 LEDGER = Path(".snakemake/cluster")
 LAUNCH = f"{PROFILE}/launch --nodes 2 --ranks 8 --cores 32 --minutes 60 --margin 12"
@@ -108,7 +109,7 @@ def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
     )
     word, said = cluster.end(chain)
     assert word == "success"
-    assert [job["exit_status"] for job in cluster.server.jobs()] == [GO_ON, GO_ON, 0]
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, EXIT_RESUMABLE, 0]
     assert said.count("saved its work") == 2
     names = [call[call.index("-N") + 1] for call in cluster.server.calls("qsub")]
     assert len(set(names)) == 3
@@ -130,7 +131,7 @@ def test_a_job_that_saves_its_work_at_its_time_limit_goes_on_in_the_next(cluster
     chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh train; else {PUBLISH}; fi")
     word, said = cluster.end(chain)
     assert word == "success", said
-    assert (cluster.folder / LEDGER / chain / "1.exit").read_text() == f"{GO_ON}\n"
+    assert (cluster.folder / LEDGER / chain / "1.exit").read_text() == f"{EXIT_RESUMABLE}\n"
 
 
 @pytest.mark.parametrize("kill_status", [-29, 271])
@@ -325,10 +326,6 @@ def test_what_runs_on_login_nodes_imports_little(module, without):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_ledger_and_the_bench_mean_the_same_exit_code():
-    assert chains.GO_ON == GO_ON
-
-
 def test_the_launch_wrapper_gives_every_rank_its_place_and_a_gpu_of_its_own(cluster):
     """Truth: one rank a GPU, and the GPUs numbered against the cores."""
     tell = "echo $RANK $WORLD_SIZE $LOCAL_RANK $CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS $MASTER_ADDR $@ >> seen"
@@ -349,7 +346,7 @@ def test_the_launch_wrapper_tells_saved_work_from_failure(cluster):
         f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh -c 'exit $((RANK ? 0 : 75))'; else {LAUNCH} false; fi"
     )
     assert cluster.end(chain)[0] == "failed"
-    assert [job["exit_status"] for job in cluster.server.jobs()] == [GO_ON, 1]
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, 1]
 
 
 @pytest.mark.parametrize("is_writable", [True, False])

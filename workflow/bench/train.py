@@ -11,8 +11,7 @@ from workflow.bench.plan import MOST_THREADS, add_arguments, load_from
 from workflow.bench.results.rows import EVALUATION_COLUMNS, evaluation_rows, write_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
-from workflow.bench.training.record import GO_ON
-from workflow.bench.training.stop_signals import Stop
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,21 +48,21 @@ def main(arguments: list[str] | None = None) -> int:
         with stop.listening():
             # Here and not above: torch takes seconds, and a mistake should be told at once.
             from workflow.bench.training.ranks import joined
-            from workflow.bench.training.runner import Batch, refuse_absent_device
+            from workflow.bench.training.runner import Runner, refuse_absent_device
 
             refuse_absent_device(plan)
             with joined(place, plan.tier.device) as ranks:
-                batch = Batch(plan, given.threads, stop=stop, ranks=ranks)
-                is_done = batch.train(runs)
+                runner = Runner(plan, given.threads, stop=stop, ranks=ranks)
+                is_done = runner.train(runs)
                 if is_done and given.seed is None and ranks.is_first:
                     file = given.out or plan.csv_of(job)
                     write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
                     print(shown_path(file))
         if not is_done and place.rank == 0:  # the job's exit code is the first rank's
-            if given.minutes is not None and not batch.has_moved:
+            if given.minutes is not None and not runner.has_moved:
                 raise ConfigError(f"--minutes = {given.minutes}: over before a step was trained; give it more")
             print("interrupted and saved; the same command goes on", file=sys.stderr)
-            return GO_ON
+            return EXIT_RESUMABLE
     except (ConfigError, OSError) as problem:
         if place.rank == 0 or isinstance(problem, launcher.MeetingError):  # of others the ranks say the same
             print(problem, file=sys.stderr)

@@ -18,7 +18,8 @@ from workflow.bench.plan.runs import Contender, Experiment, Trial
 from workflow.bench.results.rows import write_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
-from workflow.bench.training.record import GO_ON, RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 
 TRIAL_COLUMNS: Final = (
     "experiment",
@@ -149,14 +150,14 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ConfigError(f"experiment = '{experiment.name}': has no 'tuning' with a 'space' at this tier")
         chosen = chosen or [experiment for experiment in plan.experiments.values() if experiment.contenders]
         # Here and not above: torch takes seconds, and a mistake should be told at once.
-        from workflow.bench.training.runner import Batch
+        from workflow.bench.training.runner import Runner
 
-        batch = Batch(plan)
+        runner = Runner(plan)
         for experiment in chosen:
             trials = [trial for contender in experiment.contenders for trial in contender.trials]
-            if not batch.train(trial.run for trial in trials):
+            if not runner.train(trial.run for trial in trials):
                 print("interrupted and saved; the same command goes on", file=sys.stderr)
-                return GO_ON
+                return EXIT_RESUMABLE
             folder = given.config_dir / "tuned" / plan.tier.name
             for remark in publish(plan, experiment, folder):
                 print(remark)

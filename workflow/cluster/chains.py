@@ -20,9 +20,6 @@ from workflow.bench.support.files import locked, write_atomically, write_json
 
 #: Relative to the working directory, as is everything that Snakemake itself keeps.
 LEDGER: Final = Path(".snakemake") / "cluster"
-#: A slice's exit code where its run has more to do and saved its work.
-GO_ON: Final = 75
-
 Progress = dict[str, dict[str, Any]]
 #: How far a run is that has left nothing yet.
 NOTHING: Final[dict[str, Any]] = {"steps": 0, "status": None, "recorded": 0, "saved": 0}

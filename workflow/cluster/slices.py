@@ -6,8 +6,9 @@ import os
 import time
 from typing import Final
 
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.cluster import pbs
-from workflow.cluster.chains import GO_ON, NOTHING, Chain
+from workflow.cluster.chains import NOTHING, Chain
 
 #: A refused submission is tried again after so many seconds.
 _PAUSE: Final = float(os.environ.get("MKOR_SUBMIT_PAUSE", "60"))
@@ -92,7 +93,7 @@ def _watch(chain: Chain) -> list[str]:
     if job.exit_status is None:
         return _fail(chain, f"job {part.job} was deleted before it began: {job.comment or 'no comment'}")
     if job.out_of_time:
-        return _ended(chain, GO_ON, job.comment)
+        return _ended(chain, EXIT_RESUMABLE, job.comment)
     if not 0 <= job.exit_status <= 128:  # whoever deletes a job wants no next one, even if it saved its work
         why = f"Exit_status {job.exit_status}, {job.comment or 'no comment'}"
         return _fail(chain, f"job {part.job} was killed, and not for its time limit: {why}")
@@ -106,7 +107,7 @@ def _ended(chain: Chain, code: int, comment: str) -> list[str]:
     if code == 0:
         chain.state = "done"
         return []
-    if code != GO_ON:
+    if code != EXIT_RESUMABLE:
         return _fail(chain, f"job {part.job} failed with exit code {code}{f' ({comment})' if comment else ''}")
     chain.stalls = 0 if _moved(chain) else chain.stalls + 1
     if chain.stalls >= _STALLS:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from filelock import Timeout
 from torch import Tensor, nn
 
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
@@ -18,7 +19,7 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
 from workflow.bench.support import provenance
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.files import GivenUpError, first_free
+from workflow.bench.support.files import first_free
 from workflow.bench.training import checkpoint, loop
 from workflow.bench.training.batch_shares import micro_batches
 from workflow.bench.training.progress import Progress
@@ -288,7 +289,7 @@ def test_the_first_free_lock_is_taken(tmp_path: Path):
         said.append("waiting")
         done.set()
 
-    with pytest.raises(GivenUpError), first_free(paths[:1], give_up=lambda: True):
+    with pytest.raises(Timeout), first_free(paths[:1], give_up=lambda: True):
         pass
     with first_free(paths[:1], on_wait=wait) as index:
         assert index == 0

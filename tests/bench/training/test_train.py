@@ -30,8 +30,8 @@ from workflow.bench.support.provenance import is_current
 from workflow.bench.training import checkpoint, loop
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.progress import Progress
-from workflow.bench.training.record import GO_ON, RunFolder, read_metrics, read_summary
-from workflow.bench.training.stop_signals import Stop
+from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
 
@@ -195,7 +195,7 @@ def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pyt
     """Truth: the run that has all the time."""
     write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=3000, evaluate_every=1000))
     arguments = ["one", "mkor", *options(folder)]
-    assert train.main([*arguments, "--minutes=0.01"]) == GO_ON
+    assert train.main([*arguments, "--minutes=0.01"]) == EXIT_RESUMABLE
     assert capsys.readouterr().err.endswith("interrupted and saved; the same command goes on\n")
     assert train.main(arguments) == 0
     plan = load(folder)
@@ -540,7 +540,7 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=60)
-    assert first.returncode == GO_ON == 75, said
+    assert first.returncode == EXIT_RESUMABLE == 75, said
     assert said.endswith("interrupted and saved; the same command goes on\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"

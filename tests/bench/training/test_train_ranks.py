@@ -36,7 +36,8 @@ from tests.support.train_ranks import (
 from workflow.bench import train
 from workflow.bench.support.config import ROOT
 from workflow.bench.training import checkpoint, ranks
-from workflow.bench.training.record import GO_ON, RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.bench.workloads.autoencoder import Autoencoder
 
 PATIENCE = 60.0
@@ -206,7 +207,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
     first = start(2, slow_command, *arguments, log=tmp_path / "first")
     until_row(place, 5)
     os.kill(first[1].pid or 0, signal.SIGUSR1)
-    assert joined(first) == [GO_ON, 0], said(tmp_path / "first", 2)  # the job's word is the first rank's
+    assert joined(first) == [EXIT_RESUMABLE, 0], said(tmp_path / "first", 2)  # the job's word is the first rank's
     assert said(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command goes on\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
@@ -236,7 +237,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
 def test_a_time_limit_saves_and_asks_to_go_on(folder: Path, tmp_path: Path):
     write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
     arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
-    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [GO_ON, 0], said(tmp_path / "log", 2)
+    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], said(tmp_path / "log", 2)
 
 
 @pytest.mark.parametrize(
@@ -277,7 +278,7 @@ def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_goes_on(folder: Pa
     write(folder, "one", block(optimizer("sgd"), workload=SMALL))
     arguments = ("one", "sgd", *options(folder))
     codes = joined(start(2, _run_out_of_memory, *arguments, log=tmp_path / "log"))
-    assert codes == [GO_ON, GO_ON], said(tmp_path / "log", 2)
+    assert codes == [EXIT_RESUMABLE, EXIT_RESUMABLE], said(tmp_path / "log", 2)
     told = "".join(said(tmp_path / "log", 2)).splitlines()
     assert len(told) == 1
     assert "rank 1 of 2" in told[0]
@@ -296,7 +297,7 @@ def test_a_checkpoint_of_another_number_of_ranks_is_refused_in_one_line(
     ranks = start(2, slow_command, *arguments, log=tmp_path / "log")
     until_row(place, 3)
     os.kill(ranks[0].pid or 0, signal.SIGTERM)
-    assert joined(ranks) == [GO_ON, 0], said(tmp_path / "log", 2)
+    assert joined(ranks) == [EXIT_RESUMABLE, 0], said(tmp_path / "log", 2)
     before = place.checkpoint.read_bytes()
     assert train.main(list(arguments)) == 1
     told = capsys.readouterr().err

@@ -1,34 +1,38 @@
-"""Files that are either whole or not there: atomic writes, and locks that die with their process."""
+"""Files that are either whole or absent: atomic writes, and locks that die with their process."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import Any, Final
 
-_UNFINISHED: Final = ".unfinished"
-_LOOK_AGAIN: Final = 0.2
-"""Seconds between two looks at a lock that another process holds."""
+from filelock import FileLock, Timeout, lock_descriptor
+
+_UNFINISHED_SUFFIX: Final = ".unfinished"
+_POLL_SECONDS: Final = 0.2
+"""Seconds between two attempts to take a lock that another process holds."""
 
 
 def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = None) -> None:
-    """Write ``parts``, one after the other, to ``path``, which holds the old content or the new, never a part of one.
+    """Write ``parts``, one after the other, to ``path``; at any moment the file holds the old or the new content.
 
-    Folders on the way are made.  What stood at ``path`` is kept as ``previous``, where that is given; a crash in
-    between leaves at least one of the two.  Raises `OSError` (disk full, unwritable), leaving nothing behind.
+    Missing parent folders are created. If ``previous`` is given, the old file is kept under that name; a crash between
+     the two renames leaves at least one of the files.
+
+    Raises:
+         OSError: the disk is full or the folder is not writable; no partial file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside the target, since a rename is atomic within one file system only; a name of its own, since two
+    # In the target's folder, because a rename is atomic within one file system only. The name is unique, because two
     # processes may write the same file.
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED, dir=path.parent)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=_UNFINISHED_SUFFIX, dir=path.parent)
     try:
-        with naming(path), os.fdopen(handle, "wb") as file:
+        with name_in_errors(path), os.fdopen(handle, "wb") as file:
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
@@ -44,8 +48,8 @@ def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = No
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Let an `OSError` name ``path`` where it names no file: one of writing to an open file says only what happened."""
+def name_in_errors(path: Path) -> Iterator[None]:
+    """Add ``path`` to an `OSError` that names no file, such as one from writing to an open file."""
     try:
         yield
     except OSError as problem:
@@ -55,16 +59,20 @@ def naming(path: Path) -> Iterator[None]:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what `write_atomically` left in ``folder`` where its process was killed.
+    """Remove the temporary files of calls to `write_atomically` in ``folder`` whose process was killed.
 
-    No other process may be writing there.
+    No other process may be writing to the folder.
     """
-    for path in folder.glob(f".*{_UNFINISHED}"):
+    for path in folder.glob(f".*{_UNFINISHED_SUFFIX}"):
         path.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write ``value`` as indented JSON, atomically.  Raises `ValueError` on NaN or infinity."""
+    """Write ``value`` as indented JSON, atomically.
+
+    Raises:
+        ValueError: the value contains NaN or infinity.
+    """
     write_atomically(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
@@ -77,17 +85,16 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-class GivenUpError(Exception):
-    """A lock that was waited for in vain."""
-
-
 @contextmanager
 def locked(
     path: Path, on_wait: Callable[[], None] = lambda: None, give_up: Callable[[], bool] = lambda: False
 ) -> Iterator[None]:
-    """Hold the lock ``path``; where another process has it, call ``on_wait`` once and wait.
+    """Hold the lock file ``path``; if another process holds it, call ``on_wait`` once and wait.
 
-    The kernel drops the lock when its process ends, however it ends.  Raises `GivenUpError` once ``give_up`` says so.
+    The kernel releases the lock when the process ends, however it ends.
+
+    Raises:
+        filelock.Timeout: ``give_up`` returned True during the wait.
     """
     with first_free([path], on_wait, give_up):
         yield
@@ -97,50 +104,53 @@ def locked(
 def first_free(
     paths: Sequence[Path], on_wait: Callable[[], None] = lambda: None, give_up: Callable[[], bool] = lambda: False
 ) -> Iterator[int]:
-    """Hold the first lock of ``paths`` that no other process has, and yield its position.
+    """Hold the first of the lock files ``paths`` that no other process holds, and yield its index.
 
-    Where all are held, call ``on_wait`` once and wait for one.  Raises `GivenUpError` once ``give_up`` says so.
+    If all are held, call ``on_wait`` once and wait for one.
+
+    Raises:
+        filelock.Timeout: ``give_up`` returned True during the wait.
     """
-    with ExitStack() as opened:
-        files = []
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            files.append(opened.enter_context(path.open("w")))
-        found = _first_locked(files)
-        if found is None:
-            on_wait()
-        # Asked again and again: a wait inside the kernel would go on after a signal.
-        while found is None:
-            if give_up():
-                raise GivenUpError
-            time.sleep(_LOOK_AGAIN)
-            found = _first_locked(files)
-        yield found
+    # A file system without flock is an error: filelock's substitute would outlive a killed process.
+    locks = [FileLock(path, blocking=False, fallback_to_soft=False) for path in paths]
+    index = _first_acquired(locks)
+    if index is None:
+        on_wait()
+    # Polled, because a wait inside the kernel would not end when a signal handler asks to stop.
+    while index is None:
+        if give_up():
+            raise Timeout(str(paths[0]))
+        time.sleep(_POLL_SECONDS)
+        index = _first_acquired(locks)
+    try:
+        yield index
+    finally:
+        locks[index].release()
 
 
-def _first_locked(files: Sequence[IO[str]]) -> int | None:
-    """Lock the first file that can be locked at once, and return its position."""
-    for position, file in enumerate(files):
-        with suppress(BlockingIOError):
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return position
+def _first_acquired(locks: Sequence[FileLock]) -> int | None:
+    """Acquire the first lock that is free, and return its index; None if none is free."""
+    for index, lock in enumerate(locks):
+        try:
+            lock.acquire()
+        except Timeout:
+            continue
+        return index
     return None
 
 
+def is_locked(path: Path) -> bool:
+    """Return whether a process holds the lock file ``path``."""
+    if not path.exists():
+        return False
+    # Readers of other people's results may lack write permission. With it, the file is opened for writing, because NFS
+    # grants an exclusive lock on writable files only.
+    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
+        return not lock_descriptor(file.fileno(), blocking=False)
+
+
 def _umask() -> int:
-    """Return the process's umask, which the system tells only by setting one."""
+    """Return the umask of the process; the system reveals it only by setting a new one."""
     mask = os.umask(0)
     os.umask(mask)
     return mask
-
-
-def is_locked(path: Path) -> bool:
-    """Tell whether a process holds the lock ``path``."""
-    if not path.exists():
-        return False
-    with path.open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False

@@ -1,39 +1,43 @@
-"""Peak memory of a run: the GPU's where it computes on one, else that of the process."""
+"""Peak memory of a run: that of the GPU, or of the process when it trains on a CPU."""
 
 from __future__ import annotations
 
 import re
 import resource
 import sys
+from contextlib import suppress
 from pathlib import Path
+from typing import Final
 
 import torch
 
-_STATUS = Path("/proc/self/status")
-_CLEAR = Path("/proc/self/clear_refs")
-#: What Linux takes for: start the peak anew (man 5 proc).
-_RESET_PEAK = "5"
+STATUS_FILE: Final = Path("/proc/self/status")
+RESET_FILE: Final = Path("/proc/self/clear_refs")
+_RESET_PEAK: Final = "5"
+"""The value that resets the peak resident size when written to `RESET_FILE` (man 5 proc)."""
 
 
 def reset_peak_memory(device: torch.device) -> None:
-    """Start measuring anew, so that a process that trains many runs tells the peak of each."""
+    """Reset the peak, so that each of several runs in one process gets its own."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
-    elif _CLEAR.exists():
-        _CLEAR.write_text(_RESET_PEAK)
+        return
+    # Only Linux has the file, and sandboxes and setuid programs may not write it: the peak then spans all runs.
+    with suppress(OSError):
+        RESET_FILE.write_text(_RESET_PEAK)
 
 
 def peak_memory_bytes(device: torch.device) -> int:
-    """Return the peak since the reset: allocated tensors on a GPU; the process's resident memory on a CPU.
+    """Return the peak since the reset: allocated tensors on a GPU, resident memory of the process on a CPU.
 
-    The latter holds the interpreter and the libraries too.  Where the system cannot reset it, it is the peak since
-    the process began.
+    Resident memory includes the interpreter and the libraries. If the system cannot reset it, the peak counts from the
+    start of the process.
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if _STATUS.exists():
-        found = re.search(r"^VmHWM:\s*(\d+) kB$", _STATUS.read_text(), re.MULTILINE)
-        if found:
-            return int(found[1]) * 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # bytes there, kilobytes elsewhere
+    if STATUS_FILE.exists():
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", STATUS_FILE.read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) * 1024
+    max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return max_rss if sys.platform == "darwin" else max_rss * 1024  # bytes on macOS, kilobytes elsewhere

@@ -15,15 +15,11 @@ from typing import Any, Final, Literal
 
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError, check, schema
-from workflow.bench.support.files import naming, write_json
+from workflow.bench.support.files import name_in_errors, write_json
 
 Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
 #: Statuses that another attempt with the same code on the same machine would only repeat.
 FINAL: Final = ("finished", "diverged", "out_of_memory")
-
-#: The exit code of a process that was asked to stop and saved its work: run the same command again to go on.  It is
-#: the C library's EX_TEMPFAIL; cluster profiles take it for "go on in the next slice".
-GO_ON: Final = 75
 
 _METRICS_DIGEST: Final = "metrics_sha256"
 
@@ -174,7 +170,7 @@ class MetricsLog:
 
     def secure(self) -> tuple[int, str]:
         """Make all rows survive a power cut, and return the file's size in bytes and its SHA-256."""
-        with naming(self._path):
+        with name_in_errors(self._path):
             os.fsync(self._file.fileno())
         return self._file.tell(), self._digest.hexdigest()
 
@@ -184,7 +180,7 @@ class MetricsLog:
 
     def _write(self, lines: Iterable[str]) -> None:
         content = "".join(f"{line}\n" for line in lines).encode()
-        with naming(self._path):
+        with name_in_errors(self._path):
             while content:
                 written = self._file.write(content)
                 self._digest.update(content[:written])

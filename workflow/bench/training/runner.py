@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import torch
+from filelock import Timeout
 
 from workflow.bench import workloads
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.files import GivenUpError, first_free, locked, remove_unfinished, write_json
+from workflow.bench.support.files import first_free, locked, remove_unfinished, write_json
 from workflow.bench.support.provenance import collect
 from workflow.bench.training import loop
 from workflow.bench.training.batch_shares import share_of
@@ -30,12 +31,12 @@ from workflow.bench.training.stop_signals import Stop
 from workflow.bench.workloads.base import Workload
 
 
-class Batch:
+class Runner:
     """Trains runs of a plan one after the other in this process, or together with others.
 
     stop: what asks to save and end, listening already; by default one that listens while runs are trained.
-    ranks: the processes that train each run together; all of them make a batch and train the same runs, the first one
-    writes and speaks.
+    ranks: the processes that train each run together; each makes a Runner and trains the same runs, and the first one
+    writes files and progress.
 
     Raises `ConfigError` where the tier's device is absent; from `train`, where an optimizer or a workload refuses
     what its run asks for, or ranks cannot share a batch.
@@ -77,7 +78,7 @@ class Batch:
                 held.enter_context(self._stop.listening())
             try:
                 device = held.enter_context(_device_of_our_own(self._plan, progress, self._ranks, self._stop))
-            except GivenUpError:
+            except Timeout:
                 return False
             tier = self._plan.tier
             setting = loop.Setting(
@@ -115,7 +116,7 @@ class Batch:
             def hold() -> bool:
                 try:
                     held.enter_context(locked(folder.lock, lambda: progress.note(waiting), self._stop))
-                except GivenUpError:
+                except Timeout:
                     return False
                 return True
 

@@ -9,8 +9,13 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Final
 
-#: What a queue sends when a job's time is over, or some minutes before.
-_OF_QUEUES: Final = (signal.SIGTERM, signal.SIGUSR1)
+EXIT_RESUMABLE: Final = 75
+"""Exit code of a process that was asked to stop and saved its work: the same command resumes it.
+
+This is EX_TEMPFAIL of the C library; cluster profiles take it as "continue in the next slice".
+"""
+
+_QUEUE_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class Stop:
@@ -34,7 +39,7 @@ class Stop:
     @contextmanager
     def listening(self) -> Iterator[Stop]:
         """Catch the signals; leave their handlers as they were found."""
-        numbers = (*_OF_QUEUES, signal.SIGINT, signal.SIGALRM)
+        numbers = (*_QUEUE_SIGNALS, signal.SIGINT, signal.SIGALRM)
         before = {number: signal.signal(number, self._catch) for number in numbers}
         if self._deadline is not None:
             # An alarm costs a training step nothing, where a look at the clock in each would.

@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import Store
 
 from workflow.bench.support.config import ConfigError
 from workflow.bench.training.launcher import Place
-from workflow.bench.training.record import GO_ON, first_line
+from workflow.bench.training.record import first_line
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 
 _BEAT: Final = 1.0
 
@@ -81,7 +82,7 @@ class Watchdog(threading.Thread):
     def end_all(self, problem: BaseException) -> NoReturn:
         """Say what went wrong on this rank, unless another one's end explains it, and end the job."""
         if isinstance(problem, OneRankError):
-            self._end(GO_ON, str(problem))
+            self._end(EXIT_RESUMABLE, str(problem))
         elif isinstance(problem, ConfigError | OSError):
             self._end(1, str(problem))
         elif isinstance(problem, KeyboardInterrupt | SystemExit):

@@ -1,0 +1,27 @@
+"""Peak memory of a run on a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from workflow.bench.training import peak_memory
+
+CPU = torch.device("cpu")
+
+
+def test_the_peak_covers_an_array_that_was_allocated_and_freed():
+    peak_memory.reset_peak_memory(CPU)
+    before = peak_memory.peak_memory_bytes(CPU)
+    torch.ones(2**26, dtype=torch.uint8)
+    assert peak_memory.peak_memory_bytes(CPU) - before >= 2**25
+
+
+@pytest.mark.parametrize("name", [".", "absent/clear_refs"], ids=["not writable", "absent"])
+def test_a_peak_that_cannot_be_reset_is_no_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Truth: writing to a folder is an OSError for every user, as writing clear_refs is in a sandbox."""
+    monkeypatch.setattr(peak_memory, "RESET_FILE", tmp_path / name)
+    peak_memory.reset_peak_memory(CPU)
+    assert peak_memory.peak_memory_bytes(CPU) > 0
