@@ -47,7 +47,7 @@ def test_every_run_finished_and_stands_in_its_experiment_s_table(finished):
 
 def test_the_probes_measured_what_the_experiments_train(finished):
     times = rows(finished / RESULTS / "probes" / "iteration_time.csv")
-    assert {row["workload"] for row in times} == {"autoencoder", "wide_autoencoder", "bert_pretraining"}
+    assert {row["workload"] for row in times} == {"autoencoder", "wide_autoencoder", "bert"}
     assert {row["hardware"] for row in times} == {"test"}
     assert {row["check"] for row in rows(finished / RESULTS / "probes" / "numerics.csv")} == {"C20", "C21", "C23"}
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
+
+Milliseconds = TypeVar("Milliseconds", float, pd.Series)
 
 
 class PowerLaw(NamedTuple):
@@ -45,6 +47,11 @@ class Collective(NamedTuple):
     workers: int
     payload_bytes: float
     seconds: float
+
+
+def cycle_mean(refresh_ms: Milliseconds, other_ms: Milliseconds, period: float) -> Milliseconds:
+    """Return the mean time of a step over a cycle of ``period`` steps, one of which refreshes."""
+    return (refresh_ms + (period - 1) * other_ms) / period
 
 
 def power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.analysis.time_to_target import Reaching, reaching, to_target
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.sources import chosen, joined, traced
@@ -37,14 +38,16 @@ _BREAKDOWN: Final = (
 )
 _CYCLES: Final = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms", "estimate")
 
-#: What the probes call the model, batch and data of an experiment's workload, where they step just that, on a CPU.
-#: On a GPU they step the paper's models on batches of their own, so that nothing is projected there.
-STEPPED: Final[Mapping[tuple[str, str], Mapping[str, str]]] = {
-    ("bert_pretraining", "bert_pretraining"): {"step_breakdown": "bert", "iteration_time": "bert_pretraining"},
-    ("resnet50_imagenet", "resnet20"): {"step_breakdown": "resnet"},
-    ("update_rules", "autoencoder"): {"step_breakdown": "autoencoder", "iteration_time": "autoencoder"},
-    ("update_rules", "bert_pretraining"): {"step_breakdown": "bert", "iteration_time": "bert_pretraining"},
+STEPPED: Final[Mapping[tuple[str, str], str]] = {
+    ("bert_pretraining", "bert_pretraining"): "bert",
+    ("resnet50_imagenet", "resnet20"): "resnet",
+    ("update_rules", "autoencoder"): "autoencoder",
+    ("update_rules", "bert_pretraining"): "bert",
 }
+"""The probes' model for each (experiment, workload) whose model, batch and data the probes time unchanged on a CPU.
+
+On a GPU the probes time the paper's models on batches of their own, so nothing is projected there.
+"""
 
 _GOAL: Final = ["experiment", "workload", "dataset", "target", "optimizer", "steps", "hyperparameters"]
 
@@ -141,22 +144,22 @@ class Machine:
                 times = found["ms" if probe == "step_breakdown" else "iteration_ms"]
                 yield self._step_time(probe, str(workload), str(optimizer), float(str(period)), times)
 
-    def step_time(self, names: Mapping[str, str], optimizer: str, period: float) -> StepTime | None:
-        """Return an optimizer's step time at any period, None where nothing tells it.
+    def step_time(self, model: str, optimizer: str, period: float) -> StepTime | None:
+        """Return an optimizer's step time on a probes' model at any period; None if the probes do not determine it.
 
-        names: the workload's name by probe.  A cycle holds one refresh, so its mean is linear in 1 / period: between
-        a refreshing step and the others where both were timed, else between measured periods, never beyond them.
+        A cycle holds one refresh, so its mean is linear in 1 / period. It is computed from a refreshing step and the
+        others if both were timed, else interpolated between measured periods; it is never extrapolated.
         """
         rows = self._breakdown
-        rows = rows[(rows["workload"] == names.get("step_breakdown")) & (rows["optimizer"] == optimizer)]
+        rows = rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
         if not rows.empty:
             times = rows["ms"]
             if not math.isnan(period):
-                times = (rows["refresh_ms"] + (period - 1) * rows["other_ms"]) / period
+                times = cycle_mean(rows["refresh_ms"], rows["other_ms"], period)
             if times.notna().all():
-                return self._step_time("step_breakdown", names["step_breakdown"], optimizer, period, times)
+                return self._step_time("step_breakdown", model, optimizer, period, times)
         rows = self._cycles
-        rows = rows[(rows["workload"] == names.get("iteration_time")) & (rows["optimizer"] == optimizer)]
+        rows = rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
         measured = {
             float(str(at)): found.sort_values("repeat")["iteration_ms"].reset_index(drop=True)
             for at, found in rows.groupby("inverse_update_period")
@@ -167,7 +170,7 @@ class Machine:
         above, below = min(longer), max(shorter)
         share = 0.0 if above == below else (1 / period - 1 / above) / (1 / below - 1 / above)
         times = share * measured[below] + (1 - share) * measured[above]
-        return self._step_time("iteration_time", names["iteration_time"], optimizer, period, times)
+        return self._step_time("iteration_time", model, optimizer, period, times)
 
     def goals(self) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, Reaching]]:
         """Yield the runs of every setting that has a target, and how they reach it; key: the values of `_GOAL`."""
@@ -273,10 +276,10 @@ def project(
     rows: the runs behind the iterations.  The interval multiplies the bounds of both factors.
     """
     experiment, workload, *_, optimizer, _, hyperparameters = key
-    names = STEPPED.get((experiment, workload))
-    if names is None or rows["gpu"].notna().any():
+    model = STEPPED.get((experiment, workload))
+    if model is None or rows["gpu"].notna().any():
         return None
-    step = machine.step_time(names, optimizer, period_of(json.loads(hyperparameters)))
+    step = machine.step_time(model, optimizer, period_of(json.loads(hyperparameters)))
     if step is None:
         return None
     steps, seconds = iterations.took, step.took.scaled(1e-3)

@@ -28,11 +28,6 @@ WORKLOADS = {
 PROBE_COLUMNS = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms", "estimate")
 
 
-def _is(workload: str, column: pd.Series) -> pd.Series:
-    """Rows of a workload by the first part of its name, so that ``bert_pretraining`` counts as ``bert``."""
-    return column.astype(str).str.split("_").str[0] == workload
-
-
 def _labels(frame: pd.DataFrame) -> list[str]:
     return style.in_order(frame["optimizer"])
 
@@ -125,7 +120,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     for column, (workload, (experiment, model)) in enumerate(WORKLOADS.items()):
         upper, lower = axes[0, column], axes[1, column]
         upper.set_title(style.workload_name(workload))
-        drawn |= _draw_times(upper, times[_is(workload, times["workload"])], of_paper[of_paper["model"] == model])
+        drawn |= _draw_times(upper, times[times["workload"] == workload], of_paper[of_paper["model"] == model])
         metrics = experiments[workload]
         losses = ended(metrics, "validation", "loss")
         failed = metrics[metrics["split"].isna()]

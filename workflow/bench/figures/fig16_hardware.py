@@ -25,7 +25,7 @@ EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "update_rules")
 PROBES = ("step_breakdown", "iteration_time")
 COMPARES = True
 
-#: A column of the figure: what the probes and the experiments call it.
+#: Columns of the figure: the model of its step times, and the experiment of its times to target.
 SUBJECTS: Final = {
     "BERT": ("bert", "bert_pretraining"),
     "ResNet": ("resnet", "resnet50_imagenet"),
@@ -61,8 +61,8 @@ def _target_bars(times: Sequence[TargetTime], experiment: str, subject: str) -> 
     """The times to target of an experiment on the model that the column shows."""
     bars = []
     for time in times:
-        names = STEPPED.get((time.experiment, time.workload), {}).get("step_breakdown", subject)
-        if time.experiment == experiment and names == subject:
+        model = STEPPED.get((time.experiment, time.workload), subject)
+        if time.experiment == experiment and model == subject:
             reached, runs = time.iterations.reached, time.iterations.took.n
             remark = f"{reached} of {runs} reached" if reached < runs else ""
             bars.append(Bar(time.machine, time.optimizer, time.seconds, time.projected, remark, time.target.describe()))
@@ -133,8 +133,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     targets = side_by_side.target_times(machines)
     columns: dict[str, tuple[list[Bar], list[Bar]]] = {}
     for title, (subject, experiment) in SUBJECTS.items():
-        name = subject if probe == "step_breakdown" else _cycle_name(steps, subject, experiment)
-        bars = _step_bars(steps, name, probe), _target_bars(targets, experiment, subject)
+        bars = _step_bars(steps, subject, probe), _target_bars(targets, experiment, subject)
         if any(bars):
             columns[title] = bars
     if not columns:
@@ -211,8 +210,3 @@ def _absent(results: Results) -> list[str]:
     """What this machine has no results of."""
     names = [name for name in EXPERIMENTS if results.runs(name).empty]
     return names + [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
-
-
-def _cycle_name(steps: Sequence[StepTime], subject: str, experiment: str) -> str:
-    """The name that the probe iteration_time gives a subject: on a GPU as the other probes do."""
-    return subject if any(time.workload == subject for time in steps) else experiment

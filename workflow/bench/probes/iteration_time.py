@@ -31,7 +31,8 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _models
 from workflow.bench.probes._models import Trainable
 
-EXPERIMENTS: Final = ("autoencoder_inversion", "bert_inversion")
+EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
+"""Experiments whose optimizers are timed, and the name of their model in all probes."""
 WIDE: Final = (512, 256, 16, 256, 512)
 REPEATS: Final = 6
 CYCLE: Final = 10
@@ -135,13 +136,13 @@ def contenders(plan: Plan) -> Iterator[Contender]:
     if plan.tier.device == "cuda":
         yield from _at_true_size(plan)
         return
-    for name in EXPERIMENTS:
+    for name, model in EXPERIMENTS.items():
         if name not in plan.experiments:
             continue
         jobs = plan.experiments[name].jobs
         given = jobs["mkor"].runs[0].spec["workload"]
-        sizes = {given["name"]: given}
-        if given["name"] == "autoencoder":
+        sizes = {model: given}
+        if model == "autoencoder":
             sizes["wide_autoencoder"] = {**given, "hidden": list(WIDE)}
         for workload, parameters in sizes.items():
             data = workloads.create(**parameters)

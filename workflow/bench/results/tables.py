@@ -76,6 +76,10 @@ def _refuse_text(path: Path, column: pd.Series, *, infinite: bool) -> None:
         raise _odd(path, wrong.index[0], column.name, wrong.iloc[0], "no number")
 
 
+_FORMER_MODELS: Final[Mapping[str, Mapping[str, str]]] = {"iteration_time": {"bert_pretraining": "bert"}}
+"""Models that results of earlier versions, such as those in results/reference, name differently, by probe."""
+
+
 @dataclass(frozen=True)
 class Results:
     """The results of one machine at one tier: the folder ``results/<hardware>/<tier>``.
@@ -108,7 +112,8 @@ class Results:
 
     def probe(self, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
         """Rows of ``probes/<name>.csv``, which must have ``columns``; empty where the probe has not run."""
-        return _read(self.root / "probes" / f"{name}.csv", columns)
+        rows = _read(self.root / "probes" / f"{name}.csv", columns)
+        return rows.replace({"workload": _FORMER_MODELS.get(name, {})}) if "workload" in rows else rows
 
     def experiments(self) -> list[str]:
         """Names of the experiments that have a table of runs."""
