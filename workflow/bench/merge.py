@@ -30,7 +30,8 @@ from workflow.bench.plan.runs import Planned, Spec, run_id
 from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv
 from workflow.bench.support.config import CONFIG, ConfigError, shown_key, shown_path, shown_value
 from workflow.bench.support.files import sync_folder, write_atomically, write_json
-from workflow.bench.support.provenance import code_fingerprint, package_versions
+from workflow.bench.support.provenance import package_versions
+from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint
 from workflow.bench.training.record import Status
 
 #: Pictures that are kept, those of the README; the others can be drawn again from the tables.
@@ -104,7 +105,7 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Found:
         notes += _left_out(experiment, rows, plan)
         runs += rows
     measured = [row for file in probes for row in _check_probe(file, plan)]
-    differences = _differences(runs, measured)
+    differences = _differences(runs, measured, plan)
     if differences and not other_versions:
         raise MergeError(f"{shown_path(folder)}: {'; '.join(differences)}; --other-versions takes it all the same")
     tabulated = [folder / "tables" / f"{name}{suffix}" for name in available("tables") for suffix in (".csv", ".md")]
@@ -260,14 +261,17 @@ def probe_columns(name: str) -> tuple[str, ...]:
     raise ValueError(f"{module.name} has no class Row")
 
 
-def _differences(runs: Rows, probes: Rows) -> list[str]:
+def _differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:
     """Return what differs from the versions here: PyTorch's release, whatever its build, and the code."""
     here = package_versions().get("torch", "none").partition("+")[0]
     torch = {row["torch"].partition("+")[0] for row in runs if row["torch"]} - {here}
-    code = {row["code_fingerprint"] for row in (*runs, *probes) if row["code_fingerprint"]} - {code_fingerprint()}
+    codes = [(row["code_fingerprint"], code_fingerprint(plan.runs[row["run"]].lineage)) for row in runs]
+    codes += [(row["code_fingerprint"], probe_fingerprint()) for row in probes]
+    other = sorted({(theirs, ours) for theirs, ours in codes if theirs not in ("", ours)})
     return [
         *([f"made with torch {', '.join(sorted(torch))}, {here} here"] if torch else []),
-        *([f"made by code {', '.join(sorted(code))}, {code_fingerprint()} here"] if code else []),
+        *(f"made by code {theirs}, {ours} here" for theirs, ours in other[:1]),
+        *([f"and by {len(other) - 1} others"] if len(other) > 1 else []),
     ]
 
 

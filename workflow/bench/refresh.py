@@ -8,7 +8,7 @@ import sys
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import locked
-from workflow.bench.support.provenance import is_current
+from workflow.bench.support.source_code import is_current
 from workflow.bench.training.record import RunFolder, read_summary
 
 
@@ -24,7 +24,7 @@ def forget(plan: Plan) -> int:
             folder = RunFolder.of(plan.results, run.id)
             with locked(folder.lock):
                 summary = read_summary(folder)
-                if summary and not is_current(summary):
+                if summary and not is_current(summary, run.lineage):
                     folder.summary.unlink()
                     folder.metrics.unlink(missing_ok=True)
                     for saved in folder.path.glob(f"{folder.checkpoint.name}*"):

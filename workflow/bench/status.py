@@ -17,7 +17,8 @@ from workflow.bench.plan.artefacts import made_from, measured_by
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import is_locked
-from workflow.bench.support.provenance import gpu_names, is_current
+from workflow.bench.support.provenance import gpu_names
+from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
 from workflow.bench.training.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
 
@@ -52,7 +53,7 @@ def states(plan: Plan, job: Job) -> list[State]:
     for run in job.runs:
         folder = RunFolder.of(plan.results, run.id)
         summary = read_summary(folder)
-        older = summary is not None and not is_current(summary)
+        older = summary is not None and not is_current(summary, run.lineage)
         seconds = None
         running = is_locked(folder.lock)
         if summary and not running and is_done(folder, needs_weights=run.id in plan.started_from):

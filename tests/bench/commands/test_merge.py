@@ -18,7 +18,7 @@ from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.runs import run_id
 from workflow.bench.results.tables import Results
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.provenance import code_fingerprint
+from workflow.bench.support.source_code import probe_fingerprint
 
 NAME = "other-cpu"
 TARGET = {"split": "validation", "metric": "loss", "below": 0.178}
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "results" / NAME / "embedded"
     for part in ("probes", "tables", "figures"):
         (source / part).mkdir()
-    table = step_breakdown(NAME).assign(code_fingerprint=code_fingerprint())
+    table = step_breakdown(NAME).assign(code_fingerprint=probe_fingerprint())
     table.to_csv(source / "probes" / "step_breakdown.csv", index=False)
     for file in ("tables/hardware.csv", "tables/hardware.md", "tables/hardware.html", "figures/fig16_hardware.pdf"):
         (source / file).write_text("made there\n")
@@ -174,7 +174,7 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a broken spec": (lambda f: min((_source(f) / "specs").iterdir()).write_text("{"), "no valid JSON"),
     "a target": (_set(RUNS, "target", '{"split": "validation", "metric": "loss", "below": 9.0}'), "target = "),
     "another torch": (_set(RUNS, "torch", "1.0.0+cpu"), "made with torch 1.0.0"),
-    "other code": (_set(RUNS, "code_fingerprint", "0" * 16), f"made by code {'0' * 16}, {code_fingerprint()} here"),
+    "other code": (_set(RUNS, "code_fingerprint", "0" * 16), f"made by code {'0' * 16}"),
     "a probe of other code": (_set(PROBE, "code_fingerprint", "0" * 16), f"made by code {'0' * 16}"),
     "another configuration": (
         lambda f: _experiment(f / "config", lr=2.0),

@@ -13,7 +13,7 @@ from workflow.bench import status, train
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.files import locked
-from workflow.bench.support.provenance import code_fingerprint
+from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 
 
@@ -39,7 +39,7 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
 def summary(run: Run, state: str, *, steps: int, seconds: float, reason: str = "") -> str:
     """A run.json as far as the listing reads it."""
     record = {"status": state, "steps_done": steps, "wall_seconds": seconds, "reason": reason}
-    return json.dumps({**record, "id": run.id, "code_fingerprint": code_fingerprint()})
+    return json.dumps({**record, "id": run.id, "code_fingerprint": code_fingerprint(run.lineage)})
 
 
 @pytest.fixture

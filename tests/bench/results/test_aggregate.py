@@ -11,8 +11,8 @@ from tests.support.experiments import block, load, make_folder, optimizer, optio
 from workflow.bench import aggregate, train
 from workflow.bench.plan import Plan
 from workflow.bench.plan.targets import Target
-from workflow.bench.support.config import ROOT
-from workflow.bench.support.provenance import CODE, code_files, code_fingerprint, package_versions
+from workflow.bench.support.provenance import package_versions
+from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.record import RunFolder
 
@@ -80,7 +80,7 @@ def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
         assert sum(seconds) == pytest.approx(float(row["wall_seconds"]))
         assert float(row["train_seconds"]) < float(row["wall_seconds"])
         assert row["code_current"] == "true"
-        assert row["code_fingerprint"] == code_fingerprint()
+        assert row["code_fingerprint"] == code_fingerprint(plan.runs[run].lineage)
         assert row["torch"] == package_versions()["torch"]
         assert row["cpu"]
         assert row["gpu"] == ""
@@ -135,19 +135,3 @@ def test_a_stale_or_absent_csv_is_one_line(tmp_path: Path, capsys: pytest.Captur
     assert aggregate.main(["one", *options(folder)]) == 1
     assert "one/sgd.csv: holds other runs than are planned; run " in capsys.readouterr().err
     assert not (load(folder).results / "one.csv").exists()
-
-
-def test_the_fingerprint_covers_what_trains_and_nothing_else():
-    """Truth: the project's modules that a training process has loaded."""
-    import sys
-
-    assert all((ROOT / name).exists() for name in CODE)
-    covered = set(code_files())
-    numbers = {
-        Path(module.__file__)
-        for name, module in list(sys.modules.items())
-        if name.startswith(("mkor_core", "baselines", "workflow.bench.workloads")) and getattr(module, "__file__", None)
-    }
-    assert numbers <= covered
-    assert {ROOT / "workflow/bench/training/loop.py", ROOT / "mkor_core/mkor.py", ROOT / "baselines/sgd.py"} <= covered
-    assert not {file for file in covered if {"figures", "tables", "probes"} & set(file.parts)}

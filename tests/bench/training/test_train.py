@@ -26,7 +26,7 @@ from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT, ConfigError, schema
 from workflow.bench.support.files import locked
-from workflow.bench.support.provenance import is_current
+from workflow.bench.support.source_code import is_current
 from workflow.bench.training import checkpoint, loop
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.progress import Progress
@@ -229,13 +229,13 @@ def test_a_run_that_went_on_with_other_code_is_no_run_of_todays(
 ):
     run = run_of(folder, "sgd")
     place = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(loop, "code_fingerprint", lambda: "older")
+    monkeypatch.setattr(loop, "code_fingerprint", lambda specs: "older")
     loop.train(run, workload, place, setting(after(3)))
     monkeypatch.undo()
     loop.train(run, workload, place, setting())
     summary = read_summary(place) or {}
     assert summary["code_fingerprint"].startswith("older, ")
-    assert not is_current(summary)
+    assert not is_current(summary, run.lineage)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -130,11 +131,12 @@ class Machine:
         return self._breakdown.empty and self._cycles.empty and self.runs.empty
 
     @cached_property
-    def fingerprints(self) -> frozenset[str]:
-        """Fingerprints of the code that measured, of runs and step times."""
-        frames = (self.runs, self.results.probe("step_breakdown", ()), self.results.probe("iteration_time", ()))
-        known = (frame["code_fingerprint"].dropna() for frame in frames if "code_fingerprint" in frame)
-        return frozenset(str(value) for column in known for value in column)
+    def fingerprints(self) -> dict[str, str]:
+        """The fingerprint of the code that measured each run (by id) and each probe (by name)."""
+        probes = (self.results.probe(name, ()).assign(run=name) for name in ("step_breakdown", "iteration_time"))
+        frames = [frame for frame in (self.runs, *probes) if "code_fingerprint" in frame]
+        rows = pd.concat(frames)[["run", "code_fingerprint"]].dropna() if frames else pd.DataFrame()
+        return {str(measurement): str(code) for measurement, code in rows.to_numpy()}
 
     def step_times(self) -> Iterator[StepTime]:
         """Yield every step time that the probes measured, at the periods that they measured."""
@@ -336,10 +338,13 @@ def describe(machines: Iterable[Machine], experiments: Collection[str] | None = 
             runs = runs[runs["experiment"].isin(experiments)]
         if machine.prefix:
             notes.append(f"compared with {machine.name}: {_counted(runs)}")
-    codes = {machine.name: machine.fingerprints for machine in listed if machine.fingerprints}
-    if len(frozenset().union(*codes.values())) > 1:
-        shown = (f"{name} {', '.join(code[:9] for code in sorted(known))}" for name, known in codes.items())
-        notes.append(f"measured by different code: {'; '.join(shown)}")
+    codes: dict[str, list[str]] = defaultdict(list)
+    for machine in listed:
+        for measurement, code in machine.fingerprints.items():
+            codes[measurement].append(code)
+    shared = [found for found in codes.values() if len(found) > 1]
+    if differing := sum(len(set(found)) > 1 for found in shared):
+        notes.append(f"different code measured {differing} of the {len(shared)} runs and probes that machines share")
     return notes
 
 

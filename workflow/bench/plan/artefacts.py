@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from workflow.bench.plan import Plan
+from workflow.bench.support.source_code import reachable
 
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
@@ -139,19 +140,5 @@ def _relative(file: Path) -> str:
 
 
 def sources(module: Path) -> list[Path]:
-    """``module`` and the bench's files that it imports, directly or not; of a package, its ``__init__.py``."""
-    found: list[Path] = []
-    waiting = [module]
-    while waiting:
-        file = waiting.pop()
-        if file in found:
-            continue
-        found.append(file)
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("workflow.bench"):
-                parts = (node.module or "").split(".")[2:]
-                names = [[*parts, alias.name] for alias in node.names] + [parts]
-                places = [BENCH.joinpath(*name) for name in names if name]
-                candidates = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
-                waiting += [candidate for candidate in candidates if candidate.is_file()]
-    return sorted(found)
+    """Return ``module`` and the bench's files that it imports, directly or not."""
+    return reachable([module], ["workflow/bench"])

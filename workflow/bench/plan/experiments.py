@@ -117,7 +117,7 @@ class Experiments:
         if len(runs) != 1:
             must = f"must mean one run; experiment '{name}' has {len(runs)} of '{label}' with this seed"
             raise error(file, (*key, "seed"), seed, must)
-        return _Source((name, label), runs[0].id)
+        return _Source((name, label), runs[0])
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class _Source:
     """A run whose final weights another one starts from, and its job (experiment, label)."""
 
     job: tuple[str, str]
-    run: str
+    run: Run
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
@@ -209,8 +209,9 @@ class _Block:
         hyperparameters = resolved(given, entry["name"], self.signatures)
         optimizer = {"name": entry["name"], "hyperparameters": hyperparameters}
         source = self.start(label_of(entry), seed)
-        start_from = source.run if source else None
-        return Run({**self.shared, "start_from": start_from, "seed": seed, "optimizer": optimizer})
+        upstream = source.run if source else None
+        start_from = upstream.id if upstream else None
+        return Run({**self.shared, "start_from": start_from, "seed": seed, "optimizer": optimizer}, upstream)
 
 
 class _Tuned:

@@ -32,6 +32,8 @@ class Run:
     """
 
     spec: Spec = field(compare=False)
+    upstream: Run | None = field(default=None, compare=False)
+    """The run whose final weights it starts from, `start_from`."""
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,6 +63,11 @@ class Run:
     def start_from(self) -> str | None:
         """The id of the run whose final weights it starts from."""
         return self.spec["start_from"]
+
+    @property
+    def lineage(self) -> tuple[Spec, ...]:
+        """The specs that its numbers depend on: its own, and those of the runs that it starts from."""
+        return (self.spec, *(self.upstream.lineage if self.upstream else ()))
 
     @property
     def precision(self) -> str:

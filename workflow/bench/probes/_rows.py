@@ -10,10 +10,11 @@ import pandas as pd
 
 from workflow.bench.support import provenance
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.source_code import probe_fingerprint
 
 
 def write_rows(out: Path, rows: Iterable[NamedTuple]) -> None:
     """Write rows of one kind, at least one, with the columns ``code_fingerprint`` and ``git_commit``, atomically."""
     commit, _ = provenance.git_state()
-    table = pd.DataFrame(rows).assign(code_fingerprint=provenance.code_fingerprint(), git_commit=commit)
+    table = pd.DataFrame(rows).assign(code_fingerprint=probe_fingerprint(), git_commit=commit)
     write_atomically(out, table.to_csv(index=False))

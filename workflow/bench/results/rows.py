@@ -13,7 +13,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job, Planned
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
-from workflow.bench.support.provenance import is_current
+from workflow.bench.support.source_code import is_current
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.record import METRIC_COLUMNS, DamagedRecordError, RunFolder, read_metrics, read_summary
 
@@ -112,7 +112,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "target": json.dumps(target.as_dict()) if target else None,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
-            "code_current": is_current(summary) if "code_fingerprint" in summary else None,
+            "code_current": is_current(summary, run.lineage) if "code_fingerprint" in summary else None,
             "torch": summary.get("packages", {}).get("torch"),
             "cpu": machine.get("cpu"),
             "gpu": "; ".join(machine.get("gpus", [])) if on_gpu else None,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -17,15 +16,7 @@ from typing import Any, Final
 
 from workflow.bench.support.config import ROOT, ConfigError, shown_path
 from workflow.bench.support.files import write_json
-
-#: What a run's numbers depend on, beside its spec: whole packages, and the bench's own part in training.
-CODE: Final = (
-    "mkor_core",
-    "baselines",
-    "workflow/bench/workloads",
-    "workflow/bench/data",
-    "workflow/bench/training",
-)
+from workflow.bench.support.source_code import code_fingerprint
 
 #: The hardware of a tier that computes on a GPU, planned on a machine that has none.
 NO_GPU: Final = "no-gpu"
@@ -114,26 +105,6 @@ def _nvidia_smi(query: str) -> list[str]:
     return called.stdout.strip().splitlines() if called.returncode == 0 else []
 
 
-@cache
-def code_fingerprint(root: Path = ROOT) -> str:
-    """Return a hash of the sources that a run's numbers depend on (`CODE`)."""
-    digest = hashlib.sha256()
-    for file in code_files(root):
-        digest.update(f"{file.relative_to(root)}\0{file.stat().st_size}\0".encode())
-        digest.update(file.read_bytes())
-    return digest.hexdigest()[:16]
-
-
-def code_files(root: Path = ROOT) -> Iterator[Path]:
-    """Yield the source files behind `code_fingerprint`, in a fixed order."""
-    for name in CODE:
-        path = root / name
-        if path.is_dir():
-            yield from sorted(path.rglob("*.py"))
-        elif path.is_file():
-            yield path
-
-
 def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
     """Return the commit, and whether tracked files differ from it; (None, None) outside a git checkout."""
     commit = _git(root, "rev-parse", "HEAD")
@@ -175,23 +146,19 @@ def machine() -> dict[str, Any]:
     }
 
 
-@cache
-def collect() -> dict[str, Any]:
-    """Return the provenance part of run.json.
+def collect(specs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the provenance part of a run.json; ``specs`` as in `code_fingerprint`."""
+    return {"code_fingerprint": code_fingerprint(specs), **_of_process()}
 
-    It is that of the first call: a process goes on with the code that it has loaded, whatever becomes of the files.
-    """
+
+@cache
+def _of_process() -> dict[str, Any]:
+    """Return what does not change while a process lives; later edits of its files do not matter to it."""
     commit, dirty = git_state()
     return {
         "git_commit": commit,
         "git_dirty": dirty,
-        "code_fingerprint": code_fingerprint(),
         "python": platform.python_version(),
         "packages": package_versions(),
         "machine": machine(),
     }
-
-
-def is_current(summary: Mapping[str, Any]) -> bool:
-    """Tell whether a run.json was made by today's code."""
-    return bool(summary.get("code_fingerprint") == code_fingerprint())

@@ -22,7 +22,8 @@ from mkor_core.preconditioner import STATE_KEY
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import PLAIN_PRECISION, Run
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.provenance import code_fingerprint, collect
+from workflow.bench.support.provenance import collect
+from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import micro_batches, share_batches, share_of
 from workflow.bench.training.checkpoint import CheckpointError
@@ -112,7 +113,7 @@ def train(
     """
     ranks = setting.ranks
     started = datetime.now(UTC)
-    provenance = collect()
+    provenance = collect(run.lineage)
     account = _Account()
     status: Status = "finished"
     reason = ""
@@ -198,7 +199,7 @@ class _Training:
         state, self._log = _last_state(folder, run, setting)
         self.account = _Account(**state["ranks"][self._ranks.rank]["account"]) if state else _Account()
         self.account.slices += 1
-        code = code_fingerprint()
+        code = code_fingerprint(run.lineage)
         if code not in self.account.code:
             self.account.code = ", ".join(filter(None, [self.account.code, code]))
         self._sent_before = dict(self.account.bytes_sent)

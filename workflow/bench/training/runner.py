@@ -243,5 +243,5 @@ def _summary_of_no_training(run: Run, status: Status, reason: str) -> dict[str, 
         "status": status,
         "reason": reason,
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        **collect(),
+        **collect(run.lineage),
     }

@@ -1,0 +1,212 @@
+"""The fingerprint of a run's code: which edits change it, and for which runs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
+from workflow.bench import aggregate, train
+from workflow.bench.plan import Plan
+from workflow.bench.support import source_code
+from workflow.bench.support.config import ROOT
+from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint, reachable, run_files
+
+METHODS = {"mkor": "sgd", "kaisa": "sgd", "eva": "lamb", "lamb": None, "adamw": None}
+"""Methods and their bases."""
+WORKLOADS = ("autoencoder", "resnet20", "bert_pretraining")
+RUNS = {f"{workload} {method}" for workload, method in itertools.product(WORKLOADS, METHODS)}
+
+
+def spec(workload: str, method: str, base: str | None) -> dict[str, Any]:
+    """The part of a spec that names code."""
+    hyperparameters = {"lr": 0.1, **({"base": base} if base else {})}
+    return {"workload": {"name": workload}, "optimizer": {"name": method, "hyperparameters": hyperparameters}}
+
+
+def fingerprints(root: Path) -> dict[str, str]:
+    return {
+        f"{workload} {method}": code_fingerprint([spec(workload, method, base)], root)
+        for workload, (method, base) in itertools.product(WORKLOADS, METHODS.items())
+    }
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Callable[[], Path]:
+    """Makes copies of the code that trains, each in a folder of its own: hashes are kept by path."""
+
+    def make() -> Path:
+        root = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
+        for folder in source_code._FOLDERS:
+            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        return root
+
+    return make
+
+
+def replaced(file: str, old: str, new: str) -> Callable[[Path], object]:
+    def edit(root: Path) -> None:
+        text = (root / file).read_text()
+        assert old in text
+        (root / file).write_text(text.replace(old, new, 1))
+
+    return edit
+
+
+def appended(file: str, text: str) -> Callable[[Path], object]:
+    return lambda root: (root / file).open("a").write(text)
+
+
+EDITS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
+    "a comment in mkor_core": (appended("mkor_core/mkor.py", "\n# A comment.\n"), set()),
+    "a docstring in mkor_core": (replaced("mkor_core/linalg.py", '    """', '    """Changed. '), set()),
+    "other formatting": (replaced("mkor_core/linalg.py", "def ", "\n\n\ndef "), set()),
+    "a new file in baselines": (lambda root: (root / "baselines" / "rival.py").write_text("LR = 1.0\n"), set()),
+    "an operator in mkor_core": (appended("mkor_core/comm.py", "\nHALF = 1 / 2\n"), RUNS),
+    "an operator in training": (appended("workflow/bench/training/loop.py", "\nHALF = 1 / 2\n"), RUNS),
+    "an operator in a workload": (
+        appended("workflow/bench/workloads/autoencoder.py", "\nHALF = 1 / 2\n"),
+        {run for run in RUNS if run.startswith("autoencoder")},
+    ),
+    "an operator in a workload's data": (
+        appended("workflow/bench/data/corpus.py", "\nHALF = 1 / 2\n"),
+        {run for run in RUNS if run.startswith("bert_pretraining")},
+    ),
+    "an operator in a method": (
+        appended("baselines/kaisa.py", "\nHALF = 1 / 2\n"),
+        {run for run in RUNS if run.endswith("kaisa")},
+    ),
+    "an operator in a base": (
+        appended("baselines/lamb.py", "\nHALF = 1 / 2\n"),
+        {run for run in RUNS if run.endswith(("lamb", "eva"))},
+    ),
+    "an operator in a helper of two methods": (
+        appended("baselines/_groups.py", "\nHALF = 1 / 2\n"),
+        {run for run in RUNS if run.endswith(("lamb", "eva", "adamw"))},
+    ),
+    "an operator of a probe": (appended("workflow/bench/probes/memory.py", "\nHALF = 1 / 2\n"), set()),
+}
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(copy, name):
+    edit, expected = EDITS[name]
+    before, root = fingerprints(ROOT), copy()
+    assert fingerprints(root) == before  # wherever the repository lies
+    edited = copy()
+    edit(edited)
+    after = fingerprints(edited)
+    assert {run for run in RUNS if after[run] != before[run]} == expected
+
+
+def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(copy):
+    edited = copy()
+    appended("baselines/kaisa.py", "\nHALF = 1 / 2\n")(edited)
+    tuned, pretrained = spec("bert_span", "adamw", None), spec("bert_pretraining", "kaisa", "lamb")
+    assert code_fingerprint([tuned], edited) == code_fingerprint([tuned])
+    assert code_fingerprint([tuned, pretrained], edited) != code_fingerprint([tuned, pretrained])
+
+
+def test_the_plan_names_the_runs_that_a_run_starts_from(tmp_path: Path):
+    folder = make_folder(tmp_path / "config")
+    write(folder, "first", block(optimizer("sgd")))
+    start = {"experiment": "first", "optimizer": "sgd"}
+    write(folder, "second", block(optimizer("mkor"), start_from=start))
+    plan = load(folder)
+    (first,), (second,) = plan.job("first", "sgd").runs, plan.job("second", "mkor").runs
+    assert second.start_from == first.id
+    assert second.lineage == (second.spec, first.spec)
+
+
+def test_probes_depend_on_every_method_and_workload(copy):
+    edited = copy()
+    assert probe_fingerprint(edited) == probe_fingerprint()
+    again = copy()
+    EDITS["a new file in baselines"][0](again)
+    assert probe_fingerprint(again) != probe_fingerprint()
+
+
+@pytest.mark.parametrize("workload", ["autoencoder", "bert_pretraining", "bert_classification", "resnet20"])
+def test_a_fingerprint_covers_what_a_training_process_loads(workload):
+    """Truth: the modules that a process has loaded once it can train; packages' own files hold no numbers."""
+    code = f"""
+import json, sys
+from workflow.bench import workloads
+from workflow.bench.training import loop
+workloads._class({workload!r})
+print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]))
+"""
+    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    loaded = {Path(file) for file in json.loads(printed)}
+    folders = [ROOT / name for name in ("mkor_core", "workflow/bench/data", "workflow/bench/workloads")]
+    expected = {file for file in loaded for folder in folders if file.is_relative_to(folder)}
+    expected |= {file for file in loaded if file.is_relative_to(ROOT / "workflow/bench/training")}
+    files = run_files([spec(workload, "mkor", "sgd")])
+    assert {file for file in expected if file.name != "__init__.py"} <= files
+    assert ROOT / "baselines/sgd.py" in files
+    assert not {file for file in files if {"figures", "tables", "probes", "claims"} & set(file.parts)}
+
+
+def test_imports_are_followed_within_the_given_folders(tmp_path: Path):
+    package = tmp_path / "package"
+    for folder in (package / "inner", tmp_path / "outer"):
+        folder.mkdir(parents=True)
+    (tmp_path / "start.py").write_text(
+        "from package import helper\nfrom package.inner import name, deep\nimport outer.far\n"
+    )
+    for file, text in {
+        "__init__": "",
+        "helper": "import os\n",
+        "unused": "",
+        "inner/__init__": "from package.circle import x\nname = 1\n",
+        "inner/deep": "",
+        "circle": "import package.inner\n",
+    }.items():
+        (package / f"{file}.py").write_text(text)
+    (tmp_path / "outer" / "far.py").write_text("")
+    found = [
+        file.relative_to(tmp_path).as_posix() for file in reachable([tmp_path / "start.py"], ["package"], tmp_path)
+    ]
+    assert found == [
+        "package/circle.py",
+        "package/helper.py",
+        "package/inner/__init__.py",
+        "package/inner/deep.py",
+        "start.py",
+    ]
+
+
+def test_a_process_keeps_the_fingerprint_of_the_code_that_it_loaded(copy):
+    root = copy()
+    before = fingerprints(root)
+    appended("mkor_core/mkor.py", "\nHALF = 1 / 2\n")(root)
+    assert fingerprints(root) == before
+
+
+def test_changed_code_marks_the_runs_of_one_workload_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The mark is in the table of runs; `make status` and `make refresh` ask the same function."""
+    folder = make_folder(tmp_path / "config")
+    resnet = {"name": "resnet20", "dataset": "digits", "batch_size": 16}
+    write(folder, "one", block(optimizer("sgd"), steps=2, evaluate_every=2), tier="embedded")
+    write(folder, "two", block(optimizer("sgd"), steps=2, evaluate_every=2, workload=resnet), tier="embedded")
+    for name in ("one", "two"):
+        assert train.main([name, "sgd", *options(folder)]) == 0
+    hashed = source_code._syntax
+    changed = ROOT / "workflow/bench/workloads/autoencoder.py"
+    monkeypatch.setattr(source_code, "_syntax", lambda file: "changed" if file == changed else hashed(file))
+    plan = load(folder)
+    assert _marks(plan, folder) == {"one": "false", "two": "true"}
+
+
+def _marks(plan: Plan, folder: Path) -> dict[str, str]:
+    for name in ("one", "two"):
+        assert aggregate.main([name, *options(folder)]) == 0
+    return {name: rows(plan.results / f"{name}.runs.csv")[0]["code_current"] for name in ("one", "two")}

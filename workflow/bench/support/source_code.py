@@ -1,0 +1,184 @@
+"""The project's own source files: which ones a file imports, and a fingerprint of those that decide a number.
+
+A fingerprint covers syntax, not text: comments, docstrings and formatting do not change it. It imports none of the
+files, so it needs no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from workflow.bench.support.config import ROOT
+
+_CORE: Final = "mkor_core"
+_TRAINING: Final = "workflow/bench/training"
+_DATA: Final = "workflow/bench/data"
+_WORKLOADS: Final = "workflow/bench/workloads"
+_METHODS: Final = "baselines"
+_PROBES: Final = "workflow/bench/probes"
+
+_FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING, _PROBES)
+"""Folders whose code trains and measures. A probe's rows depend on all of them, a run on a part."""
+
+
+def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> str:
+    """Return a hash of the code that a run's numbers depend on.
+
+    specs: the run's spec and those of the runs whose weights it starts from (`Run.lineage`).
+    """
+    return _hashed(run_files(specs, root), root)
+
+
+def probe_fingerprint(root: Path = ROOT) -> str:
+    """Return a hash of the code that probes' numbers depend on: a probe may measure every method and workload."""
+    return _hashed(_snapshot(root), root)
+
+
+def is_current(summary: Mapping[str, Any], specs: Iterable[Mapping[str, Any]]) -> bool:
+    """Return whether a run.json was made by today's code alone; ``specs`` as in `code_fingerprint`."""
+    return bool(summary.get("code_fingerprint") == code_fingerprint(specs))
+
+
+def run_files(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> frozenset[Path]:
+    """Return the source files behind a run's `code_fingerprint`.
+
+    These are mkor_core, the training room, the code that builds optimizers, and what the specs name: the workload,
+    the method and its base optimizer, each with the modules of data, workloads and baselines that it imports.
+    """
+    return frozenset().union(*(_spec_files(*_named(spec), root) for spec in specs))
+
+
+def _named(spec: Mapping[str, Any]) -> tuple[str, str, str | None]:
+    """Return the names of a spec's workload, method and base optimizer."""
+    optimizer = spec["optimizer"]
+    return spec["workload"]["name"], optimizer["name"], optimizer["hyperparameters"].get("base")
+
+
+@cache
+def _spec_files(workload: str, method: str, base: str | None, root: Path) -> frozenset[Path]:
+    # mkor and mkor_h have no file in baselines: they are a part of mkor_core, which counts anyway.
+    names = [f"{_WORKLOADS}/{workload}.py", *(f"{_METHODS}/{name}.py" for name in (method, base) if name)]
+    entries = [root / name for name in names if (root / name).is_file()]
+    always = [
+        file for file in _snapshot(root) if file.is_relative_to(root / _CORE) or file.is_relative_to(root / _TRAINING)
+    ]
+    # Not followed: it imports several methods for its users' sake.
+    builder = root / _METHODS / "__init__.py"
+    reached = reachable(entries, [_DATA, _WORKLOADS, _METHODS], root, stop_at=[builder])
+    return frozenset([*always, builder, *reached])
+
+
+def _hashed(files: Iterable[Path], root: Path) -> str:
+    digest = hashlib.sha256()
+    for file in sorted(set(files)):
+        digest.update(f"{file.relative_to(root).as_posix()}\0{_syntax(file)}\0".encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _snapshot(root: Path) -> tuple[Path, ...]:
+    """Return all files of `_FOLDERS`, read at the first call.
+
+    A process goes on with the code that it loaded at its start, so later edits must not enter its fingerprints.
+    """
+    files = tuple(sorted(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")))
+    for file in files:
+        _syntax(file)
+    return files
+
+
+def reachable(
+    files: Iterable[Path], within: Sequence[str], root: Path = ROOT, stop_at: Iterable[Path] = ()
+) -> list[Path]:
+    """Return ``files`` and the project's files that they import, directly or not, sorted.
+
+    within: the folders, relative to ``root``, whose files are followed; imports of anything else are left out.
+    stop_at: files that are left out with everything that they import.
+    """
+    folders = [root / folder for folder in within]
+    reached: set[Path] = set()
+    left_out = set(stop_at)
+    waiting = list(files)
+    while waiting:
+        file = waiting.pop()
+        if file in reached or file in left_out:
+            continue
+        reached.add(file)
+        waiting += (used for used in _imported(file, root) if any(used.is_relative_to(folder) for folder in folders))
+    return sorted(reached)
+
+
+@cache
+def _imported(file: Path, root: Path) -> frozenset[Path]:
+    """Return the files under ``root`` that a file names in its import statements.
+
+    ``from package import name`` stands for the module ``package/name.py`` where that exists, and otherwise for the
+    package's ``__init__.py``, in which ``name`` is then defined.
+    """
+    return frozenset(found for name in _dotted(_tree(file)) if (found := _located(name, root)) is not None)
+
+
+def _dotted(tree: ast.Module) -> Iterator[str]:
+    """Yield the dotted names that a module imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _located(name: str, root: Path) -> Path | None:
+    """Return the file of a dotted name: of the module of that name, or of the one in which the name is defined."""
+    place = root.joinpath(*name.split("."))
+    for path in (place, place.parent):
+        for candidate in (path.with_suffix(".py"), path / "__init__.py"):
+            if path != root and candidate.is_file():
+                return candidate
+    return None
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
+
+
+@cache
+def _syntax(file: Path) -> str:
+    """Return a hash of a file's syntax tree without docstrings and other string literals that stand alone."""
+    digest = hashlib.sha256()
+    for part in _canonical(_tree(file)):
+        digest.update(part.encode())
+    return digest.hexdigest()
+
+
+def _canonical(node: Any) -> Iterator[str]:
+    """Yield a syntax tree as text that is the same under every version of Python that parses the file.
+
+    Fields without content are left out, since newer versions add such fields to old nodes (``type_params``).
+    """
+    if isinstance(node, ast.AST):
+        yield f"({type(node).__name__}"
+        for name, value in ast.iter_fields(node):
+            if value not in (None, []) and name not in ("ctx", "kind", "type_comment"):
+                yield f" {name}="
+                yield from _canonical(value)
+        yield ")"
+    elif isinstance(node, list):
+        yield "["
+        for item in node:
+            if not _is_text_alone(item):
+                yield from _canonical(item)
+                yield ","
+        yield "]"
+    else:
+        yield repr(node)
+
+
+def _is_text_alone(node: Any) -> bool:
+    """Return whether a statement is a string literal and nothing else: a docstring, or a comment in that form."""
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
