@@ -16,6 +16,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.common_steps import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import chosen, joined, traced
 from workflow.bench.results.tables import Results, published
@@ -24,15 +25,6 @@ from workflow.bench.tables._files import write_table
 PRETRAINING: Final = "bert_pretraining"
 #: What the others are compared with, as in the paper.
 REFERENCE: Final = "lamb"
-#: The paper's name of a label's optimizer.  Its MKOR stands beside every update rule of ours.
-NAMES: Final[Mapping[str, str]] = {
-    "lamb": "LAMB",
-    "kaisa": "KAISA",
-    "mkor": "MKOR",
-    "mkor_released": "MKOR",
-    "mkor_h": "MKOR-H",
-    "eva": "Eva",
-}
 SCORE_DIGITS: Final = 4
 BROKE_DOWN: Final = "broke down"
 
@@ -114,12 +106,10 @@ def counterpart(label: str, paper: pd.DataFrame) -> Any:
 
     ``mkor_released_600`` is beside the paper's MKOR of 600 iterations; a label without a number beside its longest.
     """
-    name, _, budget = label.rpartition("_")
-    if not budget.isdigit():
-        name, budget = label, ""
-    rows = paper[paper["optimizer"] == NAMES.get(name)]
+    _, _, steps = label.rpartition("_")
+    rows = paper[paper["optimizer"] == paper_name(label)]
     iterations = rows["iterations"].astype(int)
-    found = rows[iterations == (int(budget) if budget else iterations.max())]
+    found = rows[iterations == (int(steps) if steps.isdigit() else iterations.max())]
     return None if found.empty else found.index[0]
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law, width_law
+from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number, spans
 from workflow.bench.results.sources import chosen, joined
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -22,16 +23,6 @@ PUBLISHED = ("complexity",)
 
 COST_COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")
 BYTES_COLUMNS: Final = ("optimizer", "dimension", "workers", "rank", "collective", "bytes", "paper_bytes")
-#: The paper's name of a label's optimizer.  Its MKOR assumes half precision; ours in float32 stands beside it too.
-NAMES: Final = {
-    "mkor": "MKOR",
-    "mkor_bfloat16": "MKOR",
-    "hylo": "HyLo",
-    "kaisa": "KAISA",
-    "eva": "Eva",
-    "sgd": "SGD",
-    "lamb": "LAMB",
-}
 #: Labels in their order; others come after, `FLOOR` last.
 _FIRST: Final = ("mkor", "mkor_bfloat16", "mkor_windowed", "hylo", "kaisa", "kaisa_inverse", "kaisa_mem_opt", "eva")
 FLOOR: Final = "copy"
@@ -131,10 +122,11 @@ def make(results: Results, folder: Path) -> list[Path]:
     table = []
     for label in ordered:
         ours = _measured(label, {name: rows[rows["optimizer"] == label] for name, rows in probes.items()})
-        theirs = _of_paper(paper, NAMES[label]) if label in NAMES else {"data": ""}
+        name = paper_name(label)
+        theirs = _of_paper(paper, name) if name is not None and name in paper.index else {"data": ""}
         table.append(ours | theirs | {"data": joined(ours["data"], theirs["data"])})
     table += [
-        _of_paper(paper, name) for name in paper.index.difference([NAMES.get(label) for label in ordered], sort=False)
+        _of_paper(paper, name) for name in paper.index.difference([paper_name(label) for label in ordered], sort=False)
     ]
     notes = [
         "Slopes are exponents of d. The paper's orders: d is a layer's width, b the batch. State: the preconditioner's "

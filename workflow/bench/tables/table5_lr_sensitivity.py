@@ -14,6 +14,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
+from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.sources import chosen, joined, traced
@@ -23,15 +24,6 @@ from workflow.bench.tables._files import write_table
 EXPERIMENTS = ("resnet_cifar10_lr",)
 PUBLISHED = ("lr_sensitivity_resnet50_cifar10",)
 
-#: The paper's name of a label's optimizer; its MKOR stands beside every rule of ours, its KAISA beside both clips.
-NAMES: Final = {
-    "mkor": "MKOR",
-    "mkor_released": "MKOR",
-    "kaisa": "KAISA",
-    "kaisa_no_clip": "KAISA",
-    "hylo": "HyLo",
-    "sgd": "SGD",
-}
 _MARKS: Final[dict[Outcome, str]] = {
     "converged": "",
     "local-minimum": "*",
@@ -105,8 +97,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     rows: list[dict[str, Any]] = []
     for label, planned in runs.groupby("optimizer", sort=False):
         mine = ended[ended["optimizer"] == label]
-        name = NAMES.get(str(label), "")
-        outcome_of_paper = paper.loc[paper["optimizer"] == name, "outcome"]
+        outcome_of_paper = paper.loc[paper["optimizer"] == paper_name(str(label)), "outcome"]
+        name = "" if outcome_of_paper.empty else paper_name(str(label)) or ""
         rows.append(
             {
                 "optimizer here": label,

@@ -9,6 +9,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import chosen, joined
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -20,8 +21,6 @@ PUBLISHED = ("memory_gb",)
 COLUMNS: Final = ("workload", "optimizer", "update_rule", "quantity", "tensor", "bytes", "computed_bytes")
 #: The paper's model that stands beside a workload of the probe.
 MODELS: Final = {"bert": "BERT-Large-Uncased", "resnet": "ResNet-50"}
-#: The paper's name of a label's optimizer; its MKOR keeps factors in half precision, and stands beside both.
-NAMES: Final = {"lamb": "LAMB", "sgd": "SGD", "mkor": "MKOR", "mkor_bfloat16": "MKOR", "kaisa": "KAISA"}
 _OURS: Final = (
     "model here",
     "optimizer here",
@@ -72,10 +71,10 @@ def _ratio(numerator: float | None, denominator: float | None) -> str:
     return number(numerator / denominator) if numerator and denominator else ""
 
 
-def _published(memory: pd.DataFrame, model: str, optimizer: str) -> Mapping[str, Any]:
+def _published(memory: pd.DataFrame, model: str, optimizer: str | None) -> Mapping[str, Any]:
     """The paper's memory of an optimizer, and its overhead over the first-order optimizer of the same model."""
     of_model = memory[memory["model"] == model].set_index("optimizer")["memory_gb"]
-    if optimizer not in of_model:
+    if optimizer is None or optimizer not in of_model:
         return {}
     first_order = of_model[[name for name in ("SGD", "LAMB") if name in of_model]].iloc[0]
     overhead = float(of_model[optimizer] - first_order)
@@ -94,7 +93,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         base = next((label for label, size in found.items() if size["overhead"] == 0), None)
         base_peak = None if base is None else found[base]["peak"]
         for label, size in found.items():
-            theirs = _published(paper, MODELS.get(str(workload), ""), NAMES.get(label, ""))
+            theirs = _published(paper, MODELS.get(str(workload), ""), paper_name(label))
             peak = size["peak"]
             ours = (
                 workload,
