@@ -3,6 +3,8 @@
 BIN := .venv/bin
 INSTALLED := .venv/installed
 CORES ?= all
+# Parallel tests: one worker for each core that this process may use (taskset and containers count), at most 8.
+WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$(( cores < 8 ? cores : 8 )))
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 .DEFAULT_GOAL := help
@@ -38,7 +40,7 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	$(BIN)/snakemake --lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope
 
 test-faults: $(INSTALLED) ## the long forms: kills at random moments, full disks, damaged files; half an hour, prints its figures
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/data/test_damaged_data.py
