@@ -9,8 +9,8 @@ from typing import Self, cast
 from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from mkor_core.capture import Layer
 from mkor_core.discovery import find_layers
+from mkor_core.layer import Layer
 from mkor_core.method import require_period
 
 

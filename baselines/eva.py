@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mkor_core.capture import MEAN, Captured, Statistic, Sums
+from mkor_core.capture import MEAN, Captured, Statistic
+from mkor_core.kl_clip import KLClipping
 from mkor_core.method import (
     LayerShape,
     LayerState,
     Method,
-    Update,
-    kl_clipped,
     require_choices,
     require_decay,
     require_positive,
@@ -26,7 +24,7 @@ EXAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eva(Method):
+class Eva(KLClipping, Method):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient, a and g running means of raw rows.
 
     damping: the Tikhonov term.
@@ -62,11 +60,6 @@ class Eva(Method):
         """As `rows` says."""
         return self.rows == "rank"
 
-    @property
-    def needs_lr(self) -> bool:
-        """For kl_clip."""
-        return self.kl_clip is not None
-
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
         """Means of zero, and the number of batches seen."""
         return {
@@ -85,7 +78,6 @@ class Eva(Method):
 
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
         """``a <- factor_decay a + (1 - factor_decay) a_batch``, and g alike."""
-        assert isinstance(captured, Sums)
         old = self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
         for side, total in (("left", captured.g), ("right", captured.x)):
             state[side] = old * state[side] + (1 - old) * total / captured.number
@@ -100,7 +92,3 @@ class Eva(Method):
         weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
         update = (grad - torch.outer(weight * g, a)) / self.damping
         return torch.where(state["batches"] > 0, update, grad)  # a layer that was never seen keeps its gradient
-
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Clip all layers' updates together by kl_clip."""
-        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)

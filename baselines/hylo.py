@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mkor_core.capture import ROWS, Captured, Rows, Statistic
+from mkor_core.capture import ROWS, Captured, Statistic
+from mkor_core.kl_clip import KLClipping
 from mkor_core.method import (
     LayerShape,
     LayerState,
     Method,
-    Update,
-    kl_clipped,
     require_choices,
     require_fraction,
     require_period,
@@ -27,7 +25,7 @@ JITTER = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyLo(Method):
+class HyLo(KLClipping, Method):
     """``(U U^T / r + damping I)^-1`` by Sherman-Morrison-Woodbury, U's columns the gradients of r kept rows.
 
     Rows are scaled to their number; a Conv2d has one an example, averaged over its locations.
@@ -41,6 +39,8 @@ class HyLo(Method):
     Raises:
         ValueError: a value out of range, by name.
     """
+
+    gathers_rows: ClassVar[bool] = True
 
     variant: Literal["KIS", "KID"] = "KIS"
     sample_fraction: float = 0.1
@@ -61,11 +61,6 @@ class HyLo(Method):
         """The rows themselves."""
         return ROWS
 
-    @property
-    def needs_lr(self) -> bool:
-        """For kl_clip."""
-        return self.kl_clip is not None
-
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
         """No rows yet."""
         return {
@@ -82,16 +77,9 @@ class HyLo(Method):
         """In the same steps."""
         return self.accumulates(step)
 
-    def condense(self, rows: list[Rows], step: int) -> Captured:
-        """Join the rows of a step's calls, one an example for a Conv2d."""
-        kept = [part.per_example() for part in rows]
-        return [Rows(torch.cat([part.x for part in kept]), torch.cat([part.g for part in kept]), 1)]
-
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
         """Keep r rows, and the inverse of their small kernel matrix."""
-        assert isinstance(captured, list)
-        (rows,) = captured
-        x, g = rows.x, rows.g * rows.x.shape[0]
+        x, g = captured.x, captured.g * captured.x.shape[0]
         kept = max(int(self.sample_fraction * len(x)), 1)
         importance = x.square().sum(1) * g.square().sum(1)
         if self.variant == "KIS":
@@ -115,10 +103,6 @@ class HyLo(Method):
             return grad
         y = state["kernel_inverse"] @ ((g @ grad) * x).sum(1)
         return (grad - (g.T * y) @ x / len(x)) / self.damping
-
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Clip all layers' updates together by kl_clip, if there is one."""
-        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)
 
 
 def kernel(x: Tensor, g: Tensor) -> Tensor:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from mkor_core.capture import MOMENT, Captured, Statistic, Sums
+from mkor_core.capture import MOMENT, Captured, Statistic
+from mkor_core.kl_clip import KLClipping
 from mkor_core.method import (
     LayerShape,
     LayerState,
     Method,
-    Update,
-    kl_clipped,
     require_choices,
     require_decay,
     require_fraction,
@@ -25,7 +23,7 @@ from mkor_core.method import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class KAISA(Method):
+class KAISA(KLClipping, Method):
     """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C.
 
     damping: added to both factors (``inverse``) or to the products of their eigenvalues (``eigen``).
@@ -80,11 +78,6 @@ class KAISA(Method):
         return self.grad_worker_fraction
 
     @property
-    def needs_lr(self) -> bool:
-        """For kl_clip."""
-        return self.kl_clip is not None
-
-    @property
     def refreshed(self) -> tuple[str, ...]:
         """The decomposition or the inverses."""
         if self.compute_method == "eigen":
@@ -114,7 +107,6 @@ class KAISA(Method):
 
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
         """``A <- factor_decay A + (1 - factor_decay) A_batch``, and C alike."""
-        assert isinstance(captured, Sums)
         for side, moment in (("left", captured.g), ("right", captured.x)):
             batch = moment / captured.number
             state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
@@ -136,10 +128,6 @@ class KAISA(Method):
         left, right = state["left_vectors"], state["right_vectors"]
         eigenvalues = torch.outer(state["left_values"], state["right_values"])
         return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
-
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Clip all layers' updates together by kl_clip."""
-        return [u.value for u in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)
 
     def refresh_cost(self, shape: LayerShape) -> float:
         """The cubes of the dimensions."""

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import is_parametrized
 
-from mkor_core.capture import Layer, Supported, unsupported_reason
+from mkor_core.layer import Layer, Supported, unsupported_reason
 
 logger = logging.getLogger(__name__)
 

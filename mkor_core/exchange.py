@@ -1,4 +1,4 @@
-"""What ranks tell each other of a step's statistics: sums are added, rows are gathered."""
+"""The exchange of a step's statistics between ranks: sums are added, rows are gathered."""
 
 from __future__ import annotations
 
@@ -9,8 +9,12 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core import comm
-from mkor_core.capture import Captured, Layer, Rows, Sums, wide_dtype
+from mkor_core.capture import Captured
+from mkor_core.layer import Layer, wide_dtype
 from mkor_core.method import LayerShape, Method
+
+Exchanged = tuple[list[Captured], list[Tensor]]
+"""The layers' statistics and the losses (none or one) over all ranks."""
 
 
 def exchange(
@@ -21,76 +25,79 @@ def exchange(
     method: Method,
     group: ProcessGroup | None,
 ) -> tuple[dict[str, Captured], Tensor | None]:
-    """Return every layer's statistics over all ranks, and the mean loss; on one process they are what came in.
+    """Return every layer's statistics over all ranks, and the mean loss; on one process, the arguments.
 
-    Sums travel in one flat all-reduce with the loss: ``x``, ``g`` and a count for every layer, used or not. A method
-    that exchanges in half precision sends means, since sums overflow, after a small all-reduce of the counts.
+    Sums travel in one flat all-reduce together with the loss: x, g and the number of every layer. A layer that this
+    rank did not use takes part with zeros, since all ranks must send the same shapes. A method that exchanges in half
+    precision sends means in place of sums, which would overflow, after a small all-reduce of the numbers.
     """
     world = comm.world_size(group)
     if world == 1:
         return dict(captured), loss
     losses = [] if loss is None else [loss / world]
-    names = [layer.name for layer in layers]
-    if method.sum_shapes(LayerShape(1, 1)) is None:
-        gathered = [_gather(layer, captured.get(layer.name), group) for layer in layers]
+    local = [captured.get(layer.name) or _blank(layer, method) for layer in layers]
+    if method.gathers_rows:
+        total = [_gather(rows, group) for rows in local]
         losses = comm.sum_across_ranks(losses, group)
-        found: dict[str, Captured] = {name: [rows] for name, rows in zip(names, gathered, strict=True) if len(rows.x)}
+    elif method.exchange_dtype is not None:
+        total, losses = _add_means(local, losses, method.exchange_dtype, group)
+    elif method.statistic.kind == "moment":
+        total, losses = _add_symmetric(local, losses, group)
     else:
-        own = [_own_sums(layer, captured.get(layer.name), method) for layer in layers]
-        if method.exchange_dtype is not None:
-            summed, losses = _add_narrow(own, losses, method.exchange_dtype, group)
-        elif method.statistic.kind == "moment":
-            summed, losses = _add_symmetric(own, losses, group)
-        else:
-            summed, losses = _add(own, losses, group)
-        found = dict(zip(names, summed, strict=True))
-    return found, losses[0] if losses else None
+        total, losses = _add(local, losses, group)
+    by_name = {layer.name: statistic for layer, statistic in zip(layers, total, strict=True)}
+    if method.gathers_rows:
+        by_name = {name: rows for name, rows in by_name.items() if len(rows.x)}
+    return by_name, losses[0] if losses else None
 
 
-def _own_sums(layer: Layer, sums: Captured | None, method: Method) -> Sums:
-    if isinstance(sums, Sums):
-        return sums
-    shapes = method.sum_shapes(LayerShape(layer.d_out, layer.d_in))
-    assert shapes is not None  # asked before
+def _blank(layer: Layer, method: Method) -> Captured:
+    """Return the statistic of a layer that this rank did not use: zeros, or no rows."""
     weight = layer.module.weight
-    blank = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
-    return Sums(blank.expand(shapes[0]), blank.expand(shapes[1]), blank)
+    zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
+    if method.gathers_rows:
+        return Captured(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
+    x_shape, g_shape = method.sum_shapes(LayerShape(layer.d_out, layer.d_in))
+    return Captured(zero.expand(x_shape), zero.expand(g_shape), zero)
 
 
-def _add(own: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> tuple[list[Sums], list[Tensor]]:
-    flat = comm.sum_across_ranks([*(part for sums in own for part in sums), *losses], group)
-    return [Sums(*flat[i : i + 3]) for i in range(0, 3 * len(own), 3)], flat[3 * len(own) :]
+def _gather(rows: Captured, group: ProcessGroup | None) -> Captured:
+    x, g = comm.gather_rows(rows.x, group), comm.gather_rows(rows.g, group)
+    return Captured(x, g, torch.full_like(rows.number, len(x)))
 
 
-def _add_symmetric(
-    own: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None
-) -> tuple[list[Sums], list[Tensor]]:
-    packed = [Sums(comm.pack_symmetric(x), comm.pack_symmetric(g), number) for x, g, number in own]
+def _add(local: Sequence[Captured], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
+    flat = comm.sum_across_ranks([*(part for sums in local for part in sums), *losses], group)
+    return [Captured(*flat[i : i + 3]) for i in range(0, 3 * len(local), 3)], flat[3 * len(local) :]
+
+
+def _add_symmetric(local: Sequence[Captured], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
+    """Add symmetric x and g, of which only the upper triangles travel."""
+    packed = [Captured(comm.pack_symmetric(x), comm.pack_symmetric(g), number) for x, g, number in local]
     added, losses = _add(packed, losses, group)
-    whole = [
-        Sums(comm.unpack_symmetric(x, len(mine.x)), comm.unpack_symmetric(g, len(mine.g)), number)
-        for (x, g, number), mine in zip(added, own, strict=True)
+    total = [
+        Captured(comm.unpack_symmetric(x, len(sums.x)), comm.unpack_symmetric(g, len(sums.g)), number)
+        for (x, g, number), sums in zip(added, local, strict=True)
     ]
-    return whole, losses
+    return total, losses
 
 
-def _add_narrow(
-    own: Sequence[Sums], losses: Sequence[Tensor], dtype: torch.dtype, group: ProcessGroup | None
-) -> tuple[list[Sums], list[Tensor]]:
-    heads = comm.sum_across_ranks([*(sums.number for sums in own), *losses], group)
-    counts = heads[: len(own)]
-    divisors = [count.clamp(min=1) for count in counts]
-    means = [part.to(dtype) for sums, divisor in zip(own, divisors, strict=True) for part in (sums.x / divisor, sums.g)]
-    wide = [part.to(divisors[i // 2].dtype) for i, part in enumerate(comm.sum_across_ranks(means, group))]
-    summed = [
-        Sums(wide[2 * i] * divisor, wide[2 * i + 1], count)
-        for i, (divisor, count) in enumerate(zip(divisors, counts, strict=True))
+def _add_means(
+    local: Sequence[Captured], losses: Sequence[Tensor], dtype: torch.dtype, group: ProcessGroup | None
+) -> Exchanged:
+    """Add x divided by the number over all ranks, and g, both in ``dtype``; x is multiplied back afterwards.
+
+    g needs no division: raw gradient rows are rows of the global mean loss.
+    """
+    heads = comm.sum_across_ranks([*(sums.number for sums in local), *losses], group)
+    numbers = heads[: len(local)]
+    divisors = [number.clamp(min=1) for number in numbers]
+    halves = [
+        part.to(dtype) for sums, divisor in zip(local, divisors, strict=True) for part in (sums.x / divisor, sums.g)
     ]
-    return summed, heads[len(own) :]
-
-
-def _gather(layer: Layer, rows: Captured | None, group: ProcessGroup | None) -> Rows:
-    weight = layer.module.weight
-    blank = torch.zeros(0, dtype=wide_dtype(weight.dtype), device=weight.device)
-    own = rows[0] if isinstance(rows, list) else Rows(blank.view(0, layer.d_in), blank.view(0, layer.d_out), 1)
-    return Rows(comm.gather_rows(own.x, group), comm.gather_rows(own.g, group), own.locations)
+    wide = [part.to(divisors[i // 2].dtype) for i, part in enumerate(comm.sum_across_ranks(halves, group))]
+    total = [
+        Captured(wide[2 * i] * divisor, wide[2 * i + 1], number)
+        for i, (divisor, number) in enumerate(zip(divisors, numbers, strict=True))
+    ]
+    return total, heads[len(local) :]

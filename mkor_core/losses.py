@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mkor_core.capture import wide_dtype
+from mkor_core.layer import wide_dtype
 
 
 class Arriving:

@@ -16,7 +16,7 @@ from typing import ClassVar, NamedTuple, cast, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from mkor_core.capture import Captured, Rows, Statistic
+from mkor_core.capture import Captured, Rows, Statistic, average_locations
 
 LayerState = dict[str, Tensor]
 """A layer's named tensors. A method replaces entries and never changes a tensor in place, so a step can be undone."""
@@ -46,6 +46,8 @@ class Method(ABC):
 
     refresh_needs_statistics: ClassVar[bool] = True
     """Whether `refresh` consumes the same step's statistics, so that a layer without any is not refreshed."""
+    gathers_rows: ClassVar[bool] = False
+    """Whether ranks gather the rows that `condense` returns; otherwise they add up x, g and number."""
     follows_loss: ClassVar[bool] = False
     """Whether the method decides by the loss (see `is_over`)."""
 
@@ -60,18 +62,27 @@ class Method(ABC):
         return False
 
     def condense(self, rows: list[Rows], step: int) -> Captured:
-        """Reduce a rank's rows to what is exchanged: one `Rows` to gather, or `Sums` to add (see `sum_shapes`)."""
-        return rows
+        """Return what ranks exchange of a layer's rows in a step; only called if `statistic` is ROWS.
 
-    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-        """Return the shapes of x and g in the `Sums` that are exchanged for a layer; None: rows are gathered."""
+        rows: one `Rows` a call of the layer on this rank. The default joins them, a Conv2d's averaged over its
+        locations.
+        """
+        x = torch.cat([average_locations(part.x, part.locations) for part in rows])
+        g = torch.cat([average_locations(part.g, part.locations) for part in rows])
+        return Captured(x, g, x.new_tensor(len(x)))
+
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of x and g that ranks add up for a layer; not called if `gathers_rows`."""
         match self.statistic.kind:
             case "mean":
                 return (shape.d_in,), (shape.d_out,)
             case "moment":
                 return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)
             case "rows":
-                return None
+                raise NotImplementedError(
+                    f"{type(self).__name__} reduces rows: set gathers_rows = True, or define sum_shapes for what its "
+                    "condense returns."
+                )
 
     @property
     def needs_lr(self) -> bool:
@@ -179,20 +190,3 @@ def require_at_least(field: str, value: float, least: float) -> None:
 
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
-    """Scale updates by ``nu = min(1, sqrt(kl_clip / |sum(V * D) lr^2|))``, 1 if the sum is 0 (ALGORITHMS.md, KFAC).
-
-    Raises:
-        ValueError: a layer's learning rate is unknown.
-    """
-    if not updates:
-        return []
-    total = torch.zeros((), dtype=updates[0].value.dtype, device=updates[0].value.device)
-    for update in updates:
-        if update.lr is None:
-            raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
-        total = total + (update.value * update.grad * update.lr**2).sum().to(total.device)
-    nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
-    return [update.value * nu.to(update.value.device) for update in updates]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from mkor_core import linalg
-from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic, Sums
+from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
 from mkor_core.method import (
     LayerShape,
     LayerState,
@@ -114,7 +114,7 @@ class MKOR(Method):
         """Vectors travel in the factors' dtype."""
         return self.factor_dtype if self.factor_dtype in HALF else None
 
-    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Mean vectors, or sketches of the second moments for a higher rank."""
         if self.rank == 1:
             return super().sum_shapes(shape)
@@ -144,11 +144,10 @@ class MKOR(Method):
     def condense(self, rows: list[Rows], step: int) -> Captured:
         """Sketch the second moments of scaled rows: products with a random matrix that all ranks share."""
         parts = [self._sketch(kept, step) for kept in rows]
-        return Sums(*(torch.stack(part).sum(0) for part in zip(*parts, strict=True)))
+        return Captured(*(torch.stack(part).sum(0) for part in zip(*parts, strict=True)))
 
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
         """Keep the update vectors: the mean rows a and g, or the leading directions of their moments."""
-        assert isinstance(captured, Sums)
         x, g, number = captured
         if self.rank == 1:
             state["left_vectors"] = g[:, None].to(state["left_vectors"].dtype)
@@ -208,11 +207,11 @@ class MKOR(Method):
     def _sketch_width(self, dimension: int) -> int:
         return min(self.rank + OVERSAMPLING, dimension)
 
-    def _sketch(self, rows: Rows, step: int) -> Sums:
+    def _sketch(self, rows: Rows, step: int) -> Captured:
         x, g, locations = rows
         x_sketch = x.T @ (x @ self._test_matrix(x.T, step)) / locations
         g_sketch = g.T @ (g @ self._test_matrix(g.T, step)) / locations
-        return Sums(x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device))
+        return Captured(x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device))
 
     def _test_matrix(self, like: Tensor, step: int) -> Tensor:
         """Return the range finder's random matrix for a moment of ``like``'s height; the same on every rank."""

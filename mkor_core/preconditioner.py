@@ -17,9 +17,10 @@ from torch.optim import LBFGS, Optimizer
 from torch.utils.hooks import RemovableHandle
 
 from mkor_core import comm
-from mkor_core.capture import Capture, Captured, Layer, Sums, wide_dtype
+from mkor_core.capture import Capture, Captured
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
+from mkor_core.layer import Layer, wide_dtype
 from mkor_core.losses import Arriving, LossHistory
 from mkor_core.method import LayerShape, LayerState, Method, Update, require_period, require_positive
 from mkor_core.sharing import Sharing
@@ -138,8 +139,8 @@ class Preconditioner:
             return
         if self._optimizer is not None:
             self._stepped = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
-        captured = self._capture.take()
-        if not captured and not any(layer.has_gradient() for layer in self._active_layers()):
+        if self._capture.is_empty and not any(layer.has_gradient() for layer in self._active_layers()):
+            self._capture.drop()
             return  # a step without a backward pass is none
         self._consolidated = None
         self._settle_step()
@@ -147,7 +148,9 @@ class Preconditioner:
         loss = self._losses.take(self._a_weight()) if self._losses else None
         counting: dict[str, Tensor | None] = {}
         if self.method.accumulates(self._step):
-            counting = self._accumulate(captured, loss, valid)
+            counting = self._accumulate(loss, valid)
+        else:
+            self._capture.drop()
         if self.method.refreshes(self._step):
             self._refresh(counting, valid)
         self._precondition()
@@ -352,26 +355,27 @@ class Preconditioner:
     def _own_part(self, name: str, state: LayerState) -> LayerState:
         return state if self._sharing is None else self._sharing.forget_what_others_hold(name, state)
 
-    def _accumulate(
-        self, captured: Mapping[str, Captured], loss: Tensor | None, valid: Tensor | None
-    ) -> dict[str, Tensor | None]:
+    def _take(self) -> dict[str, Captured]:
+        if self.method.statistic.kind != "rows":
+            return self._capture.take()
+        return {name: self.method.condense(rows, self._step) for name, rows in self._capture.take_rows().items()}
+
+    def _accumulate(self, loss: Tensor | None, valid: Tensor | None) -> dict[str, Tensor | None]:
         """Fold the step's statistics into the states.
 
         Returns, for every layer with statistics, whether they count: None for yes, a tensor if only the device knows.
         """
         with self.phases("factor"):
-            condensed = {
-                name: self.method.condense(kept, self._step) if isinstance(kept, list) else kept
-                for name, kept in captured.items()
-            }
+            captured = self._take()
         with self.phases("communication"):
-            statistics, loss = exchange(self._active_layers(), condensed, loss, method=self.method, group=self._group)
+            statistics, loss = exchange(self._active_layers(), captured, loss, method=self.method, group=self._group)
         if self._losses:
             self._losses.record(loss)
         counting: dict[str, Tensor | None] = {}
         with self.phases("factor"):
+            added = comm.world_size(self._group) > 1 and not self.method.gathers_rows
             for name, kept in statistics.items():
-                used = kept.number > 0 if isinstance(kept, Sums) and comm.world_size(self._group) > 1 else None
+                used = kept.number > 0 if added else None
                 counting[name] = used if valid is None else valid if used is None else valid & used
                 self._change(name, counting[name], partial(self.method.accumulate, captured=kept, step=self._step))
         return counting

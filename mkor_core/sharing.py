@@ -11,7 +11,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.assignment import assign, make_grid
-from mkor_core.capture import Layer
+from mkor_core.layer import Layer
 from mkor_core.method import LayerShape, LayerState, Method
 
 

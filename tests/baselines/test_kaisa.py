@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import Preconditioner
-from mkor_core.method import LayerShape, Update, kl_clipped
+from mkor_core.kl_clip import kl_clipped
+from mkor_core.method import LayerShape, Update
 from tests.support import reference
 
 DAMPING, DECAY = 0.03, 0.9

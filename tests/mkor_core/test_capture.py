@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Layer, Rows, Statistic, Sums, unsupported_reason
+from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Rows, Statistic, average_locations
+from mkor_core.layer import Layer, unsupported_reason
 from tests.support import reference
 
 CONVOLUTIONS = {
@@ -54,15 +55,12 @@ def vectors(*shape: int) -> Tensor:
 
 
 def take_rows(hooks: Capture, name: str = "0") -> Rows:
-    parts = hooks.take()[name]
-    assert isinstance(parts, list)
+    parts = hooks.take_rows()[name]
     return Rows(torch.cat([part.x for part in parts]), torch.cat([part.g for part in parts]), parts[0].locations)
 
 
-def take_sums(hooks: Capture, name: str = "0") -> Sums:
-    sums = hooks.take()[name]
-    assert isinstance(sums, Sums)
-    return sums
+def take_sums(hooks: Capture, name: str = "0") -> Captured:
+    return hooks.take()[name]
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 6), ()], ids=str)
@@ -130,10 +128,11 @@ def test_clamped_means_are_taken_over_clamped_rows(kind):
     by_rows, _ = capture(model, ROWS)
     by_means, _ = capture(model, MEAN.clamped(limit))
     model(inputs).square().sum().backward()
-    rows, means = take_rows(by_rows).per_example(), take_sums(by_means)
-    number = len(rows.x)
-    clamped = (rows.g * number).clamp(-limit, limit)
-    assert_close(means.x / means.number, rows.x.clamp(-limit, limit).mean(0))
+    rows, means = take_rows(by_rows), take_sums(by_means)
+    x, g = average_locations(rows.x, rows.locations), average_locations(rows.g, rows.locations)
+    number = len(x)
+    clamped = (g * number).clamp(-limit, limit)
+    assert_close(means.x / means.number, x.clamp(-limit, limit).mean(0))
     assert_close(means.g, clamped.mean(0))
     assert (clamped.abs() == limit).any()
 
@@ -188,10 +187,9 @@ def test_a_layer_used_twice_keeps_its_rows_in_pairs():
     model = Reused()
     hooks, layers = capture(model, ROWS)
     model(vectors(8)).square().mean().backward()
-    taken = hooks.take()
+    taken = hooks.take_rows()
     assert set(taken) == {"twice"}
     pairs = taken["twice"]
-    assert isinstance(pairs, list)
     assert_close(sum(rows.g.T @ rows.x for rows in pairs), layers["twice"].gradient())
 
 
@@ -201,10 +199,9 @@ def test_checkpointed_layers_are_captured_once():
     hooks, layers = capture(model, ROWS)
     hidden = checkpoint(model[:2], vectors(8).requires_grad_(), use_reentrant=False)
     model[2](hidden).square().mean().backward()
-    taken = hooks.take()
+    taken = hooks.take_rows()
     for name, layer in layers.items():
         rows = taken[name]
-        assert isinstance(rows, list)
         assert_close(sum(part.g.T @ part.x for part in rows), layer.gradient())
 
 
@@ -217,7 +214,8 @@ def test_evaluation_and_disabled_hooks_capture_nothing():
     model.train()
     hooks.enabled = False
     model(vectors(8)).sum().backward()
-    assert hooks.take() == {}
+    assert hooks.is_empty
+    assert hooks.take_rows() == {}
 
 
 @pytest.mark.parametrize("statistic", [MEAN, MOMENT, ROWS], ids=lambda statistic: statistic.kind)
@@ -226,31 +224,26 @@ def test_rows_are_divided_by_the_loss_scale_and_the_shares_once(statistic):
     plain, _ = capture(model, statistic)
     scaled, _ = capture(model, statistic, grad_scale=lambda: torch.tensor(8.0), shares=2)
     model(vectors(8)).square().mean().backward()
-    one, other = plain.take()["0"], scaled.take()["0"]
-    if isinstance(one, Sums) and isinstance(other, Sums):
+    if statistic == ROWS:
+        assert_close(take_rows(scaled).g * 16, take_rows(plain).g)
+    else:
+        one, other = take_sums(plain), take_sums(scaled)
         assert_close(other.x, one.x)
         assert_close(other.g * (16**2 if statistic.kind == "moment" else 16), one.g)
-    else:
-        assert_close(other[0].g * 16, one[0].g)
 
 
-@pytest.mark.parametrize("statistic", [MEAN, ROWS], ids=lambda statistic: statistic.kind)
-def test_micro_batches_add_up_to_the_full_batch(statistic):
+@pytest.mark.parametrize(("statistic", "take"), [(MEAN, take_sums), (ROWS, take_rows)], ids=["mean", "rows"])
+def test_micro_batches_add_up_to_the_full_batch(statistic, take):
     model = nn.Sequential(linear())
     inputs = vectors(8)
     full, _ = capture(model, statistic)
     model(inputs).square().mean().backward()
-    one = full.take()["0"]
+    one = take(full)
     full.remove()
     parts, _ = capture(model, statistic, micro_batches=4)
     for part in inputs.chunk(4):
         (model(part).square().mean() / 4).backward()
-    other = parts.take()["0"]
-    if isinstance(one, Sums):
-        assert_close(tuple(other), tuple(one))
-    else:
-        assert_close(torch.cat([rows.x for rows in other]), one[0].x)
-        assert_close(torch.cat([rows.g for rows in other]), one[0].g)
+    assert_close(tuple(take(parts)), tuple(one))
 
 
 def test_moments_of_micro_batches_are_averaged_whatever_their_size():

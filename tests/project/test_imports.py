@@ -12,9 +12,10 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
-    {"linalg", "capture", "comm", "assignment"},
-    {"method", "discovery", "losses"},
-    {"exchange", "sharing", "knee"},
+    {"linalg", "layer", "comm", "assignment"},
+    {"capture", "discovery", "losses"},
+    {"method"},
+    {"exchange", "sharing", "kl_clip", "knee"},
     {"preconditioner", "mkor"},
     {"mkor_h"},
     {"__init__"},

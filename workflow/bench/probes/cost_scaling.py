@@ -28,7 +28,7 @@ import torch
 
 from baselines import KAISA, Eva
 from mkor_core import MKOR, Method
-from mkor_core.capture import Sums
+from mkor_core.capture import Captured
 from mkor_core.method import LayerShape
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
@@ -69,10 +69,9 @@ def factor_update(method: Method, d: int, device: torch.device) -> Call:
     generator = torch.Generator().manual_seed(0)
     rows = torch.randn(2 * d if method.statistic.kind == "moment" else 64, d, generator=generator).to(device)
     x = rows.T @ rows / len(rows) if method.statistic.kind == "moment" else rows.sum(0)
-    shapes = method.sum_shapes(shape)
-    assert shapes is not None  # all here keep sums
+    _, g_shape = method.sum_shapes(shape)
     number = torch.tensor(1.0 if method.statistic.kind == "moment" else len(rows), device=device)
-    captured = Sums(x, torch.ones(shapes[1], device=device), number)
+    captured = Captured(x, torch.ones(g_shape, device=device), number)
 
     def update() -> None:
         method.accumulate(state, captured, 0)

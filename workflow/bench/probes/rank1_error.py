@@ -148,8 +148,7 @@ def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardw
         optimizer.zero_grad()
         loss = subject.data.loss(model, batch)
         loss.backward()
-        for name, calls in capture.take().items():
-            assert isinstance(calls, list)  # ROWS keeps lists
+        for name, calls in capture.take_rows().items():
             for side in ("activation", "gradient"):
                 own = torch.cat([call.x if side == "activation" else call.g for call in calls]).double()
                 for approximation, (error, iterations) in errors(own).items():

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from baselines import KAISA, build
-from mkor_core.capture import MOMENT, Capture, Sums
+from mkor_core.capture import MOMENT, Capture
 from mkor_core.discovery import find_layers
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
@@ -96,7 +96,6 @@ def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardw
             continue
         running = preconditioner.state_dict()["layers"]
         for name, moments in capture.take().items():
-            assert isinstance(moments, Sums)  # MOMENT keeps sums
             start = method.factor_decay ** (step + 1)
             for factor, matrix, weight in (
                 ("running", running[name]["right"], start),

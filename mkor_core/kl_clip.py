@@ -1,0 +1,46 @@
+"""KL clipping: one factor that bounds the updates of all layers together (ALGORITHMS.md, KFAC)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mkor_core.method import Update
+
+
+class KLClipping(ABC):
+    """Mixin for a `mkor_core.method.Method` with a field ``kl_clip``; list it before `Method` among the bases."""
+
+    @property
+    @abstractmethod
+    def kl_clip(self) -> float | None:
+        """Bound on ``|sum(V * D) lr^2|`` over all layers; None leaves the updates as they are."""
+
+    @property
+    def needs_lr(self) -> bool:
+        """Whether the updates are clipped, which takes the learning rate."""
+        return self.kl_clip is not None
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Return the updates of all layers, clipped together."""
+        return [update.value for update in updates] if self.kl_clip is None else kl_clipped(updates, self.kl_clip)
+
+
+def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
+    """Return the updates times ``nu = min(1, sqrt(kl_clip / |sum(V * D) lr^2|))``; nu is 1 if the sum is 0.
+
+    Raises:
+        ValueError: a layer's learning rate is unknown.
+    """
+    if not updates:
+        return []
+    total = torch.zeros((), dtype=updates[0].value.dtype, device=updates[0].value.device)
+    for update in updates:
+        if update.lr is None:
+            raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
+        total = total + (update.value * update.grad * update.lr**2).sum().to(total.device)
+    nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
+    return [update.value * nu.to(update.value.device) for update in updates]
