@@ -1,56 +1,69 @@
-"""One experiment's published CSVs to its tables: ``<experiment>.csv`` and ``<experiment>.runs.csv``."""
+"""Write the tidy tables of an experiment, ``<experiment>.csv`` and ``<experiment>.runs.csv``, from its run folders."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv, run_rows, write_csv
+from workflow.bench.plan.runs import Job
+from workflow.bench.results.rows import (
+    EVALUATION_COLUMNS,
+    RUN_COLUMNS,
+    evaluation_rows,
+    read_csv,
+    run_rows,
+    write_csv,
+)
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 
 
 def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:
-    """Write both tables, and return their paths.
+    """Write the tables of evaluations and of runs, and return their paths.
 
-    Raises `ConfigError` where a job's CSV is missing or damaged, or holds other runs than are planned.
+    Both are read from the folders of the planned runs. A job's own CSV is only the sign that the job ended with these
+    runs, and what Snakemake tracks.
+
+    Raises:
+        ConfigError: a job's CSV is missing, damaged or of other runs, or a run's metrics.csv is damaged.
+        OSError: a file cannot be read or written.
     """
-    evaluations: list[dict[str, str]] = []
-    runs: list[dict[str, Any]] = []
-    for job in plan.experiment(experiment).jobs.values():
-        file = plan.csv_of(job)
-        remedy = f"run python -m workflow.bench.train {experiment} {job.label}"
-        if not file.is_file():
-            raise ConfigError(f"{shown_path(file)}: is not there yet; {remedy}")
-        rows = read_csv(file)
-        if any(row.keys() != set(EVALUATION_COLUMNS) for row in rows):
-            raise ConfigError(f"{shown_path(file)}: damaged: it has other columns; delete it, then {remedy}")
-        if {row["run"] for row in rows} != set(job.run_ids):
-            raise ConfigError(f"{shown_path(file)}: holds other runs than are planned; {remedy}")
-        evaluations += rows
-        runs += run_rows(plan, job)
+    jobs = plan.experiment(experiment).jobs.values()
+    for job in jobs:
+        _check_published(plan, job)
     tables = plan.results / f"{experiment}.csv", plan.results / f"{experiment}.runs.csv"
-    write_csv(tables[0], EVALUATION_COLUMNS, evaluations)
-    write_csv(tables[1], RUN_COLUMNS, runs)
+    write_csv(tables[0], EVALUATION_COLUMNS, (row for job in jobs for row in evaluation_rows(plan, job)))
+    write_csv(tables[1], RUN_COLUMNS, (row for job in jobs for row in run_rows(plan, job)))
     return tables
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Gather an experiment's published CSVs in <experiment>.csv (evaluations) and <experiment>.runs.csv (runs)."""
+def _check_published(plan: Plan, job: Job) -> None:
+    """Raise `ConfigError` unless a job has published a CSV of exactly the planned runs."""
+    file = plan.csv_of(job)
+    remedy = f"run python -m workflow.bench.train {job.experiment} {job.label}"
+    if not file.is_file():
+        raise ConfigError(f"{shown_path(file)}: does not exist yet; {remedy}")
+    rows = read_csv(file)
+    if any(row.keys() != set(EVALUATION_COLUMNS) for row in rows):
+        raise ConfigError(f"{shown_path(file)}: damaged, its columns differ; delete it, then {remedy}")
+    if {row["run"] for row in rows} != set(job.run_ids):
+        raise ConfigError(f"{shown_path(file)}: its runs are not the planned ones; {remedy}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write <experiment>.csv (evaluations) and <experiment>.runs.csv (runs) of a trained experiment."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.aggregate", description=main.__doc__)
-    parser.add_argument("experiment", help="a file of <config>/experiments")
+    parser.add_argument("experiment", help="name of a file in <config>/experiments")
     add_arguments(parser)
-    given = parser.parse_args(arguments)
-    try:
-        tables = aggregate(load_from(given), given.experiment)
-    except (ConfigError, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    for table in tables:
-        print(shown_path(table))
-    return 0
+
+    def work(options: argparse.Namespace) -> None:
+        for table in aggregate(load_from(options), options.experiment):
+            print(shown_path(table))
+
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What can be drawn while runs are missing: tidy tables of all that is there so far, and every artefact with data.
+"""Draw every figure and table that has data while runs are missing.
 
-It goes in a folder of its own, ``<results>/partial/<hardware>/<tier>``, and touches nothing that the pipeline makes:
-the next call of the pipeline neither takes a partial table for a whole one nor a partial figure.
+The results go to a folder of their own, ``<results>/partial/<hardware>/<tier>``, so the pipeline never takes partial
+tables or figures for complete ones.
 """
 
 from __future__ import annotations
@@ -10,42 +10,47 @@ import argparse
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import Kind, made_from
+from workflow.bench.plan.artefacts import Artefact, Kind, made_from
 from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, evaluation_rows, run_rows, write_csv
-from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import shown_path
 from workflow.bench.training.record import first_line
 
-KINDS: tuple[Kind, ...] = ("figures", "tables")
+if TYPE_CHECKING:
+    from workflow.bench.results.tables import Results
+
+KINDS: Final[tuple[Kind, ...]] = ("figures", "tables")
 
 
 @dataclass
 class Drawn:
-    """What became of the artefacts: their names, and why some are not there."""
+    """The names of the artefacts that were drawn, by kind, and the reasons why others were not."""
 
     made: dict[Kind, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     without: dict[str, str] = field(default_factory=dict)
-    """Artefacts without data, or that failed, and the reason in one line."""
+    """For each artefact that has no data or failed, the reason in one line."""
 
 
 def forget(plan: Plan) -> None:
-    """Remove what an earlier call left."""
+    """Delete the partial results of an earlier call."""
     shutil.rmtree(plan.partial, ignore_errors=True)
     for folder in (plan.partial.parent, plan.partial.parent.parent):
-        with suppress(OSError):  # not there, or another machine's or tier's results are in it
+        with suppress(OSError):  # absent, or holds results of another machine or tier
             folder.rmdir()
 
 
 def gather(plan: Plan) -> Counter[str]:
-    """Write the tidy tables of what is there so far, and copy the probes; return how many runs have which status.
+    """Write the tidy tables of all runs so far, copy the probes, and count the runs by status.
 
-    A planned run that was never begun has a row with the status ``missing``, one that was begun and has not ended
-    ``interrupted`` and its evaluations so far, one that broke off with an error ``failed`` and the reason.  An
-    experiment of which nothing is there has no table: captions name it among what has no results yet.  What an
-    earlier call left is removed first.
+    Every planned run has a row: ``missing`` if it was never begun, ``interrupted`` with its evaluations so far if it
+    has not ended, ``failed`` with the reason if it broke off. An experiment without any run gets no table; captions
+    then list it among those without results. Deletes the results of an earlier call first.
     """
     forget(plan)
     folder = plan.partial
@@ -65,44 +70,53 @@ def gather(plan: Plan) -> Counter[str]:
 
 
 def draw(plan: Plan) -> Drawn:
-    """Make every figure and table that has data in what `gather` wrote; one that fails stops no other."""
-    # Not above: Snakemake's hook and the plan need no pandas.
-    from workflow.bench.make_artefact import make
-    from workflow.bench.results.tables import NoDataError, Results
+    """Make every figure and table that has data in the files of `gather`; a failing one does not stop the others."""
+    # Imported here because Snakemake imports this module for `forget`, and needs no pandas for that.
+    from workflow.bench.results.tables import Results
 
     results = Results(plan.partial, f"{plan.tier.title}, partial results", plan.compared)
     drawn = Drawn()
     for kind in KINDS:
         for artefact in made_from(plan, kind):
-            try:
-                make(kind, artefact.name, results, plan.partial / kind)
-            except NoDataError as reason:
-                drawn.without[artefact.name] = first_line(reason)
-            except Exception as problem:  # noqa: BLE001  (a mistake in one must not cost the others)
-                drawn.without[artefact.name] = f"failed: {type(problem).__name__}: {first_line(problem)}"
-            else:
+            problem = _make(artefact, plan, results)
+            if problem is None:
                 drawn.made[kind].append(artefact.name)
+            else:
+                drawn.without[artefact.name] = problem
     return drawn
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Draw what can be drawn while runs are missing, in a folder of its own; captions name the missing runs."""
+def _make(artefact: Artefact, plan: Plan, results: Results) -> str | None:
+    """Make one artefact; return None, or the reason why it could not be made."""
+    from workflow.bench.make_artefact import make
+    from workflow.bench.results.tables import NoDataError
+
+    try:
+        make(artefact.kind, artefact.name, results, plan.partial / artefact.kind)
+    except NoDataError as reason:
+        return first_line(reason)
+    except Exception as problem:  # noqa: BLE001  (an error in one artefact must not cost the others)
+        return f"failed: {type(problem).__name__}: {first_line(problem)}"
+    return None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Draw every figure and table that has data, in a folder of their own; captions name the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.partial", description=main.__doc__)
     add_arguments(parser)
-    try:
-        plan = load_from(parser.parse_args(arguments))
-        statuses = gather(plan)
-        drawn = draw(plan)
-    except (ConfigError, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
+    return run_command(parser, _gather_and_draw, arguments)
+
+
+def _gather_and_draw(options: argparse.Namespace) -> None:
+    plan = load_from(options)
+    statuses = gather(plan)
+    drawn = draw(plan)
     counts = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(statuses.items()))
     print(f"runs: {counts}")
     for name, reason in drawn.without.items():
         print(f"{name}: {reason}")
     made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.made.items())
     print(f"{made} of partial results in {shown_path(plan.partial)}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,51 +1,56 @@
-"""Forgets the runs that older code made, so that the pipeline trains them again."""
+"""Delete the records of runs that older code made, so that the pipeline trains them again."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.support.config import ConfigError
+from workflow.bench.plan.runs import Run
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.record import RunFolder, read_summary
 
 
-def forget(plan: Plan) -> int:
-    """Remove the records of every planned run made by older code, and its job's table; return how many runs.
+def forget_outdated(plan: Plan) -> int:
+    """Delete the records of all planned runs made by older code and their jobs' CSVs; return the number of runs.
 
-    With the summary go metrics and checkpoints: a run that went on from one would be half old.  A run that is being
-    trained is waited for.
+    Waits for a run that another process is training.
     """
-    forgotten: set[str] = set()
+    forgotten = {run.id for run in plan.runs.values() if _forget_if_outdated(plan, run)}
     for job in plan.jobs:
-        for run in job.runs:
-            folder = RunFolder.of(plan.results, run.id)
-            with locked(folder.lock):
-                summary = read_summary(folder)
-                if summary and not is_current(summary, run.lineage):
-                    folder.summary.unlink()
-                    folder.metrics.unlink(missing_ok=True)
-                    for saved in folder.path.glob(f"{folder.checkpoint.name}*"):
-                        saved.unlink()
-                    forgotten.add(run.id)
         if forgotten & {*job.run_ids}:
             plan.csv_of(job).unlink(missing_ok=True)
     return len(forgotten)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Forget the runs that older code made; the next call of the pipeline trains them again."""
+def _forget_if_outdated(plan: Plan, run: Run) -> bool:
+    """Delete a run's record if older code made it, and return whether it did."""
+    folder = RunFolder.of(plan.results, run.id)
+    with locked(folder.lock):
+        summary = read_summary(folder)
+        if summary is None or is_current(summary, run.lineage):
+            return False
+        folder.summary.unlink()
+        folder.metrics.unlink(missing_ok=True)
+        # A run resumed from an old checkpoint would mix the results of old and new code.
+        for checkpoint in folder.path.glob(f"{folder.checkpoint.name}*"):
+            checkpoint.unlink()
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Delete the records of runs that older code made; the next call of the pipeline trains them again."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.refresh", description=main.__doc__)
     add_arguments(parser)
-    try:
-        plan = load_from(parser.parse_args(arguments))
-    except ConfigError as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    print(f"{forget(plan)} runs by older code forgotten in {plan.results}")
-    return 0
+
+    def work(options: argparse.Namespace) -> None:
+        plan = load_from(options)
+        print(f"{forget_outdated(plan)} runs made by older code deleted from {plan.results}")
+
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

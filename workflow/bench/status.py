@@ -1,4 +1,4 @@
-"""What ran, what runs, what failed and what is left, with the time that it will take; and what older code made."""
+"""Print which runs are done, running, failed or left, how long the rest takes, and which runs older code made."""
 
 from __future__ import annotations
 
@@ -7,74 +7,80 @@ import os
 import sys
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import made_from, measured_by
 from workflow.bench.plan.runs import Job, Run
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.files import is_locked
 from workflow.bench.support.provenance import gpu_names
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
 from workflow.bench.training.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
 
-#: States of runs that still need training time. A skipped run waits for its data, not for time.
 _TO_DO: Final = ("running", "left", "interrupted", "failed")
+"""States of runs that still need training time. A skipped run lacks its data set, so it needs none."""
 
 
 @dataclass(frozen=True)
-class State:
-    """One planned run: where it stands, and how many of its steps are done."""
+class RunState:
+    """The state of one planned run and its progress."""
 
     job: Job
     run: Run
     state: str
-    """A run's status, ``running``, or ``left`` where it was never begun or its record is gone."""
+    """A run's status, ``running``, or ``left`` if it was never begun or its record is damaged."""
     steps_done: int
     wall_seconds: float | None
-    """How long its ``steps_done`` took; None where it has not ended."""
+    """The time that ``steps_done`` took; None for a run that has not ended."""
     reason: str
-    older: bool
+    outdated: bool
     """Whether other code than today's made it."""
 
     @property
     def steps_left(self) -> int:
-        """How many optimizer steps it still needs."""
+        """Optimizer steps that the run still needs."""
         return max(0, int(self.run.spec["steps"]) - self.steps_done) if self.state in _TO_DO else 0
 
 
-def states(plan: Plan, job: Job) -> list[State]:
-    """Return where a job's runs stand, from their folders alone."""
-    found = []
-    for run in job.runs:
-        folder = RunFolder.of(plan.results, run.id)
-        summary = read_summary(folder)
-        older = summary is not None and not is_current(summary, run.lineage)
-        seconds = None
-        running = is_locked(folder.lock)
-        if summary and not running and is_done(folder, needs_weights=run.id in plan.started_from):
-            state = summary["status"]
-            done, seconds = int(summary.get("steps_done", 0)), summary.get("wall_seconds")
-        else:
-            evaluated = _evaluated(folder)
-            if running:
-                state = "running"
-            elif summary:
-                state = "left" if summary["status"] in FINAL else summary["status"]
-            else:
-                state = "interrupted" if evaluated else "left"
-            # What broke off without a checkpoint begins anew.
-            done = evaluated if state == "running" or folder.checkpoint.is_file() else 0
-        found.append(State(job, run, state, done, seconds, str((summary or {}).get("reason") or ""), older))
-    return found
+def states(plan: Plan, job: Job) -> list[RunState]:
+    """Return the states of a job's runs, read from their folders."""
+    return [_state(plan, job, run) for run in job.runs]
 
 
-def _evaluated(folder: RunFolder) -> int:
-    """How many steps a run had done at its last evaluation; none where its metrics.csv is damaged: it begins anew."""
+def _state(plan: Plan, job: Job, run: Run) -> RunState:
+    folder = RunFolder.of(plan.results, run.id)
+    summary = read_summary(folder)
+    state, steps_done, seconds = _progress(folder, summary, needs_weights=run.id in plan.started_from)
+    reason = str((summary or {}).get("reason") or "")
+    outdated = summary is not None and not is_current(summary, run.lineage)
+    return RunState(job, run, state, steps_done, seconds, reason, outdated)
+
+
+def _progress(
+    folder: RunFolder, summary: Mapping[str, Any] | None, *, needs_weights: bool
+) -> tuple[str, int, float | None]:
+    """Return a run's state, steps done and, if it has ended, wall seconds."""
+    if is_locked(folder.lock):
+        return "running", _last_evaluation(folder), None
+    if summary and is_done(folder, needs_weights=needs_weights):
+        return summary["status"], int(summary.get("steps_done", 0)), summary.get("wall_seconds")
+    evaluated = _last_evaluation(folder)
+    # Without a checkpoint, training begins anew.
+    resumes_at = evaluated if folder.checkpoint.is_file() else 0
+    if summary is None:
+        return "interrupted" if evaluated else "left", resumes_at, None
+    # A final status whose metrics or weights are damaged or missing does not count as done.
+    return "left" if summary["status"] in FINAL else summary["status"], resumes_at, None
+
+
+def _last_evaluation(folder: RunFolder) -> int:
+    """Return the step of a run's last evaluation; 0 without evaluations or with a damaged metrics.csv."""
     try:
         steps = [row["step"] for row in read_metrics(folder)]
     except DamagedRecordError as problem:
@@ -84,113 +90,119 @@ def _evaluated(folder: RunFolder) -> int:
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """Seconds of training that are left, on one core or GPU, and for how many runs nothing here tells them."""
+class TimeLeft:
+    """Training time that is left if one run is trained at a time."""
 
     seconds: float
     unknown: int
+    """Runs that are not in `seconds`, because no finished run shows how long a step of theirs takes."""
 
 
-class Rates:
-    """Wall seconds a step, from the runs that finished: of a label on its workload, and of the workload at large."""
+class Pace:
+    """Wall seconds per step, averaged over the finished runs of a label on a workload, or of the workload."""
 
-    def __init__(self, found: Iterable[State]) -> None:
+    def __init__(self, runs: Iterable[RunState]) -> None:
         by_label: dict[tuple[str, str, str], list[float]] = defaultdict(list)
         by_workload: dict[str, list[float]] = defaultdict(list)
-        for state in found:
-            if state.state == "finished" and state.wall_seconds and state.steps_done:
-                rate = state.wall_seconds / state.steps_done
-                by_label[state.job.experiment, state.job.label, state.run.workload].append(rate)
-                by_workload[state.run.workload].append(rate)
-        self._by_label = {key: mean(rates) for key, rates in by_label.items()}
-        self._by_workload = {key: mean(rates) for key, rates in by_workload.items()}
+        for run in runs:
+            if run.state == "finished" and run.wall_seconds and run.steps_done:
+                seconds = run.wall_seconds / run.steps_done
+                by_label[_label(run)].append(seconds)
+                by_workload[run.run.workload].append(seconds)
+        self._by_label = {key: mean(seconds) for key, seconds in by_label.items()}
+        self._by_workload = {key: mean(seconds) for key, seconds in by_workload.items()}
 
-    def of(self, state: State) -> float | None:
-        """Return seconds a step of a run's label, else of its workload, None where neither has a finished run."""
-        label = (state.job.experiment, state.job.label, state.run.workload)
-        return self._by_label.get(label, self._by_workload.get(state.run.workload))
+    def of(self, run: RunState) -> float | None:
+        """Return the seconds per step of a run's label, else of its workload; None if neither has a finished run."""
+        return self._by_label.get(_label(run), self._by_workload.get(run.run.workload))
 
-    def left(self, found: Iterable[State]) -> Estimate:
+    def time_left(self, runs: Iterable[RunState]) -> TimeLeft:
         """Return the time that runs still need."""
         seconds, unknown = 0.0, 0
-        for state in found:
-            rate = self.of(state)
-            if state.steps_left and rate is None:
+        for run in runs:
+            pace = self.of(run)
+            if run.steps_left and pace is None:
                 unknown += 1
-            elif rate is not None:
-                seconds += state.steps_left * rate
-        return Estimate(seconds, unknown)
+            elif pace is not None:
+                seconds += run.steps_left * pace
+        return TimeLeft(seconds, unknown)
 
 
-def count(found: Iterable[State]) -> Counter[str]:
-    """Return how many runs are in which state, and how many are ``by older code``."""
+def _label(run: RunState) -> tuple[str, str, str]:
+    return run.job.experiment, run.job.label, run.run.workload
+
+
+def count(runs: Iterable[RunState]) -> Counter[str]:
+    """Return the number of runs in each state, and under ``by older code`` of those that older code made."""
     counts: Counter[str] = Counter()
-    for state in found:
-        counts[state.state] += 1
-        counts["by older code"] += state.older
+    for run in runs:
+        counts[run.state] += 1
+        counts["by older code"] += run.outdated
     return +counts
 
 
-def _side_by_side(plan: Plan) -> int:
-    """How many runs this machine trains at a time: one a GPU, or as many as have their threads."""
+def _runs_at_a_time(plan: Plan) -> int:
+    """Return how many runs this machine trains at a time: one per GPU, or as many as the cores allow."""
     if plan.tier.device == "cuda":
         return max(1, len(gpu_names()))
     return max(1, (os.cpu_count() or 1) // plan.tier.threads)
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Print how many runs of every optimizer ended how, run, or are left, what failed, and how long the rest takes."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how many runs of every optimizer are in which state, which failed, and how long the rest takes."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.status", description=main.__doc__)
     add_arguments(parser)
-    try:
-        plan = load_from(parser.parse_args(arguments))
-    except ConfigError as problem:
-        print(problem, file=sys.stderr)
-        return 1
+
+    def work(options: argparse.Namespace) -> None:
+        for line in report(load_from(options)):
+            print(line)
+
+    return run_command(parser, work, arguments)
+
+
+def report(plan: Plan) -> Iterator[str]:
+    """Yield the lines of the report: each job, failed runs, all runs, artefacts, and the time left."""
     by_job = {(job.experiment, job.label): states(plan, job) for job in plan.jobs}
-    # Experiments may share a run.
-    once = list({state.run.id: state for found in by_job.values() for state in found}.values())
-    rates = Rates(once)
-    for (experiment, label), found in by_job.items():
-        print(
-            "; ".join(filter(None, [f"{experiment}/{label}: {_shown(count(found))}", _time_left(rates.left(found), 1)]))
-        )
-    for state in once:
-        if state.state == "failed":
-            print(f"failed: {state.run.id} ({state.run.describe()}): {state.reason}")
-    print(f"all {len(plan.runs)} runs in {plan.results}: {_shown(count(once))}")
-    for line in _made(plan):
-        print(line)
-    here = _side_by_side(plan)
-    runs = "one run" if here == 1 else f"{here} runs"
-    print(f"training, {runs} at a time: {_time_left(rates.left(once), here) or 'nothing left'}")
-    return 0
+    # Experiments may share a run, which counts once.
+    runs = list({run.run.id: run for of_job in by_job.values() for run in of_job}.values())
+    pace = Pace(runs)
+    for (experiment, label), of_job in by_job.items():
+        parts = [f"{experiment}/{label}: {_counted(of_job)}", _in_words(pace.time_left(of_job), 1)]
+        yield "; ".join(filter(None, parts))
+    for run in runs:
+        if run.state == "failed":
+            yield f"failed: {run.run.id} ({run.run.describe()}): {run.reason}"
+    yield f"all {len(plan.runs)} runs in {plan.results}: {_counted(runs)}"
+    yield from _artefacts(plan)
+    at_a_time = _runs_at_a_time(plan)
+    number = "one run" if at_a_time == 1 else f"{at_a_time} runs"
+    yield f"training, {number} at a time: {_in_words(pace.time_left(runs), at_a_time) or 'nothing left'}"
 
 
-def _made(plan: Plan) -> Iterable[str]:
-    """Say which probes, figures and tables are there, and which are not."""
-    wanted: Mapping[str, list[Any]] = {
+def _artefacts(plan: Plan) -> Iterator[str]:
+    """Yield for probes, figures and tables how many are made, and which are left."""
+    planned: dict[str, list[Path]] = {
         "probes": [plan.results / "probes" / f"{probe.name}.csv" for probe in measured_by(plan)],
         "figures": [plan.results / "figures" / f"{figure.name}.pdf" for figure in made_from(plan, "figures")],
         "tables": [plan.results / "tables" / f"{table.name}.csv" for table in made_from(plan, "tables")],
     }
-    for kind, files in wanted.items():
+    for kind, files in planned.items():
         left = [file.stem for file in files if not file.is_file()]
         yield f"{kind}: {len(files) - len(left)} of {len(files)}" + (f"; left: {', '.join(left)}" if left else "")
 
 
-def _time_left(left: Estimate, side_by_side: int) -> str:
+def _in_words(left: TimeLeft, runs_at_a_time: int) -> str:
     parts = []
     if left.seconds:
-        parts.append(f"about {duration(left.seconds / side_by_side)} left")
+        parts.append(f"about {duration(left.seconds / runs_at_a_time)} left")
     if left.unknown:
         runs = "1 run" if left.unknown == 1 else f"{left.unknown} runs"
         parts.append(f"unknown time for {runs} (no finished run of such a workload)")
     return " and ".join(parts)
 
 
-def _shown(counts: Counter[str]) -> str:
-    return ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in sorted(counts.items()))
+def _counted(runs: Iterable[RunState]) -> str:
+    return ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in sorted(count(runs).items()))
 
 
 if __name__ == "__main__":

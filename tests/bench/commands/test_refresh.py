@@ -23,11 +23,11 @@ def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.Ca
     older.summary.write_text(json.dumps({**json.loads(older.summary.read_text()), "code_fingerprint": "0"}))
     capsys.readouterr()
     assert refresh.main(options(folder)) == 0
-    assert capsys.readouterr().out == f"1 runs by older code forgotten in {plan.results}\n"
+    assert capsys.readouterr().out == f"1 runs made by older code deleted from {plan.results}\n"
     assert not older.summary.exists()
     assert not older.metrics.exists()
     assert not plan.csv_of(plan.job("one", "sgd")).exists()
     assert plan.csv_of(plan.job("one", "adamw")).exists()
     kept = [RunFolder.of(plan.results, run).summary for job in plan.jobs for run in job.run_ids]
     assert sum(path.exists() for path in kept) == 3
-    assert refresh.forget(plan) == 0
+    assert refresh.forget_outdated(plan) == 0

@@ -65,17 +65,17 @@ def evaluated(folder: RunFolder, step: int) -> None:
     folder.metrics.write_text(f"{','.join(METRIC_COLUMNS)}\n{step},0.1,validation,loss,0.2,0.1,0.5,0.6\n")
 
 
-def left(plan: Plan) -> status.Estimate:
+def left(plan: Plan) -> status.TimeLeft:
     """The time that the whole plan still needs."""
-    found = [state for job in plan.jobs for state in status.states(plan, job)]
-    return status.Rates(found).left(found)
+    runs = [run for job in plan.jobs for run in status.states(plan, job)]
+    return status.Pace(runs).time_left(runs)
 
 
 def test_time_left_follows_finished_runs_of_the_label_else_of_the_workload(plan):
     """Truth: by hand. SGD takes 0.5 s a step and MKOR 1 s; KAISA, of which nothing ran, the mean of these runs."""
     put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
     put(plan, "mkor", 0, "finished", steps=20, seconds=20.0)
-    assert left(plan) == status.Estimate(20 * 0.5 + 20 * 1.0 + 2 * 20 * 0.75, unknown=0)
+    assert left(plan) == status.TimeLeft(20 * 0.5 + 20 * 1.0 + 2 * 20 * 0.75, unknown=0)
 
 
 def test_a_checkpoint_counts_and_what_broke_off_without_one_begins_anew(plan):
@@ -95,7 +95,7 @@ def test_a_checkpoint_counts_and_what_broke_off_without_one_begins_anew(plan):
 
 def test_what_nothing_tells_the_time_of_is_said(plan, capsys, tmp_path):
     put(plan, "sgd", 0, "diverged", steps=3, seconds=1.0)
-    assert left(plan) == status.Estimate(0.0, unknown=5)
+    assert left(plan) == status.TimeLeft(0.0, unknown=5)
     assert status.main(options(tmp_path / "config")) == 0
     assert "unknown time for 5 runs (no finished run of such a workload)" in capsys.readouterr().out.splitlines()[-1]
 

@@ -128,10 +128,10 @@ def test_a_stale_or_absent_csv_is_one_line(tmp_path: Path, capsys: pytest.Captur
     folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd")))
     assert aggregate.main(["one", *options(folder)]) == 1
-    assert "one/sgd.csv: is not there yet; run python -m workflow.bench.train one sgd\n" in capsys.readouterr().err
+    assert "one/sgd.csv: does not exist yet; run python -m workflow.bench.train one sgd\n" in capsys.readouterr().err
     assert train.main(["one", "sgd", *options(folder)]) == 0
     write(folder, "one", block(optimizer("sgd"), seeds=[0, 1]))
     capsys.readouterr()
     assert aggregate.main(["one", *options(folder)]) == 1
-    assert "one/sgd.csv: holds other runs than are planned; run " in capsys.readouterr().err
+    assert "one/sgd.csv: its runs are not the planned ones; run " in capsys.readouterr().err
     assert not (load(folder).results / "one.csv").exists()
