@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.synthetic import numerics
 from tests.support.synthetic_claims import half_precision
-from tests.support.synthetic_probes import write_probes
+from tests.support.synthetic_probes import write_probe, write_probes
 from workflow.bench.plan.artefacts import available
 from workflow.bench.support.config import ROOT
 
@@ -74,8 +74,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder in which the whole miniature pipeline has run once, on made-up probes."""
     folder = _configure(tmp_path_factory.mktemp("pipeline"))
     write_probes(folder / R)
-    half_precision().to_csv(folder / R / "probes" / "half_precision.csv", index=False)
-    numerics().to_csv(folder / R / "probes" / "numerics.csv", index=False)
+    write_probe(folder / R, "half_precision", half_precision())
+    write_probe(folder / R, "numerics", numerics())
     done = _snakemake(folder, "artefacts")
     assert done.returncode == 0, done.stderr
     return folder

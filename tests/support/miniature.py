@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.support.experiments import make_folder
-from tests.support.synthetic_probes import PROBES
+from tests.support.synthetic_probes import PROBES, write_probe
 from workflow.bench.plan.experiments import label_of
 from workflow.bench.plan.hyperparameters import TUNED
 from workflow.bench.support.config import CONFIG, ROOT
@@ -82,9 +82,8 @@ def _call(folder: Path) -> None:
         blocks = enumerate(content["tiers"]["embedded"])
         content["tiers"] = {"embedded": [small(file.stem, index, block) for index, block in blocks]}
         (folder / "config" / "experiments" / file.name).write_text(yaml.safe_dump(content))
-    (folder / RESULTS / "probes").mkdir(parents=True)
     for name in MADE_UP:
-        PROBES[name]().to_csv(folder / RESULTS / "probes" / f"{name}.csv", index=False)
+        write_probe(folder / RESULTS, name, PROBES[name]())
     called = subprocess.run(
         [
             *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tests.support.synthetic_probes import write_probes
+from tests.support.synthetic_probes import write_probe, write_probes
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.rows import write_csv
 
 RULES = {"mkor": "sherman_morrison", "mkor_released": "released", "mkor_published": "published"}
 SPEED = {
@@ -83,7 +85,7 @@ def run_rows(
                 "tier": "embedded",
                 "hardware": "test-cpu",
                 "reason": None,
-                "hyperparameters": json.dumps({"lr": 0.1, "base": base} if second_order else {"lr": 0.1}),
+                "hyperparameters": {"lr": 0.1, "base": base} if second_order else {"lr": 0.1},
                 "tuned": True,
                 "start_from": None,
                 "steps": steps,
@@ -101,7 +103,7 @@ def run_rows(
                 "code_current": True,
                 "cpu": "Test CPU",
                 "gpu": None,
-                "target": json.dumps({"split": "validation", "metric": "loss", "below": target}) if target else None,
+                "target": Target("validation", "loss", "below", target) if target else None,
             }
         )
     return metrics, runs
@@ -111,8 +113,13 @@ def write_experiment(root: Path, name: str, parts: Iterable[tuple[list[Any], lis
     """Write both CSVs of an experiment from `run_rows` results."""
     root.mkdir(parents=True, exist_ok=True)
     listed = list(parts)
-    pd.DataFrame([row for metrics, _ in listed for row in metrics]).to_csv(root / f"{name}.csv", index=False)
-    pd.DataFrame([row for _, runs in listed for row in runs]).to_csv(root / f"{name}.runs.csv", index=False)
+    write_csv(root / f"{name}.csv", EVALUATION_COLUMNS, (row for metrics, _ in listed for row in metrics))
+    write_csv(root / f"{name}.runs.csv", RUN_COLUMNS, (row for _, runs in listed for row in runs))
+
+
+def write_rows(file: Path, columns: Iterable[str], rows: pd.DataFrame) -> None:
+    """Write a frame as a tidy CSV; columns that it lacks are empty."""
+    write_csv(file, columns, rows.astype(object).where(rows.notna(), None).to_dict("records"))
 
 
 def iteration_times(kaisa_factor: float = 12.0, mkor_factor: float = 1.2, repeats: int = 3) -> pd.DataFrame:
@@ -149,6 +156,7 @@ def numerics(
     for rule in ("published", "sherman_morrison", "released"):
         for trial in range(trials):
             shared = {"update_rule": rule, "dtype": "float64", "dimension": 32, "trial": trial, "bound": None}
+            shared |= {"updates": 100, "of": 100}
             residual = 1e-12 if rule == "sherman_morrison" else published_residual
             rows += [
                 shared | {"check": "C20", "value": eigenvalue * (1 + trial)},
@@ -234,8 +242,7 @@ def write_results(root: Path) -> Path:
             for label in ("lamb", "kaisa", "mkor", "mkor_released", "mkor_published")
         ],
     )
-    (root / "probes").mkdir(parents=True, exist_ok=True)
-    iteration_times().to_csv(root / "probes" / "iteration_time.csv", index=False)
-    numerics().to_csv(root / "probes" / "numerics.csv", index=False)
-    sizes().to_csv(root / "probes" / "sizes.csv", index=False)
+    write_probe(root, "iteration_time", iteration_times())
+    write_probe(root, "numerics", numerics())
+    write_probe(root, "sizes", sizes())
     return write_probes(root)

@@ -66,7 +66,7 @@ def learning_rates(converging: Mapping[str, Sequence[int]]) -> pd.DataFrame:
             made = run_rows("resnet_cifar10_lr", f"resnet {lr}", label, range(len(counts)), target=0.9)[1]
             for run, count in zip(made, counts, strict=True):
                 reached = 50.0 if index < count else None
-                rows.append(run | {"hyperparameters": f'{{"lr": {lr}}}', "steps_to_target": reached})
+                rows.append(run | {"hyperparameters": {"lr": lr}, "steps_to_target": reached})
     return pd.DataFrame(rows)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import run_rows, write_experiment
+from tests.support.synthetic_probes import write_probe
 
 PERIOD = 10
 #: Milliseconds of a step that refreshes and of one that does not; one number: the method never refreshes apart.
@@ -59,8 +59,7 @@ def step_breakdown(hardware: str, speed: float = 1.0, repeats: int = 3) -> pd.Da
 def write_machine(folder: Path, name: str, *, speed: float = 1.0, runs: bool = True, period: int = 5) -> Path:
     """Write ``folder/<name>/embedded``: step times, and bert_pretraining's runs where asked for; return it."""
     root = folder / name / "embedded"
-    (root / "probes").mkdir(parents=True)
-    step_breakdown(name, speed).to_csv(root / "probes" / "step_breakdown.csv", index=False)
+    write_probe(root, "step_breakdown", step_breakdown(name, speed))
     if runs:
         shared: dict[str, Any] = {"seeds": range(3), "period": period, "target": 4.2, "base": "lamb"}
         parts = [
@@ -69,10 +68,10 @@ def write_machine(folder: Path, name: str, *, speed: float = 1.0, runs: bool = T
         ]
         for _, rows in parts:
             for row in rows:
-                given = json.loads(row["hyperparameters"])
+                given = dict(row["hyperparameters"])
                 if row["inverse_update_period"] is not None:
                     given["inverse_update_period"] = row["inverse_update_period"]
-                row |= {"hyperparameters": json.dumps(given), "hardware": name}
+                row |= {"hyperparameters": given, "hardware": name}
                 if row["seconds_to_target"] is not None:
                     row["seconds_to_target"] /= speed
         write_experiment(root, "bert_pretraining", parts)

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from workflow.bench.results.columns import probe_columns
+
 ORIGIN = {"hardware": "test-cpu", "code_fingerprint": "0123456789abcdef", "git_commit": "0123456789abcdef"}
 WORKLOADS = {"bert": "lamb", "resnet": "sgd", "autoencoder": "sgd"}
 STEPS = (0, 10, 100)
@@ -167,7 +169,13 @@ PROBES = {
 
 def write_probes(root: Path, **instead: pd.DataFrame) -> Path:
     """Write ``root/probes/<name>.csv`` of all `PROBES`; ``instead`` gives other rows for some of them."""
-    (root / "probes").mkdir(parents=True, exist_ok=True)
     for name, make in PROBES.items():
-        instead.get(name, make()).to_csv(root / "probes" / f"{name}.csv", index=False)
+        write_probe(root, name, instead.get(name, make()))
     return root
+
+
+def write_probe(root: Path, name: str, rows: pd.DataFrame) -> None:
+    """Write ``probes/<name>.csv`` with all columns of the probe; those that ``rows`` lack are empty."""
+    (root / "probes").mkdir(parents=True, exist_ok=True)
+    assert set(rows.columns) <= set(probe_columns(name)), name
+    rows.reindex(columns=list(probe_columns(name))).to_csv(root / "probes" / f"{name}.csv", index=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import run_rows, write_experiment
-from tests.support.synthetic_probes import ORIGIN, communication, cost_scaling
+from tests.support.synthetic_probes import ORIGIN, communication, cost_scaling, write_probe
+from workflow.bench.plan.targets import Target
 
 LABELS = ("lamb", "kaisa", "mkor", "mkor_released")
 TASKS = {"GLUE MNLI": "accuracy", "GLUE QQP": "f1"}
@@ -31,7 +31,7 @@ def fine_tuned(experiment: str, label: str, task: str, metric: str, starts: Mapp
     for run in runs:
         run |= {"method": "adamw", "update_rule": None, "dataset": task, "start_from": starts[run["seed"]], **changed}
         run["run"] = f"{experiment}-{label}-{task.split()[-1]}-{run['seed']}"
-        run["hyperparameters"] = json.dumps({"lr": 0.001})
+        run["hyperparameters"] = {"lr": 0.001}
     evaluations = []
     for row in kept:
         share = row["step"] / STEPS[-1]
@@ -73,7 +73,7 @@ def write_fine_tuning(root: Path, labels: tuple[str, ...] = LABELS) -> None:
 
 def write_learning_rates(root: Path) -> None:
     """resnet_cifar10_lr: MKOR converges at every rate; SGD diverges, stays short of the target, or gets there."""
-    target = json.dumps({"split": "validation", "metric": "accuracy", "above": 0.9})
+    target = Target("validation", "accuracy", "above", 0.9)
     ends = {10.0: "diverged", 1.0: "short", 0.1: "there", 0.01: "short"}
     parts = []
     for label in ("sgd", "mkor", "kaisa", "kaisa_no_clip", "hylo"):
@@ -88,7 +88,7 @@ def write_learning_rates(root: Path) -> None:
                 row["status"] = "diverged" if end == "diverged" else "finished"
             for run in runs:
                 run |= {"run": f"{label}-{rate}-{run['seed']}", "target": target}
-                run |= {"hyperparameters": json.dumps({"lr": rate}), "status": metrics[0]["status"]}
+                run |= {"hyperparameters": {"lr": rate}, "status": metrics[0]["status"]}
                 run |= {"steps_to_target": 50.0 if end == "there" else None}
             parts.append((metrics, runs))
     write_experiment(root, "resnet_cifar10_lr", parts)
@@ -125,7 +125,6 @@ def write_tables(root: Path) -> Path:
     """Everything above and the probes of table 1, into results that have pre-training runs (`write_results`)."""
     write_fine_tuning(root)
     write_learning_rates(root)
-    (root / "probes").mkdir(exist_ok=True)
     for name, table in (("memory", memory()), ("cost_scaling", cost_scaling()), ("communication", communication())):
-        table.to_csv(root / "probes" / f"{name}.csv", index=False)
+        write_probe(root, name, table)
     return root

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tests.support.synthetic import RULES, run_rows, write_experiment
+from workflow.bench.plan.targets import Target
 
 #: What a label reaches of its level in a step, and the seconds that a step takes.
 RATES = {"sgd": 0.03, "kaisa": 0.06, "eva": 0.04, "hylo": 0.02, "mkor": 0.08, "mkor_released": 0.07}
@@ -29,7 +30,7 @@ def accuracy_rows(
     *,
     steps: int = 100,
     every: int = 10,
-    target: Mapping[str, Any] | None = None,
+    target: Target | None = None,
     status: str = "finished",
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` with losses and accuracies of both splits.
@@ -45,7 +46,7 @@ def accuracy_rows(
             "steps_to_target": None,
             "seconds_to_target": None,
             "status": status,
-            "target": json.dumps(target) if target else None,
+            "target": target,
             "dataset": f"{workload} data",
         }
         if status == "missing":
@@ -59,7 +60,7 @@ def accuracy_rows(
             metrics += [
                 about | {"split": split, "metric": metric, "value": number} for (split, metric), number in found.items()
             ]
-            if target and run["steps_to_target"] is None and value >= target["above"]:
+            if target and run["steps_to_target"] is None and value >= target.limit:
                 run |= {"steps_to_target": step, "seconds_to_target": step * SECONDS[label]}
     return metrics, runs
 
@@ -71,11 +72,11 @@ def training_parts(experiment: str, **options: Any) -> list[tuple[list[dict[str,
 
 def write_training(root: Path) -> Path:
     """A folder with the experiments of figures 6, 11 and 12; AlexNet alone has a target on its training accuracy."""
-    goal = {"split": "validation", "metric": "accuracy", "above": 0.9}
+    goal = Target("validation", "accuracy", "above", 0.9)
     labels = [label for label in RATES if label not in RULES or label == "mkor"]
     parts = [accuracy_rows("resnet50_imagenet", "resnet20", label, target=goal) for label in labels]
     write_experiment(root, "resnet50_imagenet", parts)
     for experiment in EXPERIMENTS:
         split = "train" if experiment == "alexnet_cifar100" else "validation"
-        write_experiment(root, experiment, training_parts(experiment, target={**goal, "split": split}))
+        write_experiment(root, experiment, training_parts(experiment, target=replace(goal, split=split)))
     return root

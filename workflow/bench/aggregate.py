@@ -9,14 +9,8 @@ from pathlib import Path
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Job
-from workflow.bench.results.rows import (
-    EVALUATION_COLUMNS,
-    RUN_COLUMNS,
-    evaluation_rows,
-    read_csv,
-    run_rows,
-    write_csv,
-)
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.rows import evaluation_rows, read_csv, run_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 

@@ -12,27 +12,26 @@ code (unless ``--other-versions`` accepts that).
 from __future__ import annotations
 
 import argparse
-import ast
 import json
 import os
 import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Any, Final
 
 from workflow.bench.plan import REFERENCE, Plan
-from workflow.bench.plan.artefacts import Artefact, available
+from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.runs import Planned, Spec, run_id
-from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, read_csv
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, STATUSES, probe_columns
+from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import CONFIG, ConfigError, shown_key, shown_path, shown_value
 from workflow.bench.support.files import sync_folder, write_atomically, write_json
 from workflow.bench.support.provenance import package_versions
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint
-from workflow.bench.training.record import Status
 
 #: Pictures that are kept, those of the README; the others can be drawn again from the tables.
 FIGURES: Final = (
@@ -41,8 +40,6 @@ FIGURES: Final = (
     "fig13_update_rules",
     "fig14_cost_scaling",
 )
-_PROVENANCE: Final = ("code_fingerprint", "git_commit")
-_STATUSES: Final = (*get_args(Status), "missing")
 
 Rows = list[dict[str, str]]
 
@@ -128,7 +125,7 @@ def _specs(folder: Path) -> dict[str, Spec]:
         raise MergeError(f"{shown_path(folder)}: a spec is no valid JSON: {problem}") from None
 
 
-def _rows(file: Path, columns: Sequence[str]) -> Rows:
+def _rows(file: Path, columns: Collection[str]) -> Rows:
     """Return a table's rows, at least one, all of ``columns``."""
     try:
         rows = read_csv(file)
@@ -172,8 +169,8 @@ def _check_experiment(file: Path, experiment: str, plan: Plan) -> Rows:
     statuses = {row["run"]: row["status"] for row in rows}
     if len(statuses) < len(rows):
         raise MergeError(f"{shown_path(file)}: a run stands in it twice")
-    if unknown := set(statuses.values()) - set(_STATUSES):
-        raise MergeError(f"{shown_path(file)}: status = {shown_value(min(unknown))}: must be of {', '.join(_STATUSES)}")
+    if unknown := set(statuses.values()) - set(STATUSES):
+        raise MergeError(f"{shown_path(file)}: status = {shown_value(min(unknown))}: must be of {', '.join(STATUSES)}")
     evaluations = file.with_name(f"{experiment}.csv")
     found = _rows(evaluations, EVALUATION_COLUMNS)
     _check_numbers(evaluations, found, "step", "value", "train_seconds")
@@ -244,21 +241,11 @@ def _check_probe(file: Path, plan: Plan) -> Rows:
     """Check a probe's table, and return its rows."""
     if file.stem not in available("probes"):
         raise MergeError(f"{shown_path(file)}: is no probe's of workflow/bench/probes")
-    columns = (*probe_columns(file.stem), *_PROVENANCE)
+    columns = probe_columns(file.stem)
     rows = _rows(file, columns)
     if "hardware" in columns:
         _expect(file, rows, hardware=plan.hardware)
     return rows
-
-
-def probe_columns(name: str) -> tuple[str, ...]:
-    """Return the columns of a probe's own: the fields of its ``Row``, read without importing it (nor torch)."""
-    module = Artefact("probes", name).module
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Row":
-            fields = [field.target for field in node.body if isinstance(field, ast.AnnAssign)]
-            return tuple(field.id for field in fields if isinstance(field, ast.Name))
-    raise ValueError(f"{module.name} has no class Row")
 
 
 def _differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:

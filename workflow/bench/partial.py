@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Artefact, Kind, made_from
-from workflow.bench.results.rows import EVALUATION_COLUMNS, RUN_COLUMNS, evaluation_rows, run_rows, write_csv
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import shown_path
 from workflow.bench.training.record import first_line

@@ -21,7 +21,7 @@ from workflow.bench.support.files import is_locked
 from workflow.bench.support.provenance import gpu_names
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
-from workflow.bench.training.record import FINAL, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
+from workflow.bench.training.record import ENDED, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
 
 _TO_DO: Final = ("running", "left", "interrupted", "failed")
 """States of runs that still need training time. A skipped run lacks its data set, so it needs none."""
@@ -76,7 +76,7 @@ def _progress(
     if summary is None:
         return "interrupted" if evaluated else "left", resumes_at, None
     # A final status whose metrics or weights are damaged or missing does not count as done.
-    return "left" if summary["status"] in FINAL else summary["status"], resumes_at, None
+    return "left" if summary["status"] in ENDED else summary["status"], resumes_at, None
 
 
 def _last_evaluation(folder: RunFolder) -> int:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from workflow.bench.plan import MOST_THREADS, add_arguments, load_from
-from workflow.bench.results.rows import EVALUATION_COLUMNS, evaluation_rows, write_csv
+from workflow.bench.results.columns import EVALUATION_COLUMNS
+from workflow.bench.results.rows import evaluation_rows, write_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop

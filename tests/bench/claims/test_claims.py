@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.synthetic import iteration_times, numerics, run_rows, write_experiment
+from tests.support.synthetic import iteration_times, numerics, run_rows, write_experiment, write_rows
 from tests.support.synthetic_claims import (
     communication,
     cost_scaling,
@@ -25,9 +25,11 @@ from tests.support.synthetic_claims import (
     spectra,
     step_breakdown,
 )
+from tests.support.synthetic_probes import write_probe
 from workflow.bench.claims import COLUMNS, RULES, decide_all
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables import claims as claims_table
 
@@ -45,7 +47,6 @@ RATES = {"mkor": [4] * 3, "kaisa": [3] * 3, "kaisa_no_clip": [2] * 3, "hylo": [1
 
 def _write(root: Path) -> Path:
     """Results that test every claim but the one that needs 64 GPUs."""
-    (root / "probes").mkdir(parents=True)
     probes = {
         "iteration_time": iteration_times(),
         "step_breakdown": step_breakdown({"mkor": 0.1, "kaisa": 0.8, "hylo": 0.5}),
@@ -59,20 +60,19 @@ def _write(root: Path) -> Path:
         "scaling": scaling({2: 0.9}),
     }
     for name, rows in probes.items():
-        rows.to_csv(root / "probes" / f"{name}.csv", index=False)
+        write_probe(root, name, rows)
     for experiment in ("bert_pretraining", "resnet50_imagenet", "alexnet_cifar100"):
         runs = runs_to_target(experiment, REACHES)
         if experiment == "bert_pretraining":
             switches = hybrid([51, 52, 53]).set_index(["optimizer", "seed"])["switch_step"]
             keys = pd.MultiIndex.from_frame(runs[["optimizer", "seed"]])
             runs = runs.assign(switch_step=switches.reindex(keys).to_numpy(), update_rule="sherman_morrison")
-        runs.to_csv(root / f"{experiment}.runs.csv", index=False)
-    learning_rates(RATES).to_csv(root / "resnet_cifar10_lr.runs.csv", index=False)
+        write_rows(root / f"{experiment}.runs.csv", RUN_COLUMNS, runs)
+    write_rows(root / "resnet_cifar10_lr.runs.csv", RUN_COLUMNS, learning_rates(RATES))
     for experiment, tasks in (("bert_squad", ["quotes"]), ("bert_glue", ["copy", "package"])):
         metrics, runs = fine_tuned(experiment, SCORES, tasks)
-        blank = dict.fromkeys(("experiment", "method", "update_rule", "inverse_update_period", "workload"))
-        metrics.assign(**blank).to_csv(root / f"{experiment}.csv", index=False)
-        runs.to_csv(root / f"{experiment}.runs.csv", index=False)
+        write_rows(root / f"{experiment}.csv", EVALUATION_COLUMNS, metrics)
+        write_rows(root / f"{experiment}.runs.csv", RUN_COLUMNS, runs)
     inversions: list[tuple[str, str, int]] = [
         ("autoencoder_inversion", "autoencoder", 6),
         ("bert_inversion", "bert_pretraining", 3),
@@ -193,9 +193,9 @@ class _Recording(Results):
         self.asked.add(experiment)
         return super().runs(experiment)
 
-    def probe(self, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
+    def probe(self, name: str) -> pd.DataFrame:
         self.asked.add(name)
-        return super().probe(name, columns)
+        return super().probe(name)
 
 
 def test_the_table_names_everything_that_the_claims_read(root):

@@ -17,11 +17,11 @@ from workflow.bench.claims.training import (
     decide_switch,
 )
 from workflow.bench.claims.verdicts import parse_conditions
-from workflow.bench.results.columns import METRIC_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import published
 
 NO_RUNS = pd.DataFrame(columns=list(RUN_COLUMNS))
-NO_METRICS = pd.DataFrame(columns=list(METRIC_COLUMNS))
+NO_METRICS = pd.DataFrame(columns=list(EVALUATION_COLUMNS))
 
 
 def _conditions(claim: str):
@@ -348,7 +348,7 @@ def test_c18_without_a_rival_or_a_whole_grid_is_not_tested():
     runs = learning_rates(counts)
     without = decide_sensitivity(runs[runs["optimizer"] != "kaisa_no_clip"])
     assert without.why == "resnet_cifar10_lr has no run of kaisa_no_clip."
-    runs.loc[(runs["optimizer"] == "mkor") & (runs["hyperparameters"] == '{"lr": 10.0}'), "status"] = "missing"
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["hyperparameters"] == {"lr": 10.0}), "status"] = "missing"
     assert decide_sensitivity(runs).why == "No seed of mkor has ended at every learning rate."
     assert decide_sensitivity(NO_RUNS).verdict == "not tested"
 

@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
+from tests.support.synthetic_probes import write_probe
 from workflow.bench import compare, plan
 from workflow.bench.analysis.machines import STEPPED, Machine, TargetTime, gather, projection_check, target_times
 from workflow.bench.plan import Plan
@@ -46,7 +47,7 @@ def _machine(root: Path) -> Machine:
 
 def _compared(here: Path, *others: Path) -> dict[tuple[str, str], TargetTime]:
     machines, _ = gather(Results(here, compared=others))
-    return {(time.machine, time.optimizer): time for time in target_times(machines)}
+    return {(time.machine, time.setting.optimizer): time for time in target_times(machines)}
 
 
 @pytest.mark.parametrize(("period", "truth"), [(1, 60.0), (5, (60 + 4 * 22) / 5), (10, (60 + 9 * 22) / 10)])
@@ -67,12 +68,11 @@ def test_a_method_without_a_period_has_one_step_time(here):
 def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(tmp_path):
     """Truth: cycles of a refresh of 50 ms and other steps of 5 ms, at a period that was not timed."""
     root = tmp_path / "test-cpu" / "embedded"
-    (root / "probes").mkdir(parents=True)
     times = iteration_times()
     chosen = times[(times["workload"] == "bert") & (times["optimizer"] == "kaisa")]
     periods = chosen["inverse_update_period"].to_numpy(float)
     chosen = chosen.assign(iteration_ms=(50 + (periods - 1) * 5) / periods)
-    chosen.to_csv(root / "probes" / "iteration_time.csv", index=False)
+    write_probe(root, "iteration_time", chosen)
     for period in (1.0, 5.0, 10.0, 40.0, 1000.0):
         found = _machine(root).step_time(BERT, "kaisa", period)
         assert found is not None
@@ -84,11 +84,8 @@ def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(t
 def test_earlier_results_of_bert_are_read_under_its_one_name(tmp_path):
     """Earlier versions of the probe iteration_time wrote bert_pretraining; results/reference may hold such rows."""
     root = tmp_path / "test-cpu" / "embedded"
-    (root / "probes").mkdir(parents=True)
-    iteration_times().replace({"workload": {"bert": "bert_pretraining"}}).to_csv(
-        root / "probes" / "iteration_time.csv", index=False
-    )
-    assert set(Results(root).probe("iteration_time", ("workload",))["workload"]) == {"autoencoder", "bert"}
+    write_probe(root, "iteration_time", iteration_times().replace({"workload": {"bert": "bert_pretraining"}}))
+    assert set(Results(root).probe("iteration_time")["workload"]) == {"autoencoder", "bert"}
 
 
 def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(here, bare):
@@ -127,8 +124,8 @@ def test_runs_of_other_settings_are_no_peers(here, tmp_path):
     """At another period KAISA and MKOR are other settings, so each machine's step times project the other's."""
     other = write_machine(tmp_path / "elsewhere", "slow-cpu", speed=0.5, period=10)
     machines, _ = gather(Results(here, compared=(other,)))
-    times = [time for time in target_times(machines) if time.optimizer == "mkor"]
-    assert [(time.machine, time.period, time.projected) for time in times] == [
+    times = [time for time in target_times(machines) if time.setting.optimizer == "mkor"]
+    assert [(time.machine, time.setting.period, time.projected) for time in times] == [
         ("test-cpu", 5, False),
         ("slow-cpu", 5, True),
         ("test-cpu", 10, True),

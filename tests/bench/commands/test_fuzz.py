@@ -22,7 +22,7 @@ from tests.support.fuzzing import changed_bytes, changed_csv, changed_json, chan
 from workflow.bench import aggregate, make_artefact, status, train
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.__main__ import main as print_plan
-from workflow.bench.results.rows import EVALUATION_COLUMNS
+from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.training import checkpoint
 from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 

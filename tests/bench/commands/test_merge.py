@@ -273,13 +273,6 @@ def test_a_failing_rename_puts_the_old_folder_back(copy, monkeypatch):
     assert _files(copy / "reference") == before
 
 
-@pytest.mark.parametrize("name", available("probes"))
-def test_the_columns_of_a_probe_are_its_rows_fields(name):
-    from importlib import import_module
-
-    assert merge.probe_columns(name) == import_module(f"workflow.bench.probes.{name}").Row._fields
-
-
 def test_the_pictures_that_are_kept_are_figures():
     assert set(merge.FIGURES) <= set(available("figures"))
 

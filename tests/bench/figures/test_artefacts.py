@@ -17,6 +17,7 @@ from matplotlib.lines import Line2D
 
 from tests.support.figures import figure_of
 from tests.support.synthetic import iteration_times, run_rows, write_experiment, write_results
+from tests.support.synthetic_probes import write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from workflow.bench.analysis.common_steps import last_common_values
@@ -165,7 +166,7 @@ def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
     shutil.copytree(results, root)
     times = iteration_times()
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
-    pd.concat([times, wide]).to_csv(root / "probes" / "iteration_time.csv", index=False)
+    write_probe(root, "iteration_time", pd.concat([times, wide]))
     figure = figure_of("fig04_inversion_frequency", Results(root))
     assert max(max(_values(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
 

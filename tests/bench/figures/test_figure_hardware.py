@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from tests.support.figures import figure_of
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
+from tests.support.synthetic_probes import write_probe
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig16_hardware
 from workflow.bench.results.tables import NoDataError, Results
@@ -74,7 +75,7 @@ def test_without_the_breakdown_the_cycles_of_one_period_are_shown(here):
     """Truth: the made-up milliseconds at period 10, of four periods that were timed."""
     (here / "probes" / "step_breakdown.csv").unlink()
     times = iteration_times()
-    times.to_csv(here / "probes" / "iteration_time.csv", index=False)
+    write_probe(here, "iteration_time", times)
     figure = _draw(here)
     assert [axes.get_title() for axes in figure.axes[:2]] == ["BERT", "Autoencoder"]
     for panel, workload in enumerate(("bert", "autoencoder")):

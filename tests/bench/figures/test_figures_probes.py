@@ -287,7 +287,6 @@ def test_amounts_of_bytes(size, text):
 
 
 def test_a_probe_without_rows_is_no_data(tmp_path):
-    (tmp_path / "probes").mkdir()
-    synthetic_probes.spectra().head(0).to_csv(tmp_path / "probes" / "spectra.csv", index=False)
+    synthetic_probes.write_probe(tmp_path, "spectra", synthetic_probes.spectra().head(0))
     with pytest.raises(NoDataError, match="run the probe spectra first"):
         fig08.make(Results(tmp_path), tmp_path)

@@ -26,13 +26,14 @@ from workflow.bench.figures._training import equal_levels, to_level
 from workflow.bench.figures.fig11_training_time import contests
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.experiments import label_of
+from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.support.config import CONFIG, read_mapping
 from workflow.bench.workloads import NAMES
 
 DRAWN = ("fig01_mkor_diagram", "fig07_approximations")
 MEASURED = ("fig06_resnet50_accuracy", "fig11_training_time", "fig12_training_accuracy")
-GOAL = {"split": "train", "metric": "accuracy", "above": 0.9}
+GOAL = Target("train", "accuracy", "above", 0.9)
 
 
 @pytest.fixture(scope="module")

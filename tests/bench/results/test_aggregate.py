@@ -89,9 +89,7 @@ def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
             case "mkor":
                 assert (row["status"], row["reason"], row["steps_done"]) == ("finished", "", "20")
                 assert int(row["preconditioner_bytes"]) > 0
-                target = Target.parse(TARGET)
-                assert target is not None
-                reached = target.first_reached(rows(RunFolder.of(plan.results, run).metrics))
+                reached = Target.parse(TARGET).first_reached(rows(RunFolder.of(plan.results, run).metrics))
                 assert reached is not None
                 assert (int(row["steps_to_target"]), float(row["seconds_to_target"])) == reached
             case "slow":

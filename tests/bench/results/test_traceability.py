@@ -89,7 +89,7 @@ def metrics(root: Path, run: str, metric: str) -> list[tuple[int, float, float]]
 def about(root: Path, experiment: str) -> pd.DataFrame:
     """Label, seed and rate of an experiment's runs: who they are, not what they measured."""
     runs = Results(root).runs(experiment).set_index("run")
-    return runs.assign(lr=runs["hyperparameters"].str.extract(r'"lr": ([\d.e-]+)')[0].astype(float))
+    return runs.assign(lr=[given["lr"] for given in runs["hyperparameters"]])
 
 
 Followed = list[tuple[str, float | str]]

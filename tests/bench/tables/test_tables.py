@@ -18,7 +18,7 @@ from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, ou
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import available
 from workflow.bench.results.sources import chosen, joined, traced
-from workflow.bench.results.tables import published
+from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import ROOT
 from workflow.bench.tables._files import shortened, write_table
 from workflow.bench.tables._finetuning import counterpart
@@ -239,7 +239,7 @@ def test_how_a_run_ended(status, steps, expected):
 
 
 def test_a_seed_counts_only_where_every_rate_ended(results):
-    runs = pd.read_csv(results / "resnet_cifar10_lr.runs.csv")
+    runs = Results(results).runs("resnet_cifar10_lr")
     counts = converging_rates(outcomes(runs))
     assert counts == {
         "mkor": dict.fromkeys(range(3), 4),

@@ -75,4 +75,3 @@ def test_a_target_is_read_and_written_alike():
     target = Target.parse(given)
     assert target is not None
     assert target.as_dict() == given
-    assert Target.parse(None) is None

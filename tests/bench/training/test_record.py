@@ -31,7 +31,7 @@ def test_rows_are_there_as_soon_as_they_are_appended(folder: RunFolder):
     log = MetricsLog(folder.metrics)
     append(log, 10, value=1 / 3)
     rows = read_metrics(folder)
-    assert [tuple(row) for row in rows] == [METRIC_COLUMNS] * 2
+    assert [tuple(row) for row in rows] == [tuple(METRIC_COLUMNS)] * 2
     assert (rows[0]["step"], rows[0]["split"], rows[0]["metric"]) == ("10", "train", "loss")
     assert float(rows[0]["value"]) == 1 / 3
     log.close()

@@ -9,11 +9,8 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.wording import spans
+from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results
-
-#: Statuses of runs without any values.
-WITHOUT_VALUES: Final = ("missing", "failed", "skipped")
-
 
 _WITH_REASON: Final = ("failed", "skipped")
 
@@ -34,7 +31,7 @@ def _unique(runs: pd.DataFrame, column: str) -> list[str]:
 
 
 def _is_true(column: pd.Series) -> pd.Series:
-    return column.astype(str).str.lower().isin(("true", "1", "1.0"))
+    return column.astype("boolean").fillna(False).astype(bool)
 
 
 def _mkor(runs: pd.DataFrame) -> list[str]:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM, estimate
+from workflow.bench.results.columns import BROKEN_DOWN
 
 
 def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
@@ -20,7 +21,7 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     """
     values = metrics.pivot_table(index="step", columns="seed", values="value", aggfunc="last", dropna=False)
     seconds = metrics.groupby("step")["train_seconds"].mean()
-    broken = metrics.loc[metrics["status"].isin(("diverged", "out_of_memory")), "seed"].unique()
+    broken = metrics.loc[metrics["status"].isin(BROKEN_DOWN), "seed"].unique()
     values[broken] = values[broken].fillna(worst)
     rows = []
     for step, at_step in zip(values.index, values.to_numpy(float), strict=True):

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import pandas as pd
 
 from workflow.bench.analysis.common_steps import by_seed
-from workflow.bench.analysis.time_to_target import ENDED
+from workflow.bench.results.columns import ENDED
 
 
 def last_values(metrics: pd.DataFrame, metric: str) -> pd.Series:

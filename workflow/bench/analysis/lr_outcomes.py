@@ -14,7 +14,6 @@ A run that is skipped, interrupted, failed or missing has no outcome, and neithe
 
 from __future__ import annotations
 
-import json
 from typing import Final, Literal
 
 import pandas as pd
@@ -39,7 +38,7 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     Runs without a target, a learning rate or an outcome are left out; captions name them.
     """
     aimed = runs.dropna(subset=["target"])
-    rates = [json.loads(str(text)).get("lr") for text in aimed["hyperparameters"]]
+    rates = [given.get("lr") for given in aimed["hyperparameters"]]
     ended = [
         outcome_of(str(status), steps) for status, steps in zip(aimed["status"], aimed["steps_to_target"], strict=True)
     ]

@@ -7,7 +7,6 @@ rests on the same model, batch and optimizer taking the same iterations on any m
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections import defaultdict
@@ -15,29 +14,15 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
-from workflow.bench.analysis.time_to_target import Reaching, reaching, to_target
-from workflow.bench.plan.targets import Target
+from workflow.bench.analysis.time_to_target import Reaching, Setting, by_setting, reaching, to_target
 from workflow.bench.results.sources import chosen, joined, traced
 from workflow.bench.results.tables import NoDataError, Results
-
-_BREAKDOWN: Final = (
-    "workload",
-    "workers",
-    "optimizer",
-    "inverse_update_period",
-    "repeat",
-    "ms",
-    "refresh_ms",
-    "other_ms",
-    "estimate",
-)
-_CYCLES: Final = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms", "estimate")
 
 STEPPED: Final[Mapping[tuple[str, str], str]] = {
     ("bert_pretraining", "bert_pretraining"): "bert",
@@ -49,8 +34,6 @@ STEPPED: Final[Mapping[tuple[str, str], str]] = {
 
 On a GPU the probes time the paper's models on batches of their own, so nothing is projected there.
 """
-
-_GOAL: Final = ["experiment", "workload", "dataset", "target", "optimizer", "steps", "hyperparameters"]
 
 
 @dataclass(frozen=True)
@@ -74,22 +57,13 @@ class TargetTime:
     """Training time that one optimizer needs to an experiment's target on one machine: measured or projected."""
 
     machine: str
-    experiment: str
-    workload: str
-    target: Target
-    optimizer: str
-    hyperparameters: Mapping[str, Any]
+    setting: Setting
     iterations: Reaching
     iterations_from: str
     """The machine that measured the iterations."""
     seconds: Estimate
     projected: bool
     data: str
-
-    @property
-    def period(self) -> float:
-        """Steps between refreshes; NaN for a method without."""
-        return period_of(self.hyperparameters)
 
 
 @dataclass(frozen=True)
@@ -107,7 +81,7 @@ class Machine:
     @cached_property
     def _breakdown(self) -> pd.DataFrame:
         """Step times of one process, one row a workload, optimizer, period and repeat: the phases' sums."""
-        rows = self.results.probe("step_breakdown", _BREAKDOWN)
+        rows = self.results.probe("step_breakdown")
         alone = rows[(rows["workers"] == 1) & (rows["estimate"] == "measured")]
         keys = ["workload", "optimizer", "inverse_update_period", "repeat"]
         grouped = alone.groupby(keys, dropna=False, sort=False)[["ms", "refresh_ms", "other_ms"]]
@@ -116,7 +90,7 @@ class Machine:
 
     @cached_property
     def _cycles(self) -> pd.DataFrame:
-        return self.results.probe("iteration_time", _CYCLES)
+        return self.results.probe("iteration_time")
 
     @cached_property
     def runs(self) -> pd.DataFrame:
@@ -133,7 +107,7 @@ class Machine:
     @cached_property
     def fingerprints(self) -> dict[str, str]:
         """The fingerprint of the code that measured each run (by id) and each probe (by name)."""
-        probes = (self.results.probe(name, ()).assign(run=name) for name in ("step_breakdown", "iteration_time"))
+        probes = (self.results.probe(name).assign(run=name) for name in ("step_breakdown", "iteration_time"))
         frames = [frame for frame in (self.runs, *probes) if "code_fingerprint" in frame]
         rows = pd.concat(frames)[["run", "code_fingerprint"]].dropna() if frames else pd.DataFrame()
         return {str(measurement): str(code) for measurement, code in rows.to_numpy()}
@@ -174,22 +148,13 @@ class Machine:
         times = share * measured[below] + (1 - share) * measured[above]
         return self._step_time("iteration_time", model, optimizer, period, times)
 
-    def goals(self) -> Iterator[tuple[tuple[str, ...], pd.DataFrame, Reaching]]:
-        """Yield the runs of every setting that has a target, and how they reach it; key: the values of `_GOAL`."""
+    def goals(self) -> Iterator[tuple[Setting, pd.DataFrame, Reaching]]:
+        """Yield every setting that has a target and a run that has ended, with its runs and their iterations to it."""
         if self.runs.empty:
             return
-        aimed = self.runs.dropna(subset=_GOAL)
-        for key, rows in aimed.groupby(_GOAL, sort=False):
-            if (found := reaching(to_target(rows, "steps"))) is not None:
-                # A column of whole numbers is read as floats where another run lacks one.
-                yield (
-                    tuple(
-                        str(int(float(str(part)))) if name == "steps" else str(part)
-                        for name, part in zip(_GOAL, key, strict=True)
-                    ),
-                    rows,
-                    found,
-                )
+        for setting, runs in by_setting(self.runs).items():
+            if (iterations := reaching(to_target(runs, "steps"))) is not None:
+                yield setting, runs, iterations
 
     def traced(self, rows: pd.DataFrame) -> str:
         """Say which file and runs rows of `runs` are, for a table's column ``data``."""
@@ -203,12 +168,6 @@ class Machine:
             where["workers"] = 1
         data = chosen(f"{self.prefix}probes/{probe}.csv", **where)
         return StepTime(self.name, probe, workload, optimizer, period, estimate(times.to_numpy(float)), data)
-
-
-def period_of(hyperparameters: Mapping[str, Any]) -> float:
-    """Return the steps between refreshes that hyperparameters say, NaN where they say none."""
-    period = hyperparameters.get("inverse_update_period", hyperparameters.get("update_period"))
-    return math.nan if period is None else float(period)
 
 
 def gather(here: Results) -> tuple[list[Machine], list[str]]:
@@ -244,44 +203,65 @@ def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
     The order is that of the first machine that has a setting; each setting's machines stand together.
     """
     listed = list(machines)
-    measured: dict[tuple[str, ...], dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
+    measured: dict[Setting, dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
     for machine in listed:
-        for key, rows, iterations in machine.goals():
-            measured.setdefault(key, {})[machine.name] = machine, rows, iterations
-    found = []
-    for key, by_machine in measured.items():
+        for setting, runs, iterations in machine.goals():
+            measured.setdefault(setting, {})[machine.name] = machine, runs, iterations
+    times = []
+    for setting, by_machine in measured.items():
         for machine in listed:
             if machine.name in by_machine:
-                _, rows, iterations = by_machine[machine.name]
-                seconds = reaching(to_target(rows, "seconds"))
-                assert seconds is not None  # the same runs as the iterations'
-                found.append(
-                    _target_time(machine.name, key, iterations, machine.name, seconds.took, machine.traced(rows))
-                )
+                _, runs, iterations = by_machine[machine.name]
+                times.append(_measured(machine, setting, runs, iterations))
             else:
-                source, rows, iterations = next(iter(by_machine.values()))
-                projection = project(machine, key, rows, iterations)
-                if projection is not None:
-                    seconds_there, step = projection
-                    data = joined(source.traced(rows), step.data)
-                    found.append(
-                        _target_time(machine.name, key, iterations, source.name, seconds_there, data, projected=True)
-                    )
-    return found
+                source, runs, iterations = next(iter(by_machine.values()))
+                times += _projected(machine, setting, source, runs, iterations)
+    return times
+
+
+def _measured(machine: Machine, setting: Setting, runs: pd.DataFrame, iterations: Reaching) -> TargetTime:
+    seconds = reaching(to_target(runs, "seconds"))
+    assert seconds is not None  # the runs are those of the iterations
+    return TargetTime(
+        machine=machine.name,
+        setting=setting,
+        iterations=iterations,
+        iterations_from=machine.name,
+        seconds=seconds.took,
+        projected=False,
+        data=machine.traced(runs),
+    )
+
+
+def _projected(
+    machine: Machine, setting: Setting, source: Machine, runs: pd.DataFrame, iterations: Reaching
+) -> Iterator[TargetTime]:
+    """Yield the projection of another machine's ``iterations``, if this machine timed the step."""
+    projection = project(machine, setting, runs, iterations)
+    if projection is not None:
+        seconds, step = projection
+        yield TargetTime(
+            machine=machine.name,
+            setting=setting,
+            iterations=iterations,
+            iterations_from=source.name,
+            seconds=seconds,
+            projected=True,
+            data=joined(source.traced(runs), step.data),
+        )
 
 
 def project(
-    machine: Machine, key: tuple[str, ...], rows: pd.DataFrame, iterations: Reaching
+    machine: Machine, setting: Setting, runs: pd.DataFrame, iterations: Reaching
 ) -> tuple[Estimate, StepTime] | None:
     """Return the seconds that ``iterations`` would take on a machine, and its step time; None where nothing tells.
 
-    rows: the runs behind the iterations.  The interval multiplies the bounds of both factors.
+    runs: the runs behind the iterations.  The interval multiplies the bounds of both factors.
     """
-    experiment, workload, *_, optimizer, _, hyperparameters = key
-    model = STEPPED.get((experiment, workload))
-    if model is None or rows["gpu"].notna().any():
+    model = STEPPED.get((setting.experiment, setting.workload))
+    if model is None or runs["gpu"].notna().any():
         return None
-    step = machine.step_time(model, optimizer, period_of(json.loads(hyperparameters)))
+    step = machine.step_time(model, setting.optimizer, setting.period)
     if step is None:
         return None
     steps, seconds = iterations.took, step.took.scaled(1e-3)
@@ -299,30 +279,12 @@ def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
     """
     ratios = []
     for machine in machines:
-        for key, rows, iterations in machine.goals():
-            seconds = reaching(to_target(rows, "seconds"))
-            projection = project(machine, key, rows, iterations)
+        for setting, runs, iterations in machine.goals():
+            seconds = reaching(to_target(runs, "seconds"))
+            projection = project(machine, setting, runs, iterations)
             if seconds and projection and math.isfinite(seconds.took.value):
                 ratios.append(projection[0].value / seconds.took.value)
     return (min(ratios), max(ratios)) if ratios else None
-
-
-def _target_time(
-    machine: str,
-    key: tuple[str, ...],
-    iterations: Reaching,
-    source: str,
-    seconds: Estimate,
-    data: str,
-    *,
-    projected: bool = False,
-) -> TargetTime:
-    experiment, workload, _, target, optimizer, _, hyperparameters = key
-    given, goal = json.loads(hyperparameters), Target.parse(json.loads(target))
-    assert goal is not None  # it was read from a run that has one
-    return TargetTime(
-        machine, experiment, workload, goal, optimizer, given, iterations, source, seconds, projected, data
-    )
 
 
 def describe(machines: Iterable[Machine], experiments: Collection[str] | None = None) -> list[str]:

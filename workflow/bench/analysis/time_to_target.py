@@ -4,22 +4,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_ratio, shared_seeds
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import ENDED
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The columns of `RUN_COLUMNS` in which runs with a target agree if they differ in their seed alone."""
+
+    experiment: str
+    workload: str
+    dataset: str
+    target: Target
+    optimizer: str
+    steps: int
+    hyperparameters: Mapping[str, Any] = field(hash=False)  # a dict has no hash; equality compares it all the same
+
+    @property
+    def period(self) -> float:
+        """Steps between refreshes; NaN for a method without a period."""
+        period = self.hyperparameters.get("inverse_update_period", self.hyperparameters.get("update_period"))
+        return math.nan if period is None else float(period)
+
+
+def by_setting(runs: pd.DataFrame) -> dict[Setting, pd.DataFrame]:
+    """Group rows of `RUN_COLUMNS` by their setting, in the order in which the settings first appear.
+
+    Runs that lack a column of `Setting`, such as the target, are left out. The index of ``runs`` must be unique.
+    """
+    columns = [column.name for column in fields(Setting)]
+    places: dict[Setting, list[object]] = {}
+    for place, *values in runs[columns].dropna().itertuples(name=None):
+        setting = Setting(*values)
+        places.setdefault(replace(setting, steps=int(setting.steps)), []).append(place)
+    return {setting: runs.loc[index] for setting, index in places.items()}
 
 
 def censored(value: float | None) -> float:
     """A time to target with the unreached (None or NaN) as infinity, as the ratios here expect it."""
     return math.inf if value is None or math.isnan(value) else float(value)
-
-
-#: Statuses of runs that came to an end of their own; the others say nothing of a target yet.
-ENDED: Final = ("finished", "diverged", "out_of_memory")
 
 
 def to_target(runs: pd.DataFrame, quantity: Literal["steps", "seconds"]) -> dict[int, float]:

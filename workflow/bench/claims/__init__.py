@@ -38,11 +38,11 @@ Rule = Callable[[Results, str], Decision]
 Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
 
 
-def _of_probe(name: str, columns: tuple[str, ...], judge: Judge) -> Rule:
+def _of_probe(name: str, judge: Judge) -> Rule:
     """A claim decided by one probe."""
 
     def rule(results: Results, holds_when: str) -> Decision:
-        rows = results.probe(name, columns)
+        rows = results.probe(name)
         if rows.empty:
             return not_tested(f"The probe {name} has not run.")
         return judge(rows, parse_conditions(holds_when))
@@ -52,7 +52,7 @@ def _of_probe(name: str, columns: tuple[str, ...], judge: Judge) -> Rule:
 
 def _half_precision(results: Results, _: str) -> Decision:
     """C22; its entry sets no number."""
-    rows = results.probe("half_precision", numerics.HALF_PRECISION)
+    rows = results.probe("half_precision")
     return numerics.decide_half_precision(rows) if len(rows) else not_tested("The probe half_precision has not run.")
 
 
@@ -109,23 +109,23 @@ RULES: Final[Mapping[str, Rule]] = {
     "C05": partial(_glue_average, contender="kaisa"),
     "C06": partial(_speedup, experiment="resnet50_imagenet", rivals=("sgd",)),
     "C07": partial(_speedup, experiment="resnet50_imagenet", rivals=("kaisa",)),
-    "C08": _of_probe("iteration_time", timing.ITERATION_TIME, timing.decide_period_cost),
+    "C08": _of_probe("iteration_time", timing.decide_period_cost),
     "C09": _period_loss,
-    "C10": _of_probe("step_breakdown", timing.STEP_BREAKDOWN, timing.decide_factor_share),
-    "C11": _of_probe("cost_scaling", timing.COST_SCALING, timing.decide_update_cost),
-    "C12": _of_probe("communication", timing.COMMUNICATION, timing.decide_bytes),
-    "C13": _of_probe("memory", timing.MEMORY, timing.decide_memory),
-    "C14": _of_probe("rank1_error", rank1.RANK1_ERROR, rank1.decide_rank1_error),
-    "C15": _of_probe("rank1_error", rank1.RANK1_ERROR, rank1.decide_mean_vector),
-    "C16": _of_probe("rank1_error", rank1.RANK1_ERROR, rank1.decide_decay),
-    "C17": _of_probe("spectra", rank1.SPECTRA, rank1.decide_singular_factors),
+    "C10": _of_probe("step_breakdown", timing.decide_factor_share),
+    "C11": _of_probe("cost_scaling", timing.decide_update_cost),
+    "C12": _of_probe("communication", timing.decide_bytes),
+    "C13": _of_probe("memory", timing.decide_memory),
+    "C14": _of_probe("rank1_error", rank1.decide_rank1_error),
+    "C15": _of_probe("rank1_error", rank1.decide_mean_vector),
+    "C16": _of_probe("rank1_error", rank1.decide_decay),
+    "C17": _of_probe("spectra", rank1.decide_singular_factors),
     "C18": _sensitivity,
     "C19": partial(_speedup, experiment="alexnet_cifar100", rivals=("sgd", "hylo", "kaisa")),
-    "C20": _of_probe("numerics", numerics.NUMERICS, numerics.decide_positive_definite),
-    "C21": _of_probe("numerics", numerics.NUMERICS, numerics.decide_inverse),
+    "C20": _of_probe("numerics", numerics.decide_positive_definite),
+    "C21": _of_probe("numerics", numerics.decide_inverse),
     "C22": _half_precision,
-    "C23": _of_probe("numerics", numerics.NUMERICS, numerics.decide_descent),
-    "C24": _of_probe("scaling", timing.SCALING, timing.decide_scaling),
+    "C23": _of_probe("numerics", numerics.decide_descent),
+    "C24": _of_probe("scaling", timing.decide_scaling),
     "C25": _switch,
 }
 """What decides each claim of ``workflow/paper/claims.csv``."""

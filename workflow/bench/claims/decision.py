@@ -9,9 +9,9 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate
-from workflow.bench.analysis.time_to_target import ENDED
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict
+from workflow.bench.results.columns import ENDED
 
 
 @dataclass(frozen=True)

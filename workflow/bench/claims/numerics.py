@@ -15,8 +15,6 @@ from workflow.bench.claims.decision import Decision, Part, decided, not_tested, 
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.sources import chosen
 
-NUMERICS: Final = ("check", "update_rule", "dtype", "dimension", "trial", "value")
-HALF_PRECISION: Final = ("check", "update_rule", "dtype", "arithmetic", "sequence", "value", "bound", "largest_entry")
 EVERY_TIER: Final = "mathematics and numerics, the same at every tier"
 
 
@@ -45,7 +43,7 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
         if conditions[0].judge(smallest) == "confirmed"
         else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, which mathematics excludes."
     )
-    cut = int((rows["updates"] < rows["of"]).sum()) if {"updates", "of"} <= set(rows.columns) else 0
+    cut = int((rows["updates"] < rows["of"]).sum())
     grown = (
         f"{cut} of the sequences grew without bound and were followed only as far as float64 can tell an eigenvalue "
         "from rounding."

@@ -19,19 +19,6 @@ from workflow.bench.claims.decision import Decision, Part, decided, how, not_tes
 from workflow.bench.claims.verdicts import Condition, agreement
 from workflow.bench.results.sources import chosen
 
-RANK1_ERROR: Final = ("workload", "optimizer", "seed", "step", "layer", "side", "approximation", "error")
-SPECTRA: Final = (
-    "workload",
-    "optimizer",
-    "seed",
-    "step",
-    "layer",
-    "factor",
-    "smallest",
-    "condition_number",
-    "resolution",
-    "start_weight",
-)
 _LAYER: Final = ["layer", "side"]
 Summary = Callable[[pd.DataFrame], Estimate | None]
 """From a workload's rows to the number that the claim is judged by; None where there is none."""

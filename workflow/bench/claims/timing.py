@@ -29,13 +29,6 @@ from workflow.bench.claims.verdicts import Condition, agreement, all_of
 from workflow.bench.results.sources import chosen
 from workflow.bench.results.tables import published
 
-ITERATION_TIME: Final = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms")
-STEP_BREAKDOWN: Final = ("workload", "workers", "optimizer", "inverse_update_period", "repeat", "phase", "ms")
-COST_SCALING: Final = ("optimizer", "part", "dimension", "repeat", "ms")
-COMMUNICATION: Final = ("optimizer", "dimension", "workers", "rank", "collective", "bytes")
-MEMORY: Final = ("workload", "optimizer", "quantity", "bytes", "computed_bytes")
-SCALING: Final = ("quantity", "source", "optimizer", "workers", "cores", "repeat", "value")
-
 
 def _by_repeat(times: pd.DataFrame, period: int) -> Mapping[int, float]:
     rows = times[times["inverse_update_period"] == period]

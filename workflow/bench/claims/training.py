@@ -7,7 +7,6 @@ one that is skipped, interrupted, failed or missing says nothing and is left out
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcomes
-from workflow.bench.analysis.time_to_target import ENDED, to_target, too_short
+from workflow.bench.analysis.time_to_target import to_target, too_short
 from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import (
     Decision,
@@ -38,7 +37,7 @@ from workflow.bench.claims.decision import (
     verdicts,
 )
 from workflow.bench.claims.verdicts import Condition, Verdict, agreement, all_of
-from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import joined, traced
 from workflow.bench.results.tables import NoDataError
 
@@ -54,8 +53,7 @@ def mkor_of(runs: pd.DataFrame) -> str:
 
 def _goal(runs: pd.DataFrame) -> str:
     """The target of an experiment's runs in words."""
-    target = Target.parse(json.loads(str(runs["target"].dropna().iloc[0])))
-    assert target is not None  # a run without one has no entry
+    target = runs["target"].dropna().iloc[0]
     return f"a {target.split} {target.metric} of {target.limit:g}"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable
 
@@ -11,9 +10,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.curves import curve
-from workflow.bench.analysis.time_to_target import ENDED
 from workflow.bench.figures import _style as style
-from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import ENDED
 
 
 def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
@@ -24,8 +22,8 @@ def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
 
 def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
     """The limits that ``runs`` have as targets on one metric, rising; none where their targets are on others."""
-    found = {Target.parse(json.loads(text)) for text in runs["target"].dropna().unique()}
-    return sorted({target.limit for target in found if target and (target.split, target.metric) == (split, metric)})
+    found = runs["target"].dropna().unique()
+    return sorted({target.limit for target in found if (target.split, target.metric) == (split, metric)})
 
 
 def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, rising: bool = False) -> None:

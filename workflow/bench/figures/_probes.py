@@ -9,9 +9,9 @@ from workflow.bench.results.tables import NoDataError, Results
 _ORDER = ("bert", "resnet", "autoencoder")
 
 
-def read(results: Results, probe: str, columns: tuple[str, ...]) -> pd.DataFrame:
+def read(results: Results, probe: str) -> pd.DataFrame:
     """Rows of a probe.  Raises NoDataError where it has none."""
-    rows = results.probe(probe, columns)
+    rows = results.probe(probe)
     if rows.empty:
         raise NoDataError(f"no rows in {results.root / 'probes' / probe}.csv: run the probe {probe} first.")
     return rows

@@ -12,7 +12,6 @@ from workflow.bench.figures import _style as style
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
 
-COLUMNS: Final = ("workload", "optimizer", "seed", "step", "layer", "side", "approximation", "error")
 SIDES: Final = {"activation": "activations", "gradient": "gradients"}
 APPROXIMATIONS: Final = {
     "best": MethodStyle("best rank-1 matrix", "#000000", "o", "-"),
@@ -24,7 +23,7 @@ APPROXIMATIONS: Final = {
 
 def read(results: Results) -> pd.DataFrame:
     """Rows of the probe.  Raises NoDataError where it has none."""
-    return _probes.read(results, "rank1_error", COLUMNS)
+    return _probes.read(results, "rank1_error")
 
 
 def footer(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:

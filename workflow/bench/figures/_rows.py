@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -17,8 +16,8 @@ from workflow.bench.figures import _style as style
 
 def base_of(runs: pd.DataFrame) -> str | None:
     """The label of the first-order optimizer that the second-order runs of one workload wrap, if it ran itself."""
-    for text in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
-        base = json.loads(text).get("base", "sgd")
+    for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
+        base = hyperparameters.get("base", "sgd")
         if base in set(runs["optimizer"]):
             return str(base)
     return None

@@ -9,9 +9,9 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.time_to_target import ENDED
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import targets
+from workflow.bench.results.columns import ENDED
 
 #: Each experiment's row in the paper's numbers.
 IN_THE_PAPER: Final = {

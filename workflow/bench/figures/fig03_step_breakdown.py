@@ -18,17 +18,6 @@ from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("step_breakdown",)
-COLUMNS: Final = (
-    "workload",
-    "workers",
-    "optimizer",
-    "inverse_update_period",
-    "repeat",
-    "phase",
-    "ms",
-    "refresh_ms",
-    "estimate",
-)
 WORKLOADS: Final = ("bert", "resnet")
 PHASES: Final[Mapping[str, tuple[str, str]]] = {
     "capture": ("#F0E442", ""),
@@ -150,7 +139,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where the probe step_breakdown has no rows.
     """
-    rows = _probes.read(results, "step_breakdown", COLUMNS)
+    rows = _probes.read(results, "step_breakdown")
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or _probes.workloads(rows)
     drawn = rows[rows["workload"].isin(names)]
     base = bases(drawn)

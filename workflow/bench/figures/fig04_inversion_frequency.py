@@ -25,7 +25,6 @@ WORKLOADS = {
     "autoencoder": ("autoencoder_inversion", "Autoencoder"),
     "bert": ("bert_inversion", "BERT-Large-Uncased"),
 }
-PROBE_COLUMNS = ("workload", "optimizer", "inverse_update_period", "repeat", "iteration_ms", "estimate")
 
 
 def _labels(frame: pd.DataFrame) -> list[str]:
@@ -105,7 +104,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where neither the probe nor one of the two experiments has results.
     """
-    times = results.probe("iteration_time", PROBE_COLUMNS)
+    times = results.probe("iteration_time")
     of_paper = published("iteration_time_ms")
     experiments = {name: results.metrics(experiment) for name, (experiment, _) in WORKLOADS.items()}
     if times.empty and all(metrics.empty for metrics in experiments.values()):

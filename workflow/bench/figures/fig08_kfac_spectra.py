@@ -19,19 +19,6 @@ from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
 
 PROBES = ("spectra",)
-COLUMNS: Final = (
-    "workload",
-    "optimizer",
-    "seed",
-    "step",
-    "layer",
-    "factor",
-    "smallest",
-    "largest",
-    "condition_number",
-    "resolution",
-    "start_weight",
-)
 FACTORS: Final = {
     "running": MethodStyle("running average, as KFAC decomposes it", "#0072B2", "o", "-"),
     "batch": MethodStyle("one batch alone", "#E69F00", "s", (0, (2.5, 1))),
@@ -89,7 +76,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where the probe spectra has no rows.
     """
-    rows = resolved(_probes.read(results, "spectra", COLUMNS))
+    rows = resolved(_probes.read(results, "spectra"))
     names = _probes.workloads(rows)
     figure, axes = style.new_figure(len(QUANTITIES), len(names), height=4.6, sharex="col", sharey="row")
     for column, workload in enumerate(names):

@@ -20,7 +20,6 @@ from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("scaling",)
-COLUMNS: Final = ("quantity", "source", "workload", "optimizer", "workers", "cores", "batch", "repeat", "value")
 APART: Final = 1.2
 """Factor between the methods' markers at one number of workers."""
 
@@ -92,7 +91,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where the probe scaling has no rows.
     """
-    rows = _probes.read(results, "scaling", COLUMNS)
+    rows = _probes.read(results, "scaling")
     steps = rows[rows["quantity"] == "step_ms"].astype({"workers": int})
     measured, model = steps[steps["source"] == "measured"], steps[steps["source"] == "model"]
     workers = sorted(steps["workers"].unique())

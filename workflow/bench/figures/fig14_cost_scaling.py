@@ -18,7 +18,6 @@ from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
-COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")
 PARTS: Final = {"factor": "factor update", "precondition": "preconditioning"}
 FLOOR: Final = "floor"
 
@@ -51,7 +50,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where the probe cost_scaling has no rows.
     """
-    rows = _probes.read(results, "cost_scaling", COLUMNS)
+    rows = _probes.read(results, "cost_scaling")
     figure, (panels,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
     labels = style.in_order(rows["optimizer"])
     for panel, (part, title) in zip(panels, PARTS.items(), strict=True):

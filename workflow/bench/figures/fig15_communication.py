@@ -17,16 +17,6 @@ from workflow.bench.figures import _style as style
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
-COLUMNS: Final = (
-    "optimizer",
-    "dimension",
-    "workers",
-    "rank",
-    "collective",
-    "bytes",
-    "predicted_bytes",
-    "paper_bytes",
-)
 UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
@@ -95,7 +85,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where the probe communication has no rows.
     """
-    rows = _probes.read(results, "communication", COLUMNS)
+    rows = _probes.read(results, "communication")
     sent = of_update(rows)
     workers, width = sent["workers"].max(), sent["dimension"].max()
     figure, (panels,) = style.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))

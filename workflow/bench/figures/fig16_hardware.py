@@ -61,11 +61,12 @@ def _target_bars(times: Sequence[TargetTime], experiment: str, subject: str) -> 
     """The times to target of an experiment on the model that the column shows."""
     bars = []
     for time in times:
-        model = STEPPED.get((time.experiment, time.workload), subject)
-        if time.experiment == experiment and model == subject:
+        model = STEPPED.get((time.setting.experiment, time.setting.workload), subject)
+        if time.setting.experiment == experiment and model == subject:
             reached, runs = time.iterations.reached, time.iterations.took.n
             remark = f"{reached} of {runs} reached" if reached < runs else ""
-            bars.append(Bar(time.machine, time.optimizer, time.seconds, time.projected, remark, time.target.describe()))
+            target = time.setting.target.describe()
+            bars.append(Bar(time.machine, time.setting.optimizer, time.seconds, time.projected, remark, target))
     return bars
 
 

@@ -168,7 +168,8 @@ class _Block:
             "schedule": with_defaults(schedule, _schedule_schema(schedule)),
             **_numerics(given, precision, workload),
         }
-        return cls(shared, start, given["seeds"], Target.parse(given.get("target")), given.get("tuning"), signatures)
+        target = Target.parse(given["target"]) if given.get("target") else None
+        return cls(shared, start, given["seeds"], target, given.get("tuning"), signatures)
 
     @property
     def workload(self) -> Mapping[str, Any]:

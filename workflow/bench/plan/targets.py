@@ -24,10 +24,8 @@ class Target:
     limit: float
 
     @classmethod
-    def parse(cls, given: Mapping[str, Any] | None) -> Target | None:
+    def parse(cls, given: Mapping[str, Any]) -> Target:
         """Return the target of an experiment file's ``target``, which its schema has checked."""
-        if given is None:
-            return None
         direction: Literal["below", "above"] = "below" if "below" in given else "above"
         return cls(given["split"], given["metric"], direction, float(given[direction]))
 

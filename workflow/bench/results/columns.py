@@ -1,74 +1,121 @@
-"""The columns and statuses of the tidy CSV files: one list for the code that writes and the code that reads."""
+"""The columns of the tidy CSV files with the type of each, and the statuses of runs.
+
+Both the code that writes the files (`results.rows`, the probes) and the code that reads them (`results.tables`) use
+these lists. The module imports neither torch nor pandas.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+import ast
+from collections.abc import Mapping
+from functools import cache
+from typing import Final, get_args
 
-METRIC_COLUMNS = (
-    "experiment",
-    "optimizer",
-    "method",
-    "update_rule",
-    "inverse_update_period",
-    "seed",
-    "workload",
-    "run",
-    "status",
-    "step",
-    "split",
-    "metric",
-    "value",
-    "train_seconds",
-)
+from workflow.bench.plan.artefacts import Artefact
+from workflow.bench.plan.targets import Target
+from workflow.bench.training.clocks import PHASES
+from workflow.bench.training.record import ENDED as ENDED
+from workflow.bench.training.record import METRIC_COLUMNS, Status
 
+Columns = Mapping[str, type]
+"""The columns of a file in their order, each with its type: a number, text, a truth value, or an object in JSON."""
 
-RUN_COLUMNS = (
-    "run",
-    "experiment",
-    "optimizer",
-    "update_rule",
-    "inverse_update_period",
-    "seed",
-    "workload",
-    "tier",
-    "hardware",
-    "status",
-    "reason",
-    "hyperparameters",
-    "start_from",
-    "steps_done",
-    "steps_to_target",
-    "seconds_to_target",
-    "train_seconds",
-    "dataset",
-    "parameters",
-    "target",
-)
+STATUSES: Final = (*get_args(Status), "missing")
+"""Every status in a tidy file: those of run.json, and that of a run that was not trained yet."""
 
+BROKEN_DOWN: Final = tuple(status for status in ENDED if status != "finished")
+"""Statuses of runs that ended early because training failed; another attempt would fail again."""
 
-#: Statuses of runs that ended badly of their own.
-BROKEN_DOWN = ("diverged", "out_of_memory")
+WITHOUT_VALUES: Final = ("missing", "failed", "skipped")
+"""Statuses of runs that have no evaluations."""
 
+_IDENTITY: Final[Columns] = {
+    "experiment": str,
+    "optimizer": str,
+    "method": str,
+    "update_rule": str,
+    "inverse_update_period": int,
+    "seed": int,
+    "workload": str,
+}
 
-#: Columns of any CSV that hold numbers; text in one of them would go far before it fails.
-NUMBERS: Final = frozenset(
-    {
-        *("seed", "step", "epoch", "value", "lr", "train_seconds", "wall_seconds", "inverse_update_period"),
-        *("steps", "steps_done", "steps_to_target", "seconds_to_target", "parameters", "bytes_sent", "switch_step"),
-        *("preconditioner_bytes", "peak_memory_bytes", "train_examples", "validation_examples", "threads"),
-        *("repeat", "iteration_ms", "median_ms", "dimension", "trial", "bound", "updates", "batch_size"),
-        *("encoder_parameters", "pretraining_parameters", "ms", "refresh_ms", "other_ms", "workers", "cores", "batch"),
-        *("bytes", "computed_bytes", "predicted_bytes", "paper_bytes", "rows", "rank", "calls", "iterations", "error"),
-        *("smallest", "largest", "condition_number", "resolution", "start_weight", "largest_entry"),
-    }
-)
+EVALUATION_COLUMNS: Final[Columns] = {**_IDENTITY, "run": str, "status": str, **METRIC_COLUMNS}
+"""``<experiment>.csv``: one row for every evaluated metric. A run without any has one row, empty from ``step`` on."""
 
+RUN_COLUMNS: Final[Columns] = {
+    "run": str,
+    **_IDENTITY,
+    "tier": str,
+    "hardware": str,
+    "status": str,
+    "reason": str,
+    "hyperparameters": dict,
+    "tuned": bool,
+    "start_from": str,
+    "steps": int,
+    "steps_done": int,
+    "steps_to_target": int,
+    "seconds_to_target": float,
+    "target": Target,
+    "model": str,
+    "dataset": str,
+    "train_examples": int,
+    "validation_examples": int,
+    "parameters": int,
+    "preconditioner_bytes": int,
+    "peak_memory_bytes": int,
+    **{f"seconds_{phase}": float for phase in PHASES},
+    "train_seconds": float,
+    "wall_seconds": float,
+    "bytes_sent": int,
+    "switch_step": int,
+    "data_fingerprint": str,
+    "git_commit": str,
+    "git_dirty": bool,
+    "code_fingerprint": str,
+    "code_current": bool,
+    "torch": str,
+    "python": str,
+    "cpu": str,
+    "gpu": str,
+    "threads": int,
+}
+"""``<experiment>.runs.csv``: one row for every run."""
 
-#: Those of probes that may be infinite: what overflowed, and what has no inverse.
+PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
+"""The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
+
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
+"""Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""
+
+_TYPES: Final[Mapping[str, type]] = {kind.__name__: kind for kind in (int, float, str, bool)}
 
 
-#: Columns that hold text, even where all of it looks like numbers.
-TEXTS: Final = dict.fromkeys(
-    ("run", "experiment", "optimizer", "method", "workload", "status", "split", "metric", "model", "dataset"), "str"
-)
+@cache
+def probe_columns(name: str) -> Columns:
+    """Return all columns of ``probes/<name>.csv``: the annotated fields of the probe's ``Row``, then its provenance.
+
+    The class is parsed, not imported, because probes import torch.
+
+    Raises:
+        ValueError: The probe has no class ``Row``, or a field of it has another type than int, float, str or bool
+            (each may be ``| None``).
+    """
+    module = Artefact("probes", name).module
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ClassDef) and node.name == "Row":
+            return {**_fields(node), **PROBE_PROVENANCE}
+    raise ValueError(f"{module.name} has no class Row")
+
+
+def _fields(row: ast.ClassDef) -> Columns:
+    """Return the annotated fields of a class with their types."""
+    fields = {}
+    for node in row.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            annotation = ast.unparse(node.annotation)
+            kind = annotation.removesuffix(" | None")
+            if kind not in _TYPES:
+                raise ValueError(f"Row.{node.target.id}: {annotation}: the type must be one of {', '.join(_TYPES)}")
+            fields[node.target.id] = _TYPES[kind]
+    return fields

@@ -1,4 +1,4 @@
-"""Read the tidy CSVs that figures, tables and claims are made from; nothing here writes or trains."""
+"""Read the tidy CSV files that figures, tables and claims are made from."""
 
 from __future__ import annotations
 
@@ -11,69 +11,99 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 
-from workflow.bench.results.columns import MAY_BE_INFINITE, METRIC_COLUMNS, NUMBERS, RUN_COLUMNS, TEXTS
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import (
+    EVALUATION_COLUMNS,
+    MAY_BE_INFINITE,
+    RUN_COLUMNS,
+    Columns,
+    probe_columns,
+)
 from workflow.bench.support.config import ROOT
 
 PUBLISHED = ROOT / "workflow" / "paper"
 
 
 class NoDataError(Exception):
-    """There is nothing to make an artefact from; the message is one line for the user."""
+    """Raised when an artefact has no data, or no readable data; the message is one line for the user."""
 
 
-def _read(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    """The CSV at ``path``, or an empty frame with ``columns`` where there is none; NoDataError where it is broken."""
+def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = frozenset()) -> pd.DataFrame:
+    """Return the rows of the CSV file at ``path``, of which the values have the types in ``columns``.
+
+    An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
+
+    Raises:
+        NoDataError: The file is no CSV, lacks a column, or holds a value of another type.
+    """
     if not path.exists():
         return pd.DataFrame(columns=list(columns))
+    # Types of numbers are left to pandas, which then reads a column of whole numbers as such.
+    texts = {column: "str" for column, kind in columns.items() if kind not in (int, float)}
     try:
-        frame = pd.read_csv(path, dtype=TEXTS, keep_default_na=False, na_values=[""], low_memory=False)
+        frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
-    missing = [column for column in columns if column not in frame.columns]
-    if missing:
-        raise NoDataError(f"{path} lacks the columns {', '.join(missing)}. Delete it and run again.")
-    for column in NUMBERS.intersection(frame.columns):
-        _refuse_text(path, frame[column], infinite=path.parent.name == "probes" and column in MAY_BE_INFINITE)
-    for column, is_one in _MAPPINGS.items():
-        for row, text in frame[column].dropna().items() if column in frame else ():
-            if not is_one(text):
-                raise _odd(path, row, column, text, f"no {column}")
+    if lacking := [column for column in columns if column not in frame]:
+        raise NoDataError(f"{path} lacks the columns {', '.join(lacking)}. Delete it and run again.")
+    for column, kind in columns.items():
+        if kind in (int, float):
+            _check_numbers(path, frame[column], infinite=column in may_be_infinite)
+        elif kind is not str:
+            frame[column] = _parsed(path, frame[column], kind)
     return frame
 
 
-def _odd(path: Path, row: object, column: object, value: object, what: str) -> NoDataError:
-    place = f"{path}, line {int(str(row)) + 2}"
-    return NoDataError(f"{place}: {column} = {str(value)!r:.40} is {what}. Delete it and run again.")
-
-
-def _parsed(text: object) -> dict[str, Any]:
-    """The mapping that ``text`` is in JSON; empty where it is none."""
-    try:
-        found = json.loads(str(text), parse_constant=str)
-    except (ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _is_target(text: object) -> bool:
-    found = _parsed(text)
-    limits = [limit for name, limit in found.items() if name in ("below", "above")]
-    named = isinstance(found.get("split"), str) and isinstance(found.get("metric"), str)
-    return named and len(limits) == 1 and isinstance(limits[0], int | float) and not isinstance(limits[0], bool)
-
-
-_MAPPINGS: Final[Mapping[str, Callable[[object], bool]]] = {
-    "target": _is_target,
-    "hyperparameters": lambda text: bool(_parsed(text)) or text == "{}",
-}
-
-
-def _refuse_text(path: Path, column: pd.Series, *, infinite: bool) -> None:
-    """NoDataError where a column of numbers, or of nothing, holds anything else; infinities only where allowed."""
+def _check_numbers(path: Path, column: pd.Series, *, infinite: bool) -> None:
+    """Raise `NoDataError` if a column holds a value that is no number, or an infinite one that is not allowed."""
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
     wrong = column[column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))]
     if not wrong.empty:
-        raise _odd(path, wrong.index[0], column.name, wrong.iloc[0], "no number")
+        raise _bad_value(path, wrong.index[0], column.name, wrong.iloc[0], "no number")
+
+
+def _parsed(path: Path, column: pd.Series, kind: type) -> pd.Series:
+    """Return a column of text with its values parsed; missing ones stay missing. Raises `NoDataError`."""
+    parse, values = _PARSERS[kind], []
+    for row, text in column.items():
+        try:
+            values.append(None if pd.isna(text) else parse(text))
+        except ValueError as error:
+            raise _bad_value(path, row, column.name, text, str(error)) from None
+    return pd.Series(values, column.index, "boolean" if kind is bool else object)
+
+
+def _bad_value(path: Path, row: object, column: object, value: object, problem: str) -> NoDataError:
+    line = int(str(row)) + 2  # lines count from 1, and the first is the header
+    return NoDataError(f"{path}, line {line}: {column} = {str(value)!r:.40} is {problem}. Delete it and run again.")
+
+
+def _truth_value(text: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise ValueError("neither true nor false")
+    return text.lower() == "true"
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        mapping = json.loads(text, parse_constant=str)
+    except (ValueError, RecursionError):
+        mapping = None
+    if not isinstance(mapping, dict):
+        raise ValueError("no JSON object")
+    return mapping
+
+
+def _target(text: str) -> Target:
+    fields = _mapping(text)
+    limits = [fields[name] for name in ("below", "above") if name in fields]
+    is_named = isinstance(fields.get("split"), str) and isinstance(fields.get("metric"), str)
+    if not is_named or len(limits) != 1 or isinstance(limits[0], bool) or not isinstance(limits[0], int | float):
+        raise ValueError("no target")
+    return Target.parse(fields)
+
+
+_PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}
 
 
 _FORMER_MODELS: Final[Mapping[str, Mapping[str, str]]] = {"iteration_time": {"bert_pretraining": "bert"}}
@@ -82,52 +112,58 @@ _FORMER_MODELS: Final[Mapping[str, Mapping[str, str]]] = {"iteration_time": {"be
 
 @dataclass(frozen=True)
 class Results:
-    """The results of one machine at one tier: the folder ``results/<hardware>/<tier>``.
-
-    ``tier_title`` is what captions say of the tier, where the caller knows it; ``compared`` are other machines'
-    folders at the same tier, for what compares hardware.
-    """
+    """The results of one machine at one tier."""
 
     root: Path
+    """The folder ``results/<hardware>/<tier>``."""
     tier_title: str | None = None
+    """The tier's name in captions; None: the folder's name."""
     compared: tuple[Path, ...] = ()
+    """Folders of other machines at the same tier, for the artefacts that compare hardware."""
 
     @property
     def tier(self) -> str:
-        """The tier's name."""
+        """Name of the tier."""
         return self.root.resolve().name
 
     @property
     def hardware(self) -> str:
-        """The machine's name."""
+        """Name of the machine."""
         return self.root.resolve().parent.name
 
     def metrics(self, experiment: str) -> pd.DataFrame:
-        """Rows of ``<experiment>.csv``: one per evaluation, or one per run that has none; empty where not run."""
-        return _read(self.root / f"{experiment}.csv", METRIC_COLUMNS)
+        """Return the rows of ``<experiment>.csv``: one per evaluated metric, or one per run that has none.
+
+        An experiment that has not run has no rows.
+        """
+        return _read(self.root / f"{experiment}.csv", EVALUATION_COLUMNS)
 
     def runs(self, experiment: str) -> pd.DataFrame:
-        """Rows of ``<experiment>.runs.csv``: one per run; empty where the experiment has not run."""
+        """Return the rows of ``<experiment>.runs.csv``, one per run; none if the experiment has not run.
+
+        The column ``target`` holds a `Target` or None, ``hyperparameters`` a dict.
+        """
         return _read(self.root / f"{experiment}.runs.csv", RUN_COLUMNS)
 
-    def probe(self, name: str, columns: tuple[str, ...]) -> pd.DataFrame:
-        """Rows of ``probes/<name>.csv``, which must have ``columns``; empty where the probe has not run."""
-        rows = _read(self.root / "probes" / f"{name}.csv", columns)
+    def probe(self, name: str) -> pd.DataFrame:
+        """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""
+        path = self.root / "probes" / f"{name}.csv"
+        rows = _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE)
         return rows.replace({"workload": _FORMER_MODELS.get(name, {})}) if "workload" in rows else rows
 
     def experiments(self) -> list[str]:
-        """Names of the experiments that have a table of runs."""
+        """Return the names of the experiments that have a table of runs."""
         return sorted(path.name.removesuffix(".runs.csv") for path in self.root.glob("*.runs.csv"))
 
     def skipped(self, experiments: Iterable[str]) -> pd.DataFrame | None:
-        """The runs of these experiments (``*``: of all) where there are any and every one was skipped, else None."""
-        chosen = self.experiments() if tuple(experiments) == ("*",) else list(experiments)
-        frames = [frame for name in chosen if not (frame := self.runs(name)).empty]
+        """Return the runs of these experiments (``*``: all) if there are any and all were skipped, else None."""
+        names = self.experiments() if tuple(experiments) == ("*",) else list(experiments)
+        frames = [frame for name in names if not (frame := self.runs(name)).empty]
         runs = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["status"])
         return runs if frames and (runs["status"] == "skipped").all() else None
 
 
 def published(name: str, *, as_text: bool = False) -> pd.DataFrame:
-    """A file of the paper's own numbers, ``workflow/paper/<name>.csv``; as text, with the digits that were printed."""
+    """Return the paper's numbers in ``workflow/paper/<name>.csv``; ``as_text`` keeps the digits as printed."""
     file = PUBLISHED / f"{name}.csv"
     return pd.read_csv(file, dtype=str, keep_default_na=False) if as_text else pd.read_csv(file)

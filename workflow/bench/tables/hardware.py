@@ -71,12 +71,12 @@ def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
     for time in side_by_side.target_times(machines):
         yield {
             "quantity": _TARGET,
-            "workload": time.workload,
-            "experiment": time.experiment,
-            "target": time.target.describe(),
-            "optimizer": time.optimizer,
-            "rate": number(time.hyperparameters.get("lr", math.nan)),
-            "inverse update period": _period(time.period),
+            "workload": time.setting.workload,
+            "experiment": time.setting.experiment,
+            "target": time.setting.target.describe(),
+            "optimizer": time.setting.optimizer,
+            "rate": number(time.setting.hyperparameters.get("lr", math.nan)),
+            "inverse update period": _period(time.setting.period),
             "machine": time.machine,
             "repeats or runs": time.iterations.took.n,
             "reached": time.iterations.reached,

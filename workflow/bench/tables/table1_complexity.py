@@ -15,14 +15,11 @@ from workflow.bench.analysis.wording import number, spans
 from workflow.bench.results.sources import chosen, joined
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
-from workflow.bench.tables.table7_memory import COLUMNS as MEMORY_COLUMNS
 from workflow.bench.tables.table7_memory import sizes
 
 PROBES = ("cost_scaling", "communication", "memory")
 PUBLISHED = ("complexity",)
 
-COST_COLUMNS: Final = ("optimizer", "part", "dimension", "repeat", "ms")
-BYTES_COLUMNS: Final = ("optimizer", "dimension", "workers", "rank", "collective", "bytes", "paper_bytes")
 #: Labels in their order; others come after, `FLOOR` last.
 _FIRST: Final = ("mkor", "mkor_bfloat16", "mkor_windowed", "hylo", "kaisa", "kaisa_inverse", "kaisa_mem_opt", "eva")
 FLOOR: Final = "copy"
@@ -108,9 +105,9 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where none of the probes has run.
     """
-    times = results.probe("cost_scaling", COST_COLUMNS)
-    counted = results.probe("communication", BYTES_COLUMNS)
-    memory = results.probe("memory", MEMORY_COLUMNS)
+    times = results.probe("cost_scaling")
+    counted = results.probe("communication")
+    memory = results.probe("memory")
     probes = dict(zip(PROBES, (times, counted, memory), strict=True))
     there = {name: rows for name, rows in probes.items() if not rows.empty}
     if not there:

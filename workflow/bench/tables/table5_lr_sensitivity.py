@@ -6,7 +6,6 @@ reached its experiment's target, a local minimum one that finished without.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
-from workflow.bench.plan.targets import Target
 from workflow.bench.results.sources import chosen, joined, traced
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
@@ -40,8 +38,7 @@ def with_epochs(ended: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     """
     epochs, bests = [], []
     for _, run in ended.iterrows():
-        target = Target.parse(json.loads(run["target"]))
-        assert target is not None  # `outcomes` keeps runs with a target
+        target = run["target"]
         rows = metrics[
             (metrics["run"] == run["run"]) & (metrics["split"] == target.split) & (metrics["metric"] == target.metric)
         ].sort_values("step", kind="stable")
@@ -114,9 +111,7 @@ def make(results: Results, folder: Path) -> list[Path]:
                 ),
             }
         )
-    targets = runs["target"].dropna().unique()
-    aims = [Target.parse(json.loads(text)) for text in targets]
-    said = [aim.describe() for aim in aims if aim is not None]
+    said = [target.describe() for target in runs["target"].dropna().unique()]
     notes = [
         f"Mean epochs until {' or '.join(said) or 'a target (none is set)'}, over the seeds that get there. D: "
         "diverged, a loss that is not finite. *: finished and finite, and never at the target; beside it the "
@@ -137,5 +132,5 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _variants(runs: pd.DataFrame) -> set[str]:
     """Which variant of HyLo ran."""
-    texts = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]
-    return {str(json.loads(text).get("variant", "KIS")) for text in texts}
+    settings = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]
+    return {str(hyperparameters.get("variant", "KIS")) for hyperparameters in settings}

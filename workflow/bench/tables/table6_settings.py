@@ -15,16 +15,6 @@ EXPERIMENTS = ("*",)
 PROBES = ("sizes",)
 PUBLISHED = ("settings",)
 
-SIZES = (
-    "experiment",
-    "workload",
-    "batch_size",
-    "model",
-    "dataset",
-    "parameters",
-    "encoder_parameters",
-    "pretraining_parameters",
-)
 #: The paper's model that stands beside an experiment's.
 COUNTERPARTS = {
     "alexnet_cifar100": "AlexNet",
@@ -102,7 +92,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
     Raises NoDataError where its probe has not run.
     """
-    sizes = results.probe("sizes", SIZES)
+    sizes = results.probe("sizes")
     if sizes.empty:
         raise NoDataError(f"no probes/sizes.csv in {results.root}: run python -m workflow.bench.probes.sizes first.")
     frames = [results.runs(experiment) for experiment in results.experiments()]

@@ -18,7 +18,6 @@ from workflow.bench.tables._files import write_table
 PROBES = ("memory",)
 PUBLISHED = ("memory_gb",)
 
-COLUMNS: Final = ("workload", "optimizer", "update_rule", "quantity", "tensor", "bytes", "computed_bytes")
 #: The paper's model that stands beside a workload of the probe.
 MODELS: Final = {"bert": "BERT-Large-Uncased", "resnet": "ResNet-50"}
 _OURS: Final = (
@@ -83,7 +82,7 @@ def _published(memory: pd.DataFrame, model: str, optimizer: str | None) -> Mappi
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Write one row a workload and optimizer.  Raises NoDataError where the probe has not run."""
-    memory = results.probe("memory", COLUMNS)
+    memory = results.probe("memory")
     if memory.empty:
         raise NoDataError(f"no probes/memory.csv in {results.root}: run python -m workflow.bench.probes.memory first.")
     paper = published("memory_gb")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.machines import period_of
-from workflow.bench.analysis.time_to_target import ENDED, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.time_to_target import Setting, by_setting, reaching, speedup, to_target, too_short
 from workflow.bench.analysis.wording import number
-from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import traced
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.tables._files import estimated, write_table
@@ -42,16 +40,16 @@ COLUMNS: Final = (
     f"less time than {RIVAL}",
     "data",
 )
-_PLACE: Final = ["experiment", "workload", "dataset", "target"]
-_SETTING: Final = ["optimizer", "steps", "hyperparameters"]
-Setting = tuple[str, dict[str, Any], pd.DataFrame]
-"""A label, its hyperparameters, and its runs with them."""
+_SHARED: Final = ["experiment", "workload", "dataset", "target"]
+"""Columns in which runs agree that are compared with each other."""
 _QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds")
 
 
-def _reference(settings: Sequence[Setting], label: str, rate: float) -> pd.DataFrame | None:
-    """The runs of a label at a rate or, where it has but one setting, at that; None where there is none or a choice."""
-    own = [(given.get("lr"), runs) for found, given, runs in settings if found == label]
+def _reference(settings: Mapping[Setting, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
+    """Return a label's runs at a learning rate, or those of its only setting; None without runs or with a choice."""
+    own = [
+        (setting.hyperparameters.get("lr"), runs) for setting, runs in settings.items() if setting.optimizer == label
+    ]
     at_rate = [runs for lr, runs in own if lr == rate] or [runs for _, runs in own]
     return at_rate[0] if len(at_rate) == 1 else None
 
@@ -70,38 +68,36 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Litera
     return "; ".join(filter(None, [ratio, undecided]))
 
 
-def _rows(place: tuple[Hashable, ...], runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """One row a setting of an optimizer, of the runs that share experiment, workload, data and target."""
-    target = Target.parse(json.loads(str(place[3])))
-    assert target is not None  # `make` keeps the runs with one
-    settings: list[Setting] = [
-        (str(label), json.loads(str(text)), rows) for (label, _, text), rows in runs.groupby(_SETTING, sort=False)
-    ]
-    for label, given, rows in settings:
+def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield one row for each setting of runs that share experiment, workload, data and target."""
+    settings = by_setting(runs)
+    for setting, rows in settings.items():
         found = {quantity: reaching(to_target(rows, quantity)) for quantity in _QUANTITIES}
         iterations, seconds = found["steps"], found["seconds"]
         if iterations is None or seconds is None:
             continue
-        rate = given.get("lr", float("nan"))
-        base, rival = (_reference(settings, name, rate) for name in (str(given.get("base")), RIVAL))
+        rate, base_label = setting.hyperparameters.get("lr", math.nan), setting.hyperparameters.get("base")
+        base, rival = (_reference(settings, label, rate) for label in (str(base_label), RIVAL))
         compared = pd.concat([rows, *(other for other in (base, rival) if other is not None)])
         compared = compared[compared["status"].isin(ENDED)]
         values = (
-            *place[:3],
-            target.describe(),
-            label,
+            setting.experiment,
+            setting.workload,
+            setting.dataset,
+            setting.target.describe(),
+            setting.optimizer,
             number(rate),
-            period_of(given),
+            setting.period,
             iterations.took.n,
             iterations.reached,
             estimated(iterations.took),
             estimated(seconds.took),
-            given.get("base"),
+            base_label,
             _faster(rows, base, "steps"),
             _faster(rows, base, "seconds"),
             _faster(rows, rival, "steps"),
             _faster(rows, rival, "seconds"),
-            traced(f"{place[0]}.runs.csv", compared),
+            traced(f"{setting.experiment}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
 
@@ -116,9 +112,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no *.runs.csv in {results.root}: run an experiment first.")
     runs = pd.concat(frames, ignore_index=True)
     aimed = runs.dropna(subset=["target"])
-    rows = [
-        row for place, found in aimed.dropna(subset=_PLACE).groupby(_PLACE, sort=False) for row in _rows(place, found)
-    ]
+    rows = [row for _, shared in aimed.groupby(_SHARED, sort=False) for row in _rows(shared)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [

@@ -18,21 +18,22 @@ from workflow.bench.support.config import ConfigError, check, schema
 from workflow.bench.support.files import name_in_errors, write_json
 
 Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
-#: Statuses that another attempt with the same code on the same machine would only repeat.
-FINAL: Final = ("finished", "diverged", "out_of_memory")
+ENDED: Final = ("finished", "diverged", "out_of_memory")
+"""Statuses that another attempt with the same code on the same machine would only repeat."""
 
 _METRICS_DIGEST: Final = "metrics_sha256"
 
-METRIC_COLUMNS: Final = (
-    "step",
-    "epoch",
-    "split",
-    "metric",
-    "value",
-    "lr",
-    "train_seconds",
-    "wall_seconds",
-)
+METRIC_COLUMNS: Final[Mapping[str, type]] = {
+    "step": int,
+    "epoch": float,
+    "split": str,
+    "metric": str,
+    "value": float,
+    "lr": float,
+    "train_seconds": float,
+    "wall_seconds": float,
+}
+"""The columns of metrics.csv in their order, with the type of each."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def _refuse_constant(name: str) -> None:
 def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
     """Tell whether a run has ended for good, its metrics whole, its weights kept where others start from it."""
     summary = read_summary(folder)
-    if summary is None or summary["status"] not in FINAL:
+    if summary is None or summary["status"] not in ENDED:
         return False
     try:
         read_metrics(folder, summary)
@@ -194,7 +195,7 @@ def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) ->
     `DamagedRecordError` where anything else is no row of a run, or where a run that ended, as its ``summary`` says,
     left another file.
     """
-    if summary and summary["status"] in FINAL and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
+    if summary and summary["status"] in ENDED and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
         raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
     try:
         text = folder.metrics.read_text(encoding="utf-8")
@@ -218,10 +219,11 @@ def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) ->
 
 def _is_of(column: str, cell: str) -> bool:
     """Tell whether a cell of metrics.csv can be one of its column."""
-    if column in ("split", "metric"):
+    kind = METRIC_COLUMNS[column]
+    if kind is str:
         return cell.isidentifier()
     try:
-        return math.isfinite(int(cell) if column == "step" else float(cell))
+        return math.isfinite(kind(cell))
     except ValueError:
         return False
 
