@@ -1,11 +1,13 @@
-"""Every optimizer of the harness by its file's name: first-order ones, and methods that precondition one.
+"""Every optimizer of the harness, by file name: first-order optimizers, and methods that precondition one.
 
-A file here (or mkor_core's mkor and mkor_h) is a method. A name that starts with an underscore is no method.
+Each file of this package, and mkor_core's mkor and mkor_h, is an optimizer, unless its name starts with an underscore.
 
-- A first-order file defines ``optimizer(parameters, *, lr, ...)``, or, if it must tell layers from other parameters,
-  ``optimizer_for(model, *, lr, ...)``, which gets a `LayeredModel`. Its hyperparameters are keyword-only.
-- A second-order file defines a `mkor_core.Method`, which preconditions a first-order one.
-- Either may define ``LIMITS``: what it cannot do of the `CONTRACT`, and why.
+- A first-order file defines ``optimizer(parameters, *, lr, ...)`` or, to treat layers and other parameters
+  differently, ``optimizer_for(model, *, lr, ...)``, which gets a `LayeredModel`. Its hyperparameters are keyword-only.
+- A second-order file defines a `mkor_core.Method`, which preconditions a first-order optimizer. If it defines several,
+  the last is the optimizer.
+- Annotations declare types and ranges of hyperparameters (`mkor_core.ranges`).
+- Either kind may define ``LIMITS``: the points of the `CONTRACT` that it does not meet, and the reasons.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from baselines._layered import LayeredModel
-from baselines._ranges import refuse_bad_values
 from baselines.eva import Eva
 from baselines.hylo import HyLo
 from baselines.kaisa import KAISA
 from mkor_core import Method, Preconditioner
+from mkor_core.ranges import checked_values
 
 __all__ = [
     "CONTRACT",
@@ -47,14 +49,17 @@ CONTRACT: Mapping[str, str] = {
     "data_parallel": "trains under DistributedDataParallel as one process trains on the full batch",
     "grad_scaler": "trains under a GradScaler as without",
 }
-"""What any optimizer does unless its file's ``LIMITS`` say why not."""
+"""The points that every optimizer meets unless its file's ``LIMITS`` give a reason."""
 
+# The plan reads these two without importing this package: they must be literals.
 CORE = {"mkor": "mkor_core.mkor", "mkor_h": "mkor_core.mkor_h"}
+"""Optimizers that are defined outside this package, and their modules."""
 DEFAULT_BASE = "sgd"
+"""The first-order optimizer that a second-order one preconditions if its hyperparameters name none."""
 
 
 def available() -> tuple[str, ...]:
-    """Return the names that `build` takes, sorted."""
+    """Return the names that `build` accepts, sorted."""
     files = (path.stem for path in Path(__file__).parent.glob("*.py"))
     return tuple(sorted({*CORE, *(name for name in files if not name.startswith("_"))}))
 
@@ -70,24 +75,29 @@ def build(
 ) -> tuple[Optimizer, Preconditioner | None]:
     """Return a model's optimizer and, for a second-order method, the preconditioner attached to it.
 
-    hyperparameters: a method's fields, ``base`` (the name of a first-order optimizer, default sgd) and that base's
-    parameters, all in one flat mapping; a torch dtype may be given by name.
-    exclude, accumulation_steps, grad_scale: as `Preconditioner` takes them.
+    Args:
+        name: One of `available`.
+        model: The model to train.
+        hyperparameters: The fields of a method, ``base`` (the name of a first-order optimizer, sgd by default) and the
+            base's parameters, in one flat mapping. A torch dtype may be given by name.
+        exclude: As in `Preconditioner`.
+        accumulation_steps: As in `Preconditioner`.
+        grad_scale: As in `Preconditioner`.
 
     Raises:
         ValueError: an unknown name, an unknown or missing hyperparameter, or a value out of range, by name.
     """
-    cls = method_class(name)
-    if cls is None:
+    method_type = method_class(name)
+    if method_type is None:
         first_order = build_optimizer(
             name, model, hyperparameters, exclude=exclude, accumulation_steps=accumulation_steps
         )
         return first_order, None
     base = hyperparameters.get("base", DEFAULT_BASE)
-    own = [field.name for field in fields(cls)]
-    _refuse_unknown(f"{name} with base {base}", hyperparameters, [*own, "base", *_base_parameters(base)])
-    method = cls(**{key: _value(value) for key, value in hyperparameters.items() if key in own})
-    base_part = {key: value for key, value in hyperparameters.items() if key not in own and key != "base"}
+    method_names = [field.name for field in fields(method_type)]
+    _refuse_unknown(f"{name} with base {base}", hyperparameters, [*method_names, "base", *_parameter_names(base)])
+    method = method_type(**{key: _as_dtype(value) for key, value in hyperparameters.items() if key in method_names})
+    base_part = {key: value for key, value in hyperparameters.items() if key not in (*method_names, "base")}
     optimizer = build_optimizer(base, model, base_part, exclude=exclude, accumulation_steps=accumulation_steps)
     preconditioner = Preconditioner(
         model, method, exclude=exclude, accumulation_steps=accumulation_steps, grad_scale=grad_scale
@@ -103,31 +113,31 @@ def build_optimizer(
     exclude: str | nn.Module | Iterable[str | nn.Module] = (),
     accumulation_steps: int = 1,
 ) -> Optimizer:
-    """Return a model's first-order optimizer by its file's name.
+    """Return a model's first-order optimizer by file name.
 
-    exclude, accumulation_steps: as `build` takes them; for the files that tell layers from other parameters.
+    exclude and accumulation_steps are those of `build`; only files that define ``optimizer_for`` use them.
 
     Raises:
-        ValueError: an unknown or second-order name, an unknown, missing or out-of-range hyperparameter.
+        ValueError: an unknown or second-order name, or an unknown, missing or out-of-range hyperparameter.
     """
-    make, takes_the_model = _maker(name)
-    _refuse_unknown(name, hyperparameters, _base_parameters(name))
-    refuse_bad_values(make, hyperparameters)
-    subject = LayeredModel.of(model, exclude, accumulation_steps) if takes_the_model else model.parameters()
+    function, takes_model = _optimizer_function(name)
+    _refuse_unknown(name, hyperparameters, _parameter_names(name))
+    subject = LayeredModel.of(model, exclude, accumulation_steps) if takes_model else model.parameters()
+    values = checked_values(function, hyperparameters)
     try:
-        return make(subject, **hyperparameters)
+        return function(subject, **values)
     except TypeError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
 def limits(name: str) -> Mapping[str, str]:
-    """Return what an optimizer cannot do of the `CONTRACT`, and why.
+    """Return the points of the `CONTRACT` that an optimizer does not meet, and the reasons.
 
     Raises:
         ValueError: an unknown name.
     """
-    found: Mapping[str, str] = getattr(_module(name), "LIMITS", {})
-    return found
+    declared: Mapping[str, str] = getattr(_module(name), "LIMITS", {})
+    return declared
 
 
 def method_class(name: str) -> type[Method] | None:
@@ -137,22 +147,26 @@ def method_class(name: str) -> type[Method] | None:
         ValueError: an unknown name.
     """
     module = _module(name)
-    own = (value for value in vars(module).values() if inspect.isclass(value) and value.__module__ == module.__name__)
-    return next((cls for cls in own if issubclass(cls, Method)), None)
+    methods = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and value.__module__ == module.__name__ and issubclass(value, Method)
+    ]
+    return methods[-1] if methods else None
 
 
-def _maker(name: str) -> tuple[Callable[..., Optimizer], bool]:
+def _optimizer_function(name: str) -> tuple[Callable[..., Optimizer], bool]:
     """Return a first-order file's function, and whether it takes the model in place of its parameters."""
     module = _module(name)
-    make = getattr(module, "optimizer", None) or getattr(module, "optimizer_for", None)
-    if make is None:
+    function = getattr(module, "optimizer", None) or getattr(module, "optimizer_for", None)
+    if function is None:
         first_order = ", ".join(known for known in available() if method_class(known) is None)
-        raise ValueError(f"base={name!r} is no first-order optimizer; there are {first_order}.")
-    return make, make.__name__ == "optimizer_for"
+        raise ValueError(f"base={name!r} is not a first-order optimizer; choose one of {first_order}.")
+    return function, function.__name__ == "optimizer_for"
 
 
-def _base_parameters(name: str) -> list[str]:
-    parameters = inspect.signature(_maker(name)[0]).parameters.values()
+def _parameter_names(name: str) -> list[str]:
+    parameters = inspect.signature(_optimizer_function(name)[0]).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
@@ -164,10 +178,11 @@ def _refuse_unknown(name: str, hyperparameters: Mapping[str, Any], accepted: Seq
 
 def _module(name: str) -> ModuleType:
     if name not in available():
-        raise ValueError(f"There is no optimizer {name!r}; there are {', '.join(available())}.")
+        raise ValueError(f"unknown optimizer {name!r}; choose one of {', '.join(available())}.")
     return import_module(CORE.get(name, f"baselines.{name}"))
 
 
-def _value(value: Any) -> Any:
+def _as_dtype(value: Any) -> Any:
+    """Return the torch dtype of a name; any other value unchanged."""
     dtype = getattr(torch, value, None) if isinstance(value, str) else None
     return dtype if isinstance(dtype, torch.dtype) else value

@@ -7,13 +7,14 @@ from typing import Any, overload
 
 import torch
 from torch.optim import Optimizer
+from typing_extensions import override
 
 
 class Combined(Optimizer):
-    """Optimizers over disjoint parameters behind one interface: their groups in a row, one state, one step.
+    """Optimizers over disjoint parameters behind one interface: their groups in sequence, one state, one step.
 
-    A learning-rate schedule, ``zero_grad``, a closure, step hooks and checkpoints work as with any optimizer of torch.
-    Parameter groups cannot be added: nothing would say whose they are.
+    Learning-rate schedules, ``zero_grad``, closures, step hooks and checkpoints work as with any torch optimizer.
+    Parameter groups cannot be added later, since it would be unclear which member trains them.
     """
 
     def __init__(self, *members: Optimizer) -> None:
@@ -27,7 +28,7 @@ class Combined(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Let every member step, after one evaluation of the closure; return its loss."""
+        """Evaluate the closure once, step every member, and return the closure's loss."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -36,12 +37,9 @@ class Combined(Optimizer):
             member.step()
         return loss
 
+    @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Take the members' groups.
-
-        Raises:
-            NotImplementedError: any later one.
-        """
+        # The constructor of Optimizer adds the members' groups through this method, before there are members.
         if self._members:
             raise NotImplementedError("A combined optimizer takes no further parameter groups; build a new one.")
         super().add_param_group(param_group)

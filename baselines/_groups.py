@@ -1,4 +1,4 @@
-"""Parameter groups that more than one first-order optimizer uses."""
+"""Parameter groups that several first-order optimizers use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import nn
 
 
 def decay_matrices_only(parameters: Iterable[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
-    """Split parameters in two groups: matrices with weight decay, vectors (biases, norms) without; no empty one."""
+    """Return a group of matrices with weight decay and one of vectors (biases, norms) without; none of them empty."""
     matrices: list[nn.Parameter] = []
     vectors: list[nn.Parameter] = []
     for parameter in parameters:

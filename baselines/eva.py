@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mkor_core.capture import MEAN, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
-from mkor_core.method import (
-    LayerShape,
-    LayerState,
-    Method,
-    require_choices,
-    require_decay,
-    require_positive,
-)
+from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
 """The first examples of a batch, whose rows Eva looks at."""
@@ -27,28 +21,19 @@ EXAMPLES = 16
 class Eva(KLClipping, Method):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient, a and g running means of raw rows.
 
-    damping: the Tikhonov term.
-    factor_decay: weight of the old mean (upstream's 0.95 weighs the new one); the first value enters unweighted.
-    kl_clip: as KFAC's; None leaves the update as it is.
-    rows: ``global`` takes gradient rows of the global mean loss, ``rank`` those of each rank's own, as upstream does.
-
-    Raises:
-        ValueError: a value out of range, by name.
+    The first batch's means enter unweighted.
     """
 
     refresh_needs_statistics: ClassVar[bool] = True
 
-    damping: float = 0.03
-    factor_decay: float = 0.05
-    kl_clip: float | None = 1e-3
+    damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.03
+    factor_decay: Annotated[float, DECAY, "the weight of the old mean"] = 0.05
+    """Upstream's 0.95 is the weight of the new mean."""
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as KFAC's"] = 1e-3
+    """None leaves the update unchanged."""
     rows: Literal["global", "rank"] = "global"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive("damping", self.damping)
-        require_decay("factor_decay", self.factor_decay, zero=True)
-        if self.kl_clip is not None:
-            require_positive("kl_clip", self.kl_clip)
+    """``global`` uses gradient rows of the global mean loss, ``rank`` those of each rank's own loss, as upstream
+    does."""
 
     @property
     def statistic(self) -> Statistic:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mkor_core.capture import ROWS, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
-from mkor_core.method import (
-    LayerShape,
-    LayerState,
-    Method,
-    require_choices,
-    require_fraction,
-    require_period,
-    require_positive,
-)
+from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE
 
 JITTER = 1e-10
 """What the original adds beside the damping."""
@@ -29,32 +22,18 @@ class HyLo(KLClipping, Method):
     """``(U U^T / r + damping I)^-1`` by Sherman-Morrison-Woodbury, U's columns the gradients of r kept rows.
 
     Rows are scaled to their number; a Conv2d has one an example, averaged over its locations.
-
-    variant: ``KIS`` samples rows by importance ``|x|^2 |g|^2``, ``KID`` keeps the most important, interpolates others.
-    sample_fraction: part of the rows that is kept, at least one.
-    damping: the Tikhonov term.
-    update_period: steps between updates of the kept rows.
-    kl_clip: as KFAC's; None, the original's, leaves the update as it is.
-
-    Raises:
-        ValueError: a value out of range, by name.
     """
 
     gathers_rows: ClassVar[bool] = True
 
     variant: Literal["KIS", "KID"] = "KIS"
-    sample_fraction: float = 0.1
-    damping: float = 0.1
-    update_period: int = 10
-    kl_clip: float | None = None
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_fraction("sample_fraction", self.sample_fraction)
-        require_positive("damping", self.damping)
-        require_period("update_period", self.update_period)
-        if self.kl_clip is not None:
-            require_positive("kl_clip", self.kl_clip)
+    """``KIS`` samples rows by importance ``|x|^2 |g|^2``; ``KID`` keeps the most important and interpolates others."""
+    sample_fraction: Annotated[float, FRACTION, "the share of rows that is kept"] = 0.1
+    """At least one row is kept."""
+    damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.1
+    update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the kept rows"] = 10
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as KFAC's"] = None
+    """None, the original's value, leaves the update unchanged."""
 
     @property
     def statistic(self) -> Statistic:

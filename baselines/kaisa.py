@@ -3,64 +3,39 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from mkor_core.capture import MOMENT, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
-from mkor_core.method import (
-    LayerShape,
-    LayerState,
-    Method,
-    require_choices,
-    require_decay,
-    require_fraction,
-    require_period,
-    require_positive,
-)
+from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
 class KAISA(KLClipping, Method):
-    """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C.
-
-    damping: added to both factors (``inverse``) or to the products of their eigenvalues (``eigen``).
-    factor_decay: weight of the old factor in the running averages, which start from I.
-    kl_clip: bound on ``|sum(V * D) lr^2|`` over all layers; None leaves the update as it is.
-    factor_update_period, inverse_update_period: steps between updates of the factors, and between decompositions; None
-        updates the factors with every decomposition.
-    compute_method: ``eigen`` decomposes the factors, ``inverse`` inverts them.
-    grad_worker_fraction: part of the ranks that precondition a layer: 1 is COMM-OPT, 1/ranks MEM-OPT, else HYBRID-OPT.
-    rows: ``global`` takes gradient rows of the global mean loss, the same on any number of ranks; ``rank`` those of
-        each rank's own, as upstream does.
-
-    Raises:
-        ValueError: a value out of range, by name.
-    """
+    """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C."""
 
     refresh_needs_statistics: ClassVar[bool] = False
 
-    damping: float = 1e-3
-    factor_decay: float = 0.95
-    kl_clip: float | None = 1e-3
-    factor_update_period: int | None = 10
-    inverse_update_period: int = 100
+    damping: Annotated[float, POSITIVE, "the number added to the eigenvalues"] = 1e-3
+    """Added to both factors (``inverse``), or to the products of their eigenvalues (``eigen``)."""
+    factor_decay: Annotated[float, DECAY, "the weight of the old factor"] = 0.95
+    """The running averages start from I."""
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together"] = 1e-3
+    """Bounds ``|sum(V * D) lr^2|`` over all layers; None leaves the update unchanged."""
+    factor_update_period: Annotated[int | None, AT_LEAST_1, "steps between two updates of the factors"] = 10
+    """None updates the factors with every decomposition."""
+    inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 100
     compute_method: Literal["eigen", "inverse"] = "eigen"
-    grad_worker_fraction: float = 1.0
+    """``eigen`` decomposes the factors, ``inverse`` inverts them."""
+    grad_worker_fraction: Annotated[float, FRACTION, "the share of ranks that precondition a layer"] = 1.0
+    """1 is COMM-OPT, 1/ranks is MEM-OPT, values between are HYBRID-OPT."""
     rows: Literal["global", "rank"] = "global"
-
-    def __post_init__(self) -> None:
-        require_choices(self)
-        require_positive("damping", self.damping)
-        require_decay("factor_decay", self.factor_decay, zero=True)
-        if self.kl_clip is not None:
-            require_positive("kl_clip", self.kl_clip)
-        if self.factor_update_period is not None:
-            require_period("factor_update_period", self.factor_update_period)
-        require_period("inverse_update_period", self.inverse_update_period)
-        require_fraction("grad_worker_fraction", self.grad_worker_fraction)
+    """``global`` uses gradient rows of the global mean loss, the same for any number of ranks; ``rank`` those of each
+    rank's own loss, as upstream does."""
 
     @property
     def statistic(self) -> Statistic:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 from torch import nn
 
@@ -12,17 +13,18 @@ from baselines import _torchvision_operators  # noqa: F401  (before timm, which 
 from timm.optim import Lamb
 
 from baselines._groups import decay_matrices_only
+from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
 
 def optimizer(
     parameters: Iterable[nn.Parameter],
     *,
-    lr: float,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-6,
-    weight_decay: float = 0.01,
-    max_grad_norm: float = 1.0,
+    lr: Annotated[float, POSITIVE, "the learning rate"],
+    beta1: Annotated[float, DECAY, "the weight of the old first moment"] = 0.9,
+    beta2: Annotated[float, DECAY, "the weight of the old second moment"] = 0.999,
+    eps: Annotated[float, POSITIVE, "the number added to the denominator"] = 1e-6,
+    weight_decay: Annotated[float, NOT_NEGATIVE, "the multiple of the weights added to the update"] = 0.01,
+    max_grad_norm: Annotated[float, POSITIVE, "the global norm that gradients are scaled down to"] = 1.0,
 ) -> Lamb:
     """Return LAMB without bias correction; vectors (biases, norms) are not decayed (ALGORITHMS.md, LAMB)."""
     return Lamb(

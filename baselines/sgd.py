@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Annotated
 
 from torch import nn
 from torch.optim import SGD
+
+from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
 
 def optimizer(
     parameters: Iterable[nn.Parameter],
     *,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
+    lr: Annotated[float, POSITIVE, "the learning rate"],
+    momentum: Annotated[float, DECAY, "the weight of the old velocity"] = 0.9,
+    weight_decay: Annotated[float, NOT_NEGATIVE, "the multiple of the weights added to the gradient"] = 0.0,
     nesterov: bool = False,
 ) -> SGD:
     """Return ``torch.optim.SGD``; ``v <- momentum v + D``, ``w <- w - lr v``."""

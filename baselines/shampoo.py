@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from pytorch_optimizer import ScalableShampoo
@@ -14,6 +14,7 @@ from pytorch_optimizer.optimizer.utils.preconditioner import PreConditioner
 from torch import Tensor, nn
 
 from baselines._groups import decay_matrices_only
+from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE, POSITIVE_DECAY
 
 MAX_DIMENSION = 8192
 """A tensor with a longer axis, such as a large embedding, is not preconditioned (the library's default)."""
@@ -22,14 +23,14 @@ MAX_DIMENSION = 8192
 def optimizer(
     parameters: Iterable[nn.Parameter],
     *,
-    lr: float,
-    momentum: float = 0.9,
+    lr: Annotated[float, POSITIVE, "the learning rate"],
+    momentum: Annotated[float, DECAY, "the weight of the old velocity"] = 0.9,
     nesterov: bool = True,
-    weight_decay: float = 0.0,
-    factor_decay: float = 0.95,
-    damping: float = 1e-6,
-    inverse_update_period: int = 10,
-    block_size: int = 512,
+    weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.0,
+    factor_decay: Annotated[float, POSITIVE_DECAY, "the weight of the old factor"] = 0.95,
+    damping: Annotated[float, POSITIVE, "the share of its norm that is added to a factor"] = 1e-6,
+    inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the roots"] = 10,
+    block_size: Annotated[int, AT_LEAST_1, "the longest side of a block with factors of its own"] = 512,
     graft: Literal["none", "sgd", "adagrad", "rmsprop"] = "sgd",
 ) -> ScalableShampoo:
     """Return ``pytorch_optimizer.ScalableShampoo``; vectors (biases, norms) get the graft's step and are not decayed.

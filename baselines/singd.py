@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 from singd.optim.optimizer import SINGD
@@ -14,6 +14,7 @@ from baselines._combined import Combined
 from baselines._groups import decay_matrices_only
 from baselines._layered import LayeredModel
 from mkor_core import comm
+from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "singd"
 """The entry of the state dict that carries the factors."""
@@ -29,24 +30,24 @@ LIMITS: Mapping[str, str] = {
 def optimizer_for(
     model: LayeredModel,
     *,
-    lr: float,
-    momentum: float = 0.9,
-    weight_decay: float = 0.0,
-    damping: float = 1e-3,
-    factor_lr: float = 0.01,
-    factor_momentum: float = 0.5,
+    lr: Annotated[float, POSITIVE, "the learning rate"],
+    momentum: Annotated[float, DECAY, "the weight of the old velocity"] = 0.9,
+    weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.0,
+    damping: Annotated[float, POSITIVE, "the number added to the factors' diagonals"] = 1e-3,
+    factor_lr: Annotated[float, POSITIVE, "the learning rate of the factors"] = 0.01,
+    factor_momentum: Annotated[float, DECAY, "the weight of the factors' old velocity"] = 0.5,
     normalize_factor_lr: bool = True,
-    update_period: int = 10,
+    update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the factors"] = 10,
     structure: Literal[
         "dense", "diagonal", "block30diagonal", "hierarchical15_15", "triltoeplitz", "triutoeplitz"
     ] = "dense",
     kfac_like: bool = False,
     kfac_approx: Literal["expand", "reduce"] = "expand",
     loss_average: Literal["batch", "batch+sequence"] = "batch",
-    adamw_lr: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    eps: float = 1e-8,
+    adamw_lr: Annotated[float, POSITIVE, "the learning rate of the parameters under AdamW"] = 1e-3,
+    beta1: Annotated[float, DECAY, "AdamW's weight of the old first moment"] = 0.9,
+    beta2: Annotated[float, DECAY, "AdamW's weight of the old second moment"] = 0.999,
+    eps: Annotated[float, POSITIVE, "the number added to AdamW's denominator"] = 1e-8,
 ) -> Optimizer:
     """Return ``singd``'s SINGD over the model's layers and ``torch.optim.AdamW`` over the rest, as one optimizer.
 

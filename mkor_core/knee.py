@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mkor_core.method import require_at_least, require_decay, require_period
+from mkor_core.ranges import AT_LEAST_1, NOT_NEGATIVE, POSITIVE_DECAY, require
 
 RATE_DECAY = 0.9
 """Weight of the old value in the moving average of the improvement per step."""
@@ -56,9 +56,9 @@ class KneePointScheduler(LRScheduler):
         patience: int = 5,
         rising: bool = False,
     ) -> None:
-        require_decay("factor", factor)
-        require_at_least("beta", beta, 0)
-        require_period("patience", patience)
+        require("factor", factor, Annotated[float, POSITIVE_DECAY])
+        require("beta", beta, Annotated[float, NOT_NEGATIVE])
+        require("patience", patience, Annotated[int, AT_LEAST_1])
         self.factor = factor
         self.beta = beta
         self.patience = patience

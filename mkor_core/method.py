@@ -7,16 +7,16 @@ finishes what spans layers (`finish`). A `Preconditioner` does the rest.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple, cast, get_args, get_type_hints
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mkor_core.capture import Captured, Rows, Statistic, average_locations
+from mkor_core.ranges import checked_values
 
 LayerState = dict[str, Tensor]
 """A layer's named tensors. A method replaces entries and never changes a tensor in place, so a step can be undone."""
@@ -42,7 +42,14 @@ class Update(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Method(ABC):
-    """Base of every second-order method."""
+    """Base of every second-order method.
+
+    The fields of a subclass are its hyperparameters. Their annotations declare types and ranges (`mkor_core.ranges`),
+    which are checked at construction; a subclass that checks more calls ``super().__post_init__()`` first.
+
+    Raises:
+        ValueError: a value out of its range, by name.
+    """
 
     refresh_needs_statistics: ClassVar[bool] = True
     """Whether `refresh` consumes the same step's statistics, so that a layer without any is not refreshed."""
@@ -50,6 +57,9 @@ class Method(ABC):
     """Whether ranks gather the rows that `condense` returns; otherwise they add up x, g and number."""
     follows_loss: ClassVar[bool] = False
     """Whether the method decides by the loss (see `is_over`)."""
+
+    def __post_init__(self) -> None:
+        checked_values(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
 
     @property
     @abstractmethod
@@ -143,50 +153,3 @@ class Method(ABC):
     def is_over(self, losses: Sequence[tuple[int, float]], step: int) -> bool:
         """Tell whether second-order steps should stop; losses: (steps, mean loss over them) since the start."""
         return False
-
-
-def require(holds: bool, field: str, value: object, must: str) -> None:
-    """Raise the one-line ValueError of a bad hyperparameter."""
-    if not holds:
-        raise ValueError(f"{field}={value!r} must {must}.")
-
-
-def require_choices(method: Method) -> None:
-    """Raise ValueError for a field with Literal choices that holds none of them."""
-    hints = get_type_hints(type(method))
-    for field in fields(method):
-        choices = get_args(hints[field.name])
-        if choices and all(isinstance(choice, str) for choice in choices):
-            value = getattr(method, field.name)
-            require(value in choices, field.name, value, f"be one of {', '.join(choices)}")
-
-
-def require_period(field: str, value: object, least: int = 1) -> None:
-    """Raise ValueError unless the value is a whole number, at least ``least``."""
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    require(whole and cast("int", value) >= least, field, value, f"be a whole number, at least {least}")
-
-
-def require_positive(field: str, value: float) -> None:
-    """Raise ValueError unless the value is a finite number above 0."""
-    require(_is_number(value) and 0 < value < math.inf, field, value, "be a finite number above 0")
-
-
-def require_decay(field: str, value: float, *, zero: bool = False) -> None:
-    """Raise ValueError unless the value is a weight between 0 (itself only if ``zero``) and 1 (excluded)."""
-    fits = _is_number(value) and (0 <= value < 1 if zero else 0 < value < 1)
-    require(fits, field, value, f"lie in {'[' if zero else '('}0, 1): the weight kept by the old value")
-
-
-def require_fraction(field: str, value: float) -> None:
-    """Raise ValueError unless the value is a part of a whole: above 0, at most 1."""
-    require(_is_number(value) and 0 < value <= 1, field, value, "lie in (0, 1]")
-
-
-def require_at_least(field: str, value: float, least: float) -> None:
-    """Raise ValueError unless the value is a number of at least ``least``."""
-    require(_is_number(value) and value >= least, field, value, f"be a number, at least {least}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from mkor_core import linalg
 from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
-from mkor_core.method import (
-    LayerShape,
-    LayerState,
-    Method,
-    Update,
-    require,
-    require_at_least,
-    require_choices,
-    require_decay,
-    require_fraction,
-    require_period,
-)
+from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE_DECAY, OneOf, Range
 
 RELEASED_CLAMP = 100.0
 """Limit on the entries of rows before their mean in the released code (A4)."""
@@ -44,56 +34,37 @@ _WINDOWED = {
 
 @dataclass(frozen=True, kw_only=True)
 class MKOR(Method):
-    """MKOR: ``V = J_L D J_R``, its inverse factors J updated in place by one rank a period; no damping.
-
-    update_rule: ``sherman_morrison`` is exact (A3), ``published`` the paper's Algorithm 1 (A2), ``released``
-        the released code's (A4), with that code's row clamp and first update, which only sets J = I.
-    factor_decay: gamma, the weight of the old factor; None takes 0.9, or 0.95 for ``released``.
-    inverse_update_period: steps between updates of the inverse factors.
-    stabilizer_threshold, stabilizer_blend: eps and zeta of the stabiliser (A1), applied before an update.
-    rescale: give V the norm of D (A5).
-    factor_dtype: storage and exchange dtype of factors and vectors, accumulated in float32. float32 means float64
-        if the model's parameters are float64.
-    window: keep the last so many update vectors in place of a dense factor ("Windowed factors"); None keeps it dense.
-    rank: rank of each update; above 1 the directions come from a randomized range finder on the rows.
-
-    Raises:
-        ValueError: a value out of range, by name.
-    """
+    """MKOR: ``V = J_L D J_R``, its inverse factors J updated in place by one rank a period; no damping."""
 
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
-    factor_decay: float | None = None
-    inverse_update_period: int = 10
-    stabilizer_threshold: float = 2.0
-    stabilizer_blend: float = 0.8
+    """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released
+    code's update (A4), with its clamp on rows and its first update, which only sets J = I."""
+    factor_decay: Annotated[float | None, POSITIVE_DECAY, "the weight of the old factor"] = None
+    """Gamma. None means 0.95 for the rule ``released``, otherwise 0.9."""
+    inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the inverses"] = 10
+    stabilizer_threshold: Annotated[
+        float, Range(at_least=0, finite=False), "the largest entry at which a factor is stabilized"
+    ] = 2.0
+    """Epsilon of the stabilizer (A1), which is applied before an update; infinity turns it off."""
+    stabilizer_blend: Annotated[float, FRACTION, "the weight of the factor against the identity"] = 0.8
+    """Zeta of the stabilizer (A1)."""
     rescale: bool = True
-    factor_dtype: torch.dtype = torch.float32
-    window: int | None = None
-    rank: int = 1
+    """Give V the norm of D (A5)."""
+    factor_dtype: Annotated[torch.dtype, OneOf(("float64", "float32", "bfloat16", "float16"))] = torch.float32
+    """Storage and exchange dtype of factors and vectors, which are accumulated in float32. float32 means float64 if
+    the model's parameters are float64."""
+    window: Annotated[int | None, AT_LEAST_1, "the number of last updates that a factor keeps"] = None
+    """Keep the last update vectors in place of a dense factor (ALGORITHMS.md, "Windowed factors"); None: dense."""
+    rank: Annotated[int, AT_LEAST_1, "the number of rank-1 updates in one factor update"] = 1
+    """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison``."""
 
     def __post_init__(self) -> None:
-        require_choices(self)
-        if self.factor_decay is not None:
-            require_decay("factor_decay", self.factor_decay)
-        require_period("inverse_update_period", self.inverse_update_period)
-        require_at_least("stabilizer_threshold", self.stabilizer_threshold, 0)
-        require_fraction("stabilizer_blend", self.stabilizer_blend)
-        require(isinstance(self.rescale, bool), "rescale", self.rescale, "be true or false")
-        require(
-            self.factor_dtype in (torch.float64, torch.float32, *HALF),
-            "factor_dtype",
-            self.factor_dtype,
-            "be float64, float32, bfloat16 or float16",
-        )
-        if self.window is not None:
-            require_period("window", self.window)
-        require_period("rank", self.rank)
-        require(
-            self.rank == 1 or self.update_rule == "sherman_morrison",
-            "rank",
-            self.rank,
-            "be 1 unless update_rule is sherman_morrison: the other rules are defined for rank 1",
-        )
+        super().__post_init__()
+        if self.rank > 1 and self.update_rule != "sherman_morrison":
+            raise ValueError(
+                f"rank={self.rank} must be 1 unless update_rule is sherman_morrison: "
+                "the other rules are defined for rank 1."
+            )
 
     @property
     def decay(self) -> float:

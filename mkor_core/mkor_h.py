@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from mkor_core.knee import is_knee
-from mkor_core.method import require_at_least, require_period
 from mkor_core.mkor import MKOR
+from mkor_core.ranges import NOT_NEGATIVE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,20 +17,12 @@ class MKORH(MKOR):
 
     The paper gives no formula; ours is its own definition of a knee-point: r < knee_beta m (see `mkor_core.knee`), on
     the mean losses between factor updates, looked at once an update, after ``warmup_steps`` steps.
-
-    Raises:
-        ValueError: a value out of range, by name.
     """
 
     follows_loss: ClassVar[bool] = True
 
-    knee_beta: float = 0.1
-    warmup_steps: int = 100
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_at_least("knee_beta", self.knee_beta, 0)
-        require_period("warmup_steps", self.warmup_steps, least=0)
+    knee_beta: Annotated[float, NOT_NEGATIVE, "the share of the mean improvement that counts as slowing"] = 0.1
+    warmup_steps: Annotated[int, NOT_NEGATIVE, "steps before a switch"] = 100
 
     def loss_is_due(self, step: int) -> bool:
         """After the warm-up."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import Any, Self, cast
+from typing import Annotated, Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,8 @@ from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.losses import Arriving, LossHistory
-from mkor_core.method import LayerShape, LayerState, Method, Update, require_period, require_positive
+from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.sharing import Sharing
 
 STATE_KEY = "preconditioner"
@@ -62,11 +63,10 @@ class Preconditioner:
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"{method!r} is no method; pass one, such as MKOR().")
-        require_period("accumulation_steps", accumulation_steps)
-        if lr is not None:
-            require_positive("lr", lr)
+        require("accumulation_steps", accumulation_steps, Annotated[int, AT_LEAST_1])
+        require("lr", lr, Annotated[float | None, POSITIVE])
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
-            require_positive("grad_scale", grad_scale)
+            require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         refuse_sharded(model)
         self.method = method
         self.phases: Callable[[str], AbstractContextManager[object]] = nullcontext

@@ -8,11 +8,13 @@ from __future__ import annotations
 import gc
 import inspect
 import io
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import MISSING, fields
 from importlib import import_module
-from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import pytest
 import torch
@@ -31,6 +33,11 @@ from baselines import (
 
 # isort: split
 from transformers import BertConfig, BertForPreTraining
+
+from mkor_core.ranges import Domain, OneOf
+from workflow.bench.plan.hyperparameters import accepted, check_value
+from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.support.config import ConfigError
 
 SECOND_ORDER = [name for name in available() if method_class(name) is not None]
 WITH_ADAMW = ["muon", "singd"]
@@ -159,10 +166,15 @@ def train(
 
 
 class Hyperparameter(NamedTuple):
-    """What a method's source says of one of its own."""
+    """The annotation and the default of a method's own hyperparameter."""
 
-    hint: Any
+    annotation: Any
     default: Any
+
+    @property
+    def hint(self) -> Any:
+        """The annotation without its range."""
+        return get_args(self.annotation)[0] if get_origin(self.annotation) is Annotated else self.annotation
 
     def other_value(self, key: str) -> Any:
         return not self.default if self.hint is bool else OTHER_VALUES[key]
@@ -171,11 +183,11 @@ class Hyperparameter(NamedTuple):
 def hyperparameters(name: str) -> dict[str, Hyperparameter]:
     cls = method_class(name)
     if cls is not None:
-        hints = get_type_hints(cls)
+        hints = get_type_hints(cls, include_extras=True)
         return {f.name: Hyperparameter(hints[f.name], f.default) for f in fields(cls) if f.default is not MISSING}
     module = import_module(f"baselines.{name}")
     make = getattr(module, "optimizer", None) or module.optimizer_for
-    hints, parameters = get_type_hints(make), inspect.signature(make).parameters.values()
+    hints, parameters = get_type_hints(make, include_extras=True), inspect.signature(make).parameters.values()
     return {p.name: Hyperparameter(hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
@@ -224,6 +236,43 @@ def test_a_bad_value_is_refused_by_name(name, key):
     is_number = {int, float} & {hint, *get_args(hint)} and get_origin(hint) is not Literal
     with pytest.raises(ValueError, match=rf"\b{key}=(-1|'bogus')"):
         build(name, network(), options(name, **{key: -1 if is_number else "bogus"}))
+
+
+def values_to_try(domain: Domain) -> list[Any]:
+    """Return values below, at and above every bound of a domain, its choices, and values that are no finite number."""
+    values: list[Any] = [-1, 0, 0.5, 1, 2, 2.0, math.inf, -math.inf, math.nan, 10**400, True, False, None, "bogus", [1]]
+    if isinstance(domain.limit, OneOf):
+        return [*values, *domain.limit.values]
+    bounds = [getattr(domain.limit, side, None) for side in ("above", "at_least", "below", "at_most")]
+    for bound in [bound for bound in bounds if bound is not None]:
+        values += [bound - 1, bound, bound + 1, float(bound)]
+        values += [math.nextafter(bound, -math.inf), math.nextafter(bound, math.inf)]
+    return values
+
+
+@pytest.mark.parametrize(("name", "key"), CASES)
+def test_the_plan_and_the_code_accept_the_same_values(name, key):
+    """The plan reads the range from the source; the code that runs, from the imported annotation."""
+    known = accepted(name, None, read_signatures())
+
+    def is_planned(value: Any) -> bool:
+        try:
+            check_value(Path("trial.yaml"), (key,), name, known, key, value)
+        except ConfigError:
+            return False
+        return True
+
+    def is_built(value: Any) -> bool:
+        try:
+            build(name, network(), options(name, **{key: value}))
+        except ValueError:
+            return False
+        return True
+
+    values = values_to_try(Domain.of(hyperparameters(name)[key].annotation))
+    verdicts = [(value, is_planned(value), is_built(value)) for value in values]
+    assert [verdict for verdict in verdicts if verdict[1] != verdict[2]] == []
+    assert {verdict[1] for verdict in verdicts} == {True, False}
 
 
 @pytest.mark.parametrize("name", available())
@@ -396,13 +445,17 @@ def test_a_bert_with_tied_embeddings_and_an_unused_pooler_trains(name):
 @pytest.mark.parametrize(
     ("name", "chosen", "message"),
     [
-        ("adams", {"lr": 0.1}, "There is no optimizer 'adams'; there are adamw, "),
+        ("adams", {"lr": 0.1}, "unknown optimizer 'adams'; choose one of adamw, "),
         ("sgd", {"lr": 0.1, "momentun": 0.9}, "sgd has no hyperparameter 'momentun'; it has lr, momentum"),
         ("mkor", {"lr": 0.1, "rang": 2}, "mkor with base sgd has no hyperparameter 'rang'; it has update_rule, "),
-        ("mkor", {"lr": 0.1, "base": "kaisa"}, "base='kaisa' is no first-order optimizer"),
+        ("mkor", {"lr": 0.1, "base": "kaisa"}, "base='kaisa' is not a first-order optimizer"),
         ("mkor", {}, "missing 1 required keyword-only argument: 'lr'"),
-        ("kaisa", {"lr": 0.1, "damping": -1.0}, "damping=-1.0 must be a finite number above 0"),
-        ("sgd", {"lr": 0.1, "momentum": 1.0}, "momentum=1.0 must lie in [0, 1)"),
+        (
+            "kaisa",
+            {"lr": 0.1, "damping": -1.0},
+            "damping=-1.0 must be greater than 0: the number added to the eigenvalues.",
+        ),
+        ("sgd", {"lr": 0.1, "momentum": 1.0}, "momentum=1.0 must be at least 0 and less than 1"),
         ("shampoo", {"lr": 0.1, "graft": "lion"}, "graft='lion' must be one of none, sgd, adagrad, rmsprop"),
     ],
 )

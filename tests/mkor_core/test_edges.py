@@ -231,12 +231,12 @@ def test_ground_truth_options_are_accepted():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: MKOR(stabilizer_blend="x"), "stabilizer_blend='x' must lie in (0, 1]"),
-        (lambda: KAISA(grad_worker_fraction="x"), "grad_worker_fraction='x' must lie in (0, 1]"),
-        (lambda: HyLo(sample_fraction="x"), "sample_fraction='x' must lie in (0, 1]"),
-        (lambda: MKORH(knee_beta="x"), "knee_beta='x' must be a number, at least 0"),
-        (lambda: Preconditioner(network(), MKOR(), lr="0.1"), "lr='0.1' must be a finite number above 0"),
-        (lambda: Preconditioner(network(), MKOR(), grad_scale="x"), "grad_scale='x' must be a finite number above 0"),
+        (lambda: MKOR(stabilizer_blend="x"), "stabilizer_blend='x' must be a number"),
+        (lambda: KAISA(grad_worker_fraction="x"), "grad_worker_fraction='x' must be a number"),
+        (lambda: HyLo(sample_fraction="x"), "sample_fraction='x' must be a number"),
+        (lambda: MKORH(knee_beta="x"), "knee_beta='x' must be a number"),
+        (lambda: Preconditioner(network(), MKOR(), lr="0.1"), "lr='0.1' must be a number or None"),
+        (lambda: Preconditioner(network(), MKOR(), grad_scale="x"), "grad_scale='x' must be a number"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_named(make, message):

@@ -12,7 +12,7 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
-    {"linalg", "layer", "comm", "assignment"},
+    {"linalg", "layer", "comm", "assignment", "ranges"},
     {"capture", "discovery", "losses"},
     {"method"},
     {"exchange", "sharing", "kl_clip", "knee"},

@@ -21,7 +21,7 @@ from tests.support.experiments import TIMES, block, load, make_folder, optimizer
 from workflow.bench import train, workloads
 from workflow.bench.aggregate import aggregate
 from workflow.bench.data.folder import DataNotFound
-from workflow.bench.plan.hyperparameters import takes
+from workflow.bench.plan.hyperparameters import accepted
 from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT, ConfigError, schema
@@ -90,7 +90,7 @@ def assert_same_result(one: RunFolder, other: RunFolder, run: Run) -> None:
 
 def _with_periods(name: str) -> dict[str, Any]:
     """Return periods of 7 steps, as far as an optimizer has any, so that runs stop between two updates."""
-    return {period: 7 for period in takes(name, None, read_signatures()) if period.endswith("update_period")}
+    return {period: 7 for period in accepted(name, None, read_signatures()) if period.endswith("update_period")}
 
 
 METHODS: list[tuple[str, dict[str, Any]]] = [

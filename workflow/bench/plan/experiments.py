@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow.bench import workloads
-from workflow.bench.plan.hyperparameters import TUNED, check_space, check_value, resolved, takes
+from workflow.bench.plan.hyperparameters import TUNED, accepted, check_space, check_value, resolved
 from workflow.bench.plan.optimizer_signatures import REQUIRED, Signature, read_signatures
 from workflow.bench.plan.runs import PLAIN_PRECISION, Contender, Experiment, Job, Planned, Run, Trial
 from workflow.bench.plan.targets import Target
@@ -241,7 +241,7 @@ class _Tuned:
             values = found["hyperparameters"]
             if not values.keys() >= set(wanted):
                 return None
-            known = takes(entry["name"], entry["hyperparameters"].get("base"), self._signatures)
+            known = accepted(entry["name"], entry["hyperparameters"].get("base"), self._signatures)
             for name in wanted:
                 where = (index, "hyperparameters", name)
                 check_value(self._file, where, entry["name"], known, name, values[name])
@@ -351,7 +351,7 @@ def _check_optimizer(
     name, given, sweep = entry["name"], entry["hyperparameters"], entry.get("sweep", {})
     if name not in signatures:
         raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
-    known = takes(name, given.get("base"), signatures)
+    known = accepted(name, given.get("base"), signatures)
     where = (*key, "hyperparameters")
     space = _space(entry, tuning)
     for parameter, value in given.items():

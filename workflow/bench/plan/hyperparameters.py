@@ -1,4 +1,4 @@
-"""Which hyperparameters an optimizer takes, what they may be, and their values with all defaults filled in."""
+"""The hyperparameters that an optimizer takes, the check of their values, and the values with all defaults."""
 
 from __future__ import annotations
 
@@ -6,42 +6,40 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, Hyperparameter, Signature
-from workflow.bench.support.config import check, did_you_mean, error, schema
+from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, Hyperparameter, Signature, base_hyperparameter
+from workflow.bench.support.config import did_you_mean, error
 
-#: In an experiment file: take the value that ``tune`` found.
 TUNED: Final = "tuned"
-DEFAULT_BASE: Final = "sgd"
+"""The word in an experiment file that stands for the value that ``tune`` found."""
 
 Key = tuple[str | int, ...]
 
 
-def takes(name: str, base: object, signatures: Mapping[str, Signature]) -> dict[str, Hyperparameter]:
-    """Return the hyperparameters of the optimizer ``name``; a second-order one takes ``base`` and its base's too.
+def accepted(name: str, base: object, signatures: Mapping[str, Signature]) -> dict[str, Hyperparameter]:
+    """Return the hyperparameters of the optimizer ``name``.
 
-    An unknown ``base`` contributes none.
+    A second-order optimizer also takes ``base`` and the hyperparameters of that base; an unknown base has none.
     """
-    own = signatures[name]
-    if own.order == "first":
-        return dict(own.hyperparameters)
-    first_order = tuple(sorted(name for name, found in signatures.items() if found.order == "first"))
-    wrapped = signatures.get(str(base or DEFAULT_BASE))
+    signature = signatures[name]
+    if signature.order == "first":
+        return dict(signature.hyperparameters)
+    choice = base_hyperparameter(signatures)
+    wrapped = signatures.get(str(base or choice.default))
     return {
-        "base": Hyperparameter("base", choices=first_order, kinds=(), default=DEFAULT_BASE),
+        choice.name: choice,
         **(wrapped.hyperparameters if wrapped and wrapped.order == "first" else {}),
-        **own.hyperparameters,
+        **signature.hyperparameters,
     }
 
 
 def check_value(
     file: Path, key: Key, optimizer: str, known: Mapping[str, Hyperparameter], name: str, value: Any
 ) -> None:
-    """Raise `ConfigError` unless the optimizer takes ``name`` and ``value`` has its type and lies in its range."""
+    """Raise `ConfigError` unless the optimizer takes ``name``, and ``value`` has its type and lies in its range."""
     if name not in known:
-        must = f"unknown hyperparameter of {optimizer}; {did_you_mean(name, known)}"
+        raise error(file, key, value, f"unknown hyperparameter of {optimizer}; {did_you_mean(name, known)}")
+    if must := known[name].domain.refusal(value, none="null"):
         raise error(file, key, value, must)
-    limits = schema("hyperparameters")["properties"].get(name, {})
-    check(value, {**limits, **known[name].schema()}, file, key)
 
 
 def check_space(
@@ -51,30 +49,24 @@ def check_space(
     known: Mapping[str, Hyperparameter],
     space: Mapping[str, Mapping[str, Sequence[Any]]],
 ) -> None:
-    """Raise `ConfigError` unless every end and choice of a tuning space is a value that the optimizer takes."""
-    for name, ranges in space.items():
-        for kind, values in ranges.items():
+    """Raise `ConfigError` unless the optimizer takes every end and choice of a tuning space."""
+    for name, intervals in space.items():
+        for kind, values in intervals.items():
             for index, value in enumerate(values):
                 check_value(file, (*key, name, kind, index), optimizer, known, name, value)
             if kind == "choices":
                 continue
-            if "number" not in known[name].kinds:
+            if not known[name].domain.is_real:
                 raise error(file, (*key, name, kind), values, "is for real numbers; give 'choices'")
             if not values[0] < values[1]:
                 raise error(file, (*key, name, kind), values, "must rise from its first end to its second")
 
 
 def resolved(given: Mapping[str, Any], name: str, signatures: Mapping[str, Signature]) -> dict[str, Any]:
-    """Return checked hyperparameters with the defaults of those that are not given, whole floats as floats."""
-    known = takes(name, given.get("base"), signatures)
-    values = {
-        parameter: given.get(parameter, hyperparameter.default)
+    """Return checked hyperparameters with defaults filled in, and integers as floats where a real number is meant."""
+    known = accepted(name, given.get("base"), signatures)
+    return {
+        parameter: hyperparameter.domain.converted(given.get(parameter, hyperparameter.default))
         for parameter, hyperparameter in known.items()
         if parameter in given or hyperparameter.default not in (REQUIRED, COMPUTED)
-    }
-    return {
-        parameter: float(value)
-        if "number" in known[parameter].kinds and isinstance(value, int) and not isinstance(value, bool)
-        else value
-        for parameter, value in values.items()
     }

@@ -1,77 +1,105 @@
-"""The optimizers' names and hyperparameters, read from their sources without importing torch."""
+"""Names and hyperparameters of all optimizers, read from their source files.
+
+Snakemake loads the plan at every start, and importing the optimizers would import torch.
+"""
 
 from __future__ import annotations
 
 import ast
+import importlib.util
+import sys
+import typing
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, Final, Literal
 
+from workflow.bench.plan.literals import read_literals
 from workflow.bench.support.config import ROOT
 
-REQUIRED: Final = object()
-#: A default that only running the code would tell, such as the result of a call: left to the code.
-COMPUTED: Final = object()
+if TYPE_CHECKING:
+    from mkor_core import ranges
+    from mkor_core.ranges import Domain
 
-DTYPES: Final = ("float32", "bfloat16", "float16")
-_FIRST_ORDER: Final = ("optimizer", "optimizer_for")
+
+def _load_ranges() -> ModuleType:
+    """Return the module mkor_core.ranges, loaded by path: its package would import torch."""
+    spec = importlib.util.spec_from_file_location("mkor_core_ranges", ROOT / "mkor_core" / "ranges.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up the annotations of the module's classes
+    spec.loader.exec_module(module)
+    return module
+
+
+if not TYPE_CHECKING:
+    ranges = _load_ranges()
+
+REQUIRED: Final = object()
+"""The default of a hyperparameter that has none."""
+COMPUTED: Final = object()
+"""A default that is neither a literal nor a dtype; running the optimizer's code fills it in."""
+
+_FUNCTIONS: Final = ("optimizer", "optimizer_for")
 _ROOT_CLASS: Final = ("mkor_core.method", "Method")
+# A specification gives a dtype by its name.
+_DTYPES: Final = {name: name for name in ("float64", "float32", "bfloat16", "float16")}
+_NAMES: Final = {**vars(typing), **vars(ranges), "torch": SimpleNamespace(dtype=str, **_DTYPES)}
+"""The names that annotations and defaults of optimizers may use, besides builtins."""
 
 
 @dataclass(frozen=True)
 class Hyperparameter:
-    """One hyperparameter: what its annotation allows, and its default (`REQUIRED`, `COMPUTED` or a value)."""
+    """One hyperparameter: the values that it may take, and its default (`REQUIRED`, `COMPUTED` or a value)."""
 
     name: str
-    kinds: tuple[str, ...]
-    choices: tuple[Any, ...] = ()
+    domain: Domain
     default: Any = REQUIRED
-
-    def schema(self) -> dict[str, Any]:
-        """Return the JSON Schema of its type."""
-        if self.choices:
-            return {"enum": [*self.choices, *([None] if "null" in self.kinds else [])]}
-        return {"type": list(self.kinds)} if self.kinds else {}
 
 
 @dataclass(frozen=True)
 class Signature:
-    """An optimizer file: its hyperparameters, and whether it wraps a first-order ``base``."""
+    """An optimizer's hyperparameters, and whether it is first-order or wraps a first-order ``base``."""
 
     name: str
     order: Literal["first", "second"]
-    hyperparameters: Mapping[str, Hyperparameter] = field(default_factory=dict)
+    hyperparameters: Mapping[str, Hyperparameter]
 
 
 def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
-    """Return every optimizer of ``root``'s baselines and mkor_core, by file name.
+    """Return the signatures of all optimizers in the repository at ``root``, by file name.
 
-    A file of baselines with a function ``optimizer`` or ``optimizer_for`` is first-order; one with a class that
-    descends from `mkor_core.method.Method` is second-order, and so are the like in mkor_core.
+    The rules by which files define optimizers are those of the package `baselines`.
     """
-    found: dict[str, Signature] = {}
-    for package in ("baselines", "mkor_core"):
-        for file in sorted((root / package).glob("[!_]*.py")):
-            module = f"{package}.{file.stem}"
-            tree = _parse(file)
-            function = next((n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name in _FIRST_ORDER), None)
-            if function is not None and package == "baselines":
-                found[file.stem] = Signature(file.stem, "first", _arguments(function))
-                continue
-            classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-            methods = [
-                node
-                for name, node in classes.items()
-                if not name.startswith("_") and (module, name) != _ROOT_CLASS and _descends(root, module, name)
-            ]
-            # Where one method of a file refines another, the file is about the refined one.
-            bases = {base for node in methods for base in _base_names(node)}
-            methods = [node for node in methods if node.name not in bases]
-            if methods:
-                found[file.stem] = Signature(file.stem, "second", _fields(root, module, methods[-1].name))
-    return found
+    modules = {file.stem: f"baselines.{file.stem}" for file in sorted((root / "baselines").glob("[!_]*.py"))}
+    modules |= _constant(root, "CORE")
+    signatures = {name: _read_signature(root, name, module) for name, module in modules.items()}
+    return {name: signature for name, signature in signatures.items() if signature is not None}
+
+
+def base_hyperparameter(signatures: Mapping[str, Signature]) -> Hyperparameter:
+    """Return the hyperparameter ``base`` of second-order optimizers: the name of a first-order one."""
+    names = sorted(name for name, signature in signatures.items() if signature.order == "first")
+    return Hyperparameter("base", ranges.Domain(limit=ranges.OneOf(tuple(names))), _constant(ROOT, "DEFAULT_BASE"))
+
+
+@cache
+def _constant(root: Path, name: str) -> Any:
+    """Return a constant of the package `baselines`."""
+    return read_literals(root / "baselines" / "__init__.py", {name})[name]
+
+
+def _read_signature(root: Path, name: str, module: str) -> Signature | None:
+    body = _parse(_file(root, module)).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
+            return Signature(name, "first", _read_parameters(node))
+    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
+    methods = [class_name for class_name in classes if _is_method(root, module, class_name)]
+    return Signature(name, "second", _read_fields(root, module, methods[-1])) if methods else None
 
 
 @cache
@@ -79,61 +107,60 @@ def _parse(file: Path) -> ast.Module:
     return ast.parse(file.read_text(encoding="utf-8"), filename=str(file))
 
 
-def _arguments(function: ast.FunctionDef) -> dict[str, Hyperparameter]:
-    arguments = function.args
-    return {
-        argument.arg: _hyperparameter(argument.arg, argument.annotation, default)
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-    }
+def _file(root: Path, module: str) -> Path:
+    path = root / Path(*module.split("."))
+    return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
 
 
-def _fields(root: Path, module: str, name: str) -> dict[str, Hyperparameter]:
-    """Return the dataclass fields of a class, its bases' first, as `dataclasses.fields` orders them."""
-    location = _locate(root, module, name)
-    if location is None:
+def _read_parameters(function: ast.FunctionDef) -> dict[str, Hyperparameter]:
+    parameters = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
+    return {node.arg: _hyperparameter(node.arg, node.annotation, default) for node, default in parameters}
+
+
+def _read_fields(root: Path, module: str, class_name: str) -> dict[str, Hyperparameter]:
+    """Return the dataclass fields of a class, those of its bases first, in the order of `dataclasses.fields`."""
+    definition = _find_class(root, module, class_name)
+    if definition is None:
         return {}
-    module, node = location
-    found: dict[str, Hyperparameter] = {}
+    module, node = definition
+    fields: dict[str, Hyperparameter] = {}
     for base in reversed(_base_names(node)):
-        found |= _fields(root, module, base)
+        fields |= _read_fields(root, module, base)
     for statement in node.body:
-        if (
-            isinstance(statement, ast.AnnAssign)
-            and isinstance(statement.target, ast.Name)
-            and not ast.unparse(statement.annotation).startswith(("ClassVar", "typing.ClassVar"))
-        ):
-            found[statement.target.id] = _hyperparameter(statement.target.id, statement.annotation, statement.value)
-    return found
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            name = statement.target.id
+            if "ClassVar" not in ast.unparse(statement.annotation):
+                fields[name] = _hyperparameter(name, statement.annotation, statement.value)
+    return fields
 
 
-def _descends(root: Path, module: str, name: str) -> bool:
-    location = _locate(root, module, name)
-    if location is None:
+def _is_method(root: Path, module: str, class_name: str) -> bool:
+    definition = _find_class(root, module, class_name)
+    if definition is None:
         return False
-    home, node = location
-    return (home, node.name) == _ROOT_CLASS or any(_descends(root, home, base) for base in _base_names(node))
+    module, node = definition
+    return (module, node.name) == _ROOT_CLASS or any(_is_method(root, module, base) for base in _base_names(node))
 
 
 def _base_names(node: ast.ClassDef) -> list[str]:
     return [base.id for base in node.bases if isinstance(base, ast.Name)]
 
 
-def _locate(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
-    """Return the module and node of the class that ``name`` means in ``module``; None outside ``root``."""
-    path = root / Path(*module.split("."))
-    file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+def _find_class(root: Path, module: str, name: str) -> tuple[str, ast.ClassDef] | None:
+    """Return the module and definition of the class that ``name`` means in ``module``; None if outside ``root``."""
+    file = _file(root, module)
     if not file.is_file():
         return None
     for node in _parse(file).body:
         if isinstance(node, ast.ClassDef) and node.name == name:
             return module, node
-    for imported, alias in _imports(_parse(file)):
-        if (alias.asname or alias.name) == name and imported != module:
-            return _locate(root, imported, alias.name)
+    for source, alias in _imported_names(_parse(file)):
+        if (alias.asname or alias.name) == name and source != module:
+            return _find_class(root, source, alias.name)
     return None
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
+def _imported_names(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
     for node in tree.body:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             for alias in node.names:
@@ -141,42 +168,18 @@ def _imports(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
 
 
 def _hyperparameter(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Hyperparameter:
-    kinds: list[str] = []
-    choices: list[Any] = []
-    for part in _union(annotation):
-        text = ast.unparse(part)
-        if text in _KINDS:
-            kinds.append(_KINDS[text])
-        elif isinstance(part, ast.Subscript) and text.startswith(("Literal", "typing.Literal")):
-            literal = ast.literal_eval(part.slice)
-            choices += literal if isinstance(literal, tuple) else (literal,)
-        elif text.endswith("dtype"):
-            choices += DTYPES
-    return Hyperparameter(name, tuple(kinds), tuple(choices), _default(default))
+    return Hyperparameter(
+        name,
+        ranges.Domain.of(_evaluate(annotation, Any)),
+        REQUIRED if default is None else _evaluate(default, COMPUTED),
+    )
 
 
-_KINDS: Final = {
-    "float": "number",
-    "int": "integer",
-    "bool": "boolean",
-    "str": "string",
-    "None": "null",
-}
-
-
-def _union(annotation: ast.expr | None) -> Iterator[ast.expr]:
-    if isinstance(annotation, ast.BinOp) and isinstance(annotation.op, ast.BitOr):
-        yield from _union(annotation.left)
-        yield from _union(annotation.right)
-    elif annotation is not None:
-        yield annotation
-
-
-def _default(node: ast.expr | None) -> Any:
+def _evaluate(node: ast.expr | None, fallback: Any) -> Any:
+    """Return the value of an expression, or ``fallback`` if it needs more than `_NAMES` and builtins."""
     if node is None:
-        return REQUIRED
+        return fallback
     try:
-        return ast.literal_eval(node)
-    except ValueError:
-        text = ast.unparse(node).rpartition(".")[2]
-        return text if text in DTYPES else COMPUTED
+        return eval(compile(ast.Expression(node), "<annotation or default>", "eval"), dict(_NAMES))
+    except (NameError, AttributeError, TypeError):
+        return fallback

@@ -1,0 +1,174 @@
+"""Ranges of hyperparameters, each declared once, in its annotation.
+
+``damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 1e-3`` states the type, the range and the meaning of a
+dataclass field or a function's parameter. `checked_values` enforces it when the code runs. The plan enforces the same
+annotations before anything runs. It loads this file without torch, so only the standard library may be imported here.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+
+@dataclass(frozen=True, kw_only=True)
+class Range:
+    """An interval of numbers; a bound that is None does not apply. NaN lies in no range."""
+
+    above: float | None = None
+    at_least: float | None = None
+    below: float | None = None
+    at_most: float | None = None
+    finite: bool = True
+
+    def refusal(self, value: int | float) -> str | None:
+        """Return what the value must be; None if it lies in the range."""
+        bounds = [(words, holds, getattr(self, name)) for name, words, holds in _BOUNDS]
+        bounds = [(words, holds, bound) for words, holds, bound in bounds if bound is not None]
+        if not all(holds(value, bound) for _, holds, bound in bounds):
+            return "must be " + " and ".join(f"{words} {bound}" for words, _, bound in bounds)
+        # An integer beyond the range of floats is refused too: it could not be converted to one.
+        may_be_infinite = isinstance(value, float) and not self.finite
+        if not may_be_infinite and not abs(value) <= sys.float_info.max:
+            return "must be finite"
+        return None
+
+
+_BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
+    ("above", "greater than", operator.gt),
+    ("at_least", "at least", operator.ge),
+    ("below", "less than", operator.lt),
+    ("at_most", "at most", operator.le),
+)
+
+POSITIVE = Range(above=0)
+NOT_NEGATIVE = Range(at_least=0)
+AT_LEAST_1 = Range(at_least=1)
+"""Periods in steps, and counts."""
+FRACTION = Range(above=0, at_most=1)
+"""A part of a whole that is not empty."""
+DECAY = Range(at_least=0, below=1)
+"""The weight of the old value in a running mean."""
+POSITIVE_DECAY = Range(above=0, below=1)
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A choice of values; a torch dtype is given by its name."""
+
+    values: tuple[Any, ...]
+
+    def refusal(self, value: object) -> str | None:
+        """Return what the value must be; None if it is one of the choices."""
+        if value in self.values or str(value).removeprefix("torch.") in self.values:
+            return None
+        return f"must be one of {', '.join(map(str, self.values))}"
+
+
+@dataclass(frozen=True)
+class Domain:
+    """The values that a hyperparameter may take."""
+
+    types: tuple[type, ...] = ()
+    """Accepted types; empty accepts any. ``float`` accepts integers too, and a bool is no number."""
+    limit: Range | OneOf | None = None
+    """A range limits numbers only; None is accepted wherever ``types`` holds NoneType."""
+    meaning: str = ""
+    """What the hyperparameter is, for error messages."""
+
+    @classmethod
+    def of(cls, annotation: Any) -> Domain:
+        """Return the domain of an annotation: a class, a Literal, a union of these, or one of them Annotated.
+
+        Any other annotation, such as ``list[int]``, accepts all values.
+        """
+        metadata = getattr(annotation, "__metadata__", ())
+        inner = annotation.__origin__ if metadata else annotation
+        limit = next((item for item in metadata if isinstance(item, Range | OneOf)), None)
+        meaning = next((item for item in metadata if isinstance(item, str)), "")
+        types: list[type] = []
+        choices: list[Any] = []
+        for member in get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,):
+            if get_origin(member) is Literal:
+                choices += get_args(member)
+            elif isinstance(member, type) and get_origin(member) is None and member is not Any:
+                types.append(member)
+            else:
+                return cls(meaning=meaning)
+        if choices:
+            limit = OneOf(tuple(choices))
+        return cls((*types, *dict.fromkeys(map(type, choices))), limit, meaning)
+
+    def refusal(self, value: object, *, none: str = "None") -> str | None:
+        """Return what the value must be, and its meaning; None if it is accepted.
+
+        none: how the reader of the message writes None.
+        """
+        problem = self._problem(value, none)
+        return f"{problem}: {self.meaning}" if problem and self.meaning else problem
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it holds real numbers."""
+        return float in self.types
+
+    def converted(self, value: Any) -> Any:
+        """Return an accepted value, an integer as a float if the domain holds real numbers."""
+        return float(value) if self.is_real and isinstance(value, int) and not isinstance(value, bool) else value
+
+    def _problem(self, value: object, none: str) -> str | None:
+        if value is None and NoneType in self.types:
+            return None
+        if self.types and not any(_is_instance(value, kind) for kind in self.types):
+            words = {**_TYPE_WORDS, NoneType: none}
+            names = [words.get(kind, f"a {kind.__module__}.{kind.__qualname__}") for kind in self.types]
+            choices = self.limit.refusal(value) if isinstance(self.limit, OneOf) else None
+            return choices or f"must be {' or '.join(names)}"
+        if isinstance(self.limit, Range):
+            return self.limit.refusal(value) if isinstance(value, int | float) else None
+        return self.limit.refusal(value) if self.limit else None
+
+
+_TYPE_WORDS: Mapping[type, str] = {float: "a number", int: "an integer", bool: "true or false", str: "text"}
+
+
+def _is_instance(value: object, kind: type) -> bool:
+    if kind in (int, float):
+        return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def require(name: str, value: object, annotation: Any) -> None:
+    """Check one value against an annotation, such as ``Annotated[float, POSITIVE]``.
+
+    Raises:
+        ValueError: the value is refused; the message gives its name.
+    """
+    _require(name, value, Domain.of(annotation))
+
+
+def checked_values(owner: type | Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values that a dataclass's fields or a function's parameters accept, integers as floats where they are due.
+
+    Raises:
+        ValueError: a value is refused; the message gives its name.
+    """
+    domains = _domains(owner)
+    for name, value in values.items():
+        _require(name, value, domains[name])
+    return {name: domains[name].converted(value) for name, value in values.items()}
+
+
+def _require(name: str, value: object, domain: Domain) -> None:
+    if must := domain.refusal(value):
+        raise ValueError(f"{name}={value!r} {must}.")
+
+
+@cache
+def _domains(owner: type | Callable[..., Any]) -> dict[str, Domain]:
+    return {name: Domain.of(hint) for name, hint in get_type_hints(owner, include_extras=True).items()}
