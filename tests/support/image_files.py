@@ -10,12 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-
-from baselines import _torchvision_operators  # noqa: F401  (before torchvision)
-
-# isort: split
 from PIL import Image
-from torchvision import datasets
+
+from workflow.bench.data.vision import datasets
 
 KINDS = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}
 LABELS = {"cifar10": "labels", "cifar100": "fine_labels"}

@@ -1,16 +1,12 @@
-"""Makes pre-training shards of a folder of text: sentences, word pieces, and pairs of segments.
+"""Make pre-training shards from a folder of text.
 
     python -m workflow.bench.prepare TEXT --vocabulary bert-uncased --sequence-length 512
 
-reads every ``*.txt`` file under TEXT, in UTF-8, and writes ``pretraining/bert-uncased-512`` under the data folder, from
-which the workload ``bert_pretraining`` with ``dataset: text`` reads.  The vocabulary is ``bert-uncased/vocab.txt`` (or
-``bert-cased``) under the data folder.  A document is a file, or with ``--documents blank-lines`` what stands between
-blank lines (one article of a dump, one sentence a line).  One document in ``--validation-one-in`` is held out, by its
-name's hash.
-
-Pairs are made as BERT's original script makes them (Devlin et al., NAACL 2019): segments of whole sentences that
-together fill a sequence, one sequence in ten shorter, the second segment half the time from another document of the
-same part of the text.  Masks are not in the shards: each batch draws its own.
+reads every ``*.txt`` file under TEXT, in UTF-8, and writes ``pretraining/bert-uncased-512`` in the data folder, where
+the workload ``bert_pretraining`` with ``dataset: text`` reads it. The vocabulary is ``bert-uncased/vocab.txt`` (or
+``bert-cased``) in the data folder. A document is a file or, with ``--documents blank-lines``, the text between blank
+lines (one article of a dump, one sentence a line). One document in ``--validation-one-in`` is held out, by the hash of
+its name. `workflow.bench.data.make_shards` describes the pairs.
 """
 
 from __future__ import annotations
@@ -26,18 +22,27 @@ from workflow.bench.data.make_shards import Settings, prepare
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Make the shards that BERT's pre-training reads, of a folder of text files."""
+    """Make the shards that BERT's pre-training reads from a folder of text files."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.prepare", description=main.__doc__)
     parser.add_argument("text", type=Path, help="a folder; every *.txt file under it is read")
     parser.add_argument("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased")
     parser.add_argument("--sequence-length", type=int, default=512, help="tokens of a pair (default: 512)")
     parser.add_argument(
-        "--documents", choices=("files", "blank-lines"), default="files", help="what a document is (default: files)"
+        "--documents",
+        choices=("files", "blank-lines"),
+        default="files",
+        help="how documents are separated (default: files)",
     )
-    parser.add_argument("--validation-one-in", type=int, default=200, help="documents for one held out (default: 200)")
-    parser.add_argument("--part-megabytes", type=float, default=32.0, help="text of one shard (default: 32)")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default: 0)")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="side by side (default: all cores)")
+    parser.add_argument(
+        "--validation-one-in", type=int, default=200, help="hold out one document in this many (default: 200)"
+    )
+    parser.add_argument(
+        "--part-megabytes", type=float, default=32.0, help="size of the text of one shard (default: 32)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices (default: 0)")
+    parser.add_argument(
+        "--processes", type=int, default=os.cpu_count() or 1, help="number of processes (default: all cores)"
+    )
     given = parser.parse_args(arguments)
     limits = {"sequence_length": 8, "validation_one_in": 2, "processes": 1, "seed": 0}
     for name, least in limits.items():

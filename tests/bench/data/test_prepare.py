@@ -174,7 +174,7 @@ def test_a_batch_of_shards_is_a_function_of_seed_and_position(root):
     ahead = list(islice(workload.batches(seed=5), workload.steps_per_epoch + 2))
     again = next(workload.batches(seed=5, start=workload.steps_per_epoch + 1))
     assert all(torch.equal(ahead[-1][name], again[name]) for name in again)
-    part = next(workload.rows_of_batches(5, workload.steps_per_epoch + 1, slice(1, 3)))
+    part = next(workload.sliced_batches(5, workload.steps_per_epoch + 1, slice(1, 3)))
     assert all(torch.equal(part[name], again[name][1:3]) for name in again)
 
 
@@ -192,7 +192,7 @@ def test_pre_training_on_shards_learns_and_a_second_phase_starts_from_it(root):
         optimizer.step()
     assert workload.evaluate(model)["mlm_loss"] < 0.8 * start["mlm_loss"]
     second = bert().model(1)
-    workload.start(second, model.state_dict())
+    workload.load_initial_weights(second, model.state_dict())
     assert workload.evaluate(second) == workload.evaluate(model)
 
 

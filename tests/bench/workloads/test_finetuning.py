@@ -115,7 +115,7 @@ def test_prepared_features_are_found_again_and_made_anew_when_a_file_changes(roo
 # GLUE
 
 
-@pytest.mark.parametrize("task", glue.TASKS)
+@pytest.mark.parametrize("task", list(glue.DATASETS))
 def test_glue_is_read_as_its_official_files_lay_it_out(root, task):
     written = text_files.write_glue(root, task)
     train, validation = glue.load(task, uncased(), 32)
@@ -130,7 +130,7 @@ def test_glue_is_read_as_its_official_files_lay_it_out(root, task):
 
 
 def test_the_task_tables_agree():
-    assert set(TASKS) == {*glue.TASKS, "imdb", "package", "library", "copy", "similarity"}
+    assert set(TASKS) == {*glue.DATASETS, "imdb", "package", "library", "copy", "similarity"}
     assert set(workloads.parameters("bert_classification")["properties"]["dataset"]["enum"]) == set(TASKS)
 
 
@@ -231,7 +231,7 @@ def test_windows_of_a_long_context_overlap_and_leave_nothing_out(root):
         (
             '{"data": [{"paragraphs": [{"context": "abc", "qas": [{"id": "7", "question": "?", "answers": '
             '[{"text": "b", "answer_start": 0}]}]}]}]}',
-            "question 7: answer_start is not where its answer stands",
+            "question 7: its answer is not at answer_start",
         ),
     ],
 )
@@ -416,7 +416,7 @@ def test_fine_tuning_starts_from_a_pre_trained_encoder(text):
         workload = workloads.create(name, **size, batch_size=4, dataset=dataset)
         model = workload.model(2)
         head = {key: value.clone() for key, value in model.state_dict().items() if not key.startswith("bert.")}
-        workload.start(model, before.state_dict())
+        workload.load_initial_weights(model, before.state_dict())
         for key, value in model.state_dict().items():
             assert_close(value, head[key] if key in head else before.state_dict()[key], rtol=0, atol=0)
         assert head
@@ -426,9 +426,9 @@ def test_weights_of_another_size_are_refused(text):
     workload = workloads.create("bert_span", layers=1, hidden_size=16, heads=2, batch_size=4)
     other = workloads.create("bert_span", layers=1, hidden_size=32, heads=2, batch_size=4).model(0).state_dict()
     with pytest.raises(ValueError, match=r"bert\.embeddings\.word_embeddings\.weight in the shape \(1000, 32\)"):
-        workload.start(workload.model(0), other)
+        workload.load_initial_weights(workload.model(0), other)
     with pytest.raises(ValueError, match=r"lack bert\.embeddings\.word_embeddings\.weight"):
-        workload.start(workload.model(0), {})
+        workload.load_initial_weights(workload.model(0), {})
 
 
 def test_a_published_encoder_is_where_models_start(root):
@@ -442,7 +442,7 @@ def test_a_published_encoder_is_where_models_start(root):
         DataNotFound, match=r"the weights of bert-base-cased not found at .*; put config\.json and model"
     ):
         workloads.create("bert_classification", **given)
-    config: BertConfig = bert.configuration(parameters, positions=bert.POSITIONS)
+    config: BertConfig = bert.encoder_config(parameters, positions=bert.POSITIONS)
     torch.manual_seed(5)
     published = BertForPreTraining(config)
     config.save_pretrained(root / "bert-base-cased")

@@ -69,7 +69,7 @@ def test_models_have_their_published_size_and_need_no_data(name, given, model, d
         made = workloads.architecture(name, **given)
     assert parameters_of(made) / 1e6 == pytest.approx(millions, rel=1e-3)
     assert next(made.parameters()).is_meta
-    assert workloads.described(name, **given) == (model, data)
+    assert workloads.display_names(name, **given) == (model, data)
 
 
 def test_alexnet_at_full_size_is_the_papers():
@@ -153,7 +153,7 @@ def test_enlarged_digits_are_the_digits_between_whose_pixels_is_interpolated():
 def test_inputs_are_standardised():
     workload = workloads.create("resnet20", image_size=8, batch_size=1437)
     assert isinstance(workload, ImageClassifier)
-    inputs = workload._inputs(next(workload.batches(0))["images"])
+    inputs = workload._standardize(next(workload.batches(0))["images"])
     assert_close(inputs.mean().item(), 0.0, atol=2e-3, rtol=0)
     assert_close(inputs.std().item(), 1.0, atol=2e-3, rtol=0)
 
@@ -234,7 +234,7 @@ def test_absent_cifar_says_how_to_get_it(name, title, data_folder):
     workload = "resnet20" if name == "cifar10" else "autoencoder"
     with pytest.raises(DataNotFound) as error:
         workloads.create(workload, dataset=name)
-    command = f"python -m workflow.bench.data.cifar {name} fetches it"
+    command = f"python -m workflow.bench.data.cifar {name} downloads it"
     assert str(error.value).startswith(f"{title} not found at {data_folder}")
     assert str(error.value).endswith(command)
 
@@ -361,7 +361,7 @@ def test_imagenet_batches_are_those_of_seed_and_position_whoever_reads_them(smal
         assert torch.equal(one["labels"], other["labels"])
     again = next(small_imagenet.batches(6))
     assert not torch.equal(again["images"], alone[0]["images"])
-    part = next(small_imagenet.rows_of_batches(5, 1, slice(1, 3)))
+    part = next(small_imagenet.sliced_batches(5, 1, slice(1, 3)))
     assert torch.equal(part["images"], alone[1]["images"][1:3])
 
 
@@ -395,7 +395,7 @@ def test_part_of_imagenet_is_refused(data_folder, few_classes, monkeypatch):
     image_files.write_imagenet(data_folder, classes=few_classes, train=1, validation=1)
     validation = data_folder / "imagenet" / "val"
     (validation / "n00000001").rename(validation / "n00000007")
-    with pytest.raises(DataNotFound, match="train and val have other classes"):
+    with pytest.raises(DataNotFound, match="train and val have different classes"):
         imagenet.load()
     monkeypatch.setattr(imagenet, "CLASSES", 1000)
     with pytest.raises(DataNotFound, match="imagenet/train has 3 classes"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import inspect
 import json
@@ -9,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from collections import defaultdict
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice, pairwise
@@ -21,7 +23,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.support import image_files
-from workflow.bench import workloads
+from workflow.bench import data, workloads
 from workflow.bench.data import batches, corpus, digits, docstrings
 from workflow.bench.support import config
 from workflow.bench.support.config import ROOT
@@ -90,19 +92,51 @@ def generators():
 # The parameters
 
 
-def test_each_workload_has_a_schema_and_a_class():
-    schemas = {path.name for path in (ROOT / "workflow/schemas/workloads").glob("*.schema.yaml")}
-    assert schemas == {f"{name}.schema.yaml" for name in workloads.NAMES}
-    for name in workloads.NAMES:
-        module = import_module(f"workflow.bench.workloads.{name}")
-        (found,) = (
-            kind
-            for _, kind in inspect.getmembers(module, inspect.isclass)
-            if issubclass(kind, Workload) and kind.__module__ == module.__name__
-        )
-        parameters = inspect.signature(found).parameters.values()
-        assert {parameter.name for parameter in parameters} == workloads.parameters(name)["properties"].keys()
-        assert all(parameter.default is parameter.empty for parameter in parameters), "defaults stand in the schema"
+def test_each_module_with_a_workload_has_a_schema():
+    """Truth: the public subclasses of `Workload`, found by importing every module of the folder."""
+    classes = {}
+    for file in (ROOT / "workflow/bench/workloads").glob("[!_]*.py"):
+        module = import_module(f"workflow.bench.workloads.{file.stem}")
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, Workload) and kind.__module__ == module.__name__ and not inspect.isabstract(kind):
+                classes[file.stem] = kind
+    assert sorted(classes) == list(workloads.NAMES)
+    assert {name: workloads._class(name) for name in workloads.NAMES} == classes
+
+
+@pytest.mark.parametrize("name", workloads.NAMES)
+def test_every_data_set_of_a_schema_has_one_module_that_reads_it(name):
+    """Truth: the module itself, imported."""
+    for dataset in workloads.parameters(name)["properties"]["dataset"]["enum"]:
+        module = import_module(data.module_of(dataset))
+        assert dataset in module.DATASETS
+        assert module.version()
+
+
+def test_no_two_modules_read_the_same_data_set():
+    sources = [file.read_text() for file in (ROOT / "workflow/bench/data").glob("*.py")]
+    listed = [dataset for source in sources for dataset in data._datasets(ast.parse(source))]
+    assert sorted(listed) == sorted(data._modules())
+
+
+def test_a_data_set_without_a_module_is_refused():
+    with pytest.raises(ValueError, match="dataset='mnist' must be one of cifar10, cifar100, cola"):
+        data.module_of("mnist")
+
+
+def test_each_library_that_imports_torchvision_is_imported_in_one_module():
+    """Any other import would fail beside a CPU-only torch, unless the operators happen to be declared already."""
+    importers = defaultdict(set)
+    for file in (ROOT / "workflow").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            for name in names:
+                importers[name.split(".")[0]].add(file.name)
+    typing_only = {"cifar.py", "imagenet.py", "images.py"}
+    assert importers["torchvision"] - typing_only == {"vision.py"}
+    assert importers["transformers"] == {"bert.py"}
+    assert importers["torchmetrics"] == {"text_metrics.py"}
 
 
 @pytest.mark.parametrize("name", workloads.NAMES)
@@ -201,7 +235,7 @@ def test_the_parts_of_ranks_are_the_batch(workload):
     size, start = workload.batch_size, workload.steps_per_epoch - 1
     whole = islice(workload.batches(seed=5, start=start), 2)
     cuts = (0, size // 4, size // 2, size)
-    parts = [workload.rows_of_batches(5, start, slice(*cut)) for cut in pairwise(cuts)]
+    parts = [workload.sliced_batches(5, start, slice(*cut)) for cut in pairwise(cuts)]
     for batch in whole:
         found = [next(part) for part in parts]
         assert same(batch, {name: torch.cat([part[name] for part in found]) for name in batch})
@@ -209,7 +243,7 @@ def test_the_parts_of_ranks_are_the_batch(workload):
 
 def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order():
     examples, batch_size = 23, 5
-    drawn = [indices for _, indices in islice(batches.shuffled(2, 0, examples, batch_size), 8)]
+    drawn = [indices for _, indices in islice(batches.shuffled_indices(2, 0, examples, batch_size), 8)]
     first, second = np.concatenate(drawn[:4]), np.concatenate(drawn[4:])
     for epoch in (first, second):
         assert len(set(epoch.tolist())) == 20
@@ -236,7 +270,7 @@ def test_a_failing_evaluation_restores_the_mode():
     model = nn.Linear(2, 2)
 
     def evaluate() -> None:
-        with base.evaluating(model):
+        with base.evaluation_mode(model):
             assert not model.training
             assert not torch.is_grad_enabled()
             model(torch.ones(3))

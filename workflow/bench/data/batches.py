@@ -1,4 +1,4 @@
-"""Batches: the order in which examples are drawn, fixed by a seed."""
+"""Batches: tensors by name, and the order in which examples are drawn, which a seed fixes."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ from torch import Tensor
 Batch = dict[str, Tensor]
 
 
-def shuffled(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield (k, indices of batch k) from k = ``start`` on, without end.
+def shuffled_indices(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield (k, indices of batch k) for k = ``start``, ``start + 1``, ... without end.
 
-    Batch k depends on ``seed`` and k alone.  Each epoch is a new order of all examples, cut into whole batches.
-    Raises `ValueError` if none is whole.
+    Batch k depends on ``seed`` and k alone. Each epoch is a new order of all examples, cut into whole batches; the
+    examples that do not fill a batch are left out of that epoch.
+
+    Raises:
+        ValueError: a batch would hold more examples than there are.
     """
     per_epoch = examples // batch_size
     if not per_epoch:
@@ -32,8 +35,8 @@ def shuffled(seed: int, start: int, examples: int, batch_size: int) -> Iterator[
 
 
 @contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the CPU's generator, and leave it as it was found."""
+def temporary_seed(seed: int) -> Iterator[None]:
+    """Seed torch's CPU generator for the block, and restore its state afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
         yield

@@ -1,7 +1,7 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 colour images of 32 x 32 pixels, 10,000 of them to validate on.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009): 60,000 color images of 32 x 32 pixels, 10,000 of them for validation.
 
-``python -m workflow.bench.data.cifar cifar100`` fetches one into the data folder.  Where its archive lies there
-already, that is only checked and unpacked.  Importing this imports neither torch nor torchvision.
+``python -m workflow.bench.data.cifar cifar100`` downloads one of them into the data folder. If its archive lies there
+already, it is only checked and unpacked. Importing this module imports neither torch nor torchvision.
 """
 
 from __future__ import annotations
@@ -20,15 +20,18 @@ from workflow.bench.support.config import shown_path
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
 
-TITLES: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+DATASETS: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+"""Titles by name."""
 
 
 class Cifar(NamedTuple):
-    """Images, their channels first, and their labels."""
+    """Images, channels first, and their labels."""
 
-    train: NDArray[np.uint8]  # [50000, 3, 32, 32]
+    train: NDArray[np.uint8]
+    """``[50000, 3, 32, 32]``"""
     train_labels: NDArray[np.int64]
-    validation: NDArray[np.uint8]  # [10000, 3, 32, 32]
+    validation: NDArray[np.uint8]
+    """``[10000, 3, 32, 32]``"""
     validation_labels: NDArray[np.int64]
 
     @property
@@ -42,44 +45,44 @@ class Cifar(NamedTuple):
 
 
 def version() -> str:
-    """Return what fixes the data: torchvision compares every file with the checksum of the one edition there is."""
+    """Return the version of the data. Only one edition exists; torchvision checks every file against its checksum."""
     return "CIFAR, Python edition, v1"
 
 
 def load(name: str) -> Cifar:
-    """Return ``cifar10`` or ``cifar100``, its files checked against their published checksums.
+    """Return ``cifar10`` or ``cifar100`` after checking its files against their published checksums.
 
-    Raises `DataNotFound` where a file is missing or damaged.
+    Raises:
+        DataNotFound: a file is missing or damaged.
     """
-    kind, root = _kind(name), data_folder()
-    command = f"python -m workflow.bench.data.cifar {name} fetches it"
-    path = root / kind.base_folder
+    dataset, root = _dataset(name), data_folder()
+    command = f"python -m workflow.bench.data.cifar {name}"
+    path = root / dataset.base_folder
     if not path.is_dir():
-        raise DataNotFound(TITLES[name], path, command)
+        raise DataNotFound(DATASETS[name], path, f"{command} downloads it")
     try:
-        train, validation = (kind(str(root), train=train) for train in (True, False))
-    except RuntimeError:  # what torchvision raises where checksums differ
-        remedy = f"a file there is missing or damaged: remove that folder, then {command}"
-        raise DataNotFound(f"all of {TITLES[name]}", path, remedy) from None
+        train, validation = (dataset(str(root), train=train) for train in (True, False))
+    except RuntimeError:  # torchvision's error for a checksum that differs
+        remedy = f"a file there is missing or damaged: remove that folder, then {command} downloads it"
+        raise DataNotFound(f"all of {DATASETS[name]}", path, remedy) from None
     return Cifar(*_arrays(train), *_arrays(validation))
 
 
-def fetch(name: str) -> None:
-    """Download what is missing of ``cifar10`` or ``cifar100``, check it, and unpack it into the data folder.
+def download(name: str) -> None:
+    """Download the missing files of ``cifar10`` or ``cifar100``, check them, and unpack them into the data folder.
 
-    Raises `OSError` without a network or room on the disk, `RuntimeError` where the download is damaged.
+    Raises:
+        OSError: the network or room on the disk is missing.
+        RuntimeError: the download is damaged.
     """
     data_folder().mkdir(parents=True, exist_ok=True)
-    _kind(name)(str(data_folder()), download=True)
+    _dataset(name)(str(data_folder()), download=True)
 
 
-def _kind(name: str) -> type[CIFAR10]:
-    from baselines import _torchvision_operators  # noqa: F401  (before torchvision)
+def _dataset(name: str) -> type[CIFAR10]:
+    from workflow.bench.data.vision import datasets
 
-    # isort: split
-    from torchvision.datasets import CIFAR10, CIFAR100
-
-    return {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
+    return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
 
 
 def _arrays(split: CIFAR10) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
@@ -87,16 +90,16 @@ def _arrays(split: CIFAR10) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Fetch CIFAR-10 or CIFAR-100 into the data folder (MKOR_DATA, or data/), checked."""
+    """Download CIFAR-10 or CIFAR-100 into the data folder (MKOR_DATA, or data/) and check it."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.data.cifar", description=main.__doc__)
-    parser.add_argument("dataset", choices=sorted(TITLES))
+    parser.add_argument("dataset", choices=sorted(DATASETS))
     name = parser.parse_args(arguments).dataset
     try:
-        fetch(name)
+        download(name)
     except (OSError, RuntimeError) as problem:
-        print(f"{TITLES[name]}: {problem}", file=sys.stderr)
+        print(f"{DATASETS[name]}: {problem}", file=sys.stderr)
         return 1
-    print(f"{TITLES[name]} is in {shown_path(data_folder())}")
+    print(f"{DATASETS[name]} is in {shown_path(data_folder())}")
     return 0
 
 

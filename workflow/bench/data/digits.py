@@ -1,27 +1,31 @@
-"""scikit-learn's handwritten digits: 1,797 grey images of 8 x 8 pixels, and their labels.
+"""scikit-learn's handwritten digits: 1,797 gray images of 8 x 8 pixels, and their labels.
 
-Imports neither torch nor, before `load`, scikit-learn.
+Importing this module imports neither torch nor scikit-learn.
 """
 
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data.folder import damaged, versions
 
-_LEVELS = 16  # pixels are whole numbers from 0 to 16
+DATASETS: Final = ("digits",)
+
+_LEVELS = 16  # pixels are integers from 0 to 16
 _SPLIT_SEED = 0  # of the split, which every run shares
 
 
 class Digits(NamedTuple):
-    """Images in [0, 1], split once and for all: four in five to train on."""
+    """Images in [0, 1]; four in five are for training, the same ones in every run."""
 
-    train: NDArray[np.float32]  # [1437, 8, 8]
-    validation: NDArray[np.float32]  # [360, 8, 8]
+    train: NDArray[np.float32]
+    """``[1437, 8, 8]``"""
+    validation: NDArray[np.float32]
+    """``[360, 8, 8]``"""
 
     @property
     def fingerprint(self) -> str:
@@ -34,25 +38,29 @@ class Digits(NamedTuple):
 
 
 def version() -> str:
-    """Return what fixes the data."""
+    """Return the version of the data."""
     return versions("scikit-learn", recipe="v1")
 
 
 def load() -> Digits:
-    """Return the images, split.  Raises `folder.DataDamaged` where a pixel is out of range or not a number."""
+    """Return the images, split.
+
+    Raises:
+        DataDamaged: a pixel is out of range or not a number.
+    """
     from sklearn.datasets import load_digits
 
     images = (load_digits().images / _LEVELS).astype(np.float32)
-    # One pixel that is no number would spoil every weight, and look like an optimizer's divergence.
+    # A single NaN pixel would spoil every weight and look as if the optimizer had diverged.
     wrong = ~((images >= 0) & (images <= 1)).all(axis=(1, 2))
     if wrong.any():
-        what = f"image {wrong.argmax()} has pixels that are not from 0 to {_LEVELS}"
-        raise damaged("scikit-learn's digits", "digits.csv.gz of this Python's scikit-learn", what)
+        reason = f"image {wrong.argmax()} has pixels that are not from 0 to {_LEVELS}"
+        raise damaged("scikit-learn's digits", "digits.csv.gz of this Python's scikit-learn", reason)
     return Digits(*_split(images))
 
 
 def labels() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return which digits `load`'s images show: those of the training images, and those of the validation images."""
+    """Return the digit that each image shows: of the training images, and of the validation images of `load`."""
     from sklearn.datasets import load_digits
 
     train, validation = _split(load_digits().target.astype(np.int64))
@@ -60,7 +68,8 @@ def labels() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def _split(values: NDArray) -> list[NDArray]:
-    """Return the part of ``values`` to train on, and the part to validate on."""
-    # The legacy generator, whose numbers NumPy never changes. A stride would not do: the digits come in turn.
+    """Return the training part and the validation part of ``values``."""
+    # NumPy never changes the numbers of the legacy generator. A random order is needed because the file lists the
+    # digits in turn: every fifth image would show two digits only.
     order = np.random.RandomState(_SPLIT_SEED).permutation(len(values))
     return np.split(values[order], [len(values) * 4 // 5])

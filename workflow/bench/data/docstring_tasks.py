@@ -1,7 +1,7 @@
-"""Fine-tuning tasks made of the docstrings, one for each kind of the paper's: stand-ins that need no download.
+"""Fine-tuning tasks made of the docstrings: one stand-in for each kind of the paper's tasks, without a download.
 
-Training and validation examples come from the two splits of the corpus, which share no source file.  Which examples
-there are is fixed: every run, of any seed, sees the same ones.  Imports no torch.
+Training and validation examples come from the two splits of the corpus, which share no source file. Every run, with
+any seed, sees the same examples. Importing this module imports no torch.
 """
 
 from __future__ import annotations
@@ -14,121 +14,141 @@ import numpy as np
 
 from workflow.bench.data import corpus
 from workflow.bench.data.corpus import Split
-from workflow.bench.data.features import Examples, pack
+from workflow.bench.data.features import HIGHEST_SCORE, Examples, pack
 from workflow.bench.data.questions import Questions
 
-HIGHEST_SCORE: Final = 5.0
-"""Similarity of a text with itself, as in STS-B."""
+DATASETS: Final = ("copy", "library", "package", "quotes", "similarity")
+
 LONGEST_ANSWER: Final = 10
-"""Tokens of an answer, at most."""
+"""The largest number of tokens in an answer."""
 PACKAGES: Final = 8
-"""Classes of the task `package`."""
+"""The number of classes of the task `package`."""
 
 _RECIPE: Final = "tasks v1"
-_SEED: Final = 0  # of what is drawn to make examples
-_TRAIN, _VALIDATION = 8192, 512  # examples, at most
+_SEED: Final = 0  # of all random choices of examples
+_TRAIN, _VALIDATION = 8192, 512  # the largest numbers of examples
 _CLOSING: Final = {"(": ")", "[": "]", '"': '"', "'": "'"}
-_WORDS: Final = (5, 10)  # of a sentence of the pairs
-_WINDOWS: Final = 8  # of one docstring, at most
+_WORDS: Final = (5, 10)  # the smallest and largest number of words in a sentence of a pair
+_MAX_WINDOWS: Final = 8  # of one docstring
 
 _Tokens = list[int]
-_Word = tuple[int, ...]  # its pieces
-_Labelled = tuple[tuple[_Tokens, _Tokens | None], float]
+_Word = tuple[int, ...]  # its word pieces
+_Labeled = tuple[tuple[_Tokens, _Tokens | None], float]  # one or two segments, and the label
 
 
 def version() -> str:
-    """Return what fixes the tasks."""
+    """Return the version of the tasks."""
     return f"{corpus.version()}, {_RECIPE}"
 
 
 def package(vocabulary_size: int, length: int) -> Examples:
-    """Single texts: from which of eight packages (scipy.stats, ...) is a window of a docstring?
+    """Return single texts of eight classes: the package (scipy.stats, ...) that a window of a docstring is from.
 
-    The packages are those with most text in both splits; each is as frequent as the others.
+    These are the packages with the most text in both splits, each equally frequent.
     """
     text = corpus.load(vocabulary_size)
     train, validation = (_windows(split, length - 2, _package) for split in (text.train, text.validation))
-    share = len(text.train.tokens) / len(text.validation.tokens)
-    size = {name: min(len(train[name]), share * len(validation[name])) for name in train.keys() & validation.keys()}
-    chosen = sorted(size, key=lambda name: (-size[name], name))[:PACKAGES]
-    return _balanced(train, validation, chosen, length)
+    ratio = len(text.train.tokens) / len(text.validation.tokens)
+    size = {name: min(len(train[name]), ratio * len(validation[name])) for name in train.keys() & validation.keys()}
+    largest = sorted(size, key=lambda name: (-size[name], name))[:PACKAGES]
+    return _balanced(train, validation, largest, length)
 
 
 def library(vocabulary_size: int, length: int) -> Examples:
-    """Single texts of two classes: is a window of a docstring from scikit-learn's modules, or from SciPy's?"""
+    """Return single texts of two classes: whether a window of a docstring is from scikit-learn or from SciPy."""
     text = corpus.load(vocabulary_size)
     train, validation = (_windows(split, length - 2, _library) for split in (text.train, text.validation))
     return _balanced(train, validation, sorted(train), length)
 
 
 def copy(vocabulary_size: int, length: int) -> Examples:
-    """Pairs of two classes: is the second sentence the first one with a word dropped, or another one's such copy?
+    """Return pairs of two classes: whether the second sentence is a copy of the first with one word dropped.
 
-    Both kinds of second sentence have one word less than the first, so that its length tells nothing.
+    Otherwise it is such a copy of another sentence of the same length. Both have one word fewer than the first, so
+    that the length does not reveal the class.
     """
 
-    def labelled(sentences: list[list[_Word]], rng: np.random.Generator) -> Iterator[_Labelled]:
+    def labeled(sentences: list[list[_Word]], rng: np.random.Generator) -> Iterator[_Labeled]:
         same_length = _by_length(sentences)
         for number, sentence in enumerate(sentences):
             is_copy = number % 2
-            others = same_length[len(sentence)]
-            source = sentence if is_copy else others[rng.integers(len(others))]
+            candidates = same_length[len(sentence)]
+            source = sentence if is_copy else candidates[rng.integers(len(candidates))]
             dropped = rng.integers(len(source))
             yield (_flat(sentence), _flat([*source[:dropped], *source[dropped + 1 :]])), is_copy
 
-    return _paired(vocabulary_size, length, labelled, np.dtype(np.int64))
+    return _paired(vocabulary_size, length, labeled, np.dtype(np.int64))
 
 
 def similarity(vocabulary_size: int, length: int) -> Examples:
-    """Pairs with a score from 0 to 5: the share of the first sentence's words that the second one kept.
+    """Return pairs with a score from 0 to 5: the share of the first sentence's words that the second one keeps.
 
-    The others are replaced by words drawn from the text.
+    Words drawn from the text replace the others.
     """
 
-    def labelled(sentences: list[list[_Word]], rng: np.random.Generator) -> Iterator[_Labelled]:
+    def labeled(sentences: list[list[_Word]], rng: np.random.Generator) -> Iterator[_Labeled]:
         words = [word for sentence in sentences for word in sentence]
         for sentence in sentences:
             kept = rng.integers(len(sentence) + 1)
             replaced = set(rng.permutation(len(sentence))[kept:].tolist())
-            other = [words[rng.integers(len(words))] if n in replaced else word for n, word in enumerate(sentence)]
-            same = sum(one == two for one, two in zip(sentence, other, strict=True))
-            yield (_flat(sentence), _flat(other)), HIGHEST_SCORE * same / len(sentence)
+            changed = [words[rng.integers(len(words))] if n in replaced else word for n, word in enumerate(sentence)]
+            # Counted again, since a replacement may happen to be the same word.
+            same = sum(one == two for one, two in zip(sentence, changed, strict=True))
+            yield (_flat(sentence), _flat(changed)), HIGHEST_SCORE * same / len(sentence)
 
-    return _paired(vocabulary_size, length, labelled, np.dtype(np.float32))
+    return _paired(vocabulary_size, length, labeled, np.dtype(np.float32))
+
+
+CLASSIFICATION: Final[dict[str, Callable[[int, int], Examples]]] = {
+    "package": package,
+    "library": library,
+    "copy": copy,
+    "similarity": similarity,
+}
+"""The tasks that are classes or scores, by data set: functions of the vocabulary's size and the sequence length."""
 
 
 def questions(vocabulary_size: int, length: int) -> Questions:
-    """Spans: the question is an opening quote or bracket, the answer what stands between it and its closing one.
+    """Return the data set "quotes": the question is an opening mark, the answer the text up to its closing mark.
 
-    The context is a sentence in which exactly one such span stands; it may hold spans of the other kinds.
+    A mark is a quote or a bracket. The context is a sentence that contains exactly one pair of this mark; it may
+    contain pairs of the others.
     """
     text = corpus.load(vocabulary_size)
     pieces = text.vocabulary.tolist()
     closing = {pieces.index(opening): pieces.index(close) for opening, close in _CLOSING.items()}
     seen: set[bytes] = set()
+    train, validation = (
+        _asked(split, limit, length, closing, seen)
+        for split, limit in ((text.train, _TRAIN), (text.validation, _VALIDATION))
+    )
+    first_column = len(("[CLS]", "question", "[SEP]"))  # of the context
     features = []
-    asked: list[tuple[_Tokens, tuple[int, int]]] = []
-    for split, most in ((text.train, _TRAIN), (text.validation, _VALIDATION)):
-        found = [
-            (opening, sentence, span)
-            for sentence in _sentences(split, 4, length - 4, seen)
-            for opening, span in _spans(sentence, closing)
-        ]
-        order = np.random.default_rng(_SEED).permutation(len(found))[:most]
-        chosen = [found[n] for n in order]
-        context = len(("[CLS]", "question", "[SEP]"))  # the column where it starts
-        columns = np.array([[first + context, last + context] for _, _, (first, last) in chosen], dtype=np.int64)
-        features.append(pack((([opening], sentence) for opening, sentence, _ in chosen), columns, length))
-        asked = [(sentence, span) for _, sentence, span in chosen]
+    for asked in (train, validation):
+        columns = [[first + first_column, last + first_column] for _, _, (first, last) in asked]
+        segments = (([opening], sentence) for opening, sentence, _ in asked)
+        features.append(pack(segments, np.array(columns, dtype=np.int64), length))
+
     contexts, answers = [], []
-    offsets = np.zeros((len(asked), length, 2), dtype=np.int32)
-    for row, (sentence, (first, last)) in enumerate(asked):
-        spelled, places = _spell([pieces[token] for token in sentence])
-        offsets[row, context : context + len(places)] = places
-        contexts.append(spelled)
-        answers.append([spelled[places[first][0] : places[last][1]]])
-    train, validation = features
-    return Questions(train, validation, np.arange(len(asked)), offsets, tuple(contexts), tuple(answers))
+    offsets = np.zeros((len(validation), length, 2), dtype=np.int32)
+    for row, (_, sentence, (first, last)) in enumerate(validation):
+        context, spans = _spell([pieces[token] for token in sentence])
+        offsets[row, first_column : first_column + len(spans)] = spans
+        contexts.append(context)
+        answers.append([context[spans[first][0] : spans[last][1]]])
+    return Questions(features[0], features[1], np.arange(len(validation)), offsets, tuple(contexts), tuple(answers))
+
+
+def _asked(
+    split: Split, limit: int, length: int, closing: dict[int, int], seen: set[bytes]
+) -> list[tuple[int, _Tokens, tuple[int, int]]]:
+    """Return at most ``limit`` random questions: opening token, sentence, and first and last place of the answer."""
+    asked = [
+        (opening, sentence, span)
+        for sentence in _sentences(split, 4, length - 4, seen)
+        for opening, span in _spans(sentence, closing)
+    ]
+    return [asked[n] for n in np.random.default_rng(_SEED).permutation(len(asked))[:limit]]
 
 
 def _package(name: str) -> str:
@@ -137,65 +157,66 @@ def _package(name: str) -> str:
 
 
 def _library(name: str) -> str:
+    """Return ``scipy`` for ``scipy/stats/_qmc.py``."""
     return name.partition("/")[0]
 
 
 def _windows(split: Split, size: int, group: Callable[[str], str]) -> dict[str, list[_Tokens]]:
-    """Return windows of ``size`` tokens, side by side, of every docstring that is as long, by its file's group."""
-    found = defaultdict(list)
-    ends = split.sentences[split.docstrings]
+    """Return adjacent windows of ``size`` tokens of every docstring that is long enough, by the group of its file."""
+    windows = defaultdict(list)
+    ends = split.sentences[split.docstrings]  # in tokens
     document = np.searchsorted(split.documents, np.arange(len(split.docstrings) - 1), side="right") - 1
     for docstring, name in enumerate(split.names[document]):
-        here = split.tokens[ends[docstring] : ends[docstring + 1]].tolist()
-        for start in range(0, min(len(here) + 1, (_WINDOWS + 1) * size) - size, size):
-            found[group(str(name))].append(here[start : start + size])
-    return found
+        tokens = split.tokens[ends[docstring] : ends[docstring + 1]].tolist()
+        for start in range(0, min(len(tokens) + 1, (_MAX_WINDOWS + 1) * size) - size, size):
+            windows[group(str(name))].append(tokens[start : start + size])
+    return windows
 
 
 def _balanced(
     train: dict[str, list[_Tokens]], validation: dict[str, list[_Tokens]], classes: Sequence[str], length: int
 ) -> Examples:
-    """Return as many windows of every class, in an order drawn once."""
-    made = []
-    for windows, most in ((train, _TRAIN), (validation, _VALIDATION)):
+    """Return equally many windows of every class, in an order drawn once."""
+    splits = []
+    for windows, limit in ((train, _TRAIN), (validation, _VALIDATION)):
         rng = np.random.default_rng(_SEED)
-        each = min(most // len(classes), *(len(windows[name]) for name in classes))
+        per_class = min(limit // len(classes), *(len(windows[name]) for name in classes))
         rows = [
             (windows[name][n], label)
             for label, name in enumerate(classes)
-            for n in rng.permutation(len(windows[name]))[:each]
+            for n in rng.permutation(len(windows[name]))[:per_class]
         ]
         order = rng.permutation(len(rows))
         labels = np.array([rows[n][1] for n in order], dtype=np.int64)
-        made.append(pack(((rows[n][0], None) for n in order), labels, length))
-    return Examples(*made)
+        splits.append(pack(((rows[n][0], None) for n in order), labels, length))
+    return Examples(*splits)
 
 
 def _paired(
     vocabulary_size: int,
     length: int,
-    labelled: Callable[[list[list[_Word]], np.random.Generator], Iterator[_Labelled]],
+    labeled: Callable[[list[list[_Word]], np.random.Generator], Iterator[_Labeled]],
     dtype: np.dtype,
 ) -> Examples:
-    """Return pairs made of the sentences of each split that fit in twice, drawn once."""
+    """Return pairs that ``labeled`` makes of random sentences, of which two fit in a sequence."""
     text = corpus.load(vocabulary_size)
     starts_word = np.array([not piece.startswith("##") for piece in text.vocabulary])
     seen: set[bytes] = set()
-    made = []
-    for split, most in ((text.train, _TRAIN), (text.validation, _VALIDATION)):
+    splits = []
+    for split, limit in ((text.train, _TRAIN), (text.validation, _VALIDATION)):
         rng = np.random.default_rng(_SEED)
-        sentences = [_words(each, starts_word) for each in _sentences(split, _WORDS[0], (length - 3) // 2, seen)]
+        sentences = [_words(tokens, starts_word) for tokens in _sentences(split, _WORDS[0], (length - 3) // 2, seen)]
         sentences = [words for words in sentences if _WORDS[0] <= len(words) <= _WORDS[1]]
-        chosen = [sentences[n] for n in rng.permutation(len(sentences))[:most]]
-        rows = list(labelled(chosen, rng))
-        made.append(pack((pair for pair, _ in rows), np.array([label for _, label in rows], dtype=dtype), length))
-    return Examples(*made)
+        chosen = [sentences[n] for n in rng.permutation(len(sentences))[:limit]]
+        rows = list(labeled(chosen, rng))
+        splits.append(pack((pair for pair, _ in rows), np.array([label for _, label in rows], dtype=dtype), length))
+    return Examples(*splits)
 
 
 def _sentences(split: Split, least: int, most: int, seen: set[bytes]) -> Iterator[_Tokens]:
-    """Yield the sentences of ``least`` to ``most`` tokens, each once; ``seen`` holds those met so far.
+    """Yield the sentences of ``least`` to ``most`` tokens that are not in ``seen``, and add them to it.
 
-    Many stand in several files, such as a parameter's name and type.
+    Many sentences occur in several files, such as a parameter's name and type.
     """
     lengths = np.diff(split.sentences)
     for number in np.flatnonzero((lengths >= least) & (lengths <= most)):
@@ -206,7 +227,10 @@ def _sentences(split: Split, least: int, most: int, seen: set[bytes]) -> Iterato
 
 
 def _spans(sentence: _Tokens, closing: dict[int, int]) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the opening token, and first and last place inside, of each kind that stands exactly once."""
+    """Yield the opening token, and the first and last place inside, of each mark that occurs as exactly one pair.
+
+    In ``f ( x , y )`` the bracket has the places 2 to 4.
+    """
     for opening, close in closing.items():
         same = opening == close
         if sentence.count(opening) != (2 if same else 1) or (not same and sentence.count(close) != 1):
@@ -218,6 +242,7 @@ def _spans(sentence: _Tokens, closing: dict[int, int]) -> Iterator[tuple[int, tu
 
 
 def _words(tokens: _Tokens, starts_word: np.ndarray) -> list[_Word]:
+    """Return word pieces grouped into words; ``starts_word`` says of each id whether it starts a word."""
     words: list[_Tokens] = []
     for token in tokens:
         if starts_word[token] or not words:
@@ -228,10 +253,10 @@ def _words(tokens: _Tokens, starts_word: np.ndarray) -> list[_Word]:
 
 
 def _by_length(sentences: list[list[_Word]]) -> dict[int, list[list[_Word]]]:
-    found = defaultdict(list)
+    groups = defaultdict(list)
     for sentence in sentences:
-        found[len(sentence)].append(sentence)
-    return found
+        groups[len(sentence)].append(sentence)
+    return groups
 
 
 def _flat(words: Sequence[_Word]) -> _Tokens:
@@ -239,11 +264,14 @@ def _flat(words: Sequence[_Word]) -> _Tokens:
 
 
 def _spell(pieces: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """Return word pieces as text, words apart, and where each piece stands in it."""
-    text, places = "", []
+    """Return word pieces as text with spaces between words, and the first and last character + 1 of each piece.
+
+    ``["play", "##ing", "go"]`` gives ``"playing go"`` and ``[(0, 4), (4, 7), (8, 10)]``.
+    """
+    text, spans = "", []
     for piece in pieces:
         inside = piece.startswith("##")
         text += "" if inside or not text else " "
-        places.append((len(text), len(text) + len(piece) - 2 * inside))
+        spans.append((len(text), len(text) + len(piece) - 2 * inside))
         text += piece[2 * inside :]
-    return text, places
+    return text, spans

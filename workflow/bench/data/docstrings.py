@@ -1,8 +1,7 @@
 """English text that comes with the packages: the docstrings of scikit-learn and SciPy, as sentences.
 
-They are read from the installed sources with `ast`; no module of theirs is imported.  Everything here is a
-function of the packages' versions alone: tests and what a build writes are left out, since distributions differ in
-them.
+They are read from the installed sources with `ast`, without importing them. The text depends on the packages' versions
+alone: tests and files that a build writes are left out, since they differ between distributions.
 """
 
 from __future__ import annotations
@@ -24,98 +23,101 @@ END_OF_SENTENCE = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 _WRITTEN_BY_BUILDS = frozenset({"__config__.py", "_distributor_init.py", "version.py"})
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-_RULE = re.compile(r"([-=~^\"*+#.])\1{2,}(?:\s+\1{2,})*")  # under a heading, or a table's edge
+_RULE = re.compile(r"([-=~^\"*+#.])\1{2,}(?:\s+\1{2,})*")  # a heading's underline, or a table's border
 _DIRECTIVE = re.compile(r"\.\. [\w-]+::.*|:[\w-]+:(?:\s.*)?|%\(\w+\)s")  # .. math::, :toctree:, %(example)s
-_MARKUP = re.compile(r":[a-z]+(?::[a-z]+)?:(?=`)|`~?|`")  # :func:`~a.b` reads a.b
+_MARKUP = re.compile(r":[a-z]+(?::[a-z]+)?:(?=`)|`~?|`")  # removed, so that :func:`~a.b` becomes a.b
 _WORD = re.compile(r"[A-Za-z]{2}")
 
 
 class Document(NamedTuple):
     """One source file: its docstrings in their order, each a list of sentences."""
 
-    name: str  # such as scipy/stats/_qmc.py
+    name: str
+    """Such as ``scipy/stats/_qmc.py``."""
     docstrings: list[list[str]]
 
 
 def read(packages: Sequence[str] = PACKAGES) -> list[Document]:
     """Return the documents of all ``packages``, sorted by package and name.
 
-    A docstring that stands twice, word by word, is kept where it stands first, so that no split shares it.
-    Raises `DataNotFound` where a package, or its sources, are not installed.
+    If a docstring occurs several times, word for word, only the first one is kept, so that the splits share none.
+
+    Raises:
+        DataNotFound: a package is not installed, or its sources are not.
     """
     seen: set[tuple[str, ...]] = set()
     documents = []
     for package in packages:
-        found = list(_of_package(package, seen))
-        if not found:
+        package_documents = list(_documents(package, seen))
+        if not package_documents:
             raise _not_found(package, "no source has a docstring")
-        documents.extend(found)
+        documents.extend(package_documents)
     return documents
 
 
 def sentences(docstring: str) -> list[str]:
     """Return the sentences of a docstring, in order, as plain text on one line each.
 
-    A paragraph, and a line that is set off by its indentation (a parameter's name and type), ends a sentence, and
-    so does a full stop.  Headings, examples of code, directives and roles of markup are dropped.
+    A full stop, a paragraph, and a line with another indentation (such as a parameter's name and type) end a sentence.
+    Headings, code examples, directives and the markup of roles are dropped.
     """
-    found: list[str] = []
-    block: list[str] = []
+    result: list[str] = []
+    block: list[str] = []  # lines that are one running text so far
     indentation = 0
     in_example = False
 
-    def close() -> None:
+    def close_block() -> None:
         text = " ".join(" ".join(block).split())
-        found.extend(sentence for sentence in END_OF_SENTENCE.split(text) if _WORD.search(sentence))
+        result.extend(sentence for sentence in END_OF_SENTENCE.split(text) if _WORD.search(sentence))
         block.clear()
 
     for line in [*docstring.splitlines(), ""]:
         text = line.strip()
         if not text:
-            close()
+            close_block()
             in_example = False
         elif in_example:
             continue
         elif text.startswith(">>>"):
-            close()
+            close_block()
             in_example = True
         elif _RULE.fullmatch(text):
             if len(block) == 1:
-                block.clear()  # it was a heading
-            close()
+                block.clear()  # the underlined line is a heading
+            close_block()
         elif _DIRECTIVE.fullmatch(text):
-            close()
+            close_block()
         else:
             margin = len(line) - len(line.lstrip())
             if margin != indentation:
-                close()
+                close_block()
                 indentation = margin
             block.append(_MARKUP.sub("", text))
-    return found
+    return result
 
 
-def _of_package(package: str, seen: set[tuple[str, ...]]) -> Iterator[Document]:
-    """Yield a package's documents; ``seen`` holds the docstrings met so far."""
+def _documents(package: str, seen: set[tuple[str, ...]]) -> Iterator[Document]:
+    """Yield a package's documents without the docstrings in ``seen``, and add theirs to it."""
     for name, path in _sources(package):
         try:
             source = path.read_bytes()
         except OSError as problem:
             raise _not_found(package, f"{name}: {problem.strerror}") from None
         try:
-            found = list(_docstrings(source))
+            docstrings = list(_docstrings(source))
         except (SyntaxError, ValueError) as problem:
-            raise _not_found(package, f"{name}: it is no Python: {problem}") from None
-        kept = []
-        for docstring in map(sentences, found):
+            raise _not_found(package, f"{name}: it is not Python: {problem}") from None
+        new = []
+        for docstring in map(sentences, docstrings):
             if docstring and tuple(docstring) not in seen:
                 seen.add(tuple(docstring))
-                kept.append(docstring)
-        if kept:
-            yield Document(name, kept)
+                new.append(docstring)
+        if new:
+            yield Document(name, new)
 
 
 def _sources(package: str) -> list[tuple[str, Path]]:
-    """Return name and path of the package's sources, sorted by name."""
+    """Return the names and paths of the package's sources, sorted by name."""
     try:
         installed: Distribution = distribution(package)
     except PackageNotFoundError:
@@ -131,7 +133,7 @@ def _sources(package: str) -> list[tuple[str, Path]]:
 def _docstrings(source: bytes) -> Iterator[str]:
     """Yield the docstrings of a source file, in their order."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a foreign file's doubtful escapes are not ours to report
+        warnings.simplefilter("ignore")  # invalid escapes in other packages' files are not our users' concern
         tree = ast.parse(source)
     documented = [node for node in ast.walk(tree) if isinstance(node, _Documented)]
     for node in sorted(documented, key=lambda node: getattr(node, "lineno", 0)):
@@ -140,9 +142,9 @@ def _docstrings(source: bytes) -> Iterator[str]:
             yield docstring
 
 
-def _not_found(package: str, why: str) -> DataNotFound:
+def _not_found(package: str, reason: str) -> DataNotFound:
     return DataNotFound(
         f"the docstrings of {package}",
-        f"this Python's site-packages ({why})",
+        f"this Python's site-packages ({reason})",
         f"install {package} as requirements.lock pins it, with its .py files",
     )

@@ -1,43 +1,43 @@
-"""Texts as what BERT reads: rows of token numbers, and where segments begin and end.  Imports no torch."""
+"""Texts as BERT's inputs: rows of token ids with the borders of their segments. Imports no torch."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
-import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import corpus
+from workflow.bench.data import corpus, kept
 from workflow.bench.data.corpus import CLS, PAD, SEP
-from workflow.bench.data.folder import DataDamaged, DataNotFound, data_folder, read_arrays
-from workflow.bench.support.files import write_atomically
+from workflow.bench.data.folder import DataNotFound, data_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+HIGHEST_SCORE: Final = 5.0
+"""The largest similarity score, as in STS-B; the smallest is 0."""
+
 _RECIPE: Final = "v1"
 
-_log = logging.getLogger(__name__)
+P = TypeVar("P", bound=kept.Prepared)
 
 
 @dataclass(frozen=True)
 class Features:
-    """Examples, a row each: ``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, then padding."""
+    """Examples, one a row: ``[CLS] first [SEP]`` or ``[CLS] first [SEP] second [SEP]``, then padding."""
 
     tokens: NDArray[np.uint16]
     """``[n, sequence_length]``."""
     second: NDArray[np.uint16]
-    """The column in which the second segment starts, ``[n]``; where the padding starts if there is none."""
+    """``[n]``, the column in which the second segment starts; if there is none, the column of the first padding."""
     lengths: NDArray[np.uint16]
-    """Tokens before the padding, ``[n]``."""
+    """``[n]``, the number of tokens before the padding."""
     labels: NDArray
     """``[n]``: classes (int64) or scores (float32); ``[n, 2]``: first and last column of the answer (int64)."""
 
@@ -60,12 +60,12 @@ class Features:
         }
 
     def arrays(self, prefix: str) -> dict[str, NDArray]:
-        """Return what `from_arrays` takes."""
+        """Return the arrays that `from_arrays` takes, their names starting with ``prefix``."""
         return {f"{prefix}_{field.name}": getattr(self, field.name) for field in fields(self)}
 
     @classmethod
     def from_arrays(cls, prefix: str, arrays: Mapping[str, NDArray]) -> Features:
-        """Return the features that `arrays` gave out."""
+        """Return the features that `arrays` returned."""
         return cls(**{field.name: arrays[f"{prefix}_{field.name}"] for field in fields(cls)})
 
 
@@ -76,17 +76,23 @@ class Examples(NamedTuple):
     validation: Features
 
     def arrays(self) -> dict[str, NDArray]:
-        """Return what `from_arrays` takes."""
+        """Return the arrays that `from_arrays` takes."""
         return {**self.train.arrays("train"), **self.validation.arrays("validation")}
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Examples:
-        """Return the examples that `arrays` gave out."""
+        """Return the examples that `arrays` returned."""
         return cls(Features.from_arrays("train", arrays), Features.from_arrays("validation", arrays))
 
 
 def pack(segments: Iterable[tuple[Sequence[int], Sequence[int] | None]], labels: NDArray, length: int) -> Features:
-    """Return features of segments that are tokens already; what does not fit in ``length`` is cut off their end."""
+    """Return the features of segments that are token ids already; the end that exceeds ``length`` is cut off.
+
+    Args:
+        segments: for each example its first segment, and its second one or None.
+        labels: ``[n]`` or ``[n, 2]``, see `Features.labels`.
+        length: tokens of a row.
+    """
     tokens = np.full((len(labels), length), PAD, dtype=np.uint16)
     second = np.zeros(len(labels), dtype=np.uint16)
     lengths = np.zeros(len(labels), dtype=np.uint16)
@@ -101,7 +107,7 @@ def pack(segments: Iterable[tuple[Sequence[int], Sequence[int] | None]], labels:
 def encode(
     first: Sequence[str], second: Sequence[str] | None, labels: NDArray, vocabulary: Vocabulary, length: int
 ) -> Features:
-    """Return the features of texts, or of pairs of texts, the longer one cut first where a pair is too long."""
+    """Return the features of texts or pairs of texts; if a pair is too long, its longer text is cut first."""
     tokenizer = vocabulary.tokenizer()
     tokenizer.enable_truncation(length, strategy="longest_first")
     texts = list(first) if second is None else list(zip(first, second, strict=True))
@@ -112,7 +118,7 @@ def encode(
     for row, encoding in enumerate(encodings):
         lengths[row] = len(encoding.ids)
         tokens[row, : lengths[row]] = encoding.ids
-        starts[row] = lengths[row] - sum(encoding.type_ids)
+        starts[row] = lengths[row] - sum(encoding.type_ids)  # a token's type id is 1 in the second segment
     return Features(tokens, starts, lengths, labels)
 
 
@@ -126,38 +132,34 @@ def fingerprint(arrays: Mapping[str, NDArray]) -> str:
     return digest.hexdigest()
 
 
-def cached(
-    name: str, settings: Mapping[str, object], sources: Sequence[Path], make: Callable[[], dict[str, NDArray]]
-) -> dict[str, NDArray]:
-    """Return what ``make`` returns, from the data folder if it was made there before with the same settings.
+def prepared(
+    name: str, kind: type[P], settings: Mapping[str, object], sources: Sequence[Path], make: Callable[[], P]
+) -> P:
+    """Return prepared data from the data folder, or make it and keep it there.
 
-    sources: the files, or folders of files, that it is made of; one with another size or date makes it anew.  A
-    folder that cannot be written is no error.
+    Args:
+        name: the first part of the file's name.
+        kind: the type that ``make`` returns.
+        settings: the settings that the data depends on.
+        sources: the files, or folders of files, that it is made of; it is made anew if one has another size or date.
+        make: returns the data.
     """
     stamps = [(str(path), status.st_size, status.st_mtime_ns) for path in sources for status in [path.stat()]]
     key = json.dumps([_RECIPE, version("tokenizers"), dict(settings), stamps], sort_keys=True)
     path = data_folder() / "prepared" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-    try:
-        return read_arrays(path)
-    except FileNotFoundError:
-        pass
-    except DataDamaged as problem:
-        _log.warning("%s; it is made anew", problem)
-    arrays = make()
-    buffer = io.BytesIO()
-    np.savez(buffer, allow_pickle=False, **arrays)
-    try:
-        write_atomically(path, buffer.getvalue())
-    except OSError as problem:
-        _log.warning("%s cannot be kept, each job makes it anew: %s", path, problem.strerror)
-    return arrays
+    return kept.load_or_make(path, kind, make)
 
 
 class Vocabulary:
-    """A published BERT vocabulary, of ``<data folder>/bert-uncased/vocab.txt`` or ``bert-cased``.
+    """A published BERT vocabulary: ``<data folder>/bert-uncased/vocab.txt`` or ``bert-cased``.
 
-    Raises `DataNotFound` where the file is not there or is no such vocabulary, `ValueError` where ``size`` is given and
-    it has not as many word pieces.
+    Args:
+        cased: whether it keeps capitals.
+        size: the number of word pieces that it must have, if given.
+
+    Raises:
+        DataNotFound: the file is missing or is not such a vocabulary.
+        ValueError: it does not have ``size`` word pieces.
     """
 
     def __init__(self, *, cased: bool, size: int | None = None) -> None:
@@ -170,8 +172,8 @@ class Vocabulary:
         except FileNotFoundError:
             raise DataNotFound(f"{name}'s vocabulary", path, remedy) from None
         except UnicodeDecodeError as problem:
-            why = f"it is no text in UTF-8 at byte {problem.start}"
-            raise DataNotFound(f"{name}'s vocabulary", path, f"{why}; {remedy}") from None
+            reason = f"it is not UTF-8 text at byte {problem.start}"
+            raise DataNotFound(f"{name}'s vocabulary", path, f"{reason}; {remedy}") from None
         missing = [piece for piece in corpus.SPECIAL_TOKENS if piece not in self.pieces]
         if missing:
             raise DataNotFound(f"{name}'s vocabulary", path, f"{missing[0]} is not in the file; {remedy}")
@@ -179,11 +181,11 @@ class Vocabulary:
             raise ValueError(f"vocabulary_size={size}: {path} has {len(self.pieces)} word pieces.")
 
     def special(self) -> tuple[int, ...]:
-        """Return the numbers of PAD, UNKNOWN, CLS, SEP and MASK."""
+        """Return the ids of PAD, UNKNOWN, CLS, SEP and MASK."""
         return tuple(self.pieces.index(piece) for piece in corpus.SPECIAL_TOKENS)
 
     def tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, which sets [CLS] and [SEP]."""
+        """Return the tokenizer, which adds [CLS] and [SEP]."""
         from tokenizers import processors
 
         tokenizer = corpus.tokenizer(self.pieces, lowercase=not self._cased)

@@ -1,7 +1,7 @@
-"""The GLUE benchmark's tasks (Wang et al., ICLR 2019), from the official TSV files.  Imports no torch.
+"""The tasks of the GLUE benchmark (Wang et al., ICLR 2019), from the official TSV files. Imports no torch.
 
-``<data folder>/glue/<task>`` holds what the official archives unpack to: ``train.tsv`` and ``dev.tsv``
-(``dev_matched.tsv`` for MNLI).  The development split is validated on, as the paper does: test labels are not public.
+``<data folder>/glue/<task>`` holds the unpacked official archive: ``train.tsv`` and ``dev.tsv`` (``dev_matched.tsv``
+for MNLI). The development split is used for validation, as in the paper, since test labels are not public.
 """
 
 from __future__ import annotations
@@ -11,31 +11,32 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workflow.bench.data import features
-from workflow.bench.data.features import Examples, Features, Vocabulary
+from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary
 from workflow.bench.data.folder import DataNotFound, data_folder, versions
 
 _RECIPE: Final = "GLUE v1"
-_HIGHEST_SCORE: Final = 5.0
+_REMEDY: Final = "download the task from the GLUE benchmark's page and unpack it as glue/{}"
 
 
 class _Layout(NamedTuple):
-    """Where a task's files and columns are; a column is named in the header, or by its number where there is none."""
+    """A task's files and columns; a column is its name in the header, or its number if there is no header."""
 
     folder: str
     first: str | int
+    """The column of the first text."""
     second: str | int | None
+    """The column of the second text, if the task has pairs."""
     label: str | int
     classes: tuple[str, ...]
-    """What stands in the label's column, by class; none for a score."""
+    """The values of the label's column in the order of the classes; none for a score."""
     development: str = "dev.tsv"
 
 
 _BINARY: Final = ("0", "1")
 _ENTAILMENT: Final = ("entailment", "not_entailment")
-_LAYOUTS: Final = {
+DATASETS: Final = {
     "mnli": _Layout(
         "MNLI",
         "sentence1",
@@ -53,35 +54,30 @@ _LAYOUTS: Final = {
     "rte": _Layout("RTE", "sentence1", "sentence2", "label", _ENTAILMENT),
 }
 
-TASKS: Final = tuple(_LAYOUTS)
-
 
 def version() -> str:
-    """Return what fixes the data, but for the files themselves, which the fingerprint tells."""
+    """Return the version of the data; the fingerprint covers the files themselves."""
     return versions("tokenizers", recipe=_RECIPE)
 
 
 def load(task: str, vocabulary: Vocabulary, length: int) -> Examples:
     """Return a task's examples as features, from the data folder if they were made before.
 
-    Raises `DataNotFound` where a file is missing or is not laid out as the task's official one.
+    Raises:
+        DataNotFound: a file is missing or does not have the layout of the official one.
     """
-    layout = _LAYOUTS[task]
+    layout = DATASETS[task]
     folder = data_folder() / "glue" / layout.folder
     files = [folder / "train.tsv", folder / layout.development]
     for file in files:
         if not file.is_file():
             raise DataNotFound(f"GLUE's {layout.folder}", file, _REMEDY.format(layout.folder))
 
-    def make() -> dict[str, NDArray]:
-        found = [_encode(file, layout, vocabulary, length) for file in files]
-        return Examples(*found).arrays()
+    def make() -> Examples:
+        return Examples(*(_encode(file, layout, vocabulary, length) for file in files))
 
     settings = {"task": task, "vocabulary": vocabulary.name, "length": length}
-    return Examples.from_arrays(features.cached(f"glue-{task}", settings, [*files, vocabulary.path], make))
-
-
-_REMEDY: Final = "download the task from the GLUE benchmark's page and unpack it as glue/{}"
+    return features.prepared(f"glue-{task}", Examples, settings, [*files, vocabulary.path], make)
 
 
 def _encode(file: Path, layout: _Layout, vocabulary: Vocabulary, length: int) -> Features:
@@ -98,24 +94,19 @@ def _encode(file: Path, layout: _Layout, vocabulary: Vocabulary, length: int) ->
 
 
 def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
-    """Yield texts and label of every row.  Quotes are text: the official files quote nothing."""
+    """Yield the two texts and the label of every row; without a second text, the first one stands twice.
+
+    Quotation marks are text: the official files quote nothing.
+    """
     try:
-        lines = file.read_text(encoding="utf-8-sig").split("\n")  # not splitlines: texts hold odd line ends
+        # Not splitlines, which also splits at characters that occur inside texts, such as U+2028.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as problem:
         before = file.read_bytes()[: problem.start].count(b"\n")
-        raise _odd(file, layout, before + 1, "it is no text in UTF-8") from None
-    wanted = [layout.first, layout.first if layout.second is None else layout.second, layout.label]
-    skipped = 0
-    if isinstance(layout.first, str):
-        header = lines[0].rstrip("\r").split("\t")
-        skipped = 1
-        missing = [str(name) for name in wanted if name not in header]
-        if missing:
-            raise _odd(file, layout, 1, f"no column '{missing[0]}'")
-        columns = [header.index(str(name)) for name in wanted]
-    else:
-        columns = [int(name) for name in wanted]
-    for number, line in enumerate(lines[skipped:], skipped + 1):
+        raise _wrong(file, layout, before + 1, "it is not UTF-8 text") from None
+    columns = _columns(file, layout, lines[0])
+    header_lines = 1 if isinstance(layout.first, str) else 0
+    for number, line in enumerate(lines[header_lines:], header_lines + 1):
         fields = line.rstrip("\r").split("\t")
         if fields == [""]:
             continue
@@ -123,20 +114,33 @@ def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
         if layout.folder == "QQP" and len(fields) <= max(columns):
             continue
         if len(fields) <= max(columns):
-            raise _odd(file, layout, number, f"{len(fields)} columns")
+            raise _wrong(file, layout, number, f"{len(fields)} columns")
         first, second, label = (fields[column] for column in columns)
         if not (label in layout.classes if layout.classes else _is_score(label)):
-            raise _odd(file, layout, number, f"the label '{label}'")
+            raise _wrong(file, layout, number, f"the label '{label}'")
         yield first, second, label
 
 
+def _columns(file: Path, layout: _Layout, header: str) -> list[int]:
+    """Return the numbers of the columns of both texts and the label."""
+    columns = [layout.first, layout.first if layout.second is None else layout.second, layout.label]
+    if not isinstance(layout.first, str):
+        return [int(column) for column in columns]
+    names = header.rstrip("\r").split("\t")
+    missing = [str(column) for column in columns if column not in names]
+    if missing:
+        raise _wrong(file, layout, 1, f"no column '{missing[0]}'")
+    return [names.index(str(column)) for column in columns]
+
+
 def _is_score(label: str) -> bool:
-    """Tell whether a label is a similarity as the official files give it."""
+    """Return whether a label is a similarity score as in the official files."""
     try:
-        return 0 <= float(label) <= _HIGHEST_SCORE
+        return 0 <= float(label) <= HIGHEST_SCORE
     except ValueError:
         return False
 
 
-def _odd(file: Path, layout: _Layout, line: int, what: str) -> DataNotFound:
-    return DataNotFound(f"GLUE's {layout.folder}", f"{file}, line {line}: {what}", _REMEDY.format(layout.folder))
+def _wrong(file: Path, layout: _Layout, line: int, problem: str) -> DataNotFound:
+    """Return the error of a file that does not have the layout of the official one."""
+    return DataNotFound(f"GLUE's {layout.folder}", f"{file}, line {line}: {problem}", _REMEDY.format(layout.folder))

@@ -1,6 +1,6 @@
-"""ImageNet (ILSVRC 2012) as a folder an image class: ``imagenet/train/<class>/*.JPEG`` and ``imagenet/val/<class>/*``.
+"""ImageNet (ILSVRC 2012), one folder per class: ``imagenet/train/<class>/*.JPEG`` and ``imagenet/val/<class>/*``.
 
-Importing this imports neither torch nor torchvision.
+Importing this module imports neither torch nor torchvision.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from workflow.bench.data.folder import DataNotFound, data_folder
 if TYPE_CHECKING:
     from torchvision.datasets import ImageFolder
 
+DATASETS: Final = ("imagenet",)
+
 CLASSES: Final = 1000
 _REMEDY: Final = (
     "get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from image-net.org "
@@ -23,14 +25,14 @@ _REMEDY: Final = (
 
 
 class ImageNet(NamedTuple):
-    """Both splits, as lists of files and labels: images are read when they are asked for."""
+    """Both splits as lists of files and labels; an image is read when it is indexed."""
 
     train: ImageFolder
     validation: ImageFolder
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the names of all files, their classes among them, not of 140 GB of pixels."""
+        """SHA-256 of the names and classes of all files, since the pixels are 140 GB."""
         digest = hashlib.sha256()
         for split in self:
             for path, label in split.samples:
@@ -39,29 +41,27 @@ class ImageNet(NamedTuple):
 
 
 def version() -> str:
-    """Return what fixes the data."""
+    """Return the version of the data."""
     return "ILSVRC 2012, v1"
 
 
 def load() -> ImageNet:
     """Return the files of both splits.
 
-    Raises `DataNotFound` where there are none, or not those of the same thousand classes.
+    Raises:
+        DataNotFound: the files are missing, or the splits do not have the same thousand classes.
     """
-    from baselines import _torchvision_operators  # noqa: F401  (before torchvision)
-
-    # isort: split
-    from torchvision.datasets import ImageFolder
+    from workflow.bench.data.vision import datasets
 
     root = data_folder() / "imagenet"
     try:
-        found = ImageNet(*(ImageFolder(str(root / split)) for split in ("train", "val")))
-    except FileNotFoundError:  # what torchvision raises, also where a class has no image
+        data = ImageNet(*(datasets.ImageFolder(str(root / split)) for split in ("train", "val")))
+    except FileNotFoundError:  # torchvision raises it for a missing folder and for a class without an image
         raise DataNotFound("ImageNet", root, _REMEDY) from None
-    for split in found:
+    for split in data:
         if len(split.classes) != CLASSES:
             number = f"{split.root} has {len(split.classes)} classes"
             raise DataNotFound("all of ImageNet", root, f"{number}; {_REMEDY}")
-    if found.train.classes != found.validation.classes:
-        raise DataNotFound("all of ImageNet", root, f"train and val have other classes; {_REMEDY}")
-    return found
+    if data.train.classes != data.validation.classes:
+        raise DataNotFound("all of ImageNet", root, f"train and val have different classes; {_REMEDY}")
+    return data

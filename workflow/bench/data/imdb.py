@@ -1,7 +1,7 @@
-"""IMDB's film reviews (Maas et al., ACL 2011), positive or negative, from the official folders.  Imports no torch.
+"""IMDB's film reviews (Maas et al., ACL 2011), positive or negative, from the official folders. Imports no torch.
 
-``<data folder>/aclImdb`` is what the official archive unpacks to: ``train`` and ``test``, each with the folders ``pos``
-and ``neg`` of one text file a review.  The test split is validated on.
+``<data folder>/aclImdb`` is the unpacked official archive: ``train`` and ``test``, each with the folders ``pos`` and
+``neg``, which hold one text file per review. The test split is used for validation.
 """
 
 from __future__ import annotations
@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workflow.bench.data import features
 from workflow.bench.data.features import Examples, Features, Vocabulary
 from workflow.bench.data.folder import DataNotFound, data_folder, versions
+
+DATASETS: Final = ("imdb",)
 
 _RECIPE: Final = "IMDB v1"
 _CLASSES: Final = ("neg", "pos")
@@ -22,14 +23,15 @@ _REMEDY: Final = "unpack the official aclImdb_v1.tar.gz of the Large Movie Revie
 
 
 def version() -> str:
-    """Return what fixes the data, but for the files themselves, which the fingerprint tells."""
+    """Return the version of the data; the fingerprint covers the files themselves."""
     return versions("tokenizers", recipe=_RECIPE)
 
 
 def load(vocabulary: Vocabulary, length: int) -> Examples:
-    """Return the reviews' first ``length`` tokens as features, from the data folder if they were made before.
+    """Return the first ``length`` tokens of the reviews as features, from the data folder if they were made before.
 
-    Raises `DataNotFound` where a folder is missing or has no review.
+    Raises:
+        DataNotFound: a folder is missing or has no review.
     """
     root = data_folder() / "aclImdb"
     folders = [root / split / name for split in ("train", "test") for name in _CLASSES]
@@ -37,11 +39,11 @@ def load(vocabulary: Vocabulary, length: int) -> Examples:
         if not folder.is_dir():
             raise DataNotFound("IMDB", folder, _REMEDY)
 
-    def make() -> dict[str, NDArray]:
-        return Examples(*(_encode(root / split, vocabulary, length) for split in ("train", "test"))).arrays()
+    def make() -> Examples:
+        return Examples(*(_encode(root / split, vocabulary, length) for split in ("train", "test")))
 
     settings = {"vocabulary": vocabulary.name, "length": length}
-    return Examples.from_arrays(features.cached("imdb", settings, [*folders, vocabulary.path], make))
+    return features.prepared("imdb", Examples, settings, [*folders, vocabulary.path], make)
 
 
 def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
@@ -60,4 +62,4 @@ def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
-        raise DataNotFound("IMDB", f"{file} (no text in UTF-8 at byte {problem.start})", _REMEDY) from None
+        raise DataNotFound("IMDB", f"{file} (not UTF-8 text at byte {problem.start})", _REMEDY) from None

@@ -2,7 +2,7 @@
 
 Pairs follow BERT's original script (Devlin et al., NAACL 2019): segments of whole sentences that together fill a
 sequence, one sequence in ten shorter, the second segment half the time from another document of the same part of the
-text. The shards hold no masks: each batch draws its own.
+text. The shards hold no masks, since each batch draws its own.
 """
 
 from __future__ import annotations
@@ -19,23 +19,21 @@ from typing import Any, Final
 import numpy as np
 
 from workflow.bench.data import docstrings, shards
+from workflow.bench.data.corpus import is_validation
 from workflow.bench.data.features import Vocabulary
 from workflow.bench.support.files import write_atomically, write_json
 
 _SHORT: Final = 0.1
-"""Share of sequences that are made shorter, so that fine-tuning's short ones are no surprise."""
-
-
+"""The share of sequences that are made shorter, so that the model also learns from short ones, as in fine-tuning."""
 _RANDOM: Final = 0.5
-"""Share of second segments from another document."""
-
+"""The share of second segments from another document."""
 
 Tokens = list[int]
 
 
 @dataclass(frozen=True)
 class Document:
-    """A text and what it is called."""
+    """A text with a name, which decides its split."""
 
     name: str
     text: str
@@ -43,7 +41,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Settings:
-    """What shards are made with; all of it stands in their manifest."""
+    """The settings of shards, all of which are in their manifest."""
 
     vocabulary: str
     sequence_length: int
@@ -53,10 +51,15 @@ class Settings:
     seed: int
 
 
-def read(folder: Path, how: str) -> Iterator[Document]:
+def read(folder: Path, separation: str) -> Iterator[Document]:
     """Yield the documents of all text files under ``folder``, in the order of their paths.
 
-    how: "files" or "blank-lines".  Raises `ValueError` where there is no text file, or one is not UTF-8.
+    Args:
+        folder: searched for ``*.txt`` files, with its subfolders.
+        separation: "files" if each file is a document, "blank-lines" if blank lines separate documents.
+
+    Raises:
+        ValueError: no text file is there, or one is not UTF-8.
     """
     files = sorted(path for path in folder.rglob("*.txt") if path.is_file())
     if not files:
@@ -64,7 +67,7 @@ def read(folder: Path, how: str) -> Iterator[Document]:
     for path in files:
         name = str(path.relative_to(folder))
         try:
-            if how == "files":
+            if separation == "files":
                 yield Document(name, path.read_text(encoding="utf-8"))
                 continue
             with path.open(encoding="utf-8") as file:
@@ -74,16 +77,17 @@ def read(folder: Path, how: str) -> Iterator[Document]:
 
 
 def _between_blank_lines(name: str, lines: Iterator[str]) -> Iterator[Document]:
-    found: list[str] = []
+    """Yield the documents of a file, named ``<file>:0``, ``<file>:1``, ..."""
+    document: list[str] = []
     number = 0
     for line in lines:
         if line.strip():
-            found.append(line)
-        elif found:
-            yield Document(f"{name}:{number}", "".join(found))
-            found, number = [], number + 1
-    if found:
-        yield Document(f"{name}:{number}", "".join(found))
+            document.append(line)
+        elif document:
+            yield Document(f"{name}:{number}", "".join(document))
+            document, number = [], number + 1
+    if document:
+        yield Document(f"{name}:{number}", "".join(document))
 
 
 def parts(documents: Iterator[Document], megabytes: float) -> Iterator[list[Document]]:
@@ -105,37 +109,42 @@ def pairs(
 ) -> Iterator[tuple[Tokens, Tokens, bool]]:
     """Yield both segments of every pair, and whether the second one is random.
 
-    documents: their sentences' tokens.  Together, segments have at most ``length`` - 3 tokens.  Where there is only
-    one document no segment is random.
+    Sentences gather in a chunk until it fills a sequence. The chunk is cut between two of its sentences, s1 s2 | s3:
+    the first segment is s1 s2; the second one is s3, which follows, or sentences of another document. In that case s3
+    is not used yet and starts the next chunk.
+
+    Args:
+        documents: for each document, its sentences as token ids. With only one document no segment is random.
+        length: tokens of a sequence; both segments together have at most three fewer.
+        rng: draws the lengths, the cuts and the random segments.
     """
-    room = length - 3
+    room = length - 3  # [CLS] and two [SEP] take the rest
     for number, sentences in enumerate(documents):
         target = _target(room, rng)
         chunk: list[Tokens] = []
-        size = at = 0
-        while at < len(sentences):
-            chunk.append(sentences[at])
-            size += len(sentences[at])
-            if at == len(sentences) - 1 or size >= target:
+        size = position = 0
+        while position < len(sentences):
+            chunk.append(sentences[position])
+            size += len(sentences[position])
+            if position == len(sentences) - 1 or size >= target:
                 cut = 1 if len(chunk) == 1 else int(rng.integers(1, len(chunk)))
                 first = _joined(chunk[:cut])
-                can_be_random = len(documents) > 1
-                is_random = can_be_random and (len(chunk) == 1 or rng.random() < _RANDOM)
+                # A chunk of one sentence has no rest, so its second segment must be random.
+                is_random = len(documents) > 1 and (len(chunk) == 1 or rng.random() < _RANDOM)
                 if is_random:
-                    other = int(rng.integers(len(documents) - 1))
-                    elsewhere = documents[other + (other >= number)]
-                    second = _from(elsewhere, int(rng.integers(len(elsewhere))), target - len(first))
-                    at -= len(chunk) - cut  # what is not used starts the next pair
+                    second = _random_segment(documents, number, target - len(first), rng)
+                    position -= len(chunk) - cut  # the sentences after the cut start the next chunk
                 else:
                     second = _joined(chunk[cut:])
                 if first and second:
                     yield *_cut(first, second, room, rng), is_random
                 target = _target(room, rng)
                 chunk, size = [], 0
-            at += 1
+            position += 1
 
 
 def _target(room: int, rng: np.random.Generator) -> int:
+    """Return the number of tokens that a pair should have: ``room``, or one time in ten a smaller random number."""
     return int(rng.integers(2, room + 1)) if rng.random() < _SHORT else room
 
 
@@ -143,98 +152,113 @@ def _joined(sentences: Sequence[Tokens]) -> Tokens:
     return [token for sentence in sentences for token in sentence]
 
 
-def _from(sentences: Sequence[Tokens], start: int, size: int) -> Tokens:
-    """Return sentences from ``start`` on, until they have ``size`` tokens."""
-    found: Tokens = []
-    for sentence in sentences[start:]:
-        found += sentence
-        if len(found) >= size:
+def _random_segment(
+    documents: Sequence[Sequence[Tokens]], excluded: int, size: int, rng: np.random.Generator
+) -> Tokens:
+    """Return sentences from a random place of a document other than ``excluded``, until they have ``size`` tokens."""
+    other = int(rng.integers(len(documents) - 1))
+    document = documents[other + (other >= excluded)]
+    segment: Tokens = []
+    for sentence in document[int(rng.integers(len(document))) :]:
+        segment += sentence
+        if len(segment) >= size:
             break
-    return found
+    return segment
 
 
 def _cut(first: Tokens, second: Tokens, room: int, rng: np.random.Generator) -> tuple[Tokens, Tokens]:
-    """Return both segments cut to ``room`` tokens in all: always the longer one, at its front or end alike."""
+    """Return both segments cut to ``room`` tokens in all, at random from the front or the end.
+
+    The longer segment is cut until both are equally long, then both alike: segments of 9 and 5 tokens lose 4 and 0 of
+    them if there is room for 10, 5 and 1 if there is room for 8.
+    """
     excess = max(len(first) + len(second) - room, 0)
     from_first = min(max(len(first) - len(second), 0), excess)
     from_second = min(max(len(second) - len(first), 0), excess)
     both = excess - from_first - from_second
     cuts = (from_first + (both + 1) // 2, from_second + both // 2)
-    kept = []
+    shortened = []
     for tokens, cut in zip((first, second), cuts, strict=True):
         front = int(rng.binomial(cut, 0.5))
-        kept.append(tokens[front : len(tokens) - (cut - front)])
-    return kept[0], kept[1]
-
-
-def is_validation(name: str, one_in: int) -> bool:
-    """Return whether a document is held out, by the hash of its name."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % one_in == 0
+        shortened.append(tokens[front : len(tokens) - (cut - front)])
+    return shortened[0], shortened[1]
 
 
 def make_part(folder: Path, number: int, documents: list[Document], settings: Settings, vocabulary: Vocabulary) -> Any:
-    """Write one part's shards and return their entries in the manifest, by split."""
-    tokenizer = vocabulary.tokenizer()
-    specials = shards.Specials(*vocabulary.special())
+    """Write the shards of one part, one for each split, and return their entries in the manifest, by split."""
     entries: dict[str, Any] = {}
     for split in shards.SPLITS:
         held_out = split == "validation"
         chosen = [each for each in documents if is_validation(each.name, settings.validation_one_in) == held_out]
-        sentences = [
-            [sentence for line in each.text.splitlines() for sentence in docstrings.END_OF_SENTENCE.split(line.strip())]
-            for each in chosen
-        ]
-        encodings = iter(tokenizer.encode_batch([s for each in sentences for s in each], add_special_tokens=False))
-        encoded = [[ids for _ in each if (ids := next(encodings).ids)] for each in sentences]
         rng = np.random.default_rng([settings.seed, number, held_out])
-        found = list(pairs([each for each in encoded if each], settings.sequence_length, rng))
-        if not found:
-            continue
-        tokens = np.full((len(found), settings.sequence_length), specials.pad, dtype=np.uint16)
-        about = np.zeros((len(found), 3), dtype=np.uint16)
-        for row, (first, second, is_random) in enumerate(found):
-            text = [specials.cls, *first, specials.sep, *second, specials.sep]
-            tokens[row, : len(text)] = text
-            about[row] = len(first) + 2, len(text), is_random
-        name = f"{split}-{number:05}"
-        digest = hashlib.sha256()
-        for kind, array in (("tokens", tokens), ("pairs", about)):
-            content = io.BytesIO()
-            np.save(content, array, allow_pickle=False)
-            write_atomically(folder / f"{name}.{kind}.npy", content.getvalue())
-            digest.update(content.getvalue())
-        entries[split] = {"name": name, "pairs": len(found), "sha256": digest.hexdigest()}
+        segments = list(pairs(_tokenize(chosen, vocabulary), settings.sequence_length, rng))
+        if segments:
+            specials = shards.Specials(*vocabulary.special())
+            arrays = _pack(segments, settings.sequence_length, specials)
+            entries[split] = _write_shard(folder, f"{split}-{number:05}", arrays)
     return entries
+
+
+def _tokenize(documents: Sequence[Document], vocabulary: Vocabulary) -> list[list[Tokens]]:
+    """Return each document as the token ids of its sentences, without empty sentences and documents.
+
+    A sentence also ends at the end of its line.
+    """
+    sentences = [
+        [sentence for line in document.text.splitlines() for sentence in docstrings.END_OF_SENTENCE.split(line.strip())]
+        for document in documents
+    ]
+    # All sentences at once, since the tokenizer uses several threads, then distributed to their documents.
+    encodings = iter(
+        vocabulary.tokenizer().encode_batch([text for texts in sentences for text in texts], add_special_tokens=False)
+    )
+    tokens = [[ids for _ in texts if (ids := next(encodings).ids)] for texts in sentences]
+    return [document for document in tokens if document]
+
+
+def _pack(
+    segments: Sequence[tuple[Tokens, Tokens, bool]], length: int, specials: shards.Specials
+) -> dict[str, np.ndarray]:
+    """Return a shard's arrays, as `workflow.bench.data.shards` describes them.
+
+    With the tokens 7 8 and 9 and a length of 8, the row of tokens is ``[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`` and the
+    row of pairs is ``4 6 0``.
+    """
+    tokens = np.full((len(segments), length), specials.pad, dtype=np.uint16)
+    about = np.zeros((len(segments), 3), dtype=np.uint16)
+    for row, (first, second, is_random) in enumerate(segments):
+        text = [specials.cls, *first, specials.sep, *second, specials.sep]
+        tokens[row, : len(text)] = text
+        about[row] = len(first) + 2, len(text), is_random
+    return {"tokens": tokens, "pairs": about}
+
+
+def _write_shard(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Write a shard's files and return its entry in the manifest."""
+    digest = hashlib.sha256()
+    for kind, array in arrays.items():
+        content = io.BytesIO()
+        np.save(content, array, allow_pickle=False)
+        write_atomically(folder / f"{name}.{kind}.npy", content.getvalue())
+        digest.update(content.getvalue())
+    return {"name": name, "pairs": len(arrays["pairs"]), "sha256": digest.hexdigest()}
 
 
 def prepare(text: Path, settings: Settings, vocabulary: Vocabulary, processes: int) -> Path:
     """Make all shards, then the manifest, and return their folder.
 
-    What stood there counts as unfinished from the start on.  The shards do not depend on ``processes``.
+    The manifest of an earlier call is removed first, so that an interrupted call leaves an unfinished folder. The
+    shards do not depend on ``processes``.
 
-    Raises `ValueError` where there is no text, or none of it in one of the splits.
+    Raises:
+        ValueError: no text is there, or one of the splits has no pair.
     """
-    folder = shards.folder_of(vocabulary.name, settings.sequence_length)
+    folder = shards.shards_folder(vocabulary.name, settings.sequence_length)
     (folder / shards.MANIFEST).unlink(missing_ok=True)
-    made: list[dict[str, Any]] = []
-    waiting: deque[Future[Any]] = deque()
-
-    def collect() -> None:
-        made.append(waiting.popleft().result())
-        counts = {split: sum(part[split]["pairs"] for part in made if split in part) for split in shards.SPLITS}
-        print(f"\r{len(made)} parts, " + ", ".join(f"{n} {name} pairs" for name, n in counts.items()), end="")
-
-    with ProcessPoolExecutor(processes) as pool:
-        for number, part in enumerate(parts(read(text, settings.documents), settings.part_megabytes)):
-            waiting.append(pool.submit(make_part, folder, number, part, settings, vocabulary))
-            while len(waiting) > 2 * processes:
-                collect()
-        while waiting:
-            collect()
-    print()
-    found = {split: [part[split] for part in made if split in part] for split in shards.SPLITS}
-    for split, entries in found.items():
-        if not entries:
+    finished = _make_parts(folder, text, settings, vocabulary, processes)
+    entries = {split: [part[split] for part in finished if split in part] for split in shards.SPLITS}
+    for split, its_shards in entries.items():
+        if not its_shards:
             raise ValueError(f"{text}: it has no pair of segments for the {split} split; give more documents")
     write_json(
         folder / shards.MANIFEST,
@@ -244,7 +268,31 @@ def prepare(text: Path, settings: Settings, vocabulary: Vocabulary, processes: i
             "vocabulary_size": len(vocabulary.pieces),
             "vocabulary_sha256": hashlib.sha256("\n".join(vocabulary.pieces).encode()).hexdigest(),
             "specials": shards.Specials(*vocabulary.special())._asdict(),
-            "shards": found,
+            "shards": entries,
         },
     )
     return folder
+
+
+def _make_parts(
+    folder: Path, text: Path, settings: Settings, vocabulary: Vocabulary, processes: int
+) -> list[dict[str, Any]]:
+    """Make the shards of all parts, several at a time, and return the manifest's entries of each part in order."""
+    finished: list[dict[str, Any]] = []
+    waiting: deque[Future[Any]] = deque()
+
+    def collect() -> None:
+        finished.append(waiting.popleft().result())
+        counts = {split: sum(part[split]["pairs"] for part in finished if split in part) for split in shards.SPLITS}
+        print(f"\r{len(finished)} parts, " + ", ".join(f"{n} {name} pairs" for name, n in counts.items()), end="")
+
+    with ProcessPoolExecutor(processes) as pool:
+        for number, part in enumerate(parts(read(text, settings.documents), settings.part_megabytes)):
+            waiting.append(pool.submit(make_part, folder, number, part, settings, vocabulary))
+            # Parts that wait are in memory, so no more of them are read than the processes will soon need.
+            while len(waiting) > 2 * processes:
+                collect()
+        while waiting:
+            collect()
+    print()
+    return finished

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -10,34 +12,28 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.data.corpus import CLS, MASK, PAD, SEP, UNKNOWN, Split
 from workflow.bench.data.shards import Manifest, Shards, Specials
 
-IGNORED = -100
+IGNORED: Final = -100
 """The label of a position that the masked language model's loss leaves out."""
-
-
 NEXT, RANDOM = 0, 1
-"""The labels of the second segment."""
+"""The labels of a second segment that follows the first one in the text, and of a random one."""
 
+_PREDICTED: Final = 0.15  # share of a text's tokens
+_MAX_PREDICTED_OF_32: Final = 5  # the most predicted tokens per 32 tokens of a sequence from shards
+_MASKED, _REPLACED = 0.8, 0.1  # shares of the predicted tokens; the rest are left unchanged
 
-_PREDICTED, _MOST_PREDICTED = 0.15, 5  # share of a text, and tokens of 32 in a sequence of shards
-
-
-_MASKED, _REPLACED = 0.8, 0.1  # of the predicted; the rest stay as they are
-
-
-_OF_CORPUS = Specials(pad=PAD, unknown=UNKNOWN, cls=CLS, sep=SEP, mask=MASK)
-
-
-_ALL = slice(None)
+_CORPUS_SPECIALS: Final = Specials(pad=PAD, unknown=UNKNOWN, cls=CLS, sep=SEP, mask=MASK)
+_ALL: Final = slice(None)
 
 
 class Pairs:
-    """Pairs of text segments from a split: one for each place where one sentence of a docstring follows another.
+    """Pairs of text segments from a split: one for each boundary between two sentences of a docstring.
 
-    The first segment ends there.  The second one starts there, or, half the time, at such a place in another
-    document.  Together they fill ``sequence_length``, each half of it where its docstring is long enough.  Neither
-    kind of second segment ever starts a docstring, so that its look tells nothing.
+    The first segment ends at the boundary. The second one starts there or, half the time, at such a boundary in
+    another document. Together they fill ``sequence_length``, each half of it if its docstring is long enough. Neither
+    kind of second segment ever starts a docstring, so the first words do not reveal the kind.
 
-    Raises `ValueError` if no two documents have such a place.
+    Raises:
+        ValueError: fewer than two documents have such a boundary.
     """
 
     def __init__(self, split: Split, vocabulary_size: int, sequence_length: int) -> None:
@@ -45,15 +41,16 @@ class Pairs:
         self._vocabulary_size = vocabulary_size
         self._length = sequence_length
 
+        # The sentences that do not start a docstring; pair i has its boundary before sentence[i].
         follows = np.ones(len(split.sentences) - 1, dtype=bool)
         follows[split.docstrings[:-1]] = False
         sentence = np.flatnonzero(follows)
         docstring = np.searchsorted(split.docstrings, sentence, side="right") - 1
         document = np.searchsorted(split.documents, docstring, side="right") - 1
         ends = split.sentences[split.docstrings].astype(np.int64)  # of docstrings, in tokens
-        self._place = split.sentences[sentence].astype(np.int64)
+        self._boundary = split.sentences[sentence].astype(np.int64)
         self._low, self._high = ends[docstring], ends[docstring + 1]
-        # The places of one document stand side by side.
+        # Pairs of one document have consecutive indices, from same_low[i] to same_high[i] - 1 for pair i.
         self._same_low = np.searchsorted(document, document, side="left")
         self._same_high = np.searchsorted(document, document, side="right")
         if len(np.unique(document)) < 2:
@@ -61,27 +58,31 @@ class Pairs:
 
     def __len__(self) -> int:
         """Return the number of pairs."""
-        return len(self._place)
+        return len(self._boundary)
 
     def batch(self, indices: NDArray[np.int64], rng: np.random.Generator, rows: slice = _ALL) -> Batch:
-        """Return the pairs at ``indices``, masked, as BERT's inputs and labels; of these, ``rows``.
+        """Return the pairs at ``indices[rows]``, masked, as BERT's inputs and labels.
 
-        What is drawn is drawn for all, so that parts of a batch are the batch.
-        Each tensor is int64: ``input_ids``, ``token_type_ids``, ``attention_mask`` and ``labels``
-        ``[n, sequence_length]``, ``next_sentence_label`` ``[n]``.
+        Random numbers are drawn for all ``indices``, so that the slices of a batch together equal the whole batch.
+
+        Returns:
+            int64 tensors: ``input_ids``, ``token_type_ids``, ``attention_mask`` and ``labels``
+            ``[n, sequence_length]``, and ``next_sentence_label`` ``[n]``.
         """
         is_random = rng.random(len(indices)) < 0.5
-        second = np.where(is_random, self._elsewhere(indices, rng), indices)
+        second = np.where(is_random, self._in_another_document(indices, rng), indices)
         tokens, segments = self._assemble(indices[rows], second[rows])
         shape = (len(indices), self._length)
         is_text = (tokens != CLS) & (tokens != SEP) & (tokens != PAD)
         draw = np.where(is_text, rng.random(shape)[rows], 2.0)
+        # Each token with probability 0.15; if that would be none, the one with the lowest number.
         predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
-        fate, pieces = _drawn(shape, rows, _OF_CORPUS, self._vocabulary_size, rng)
-        return _masked(tokens, segments, is_random[rows], predicted, _OF_CORPUS, fate, pieces)
+        fate, pieces = _draw_replacements(shape, rows, _CORPUS_SPECIALS, self._vocabulary_size, rng)
+        return _masked(tokens, segments, is_random[rows], predicted, _CORPUS_SPECIALS, fate, pieces)
 
-    def _elsewhere(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
-        """Return for each index one of another document, drawn evenly."""
+    def _in_another_document(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return for each index one of another document, all equally likely."""
+        # Drawn from the indices without the document's own, low to high - 1, which are then skipped.
         low, high = self._same_low[indices], self._same_high[indices]
         drawn = rng.integers(len(self) - (high - low))
         return np.where(drawn < low, drawn, drawn + high - low)
@@ -94,19 +95,20 @@ class Pairs:
         Segments are 1 and 2, each with its [SEP], and 0 for padding.
         """
         room = self._length - 3
-        before = self._place[first] - self._low[first]
-        after = self._high[second] - self._place[second]
+        before = self._boundary[first] - self._low[first]
+        after = self._high[second] - self._boundary[second]
         in_first = np.minimum(before, np.maximum(room // 2, room - after))
         in_second = np.minimum(after, room - in_first)
 
         column = np.arange(self._length)
         middle = (in_first + 1)[:, None]  # the column of the first [SEP]
-        last = middle + (in_second + 1)[:, None]
+        last = middle + (in_second + 1)[:, None]  # the column of the second [SEP]
         source = np.where(
             column < middle,
-            self._place[first][:, None] + column - middle,
-            self._place[second][:, None] + column - middle - 1,
+            self._boundary[first][:, None] + column - middle,
+            self._boundary[second][:, None] + column - middle - 1,
         )
+        # Columns of special tokens and padding may point outside the text; they are overwritten.
         tokens = self._tokens.take(source, mode="clip")
         tokens[:, 0] = CLS
         tokens[(column == middle) | (column == last)] = SEP
@@ -115,10 +117,10 @@ class Pairs:
 
 
 class PairsOfShards:
-    """Pairs of text segments as `workflow.bench.prepare` made them, masked anew in each batch.
+    """Pairs of text segments that `workflow.bench.prepare` made, masked anew in each batch.
 
-    15 % of a pair's text is to be predicted, rounded, at least one token and at most 5 in 32 of a sequence: 80 of 512,
-    20 of 128, as in BERT's own script.
+    15 % of a pair's text is predicted, rounded: at least one token, and at most 5 per 32 tokens of a sequence, which
+    is 80 of 512 and 20 of 128 as in BERT's own script.
     """
 
     def __init__(self, manifest: Manifest, split: str) -> None:
@@ -131,7 +133,7 @@ class PairsOfShards:
         return len(self._shards)
 
     def batch(self, indices: NDArray[np.int64], rng: np.random.Generator, rows: slice = _ALL) -> Batch:
-        """Return the pairs at ``indices``, or ``rows`` of them, masked, as `Pairs.batch` does."""
+        """Return the pairs at ``indices[rows]``, masked, as `Pairs.batch` does."""
         tokens, pairs = self._shards.rows(indices[rows])
         shape = (len(indices), tokens.shape[1])
         second, lengths, is_random = pairs.T[:, :, None]
@@ -139,18 +141,22 @@ class PairsOfShards:
         segments = np.where(column >= lengths, 0, np.where(column >= second, 2, 1))
         is_text = (segments > 0) & (tokens != self._specials.cls) & (tokens != self._specials.sep)
         draw = np.where(is_text, rng.random(shape, dtype=np.float32)[rows], np.float32(2))
+        # A row's ``number`` text tokens with the lowest random numbers are predicted.
         share = np.rint(_PREDICTED * is_text.sum(axis=1)).astype(np.int64)
-        number = np.clip(share, 1, _MOST_PREDICTED * tokens.shape[1] // 32)
+        number = np.clip(share, 1, _MAX_PREDICTED_OF_32 * tokens.shape[1] // 32)
         highest = np.take_along_axis(np.sort(draw, axis=1), number[:, None] - 1, axis=1)
         predicted = is_text & (draw <= highest)
-        fate, drawn = _drawn(shape, rows, self._specials, self._vocabulary_size, rng)
-        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, fate, drawn)
+        fate, pieces = _draw_replacements(shape, rows, self._specials, self._vocabulary_size, rng)
+        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, fate, pieces)
 
 
-def _drawn(
+def _draw_replacements(
     shape: tuple[int, int], rows: slice, specials: Specials, vocabulary_size: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return for each token of ``rows`` its fate, in [0, 1), and a word piece."""
+    """Return for each token of ``rows`` a number in [0, 1), which decides its fate, and a word piece.
+
+    Word pieces are drawn from the ids after the special tokens.
+    """
     fate = rng.random(shape)
     return fate[rows], rng.integers(max(specials) + 1, vocabulary_size, shape)[rows]
 
@@ -164,7 +170,7 @@ def _masked(
     fate: NDArray[np.float64],
     pieces: NDArray[np.int64],
 ) -> Batch:
-    """Return a batch in which 80 % of the predicted tokens are masked, 10 % a random word piece, 10 % as they were."""
+    """Return a batch with 80 % of the predicted tokens masked, 10 % replaced by ``pieces``, and 10 % unchanged."""
     inputs = np.where(predicted & (fate < _MASKED), specials.mask, tokens)
     replaced = predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED)
     return {

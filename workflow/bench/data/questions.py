@@ -1,4 +1,4 @@
-"""Questions with an answer inside a context, as features, and the texts of answers.  Imports no torch."""
+"""Questions with an answer inside a context: features, and the texts of the answers. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from workflow.bench.data.features import Features
 
 @dataclass(frozen=True)
 class Questions:
-    """Both splits, a feature being a window of a context with its question before it.
+    """Both splits; a feature is a question followed by a window of its context.
 
-    The labels are the columns of the answer's first and last token.
+    Labels are the columns of the answer's first and last token.
     """
 
     train: Features
     validation: Features
     question: NDArray[np.int64]
-    """Which question each validation feature belongs to, ``[features]``, rising."""
+    """``[features]``, rising: the question that each validation feature belongs to."""
     offsets: NDArray[np.int32]
-    """Where each token of a validation feature stands in its context, ``[features, length, 2]``; an empty place, such
-    as (0, 0), for what is no part of it."""
+    """``[features, length, 2]``: first character, and last one plus 1, of each token of a validation feature in its
+    context; equal, such as (0, 0), for tokens outside the context."""
     contexts: tuple[str, ...]
-    """Of each validation question."""
+    """The context of each validation question."""
     answers: tuple[list[str], ...]
-    """The right answers to each validation question, any of which will do."""
+    """The correct answers to each validation question, each of which is accepted."""
 
     def arrays(self) -> dict[str, NDArray]:
-        """Return what `from_arrays` takes."""
+        """Return the arrays that `from_arrays` takes."""
         texts = json.dumps([self.contexts, self.answers]).encode()
         return {
             **self.train.arrays("train"),
@@ -44,7 +44,7 @@ class Questions:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Questions:
-        """Return the questions that `arrays` gave out."""
+        """Return the questions that `arrays` returned."""
         contexts, answers = json.loads(arrays["texts"].tobytes())
         return cls(
             Features.from_arrays("train", arrays),

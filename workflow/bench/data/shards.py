@@ -1,9 +1,12 @@
-"""Pre-training pairs that ``python -m workflow.bench.prepare`` made of a folder of text.  Imports no torch.
+"""Pre-training pairs that ``python -m workflow.bench.prepare`` made from a folder of text. Imports no torch.
 
-``<data folder>/pretraining/<vocabulary>-<sequence length>`` holds, for each shard, ``<split>-<number>.tokens.npy``
-``[pairs, sequence_length]`` and ``<split>-<number>.pairs.npy`` ``[pairs, 3]`` (the column where the second segment
-starts, the number of tokens, and whether the second segment is a random one), all uint16, and ``manifest.json``, which
-is written last.  Shards are read where they lie, so that they may be larger than the memory.
+``<data folder>/pretraining/<vocabulary>-<sequence length>`` holds two files for each shard, both uint16:
+
+- ``<split>-<number>.tokens.npy``, ``[pairs, sequence_length]``
+- ``<split>-<number>.pairs.npy``, ``[pairs, 3]``: the column in which the second segment starts, the number of tokens,
+  and whether the second segment is a random one
+
+and ``manifest.json``, which is written last. Shards are memory-mapped, so they may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -20,14 +23,17 @@ from numpy.typing import NDArray
 from workflow.bench.data.folder import DataNotFound, damaged, data_folder
 from workflow.bench.support.config import check, schema
 
+DATASETS: Final = ("text",)
+
 FORMAT: Final = 1
+"""Format version; increase it whenever the files change. Other versions cannot be read."""
 MANIFEST: Final = "manifest.json"
 SPLITS: Final = ("train", "validation")
-_NUMBERS: Final = np.dtype(np.uint16)
+_DTYPE: Final = np.dtype(np.uint16)
 
 
 class Specials(NamedTuple):
-    """The numbers of a vocabulary's special tokens."""
+    """The ids of a vocabulary's special tokens."""
 
     pad: int
     unknown: int
@@ -37,19 +43,20 @@ class Specials(NamedTuple):
 
 
 def version() -> str:
-    """Return what fixes the data, but for the text, which the fingerprint tells."""
+    """Return the version of the data; the fingerprint covers the text."""
     return f"shards v{FORMAT}"
 
 
-def folder_of(vocabulary: str, length: int) -> Path:
-    """Return where the shards of a vocabulary and a sequence length lie."""
+def shards_folder(vocabulary: str, length: int) -> Path:
+    """Return the folder of the shards of a vocabulary and a sequence length."""
     return data_folder() / "pretraining" / f"{vocabulary}-{length}"
 
 
 class Shards:
     """The pairs of one split of a folder of shards.
 
-    Raises `DataNotFound` where the folder has no manifest, or a shard of it is not there as the manifest says.
+    Raises:
+        DataNotFound: a shard does not agree with the manifest, or the split has no pair.
     """
 
     def __init__(self, manifest: Manifest, split: str) -> None:
@@ -58,14 +65,14 @@ class Shards:
         for shard in manifest.content["shards"][split]:
             tokens, pairs = (_mapped(manifest, f"{shard['name']}.{kind}.npy") for kind in ("tokens", "pairs"))
             shapes = (shard["pairs"], manifest.content["sequence_length"]), (shard["pairs"], 3)
-            if (tokens.shape, pairs.shape) != shapes or {tokens.dtype, pairs.dtype} != {_NUMBERS}:
-                raise manifest.odd(f"{shard['name']} has not {shard['pairs']} pairs")
+            if (tokens.shape, pairs.shape) != shapes or {tokens.dtype, pairs.dtype} != {_DTYPE}:
+                raise manifest.unusable(f"{shard['name']} does not have {shard['pairs']} pairs")
             self._names.append(shard["name"])
             self._tokens.append(tokens)
             self._pairs.append(pairs)
         self._ends = np.cumsum([len(pairs) for pairs in self._pairs])
         if not len(self):
-            raise manifest.odd(f"it has no {split} pair")
+            raise manifest.unusable(f"it has no {split} pair")
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -74,35 +81,41 @@ class Shards:
     def rows(self, indices: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Return the tokens ``[n, sequence_length]`` and the three numbers ``[n, 3]`` of the pairs at ``indices``.
 
-        Raises `DataDamaged` where one of these cannot be a pair.
+        Raises:
+            DataDamaged: the numbers or tokens of one of them are impossible.
         """
-        shard = np.searchsorted(self._ends, indices, side="right")
+        # With shards of 10 and 20 pairs, ends are [10, 30], and pair 12 is row 2 of shard 1.
+        shard_of = np.searchsorted(self._ends, indices, side="right")
         tokens = np.empty((len(indices), self._tokens[0].shape[1]), dtype=np.int64)
         pairs = np.empty((len(indices), 3), dtype=np.int64)
-        for number in np.unique(shard):
-            here = np.flatnonzero(shard == number)
-            rows = indices[here] - (self._ends[number] - len(self._pairs[number]))
-            tokens[here], pairs[here] = self._tokens[number][rows], self._pairs[number][rows]
+        for shard in np.unique(shard_of):
+            chosen = np.flatnonzero(shard_of == shard)
+            rows = indices[chosen] - self._start(shard)
+            tokens[chosen], pairs[chosen] = self._tokens[shard][rows], self._pairs[shard][rows]
         second, lengths, is_random = pairs.T
-        # [CLS] a [SEP] b [SEP] is the shortest.
+        # The shortest pair is [CLS] a [SEP] b [SEP].
         is_pair = (second > 2) & (second + 1 < lengths) & (lengths <= tokens.shape[1]) & (is_random < 2)
         wrong = np.flatnonzero(~is_pair | (tokens >= self._vocabulary_size).any(axis=1))
         if len(wrong):
-            number, first = shard[wrong[0]], indices[wrong[0]]
-            row = first - (self._ends[number] - len(self._pairs[number]))
-            raise damaged("pre-training shards", self._folder / self._names[number], f"pair {row} is none")
+            shard, index = shard_of[wrong[0]], indices[wrong[0]]
+            reason = f"row {index - self._start(shard)} is not a pair"
+            raise damaged("pre-training shards", self._folder / self._names[shard], reason)
         return tokens, pairs
+
+    def _start(self, shard: int) -> int:
+        """Return the index of a shard's first pair."""
+        return int(self._ends[shard]) - len(self._pairs[shard])
 
 
 class Manifest:
-    """What a folder of shards says of itself.
+    """The manifest of a folder of shards.
 
-    Raises `DataNotFound` where it is not there or is not for this vocabulary and length, with the command that makes
-    it.
+    Raises:
+        DataNotFound: it is missing, or is for another vocabulary or length; the message has the command that makes it.
     """
 
     def __init__(self, vocabulary: str, length: int) -> None:
-        self.folder = folder_of(vocabulary, length)
+        self.folder = shards_folder(vocabulary, length)
         self._remedy = (
             "make them with python -m workflow.bench.prepare FOLDER_OF_TEXT "
             f"--vocabulary {vocabulary} --sequence-length {length}"
@@ -114,25 +127,25 @@ class Manifest:
         try:
             self.content: dict[str, Any] = json.loads(text)
             check(self.content, schema("shards"), MANIFEST)
-            found = tuple(self.content[key] for key in ("format", "vocabulary", "sequence_length"))
+            facts = tuple(self.content[key] for key in ("format", "vocabulary", "sequence_length"))
             self.specials = Specials(**self.content["specials"])
             self.vocabulary_size: int = self.content["vocabulary_size"]
         except (ValueError, RecursionError) as problem:
-            raise self.odd(f"its manifest is damaged: {problem}") from None
-        if found != (FORMAT, vocabulary, length):
-            raise self.odd(f"its manifest is of format {found[0]}, for {found[1]} and {found[2]} tokens")
-        #: SHA-256 of the manifest, which holds those of all shards.
+            raise self.unusable(f"its manifest is damaged: {problem}") from None
+        if facts != (FORMAT, vocabulary, length):
+            raise self.unusable(f"its manifest has format {facts[0]}, for {facts[1]} and {facts[2]} tokens")
         self.fingerprint = hashlib.sha256(text).hexdigest()
+        """SHA-256 of the manifest, which contains those of all shards."""
 
-    def odd(self, what: str) -> DataNotFound:
-        """Return the error of shards that are not as they should be."""
-        return DataNotFound("pre-training shards", f"{self.folder} ({what})", self._remedy)
+    def unusable(self, problem: str) -> DataNotFound:
+        """Return the error of a folder of shards that cannot be used."""
+        return DataNotFound("pre-training shards", f"{self.folder} ({problem})", self._remedy)
 
 
 def _mapped(manifest: Manifest, name: str) -> NDArray[np.uint16]:
     try:
         array: NDArray[np.uint16] = np.load(manifest.folder / name, mmap_mode="r", allow_pickle=False)
-    # SyntaxError and TokenError: NumPy reads the header of an array with Python's own parser.
+    # NumPy parses the header of an array as Python source, hence SyntaxError and TokenError.
     except (OSError, ValueError, EOFError, SyntaxError, TokenError) as problem:
-        raise manifest.odd(f"{name}: {problem}") from None
+        raise manifest.unusable(f"{name}: {problem}") from None
     return array

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workflow.bench import workloads
-from workflow.bench.data.batches import Batch, seeded
+from workflow.bench.data.batches import Batch, temporary_seed
 from workflow.bench.plan import Plan
-from workflow.bench.workloads.base import beside
+from workflow.bench.workloads.base import to_device_of
 
 EXPERIMENTS: Final = {
     "bert": "bert_pretraining",
@@ -91,16 +91,13 @@ class RandomTokens:
 
     def architecture(self) -> nn.Module:
         """Return a BERT with its two pre-training heads, on the default device."""
-        from baselines import _torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
-
-        # isort: split
-        from transformers import BertConfig, BertForPreTraining
+        from workflow.bench.workloads.bert import BertConfig, BertForPreTraining
 
         return BertForPreTraining(BertConfig(**self._config)).train()
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model."""
-        with seeded(seed):
+        with temporary_seed(seed):
             return self.architecture()
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -120,7 +117,7 @@ class RandomTokens:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the sum of both heads' mean cross-entropies."""
-        loss: Tensor = model(**beside(model, batch)).loss
+        loss: Tensor = model(**to_device_of(model, batch)).loss
         return loss
 
 
@@ -137,7 +134,7 @@ class RandomImages:
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model."""
-        with seeded(seed):
+        with temporary_seed(seed):
             return self._make().train()
 
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -151,18 +148,15 @@ class RandomImages:
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy."""
-        here = beside(model, batch)
+        here = to_device_of(model, batch)
         return functional.cross_entropy(model(here["images"]), here["classes"])
 
 
 def resnet50() -> nn.Module:
     """Return torchvision's ResNet-50 for 1,000 classes, 25.6 M parameters."""
-    from baselines import _torchvision_operators  # noqa: F401  (before torchvision)
+    from workflow.bench.data import vision
 
-    # isort: split
-    from torchvision.models import resnet50 as make
-
-    model: nn.Module = make()
+    model: nn.Module = vision.models.resnet50()
     return model
 
 

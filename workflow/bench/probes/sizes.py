@@ -50,10 +50,7 @@ def parts_of_bert(model: nn.Module) -> tuple[int | None, int | None]:
     configuration = getattr(model, "config", None)
     if configuration is None:
         return None, None
-    from baselines import _torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
-
-    # isort: split
-    from transformers import BertConfig, BertForPreTraining
+    from workflow.bench.workloads.bert import BertConfig, BertForPreTraining
 
     if not isinstance(configuration, BertConfig):
         return None, None
@@ -73,7 +70,7 @@ def _row(experiment: str, workload: Mapping[str, Any]) -> Row:
     with torch.device("meta"):
         model = workloads.architecture(**workload)
         encoder, with_heads = parts_of_bert(model)
-    title, dataset = workloads.described(**workload)
+    title, dataset = workloads.display_names(**workload)
     return Row(experiment, workload["name"], workload["batch_size"], title, dataset, count(model), encoder, with_heads)
 
 

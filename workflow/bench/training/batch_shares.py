@@ -55,7 +55,7 @@ def share_batches(workload: Workload, seed: int, start: int, share: Share, devic
     Where ranks share a micro-batch and its loss is a mean over something else than examples (predicted tokens, say),
     a rank's ``loss_weight`` makes the mean of the ranks' losses the loss of the whole.
     """
-    for batch in workload.rows_of_batches(seed, start, share.rows):
+    for batch in workload.sliced_batches(seed, start, share.rows):
         terms = workload.loss_terms(batch) if share.owners > 1 else None
         if terms is None:
             yield batch

@@ -210,7 +210,7 @@ class _Training:
             assert run.start_from is not None
             weights = checkpoint.load(initial_weights, run.start_from)
             try:
-                workload.start(self.model, weights)
+                workload.load_initial_weights(self.model, weights)
             except (RuntimeError, ValueError) as problem:
                 what = f"cannot start from the weights of run {run.start_from}"
                 raise ConfigError(f"{run.describe()}: {what}: {' '.join(str(problem).split()):.200}") from None

@@ -1,7 +1,6 @@
-"""The workloads: each a module here, and a schema of its parameters in workflow/schemas/workloads.
+"""The workloads: each is a module of this folder and a schema of its parameters in workflow/schemas/workloads.
 
-Importing this imports no torch, and neither does anything here but `create`,
-`architecture` and `described`.
+The schemas' folder is the list of workloads. Only `create`, `architecture` and `display_names` import torch.
 """
 
 from __future__ import annotations
@@ -9,6 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from workflow.bench import data
 from workflow.bench.support import config
 
 if TYPE_CHECKING:
@@ -16,95 +16,76 @@ if TYPE_CHECKING:
 
     from workflow.bench.workloads.base import Workload
 
-_CLASSES = {
-    "alexnet": "AlexNet",
-    "autoencoder": "Autoencoder",
-    "bert_classification": "BertClassification",
-    "bert_pretraining": "BertPretraining",
-    "bert_span": "BertSpan",
-    "resnet20": "ResNet20",
-    "resnet50": "ResNet50",
-}
-_DATASETS = {  # modules whose version() says what fixes the data
-    "cifar10": "cifar",
-    "cifar100": "cifar",
-    "cola": "glue",
-    "copy": "docstring_tasks",
-    "digits": "digits",
-    "docstrings": "corpus",
-    "imagenet": "imagenet",
-    "imdb": "imdb",
-    "library": "docstring_tasks",
-    "mnli": "glue",
-    "mrpc": "glue",
-    "package": "docstring_tasks",
-    "qnli": "glue",
-    "qqp": "glue",
-    "quotes": "docstring_tasks",
-    "rte": "glue",
-    "similarity": "docstring_tasks",
-    "squad": "squad",
-    "sst2": "glue",
-    "stsb": "glue",
-    "text": "shards",
-}
+_SUFFIX = ".schema.yaml"
 
-NAMES = tuple(sorted(_CLASSES))
+NAMES = tuple(sorted(path.name.removesuffix(_SUFFIX) for path in (config.SCHEMAS / "workloads").glob(f"*{_SUFFIX}")))
 
 
 def parameters(name: str) -> dict[str, Any]:
     """Return the JSON Schema of a workload's parameters, with their defaults.
 
-    Raises `ValueError` where there is no such workload.
+    Raises:
+        ValueError: no workload has this name.
     """
-    if name not in _CLASSES:
+    if name not in NAMES:
         raise ValueError(f"workload {name!r}: {config.did_you_mean(name, NAMES)}")
     return config.schema(f"workloads/{name}")["parameters"]
 
 
 def resolve(name: str, **given: Any) -> dict[str, Any]:
-    """Return all parameters of a workload: those ``given``, and the defaults of the others.
+    """Return the value of every parameter of a workload: those ``given``, and the defaults of the others.
 
-    Raises `ValueError` with one line on a wrong name or value.
+    Raises:
+        ValueError: a name or value is wrong; the message is one line.
     """
     schema = parameters(name)
     config.check(given, schema, f"workload {name}")
-    return {key: given.get(key, about["default"]) for key, about in schema["properties"].items()}
+    return config.with_defaults(given, schema)
 
 
 def data_version(name: str, **given: Any) -> str:
-    """Return what fixes the workload's data, such as "scikit-learn 1.9.1, v1"; it goes into a run's spec."""
-    return import_module(f"workflow.bench.data.{_DATASETS[resolve(name, **given)['dataset']]}").version()
+    """Return the version of a workload's data, such as "scikit-learn 1.9.1, v1", which is part of a run's spec."""
+    dataset = resolve(name, **given)["dataset"]
+    return import_module(data.module_of(dataset)).version()
 
 
 def create(name: str, **given: Any) -> Workload:
-    """Return the workload ``name``, its data loaded.
+    """Return the workload ``name`` with its data loaded.
 
-    Raises `ValueError` with one line on a wrong name or value, `workflow.bench.data.folder.DataNotFound` where
-    its data is not on this machine.
+    Raises:
+        ValueError: a name or value is wrong; the message is one line.
+        workflow.bench.data.folder.DataNotFound: its data is not on this machine.
     """
-    resolved = resolve(name, **given)
-    return _class(name)(**resolved)
+    return _class(name)(resolve(name, **given))
 
 
 def architecture(name: str, **given: Any) -> nn.Module:
-    """Return a workload's model without its data, as `Workload.architecture` makes it.
+    """Return a workload's model without loading its data, as `Workload.architecture` builds it.
 
-    Raises `ValueError` with one line on a wrong name or value.
+    Raises:
+        ValueError: a name or value is wrong; the message is one line.
     """
-    resolved = resolve(name, **given)
-    return _class(name).architecture(**resolved)
+    return _class(name).architecture(resolve(name, **given))
 
 
-def described(name: str, **given: Any) -> tuple[str, str]:
-    """Return what tables call a workload's model and data, without loading the data.
+def display_names(name: str, **given: Any) -> tuple[str, str]:
+    """Return the names of a workload's model and data in tables, without loading the data.
 
-    Raises `ValueError` with one line on a wrong name or value.
+    Raises:
+        ValueError: a name or value is wrong; the message is one line.
     """
-    resolved = resolve(name, **given)
-    return _class(name).described(**resolved)
+    return _class(name).display_names(resolve(name, **given))
 
 
 def _class(name: str) -> type[Workload]:
-    found: type[Workload] = getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
-    return found
+    """Return the one public subclass of `Workload` that the module of this name defines."""
+    from workflow.bench.workloads.base import Workload
+
+    parameters(name)  # refuses an unknown name
+    module = import_module(f"{__name__}.{name}")
+    (workload,) = (
+        value
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, Workload) and value.__module__ == module.__name__
+    )
+    return workload

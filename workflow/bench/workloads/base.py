@@ -1,4 +1,4 @@
-"""What a workload is: one data set, one model and one loss, the same for every optimizer."""
+"""The base of all workloads: one data set, one model and one loss, the same for every optimizer."""
 
 from __future__ import annotations
 
@@ -10,56 +10,63 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from workflow.bench.data.batches import Batch
+from workflow.bench.data.batches import Batch, temporary_seed
 
 
 class Workload(ABC):
     """One data set, model and loss.
 
-    The same seed gives every optimizer the same initial weights and the same batches.
+    The same seed gives every optimizer the same initial weights and the same batches. A subclass sets the attributes
+    without a value below when it loads its data.
+
+    Args:
+        parameters: a value for every parameter in the workload's schema, checked against it.
     """
 
     exclude: tuple[str, ...] = ()
-    """Modules that are never preconditioned, as regular expressions of their names."""
-    model_name: str
-    """The model as tables name it."""
-    dataset_name: str
-    """The data as tables name it."""
+    """Regular expressions that match the names of modules never to precondition."""
     train_examples: int
     validation_examples: int
-    batch_size: int
     data_fingerprint: str
-    """SHA-256 of the data that is really used."""
+    """SHA-256 of the data that the workload reads."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self.parameters = parameters
+        self.batch_size: int = parameters["batch_size"]
+        self.model_name, self.dataset_name = self.display_names(parameters)
 
     @property
     def steps_per_epoch(self) -> int:
-        """Number of batches that an epoch fills; what is left over waits for another epoch's order."""
+        """Number of whole batches in an epoch."""
         return self.train_examples // self.batch_size
 
     @classmethod
     @abstractmethod
-    def architecture(cls, **parameters: Any) -> nn.Module:
-        """Return the model of a workload with these parameters, all of them given, without any of its data.
+    def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
+        """Return the model for these parameters, without loading any data.
 
-        Its weights come from the current generator and lie on the current default device, ``meta`` for instance.
+        Its weights are drawn from torch's current generator and lie on the current default device, which may be
+        ``meta``.
         """
 
     @classmethod
     @abstractmethod
-    def described(cls, **parameters: Any) -> tuple[str, str]:
-        """Return ``model_name`` and ``dataset_name`` of a workload with these parameters, without any of its data."""
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the names of the model and the data in tables, without loading any data."""
 
-    @abstractmethod
     def model(self, seed: int) -> nn.Module:
-        """Return a new model, on the CPU, in training mode, its weights fixed by ``seed``.
+        """Return a new model on the CPU, in training mode, its weights fixed by ``seed``.
 
-        The random generators are left as they were found.
+        The random generators keep their state.
         """
+        with temporary_seed(seed):
+            return self.architecture(self.parameters)
 
-    def start(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    def load_initial_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
         """Load ``weights``, the final ones of another run, into a new ``model``.
 
-        Raises `RuntimeError` where they are not this model's.
+        Raises:
+            RuntimeError: names or shapes do not fit the model.
         """
         model.load_state_dict(weights)
 
@@ -67,13 +74,13 @@ class Workload(ABC):
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield the training batches ``start``, ``start + 1``, ... without end.
 
-        Batch k is a function of ``seed`` and k alone, so that a run resumes at any position.
+        Batch k is a function of ``seed`` and k alone, so that a run can resume at any step.
         """
 
-    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
-        """Yield the examples ``rows`` of each batch that `batches` yields: a rank's part of it.
+    def sliced_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
+        """Yield the examples ``rows`` of each batch of `batches`: one rank's share of it.
 
-        Here by making the whole batch, which is cheap for small ones; the same values however it is done.
+        A subclass whose batches are expensive overrides this so as to read only those rows; the values are the same.
         """
         for batch in self.batches(seed, start):
             yield {name: tensor[rows] for name, tensor in batch.items()}
@@ -82,13 +89,13 @@ class Workload(ABC):
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean loss of ``batch``, a scalar on the model's device.
 
-        Where the batch has a ``loss_weight`` (see `loss_terms`), what `loss_terms` counts is weighed with it.
+        If the batch has a ``loss_weight``, it multiplies the part of the loss that `loss_terms` counts.
         """
 
     def loss_terms(self, batch: Batch) -> Tensor | None:
-        """Return how many terms the loss of ``batch`` is a mean over; None where these are its examples.
+        """Return how many terms the loss of ``batch`` averages over; None if it averages over examples.
 
-        Ranks that share a batch have unequal numbers of them, and so weigh their means.
+        The shares of a batch on different ranks may hold different numbers of terms; their means are then weighted.
         """
         return None
 
@@ -96,20 +103,20 @@ class Workload(ABC):
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return the metrics on the validation split, ``loss`` among them.
 
-        The model's mode and the random generators are left as they were found.
+        The model's mode and the random generators keep their state.
         """
 
     def evaluate_training(self, model: nn.Module) -> dict[str, float]:
-        """Return metrics on training data, beside the training loss; none here.
+        """Return metrics on training data other than the training loss; none by default.
 
-        The model's mode and the random generators are left as they were found.
+        The model's mode and the random generators keep their state.
         """
         return {}
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Put ``model`` into evaluation mode, without gradients, and each module back into the mode it had."""
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
+    """Put ``model`` in evaluation mode without gradients for the block, then restore the mode of each module."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -120,7 +127,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def beside(model: nn.Module, batch: Batch) -> Batch:
+def to_device_of(model: nn.Module, batch: Batch) -> Batch:
     """Return ``batch`` on the model's device."""
     device = next(model.parameters()).device
     return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}

@@ -1,38 +1,32 @@
-"""BERT fine-tuned to classify, or to score, texts and pairs of texts: GLUE, IMDB, and their stand-ins."""
+"""BERT fine-tuned to classify or score texts and pairs of texts: GLUE, IMDB, and stand-ins for them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from workflow.bench.data import docstring_tasks, glue, imdb
-from workflow.bench.data.batches import Batch, shuffled
-from workflow.bench.data.docstring_tasks import HIGHEST_SCORE
-from workflow.bench.data.features import Examples, Features, Vocabulary, fingerprint
+from workflow.bench.data.batches import Batch
+from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary, fingerprint
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import beside, evaluating
-
-# isort: split
-from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
-from torchmetrics.functional.classification import accuracy, binary_f1_score, binary_matthews_corrcoef
-from transformers import BertForSequenceClassification
-
-_VALIDATION_BATCH: Final = 128
+from workflow.bench.workloads.base import evaluation_mode
+from workflow.bench.workloads.text_metrics import class_metrics, score_metrics
 
 
 class Task(NamedTuple):
-    """What is asked of the texts."""
+    """A classification or scoring task."""
 
     title: str
-    """What tables call it."""
+    """Its name in tables."""
     classes: int
     """0 for a score."""
-    own_metric: str
-    """The metric that counts as the task's ``score``: the paper's."""
+    main_metric: str
+    """The metric that the paper reports; it is also returned as ``score``."""
 
 
 TASKS: Final[Mapping[str, Task]] = {
@@ -51,114 +45,70 @@ TASKS: Final[Mapping[str, Task]] = {
     "imdb": Task("IMDB", 2, "accuracy"),
 }
 
-_OF_DOCSTRINGS: Final[Mapping[str, Callable[[int, int], Examples]]] = {
-    "package": docstring_tasks.package,
-    "library": docstring_tasks.library,
-    "copy": docstring_tasks.copy,
-    "similarity": docstring_tasks.similarity,
-}
-
 
 class BertClassification(bert.FineTuning):
     """BERT with a linear layer on its pooled first token; the loss is the cross-entropy.
 
-    Where the task is a score from 0 to 5, the layer has one output, and the loss is the mean squared error of a score
-    brought to [-1, 1].
+    If the task is a score from 0 to 5, the layer has one output, and the loss is the mean squared error of the score
+    rescaled to [-1, 1]. ``dropout`` also precedes the linear layer.
 
-    dataset: a task of `TASKS`.  batch_size: examples a step.  layers, hidden_size, heads, vocabulary_size,
-    initializer_range, dropout: as `bert_pretraining.BertPretraining`'s; dropout is before the linear layer too.
-    sequence_length: tokens of an example, at most.  validation_examples: how many to evaluate on, at most; None, all.
-    cased: whether published vocabularies keep capitals.  pretrained: a published model whose encoder new models start
-    from, or None.
-
-    Raises `ValueError` where ``heads`` does not divide ``hidden_size``, or the vocabulary has another size.
+    Raises:
+        ValueError: ``heads`` does not divide ``hidden_size``, or the vocabulary has another size.
+        workflow.bench.data.folder.DataNotFound: the data or the published weights are not on this machine.
     """
 
-    def __init__(
-        self,
-        *,
-        dataset: str,
-        batch_size: int,
-        layers: int,
-        hidden_size: int,
-        heads: int,
-        vocabulary_size: int,
-        sequence_length: int,
-        initializer_range: float,
-        dropout: float,
-        validation_examples: int | None,
-        cased: bool,
-        pretrained: str | None,
-    ) -> None:
-        self._parameters: dict[str, Any] = {
-            "dataset": dataset,
-            "layers": layers,
-            "hidden_size": hidden_size,
-            "heads": heads,
-            "vocabulary_size": vocabulary_size,
-            "sequence_length": sequence_length,
-            "initializer_range": initializer_range,
-            "dropout": dropout,
-        }
-        _configuration(self._parameters)
-        self._task = TASKS[dataset]
-        examples = _load(dataset, vocabulary_size, sequence_length, cased=cased)
-        self._published = bert.published(pretrained) if pretrained else None
-        self._train, self._validation = examples.train, examples.validation[:validation_examples]
-        self._sample = self._train[bert.training_sample(len(self._train), len(self._validation))]
-        self.batch_size = batch_size
-        self.model_name, self.dataset_name = self.described(**self._parameters)
-        self.train_examples, self.validation_examples = len(self._train), len(self._validation)
+    labels_name = "labels"
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        _config(parameters)  # refuses impossible sizes before any data is read
+        self._task = TASKS[parameters["dataset"]]
+        examples = _load(parameters)
+        self._set_data(examples.train, examples.validation[: parameters["validation_examples"]])
+        self.validation_examples = len(self._validation)
         self.data_fingerprint = fingerprint(examples.arrays())
 
+    @override
     @classmethod
-    def architecture(cls, **parameters: Any) -> nn.Module:
-        """Return a model in BERT's initialisation."""
-        return BertForSequenceClassification(_configuration(parameters))
+    def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
+        model: nn.Module = bert.BertForSequenceClassification(_config(parameters))
+        return model
 
+    @override
     @classmethod
-    def described(cls, **parameters: Any) -> tuple[str, str]:
-        """Return the encoder's size, and the task."""
-        return bert.size(parameters), TASKS[parameters["dataset"]].title
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        return bert.encoder_title(parameters), TASKS[parameters["dataset"]].title
 
-    def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches of BERT's inputs ``[batch_size, longest]`` and ``labels`` ``[batch_size]``."""
-        for _, indices in shuffled(seed, start, self.train_examples, self.batch_size):
-            yield _batch(self._train[indices])
-
+    @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy, or the mean squared error of scores in [-1, 1]."""
-        inputs = beside(model, batch)
-        labels = inputs.pop("labels")
-        return self._loss(model(**inputs).logits, labels)
+        output, labels = self._outputs(model, batch)
+        return self._loss(output.logits, labels)
 
+    @override
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return ``loss``, the task's metrics, and ``score``, which is the one of them that the paper reports.
+        """Return ``loss``, the task's metrics, and ``score``, the one of them that the paper reports.
 
-        Classes: ``accuracy``, and for two of them ``f1`` (of class 1) and ``matthews`` (correlation).  Scores:
-        ``pearson`` and ``spearman`` (correlations, NaN where all predictions are equal).
+        The metrics are those of `class_metrics` for classes and of `score_metrics` for scores.
         """
         logits, labels = self._predict(model, self._validation)
-        found = {"loss": self._loss(logits, labels), **_metrics(logits, labels, self._task.classes)}
-        found["score"] = found[self._task.own_metric]
-        return {name: value.item() for name, value in found.items()}
+        measure = class_metrics if self._task.classes else score_metrics
+        metrics = {"loss": self._loss(logits, labels), **measure(logits, labels)}
+        metrics["score"] = metrics[self._task.main_metric]
+        return {name: value.item() for name, value in metrics.items()}
 
+    @override
     def evaluate_training(self, model: nn.Module) -> dict[str, float]:
         """Return ``accuracy`` on a fixed sample of training examples, in evaluation mode; nothing for scores."""
         if not self._task.classes:
             return {}
-        logits, labels = self._predict(model, self._sample)
-        return {"accuracy": _metrics(logits, labels, self._task.classes)["accuracy"].item()}
+        return {"accuracy": class_metrics(*self._predict(model, self._sample))["accuracy"].item()}
 
     def _predict(self, model: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
         """Return logits ``[n, outputs]`` in evaluation mode, and labels ``[n]``, both on the CPU."""
-        outputs = []
-        with evaluating(model):
-            for first in range(0, len(features), _VALIDATION_BATCH):
-                inputs = beside(model, _batch(features[first : first + _VALIDATION_BATCH]))
-                inputs.pop("labels")
-                outputs.append(model(**inputs).logits.float().cpu())
-        return torch.cat(outputs), torch.from_numpy(features.labels)
+        with evaluation_mode(model):
+            logits = [output.logits.float().cpu() for _, output, _ in self._evaluated(model, features)]
+        return torch.cat(logits), torch.from_numpy(features.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self._task.classes:
@@ -166,31 +116,15 @@ class BertClassification(bert.FineTuning):
         return functional.mse_loss(logits.squeeze(1), labels / (HIGHEST_SCORE / 2) - 1)
 
 
-def _configuration(parameters: Mapping[str, Any]) -> Any:
+def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     dataset = parameters["dataset"]
-    positions = None if dataset in _OF_DOCSTRINGS else bert.POSITIONS
-    return bert.configuration(parameters, positions=positions, num_labels=TASKS[dataset].classes or 1)
+    positions = None if dataset in docstring_tasks.CLASSIFICATION else bert.POSITIONS
+    return bert.encoder_config(parameters, positions=positions, num_labels=TASKS[dataset].classes or 1)
 
 
-def _load(dataset: str, vocabulary_size: int, length: int, *, cased: bool) -> Examples:
-    if dataset in _OF_DOCSTRINGS:
-        return _OF_DOCSTRINGS[dataset](vocabulary_size, length)
-    vocabulary = Vocabulary(cased=cased, size=vocabulary_size)
+def _load(parameters: Mapping[str, Any]) -> Examples:
+    dataset, size, length = (parameters[name] for name in ("dataset", "vocabulary_size", "sequence_length"))
+    if dataset in docstring_tasks.CLASSIFICATION:
+        return docstring_tasks.CLASSIFICATION[dataset](size, length)
+    vocabulary = Vocabulary(cased=parameters["cased"], size=size)
     return imdb.load(vocabulary, length) if dataset == "imdb" else glue.load(dataset, vocabulary, length)
-
-
-def _batch(features: Features) -> Batch:
-    arrays = {**features.inputs(), "labels": features.labels}
-    return {name: torch.from_numpy(array) for name, array in arrays.items()}
-
-
-def _metrics(logits: Tensor, labels: Tensor, classes: int) -> dict[str, Tensor]:
-    if not classes:
-        predicted = logits.squeeze(1)
-        return {"pearson": pearson_corrcoef(predicted, labels), "spearman": spearman_corrcoef(predicted, labels)}
-    predicted = logits.argmax(1)
-    found = {"accuracy": accuracy(predicted, labels, task="multiclass", num_classes=classes, average="micro")}
-    if classes == 2:
-        found["f1"] = binary_f1_score(predicted, labels)
-        found["matthews"] = binary_matthews_corrcoef(predicted, labels)
-    return found

@@ -2,41 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from workflow.bench.data import corpus
-from workflow.bench.data.batches import Batch, seeded, shuffled
+from workflow.bench.data.batches import Batch, shuffled_indices
+from workflow.bench.data.masked_pairs import IGNORED, Pairs, PairsOfShards
 from workflow.bench.data.shards import Manifest
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import Workload, beside, evaluating
+from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
 
-# isort: split
-from transformers import BertForPreTraining
-from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
-
-from workflow.bench.data.masked_pairs import IGNORED, Pairs, PairsOfShards
-
-_DATA_NAMES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
-
-
+_TITLES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
+_VOCABULARY = "bert-uncased"  # of the shards
 _VALIDATION_SEED = 0  # of the validation pairs and masks, which every run shares
+_VALIDATION_BATCH, _VALIDATION_TOKENS = 256, 32768  # the most pairs and tokens to evaluate at once
+_MASKS = 1  # separates the random numbers for masks from those for an epoch's order
 
 
-_VALIDATION_BATCH, _VALIDATION_TOKENS = 256, 32768  # pairs and tokens at once, at most
+class MaskedBert(bert.BertForPreTraining):
+    """BERT with its two pre-training heads, which computes masked-language-model scores of predicted tokens only.
 
-
-_MASKS = 1  # keeps the numbers behind masks apart from those behind an epoch's order
-
-
-class MaskedBert(BertForPreTraining):
-    """BERT with its two pre-training heads; the masked language model's is asked for predicted tokens alone.
-
-    At a vocabulary of 30,000 the scores of all tokens would take more memory than the encoder.
+    With a vocabulary of 30,000 the scores of all tokens would take more memory than the encoder.
     """
 
     def forward(
@@ -47,10 +38,10 @@ class MaskedBert(BertForPreTraining):
         labels: Tensor,
         next_sentence_label: Tensor,
         loss_weight: Tensor | None = None,
-    ) -> BertForPreTrainingOutput:
-        """Return the loss, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``.
+    ) -> bert.BertForPreTrainingOutput:
+        """Return ``loss``, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``.
 
-        loss_weight: of the masked language model's part of the loss, 1 by default.
+        ``loss_weight`` multiplies the masked language model's part of the loss.
         """
         encoded = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
         predicted = labels != IGNORED
@@ -59,107 +50,81 @@ class MaskedBert(BertForPreTraining):
         if loss_weight is not None:
             loss = loss * loss_weight
         loss = loss + functional.cross_entropy(relationship.float(), next_sentence_label)
-        return BertForPreTrainingOutput(loss=loss, prediction_logits=logits, seq_relationship_logits=relationship)
+        return bert.BertForPreTrainingOutput(loss=loss, prediction_logits=logits, seq_relationship_logits=relationship)
 
 
 class BertPretraining(Workload):
-    """BERT with its two pre-training heads (Devlin et al., NAACL 2019), the loss their sum.
+    """BERT with its two pre-training heads (Devlin et al., NAACL 2019); the loss is the sum of theirs.
 
     The head of the masked language model is excluded from preconditioning, as in MKOR's released BERT script: its
     decoder shares the word embeddings' weight.
 
-    dataset: "docstrings", scikit-learn's and SciPy's, or "text", the shards that `workflow.bench.prepare` made with
-    bert-uncased's vocabulary and this ``sequence_length``.  batch_size: pairs of segments a step.  layers,
-    hidden_size, heads: of the encoder, whose feed-forward layers are four times as wide.  vocabulary_size: word
-    pieces.  sequence_length: tokens a pair; models of "text" have 512 positions whatever it is, so that a second phase
-    starts from a first one.  initializer_range: standard deviation of the initial weights.  dropout: share of
-    activations, and of attention, that is dropped in training.  validation_pairs: pairs to evaluate on, at most.
+    ``dataset: text`` reads the shards that `workflow.bench.prepare` made with bert-uncased's vocabulary and this
+    ``sequence_length``. Its models have 512 positions for every ``sequence_length``, so that a second phase with
+    longer sequences can start from a first one.
 
-    Raises `ValueError` where ``heads`` does not divide ``hidden_size``, the text has too few word pieces, or its
-    vocabulary has another size.
+    Raises:
+        ValueError: ``heads`` does not divide ``hidden_size``, the text has too few word pieces, or its vocabulary has
+            another size.
+        workflow.bench.data.folder.DataNotFound: the text is not on this machine.
     """
 
     exclude = (r"cls\.predictions",)
 
-    def __init__(
-        self,
-        *,
-        dataset: str,
-        batch_size: int,
-        layers: int,
-        hidden_size: int,
-        heads: int,
-        vocabulary_size: int,
-        sequence_length: int,
-        initializer_range: float,
-        dropout: float,
-        validation_pairs: int,
-    ) -> None:
-        self._parameters: dict[str, Any] = {
-            "dataset": dataset,
-            "layers": layers,
-            "hidden_size": hidden_size,
-            "heads": heads,
-            "vocabulary_size": vocabulary_size,
-            "sequence_length": sequence_length,
-            "initializer_range": initializer_range,
-            "dropout": dropout,
-        }
-        _configuration(self._parameters)
-        data = _load(dataset, vocabulary_size, sequence_length)
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
+        _config(parameters)  # refuses impossible sizes before any data is read
+        data = _load(parameters)
         self._pairs = data.train
-        self.batch_size = batch_size
-        self.model_name, self.dataset_name = self.described(**self._parameters)
         self.train_examples = len(self._pairs)
         self.data_fingerprint = data.fingerprint
 
         held_out = data.validation
         rng = np.random.default_rng(_VALIDATION_SEED)
-        self._validation = held_out.batch(rng.permutation(len(held_out))[:validation_pairs], rng)
+        self._validation = held_out.batch(rng.permutation(len(held_out))[: parameters["validation_pairs"]], rng)
         self.validation_examples = len(self._validation["input_ids"])
 
+    @override
     @classmethod
-    def architecture(cls, **parameters: Any) -> nn.Module:
-        """Return a model in BERT's initialisation."""
-        return MaskedBert(_configuration(parameters))
+    def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
+        return MaskedBert(_config(parameters))
 
+    @override
     @classmethod
-    def described(cls, **parameters: Any) -> tuple[str, str]:
-        """Return the encoder's size, and the text's name."""
-        return bert.size(parameters), _DATA_NAMES[parameters["dataset"]]
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        return bert.encoder_title(parameters), _TITLES[parameters["dataset"]]
 
-    def model(self, seed: int) -> nn.Module:
-        """Return a new model, as `architecture` makes it."""
-        with seeded(seed):
-            return self.architecture(**self._parameters)
-
+    @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
         """Yield batches as `Pairs.batch` makes them; masks and random segments differ in each epoch."""
-        for k, indices in shuffled(seed, start, self.train_examples, self.batch_size):
+        for k, indices in shuffled_indices(seed, start, self.train_examples, self.batch_size):
             yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]))
 
-    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
-        """Yield examples ``rows`` of the batches of `batches`; the others' texts are not read."""
-        for k, indices in shuffled(seed, start, self.train_examples, self.batch_size):
+    @override
+    def sliced_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
+        for k, indices in shuffled_indices(seed, start, self.train_examples, self.batch_size):
             yield self._pairs.batch(indices, np.random.default_rng([seed, k, _MASKS]), rows)
 
+    @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of both heads' mean cross-entropies: over predicted tokens, and over pairs."""
-        return model(**beside(model, batch)).loss
+        """Return the sum of two mean cross-entropies: over predicted tokens, and over pairs."""
+        return model(**to_device_of(model, batch)).loss
 
+    @override
     def loss_terms(self, batch: Batch) -> Tensor:
-        """Return the number of predicted tokens, which differs from one part of a batch to another."""
+        """Return the number of predicted tokens, which differs between parts of a batch."""
         return (batch["labels"] != IGNORED).sum()
 
+    @override
     def evaluate(self, model: nn.Module) -> dict[str, float]:
         """Return ``loss``, its part ``mlm_loss``, and ``nsp_accuracy``, on fixed pairs with fixed masks."""
         mlm_loss = nsp_loss = 0.0
         predicted = correct = 0
-        rows = max(1, min(_VALIDATION_BATCH, _VALIDATION_TOKENS // self._parameters["sequence_length"]))
-        with evaluating(model):
-            for first in range(0, self.validation_examples, rows):
-                here = slice(first, first + rows)
-                inputs = beside(model, {name: tensor[here] for name, tensor in self._validation.items()})
+        at_once = max(1, min(_VALIDATION_BATCH, _VALIDATION_TOKENS // self.parameters["sequence_length"]))
+        with evaluation_mode(model):
+            for first in range(0, self.validation_examples, at_once):
+                rows = slice(first, first + at_once)
+                inputs = to_device_of(model, {name: tensor[rows] for name, tensor in self._validation.items()})
                 labels, is_random = inputs["labels"], inputs["next_sentence_label"]
                 output = model(**inputs)
                 logits = output.prediction_logits.float()
@@ -177,9 +142,9 @@ class BertPretraining(Workload):
         }
 
 
-def _configuration(parameters: dict[str, Any]) -> Any:
+def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     positions = bert.POSITIONS if parameters["dataset"] == "text" else None
-    return bert.configuration(parameters, positions=positions)
+    return bert.encoder_config(parameters, positions=positions)
 
 
 class _Data(NamedTuple):
@@ -190,15 +155,12 @@ class _Data(NamedTuple):
     fingerprint: str
 
 
-def _load(dataset: str, vocabulary_size: int, length: int) -> _Data:
-    if dataset == "docstrings":
-        text = corpus.load(vocabulary_size)
-        return _Data(
-            Pairs(text.train, vocabulary_size, length),
-            Pairs(text.validation, vocabulary_size, length),
-            text.fingerprint,
-        )
-    manifest = Manifest("bert-uncased", length)
-    if manifest.vocabulary_size != vocabulary_size:
-        raise ValueError(f"{vocabulary_size=}: {manifest.folder} has {manifest.vocabulary_size} word pieces.")
+def _load(parameters: Mapping[str, Any]) -> _Data:
+    size, length = parameters["vocabulary_size"], parameters["sequence_length"]
+    if parameters["dataset"] == "docstrings":
+        text = corpus.load(size)
+        return _Data(Pairs(text.train, size, length), Pairs(text.validation, size, length), text.fingerprint)
+    manifest = Manifest(_VOCABULARY, length)
+    if manifest.vocabulary_size != size:
+        raise ValueError(f"vocabulary_size={size}: {manifest.folder} has {manifest.vocabulary_size} word pieces.")
     return _Data(PairsOfShards(manifest, "train"), PairsOfShards(manifest, "validation"), manifest.fingerprint)

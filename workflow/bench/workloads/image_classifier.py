@@ -1,96 +1,97 @@
-"""What the image classifiers share: their data, loss and metrics."""
+"""The base of the image classifiers: their data, loss and metrics."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from workflow.bench.data import images
-from workflow.bench.data.batches import Batch, seeded
-from workflow.bench.workloads.base import Workload, beside, evaluating
+from workflow.bench.data.batches import Batch
+from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
 
 
 class ImageClassifier(Workload):
-    """A network that tells which of several classes an image shows, trained on the cross-entropy."""
+    """A network that classifies images, trained on the cross-entropy.
 
-    def __init__(self, label_smoothing: float = 0.0, **parameters: Any) -> None:
-        """Load the data; ``parameters`` are the workload's own, ``label_smoothing`` left out.
+    Raises:
+        workflow.bench.data.folder.DataNotFound: the data is not on this machine.
+    """
 
-        Raises `workflow.bench.data.folder.DataNotFound` where the data is not on this machine.
-        """
-        self._parameters = parameters
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__(parameters)
         self._facts = images.FACTS[parameters["dataset"]]
-        self._images = images.load(parameters["dataset"], self.image_size(**parameters))
-        self._label_smoothing = label_smoothing
+        self._images = images.load(parameters["dataset"], self.image_size(parameters))
+        self._label_smoothing = parameters.get("label_smoothing", 0.0)
         self._scaling: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self.batch_size = parameters["batch_size"]
-        self.model_name, self.dataset_name = self.described(**parameters)
         self.train_examples = self._images.train_examples
         self.validation_examples = self._images.validation_examples
         self.data_fingerprint = self._images.fingerprint
 
     @classmethod
-    @abstractmethod
-    def image_size(cls, **parameters: Any) -> int:
-        """Return the pixels a side that images are scaled to."""
+    def image_size(cls, parameters: Mapping[str, Any]) -> int:
+        """Return the side in pixels to which images are scaled."""
+        size: int = parameters["image_size"]
+        return size
 
     @classmethod
     @abstractmethod
-    def named(cls, **parameters: Any) -> str:
-        """Return the model as tables name it."""
+    def model_title(cls, parameters: Mapping[str, Any]) -> str:
+        """Return the model's name in tables."""
 
+    @override
     @classmethod
-    def described(cls, **parameters: Any) -> tuple[str, str]:
-        """Return the model's name, and the data's with the size of the images where it is not their own."""
-        known, size = images.FACTS[parameters["dataset"]], cls.image_size(**parameters)
-        return cls.named(**parameters), known.title if size == known.size else f"{known.title}, at {size} x {size}"
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the names of the model and the data; the data's states the size of images that were scaled."""
+        facts, size = images.FACTS[parameters["dataset"]], cls.image_size(parameters)
+        data = facts.title if size == facts.size else f"{facts.title}, at {size} x {size}"
+        return cls.model_title(parameters), data
 
-    def model(self, seed: int) -> nn.Module:
-        """Return a new model, as `architecture` makes it."""
-        with seeded(seed):
-            return self.architecture(**self._parameters)
-
+    @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches ``{"images": [batch_size, channels, size, size], "labels": [batch_size]}``."""
+        """Yield ``{"images": [batch_size, channels, size, size], "labels": [batch_size]}``."""
         return self._images.batches(seed, start, self.batch_size)
 
-    def rows_of_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
-        """Yield examples ``rows`` of the batches of `batches`; other files are not read."""
+    @override
+    def sliced_batches(self, seed: int, start: int, rows: slice) -> Iterator[Batch]:
         return self._images.batches(seed, start, self.batch_size, rows)
 
+    @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the mean cross-entropy with smoothed labels (Szegedy et al., CVPR 2016)."""
-        here = beside(model, batch)
+        inputs = to_device_of(model, batch)
         return functional.cross_entropy(
-            model(self._inputs(here["images"])), here["labels"], label_smoothing=self._label_smoothing
+            model(self._standardize(inputs["images"])), inputs["labels"], label_smoothing=self._label_smoothing
         )
 
+    @override
     def evaluate(self, model: nn.Module) -> dict[str, float]:
-        """Return ``loss``, the cross-entropy without smoothing, and ``accuracy``, the share of right classes."""
+        """Return ``loss``, the cross-entropy without smoothing, and ``accuracy``, the share classified correctly."""
         return self._measure(model, self._images.validation())
 
     def _measure(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
         device = next(model.parameters()).device
-        # Summed up where they are: reading a number in every chunk would make a GPU wait.
+        # Sums stay on the device: reading a number after every chunk would make the CPU wait for the GPU.
         total, correct = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
         examples = 0
-        with evaluating(model):
+        with evaluation_mode(model):
             for batch in batches:
-                here = beside(model, batch)
-                logits = model(self._inputs(here["images"])).float()
-                total += functional.cross_entropy(logits, here["labels"], reduction="sum")
-                correct += (logits.argmax(1) == here["labels"]).sum()
+                inputs = to_device_of(model, batch)
+                logits = model(self._standardize(inputs["images"])).float()
+                total += functional.cross_entropy(logits, inputs["labels"], reduction="sum")
+                correct += (logits.argmax(1) == inputs["labels"]).sum()
                 examples += len(logits)
         return {"loss": total.item() / examples, "accuracy": correct.item() / examples}
 
-    def _inputs(self, pixels: Tensor) -> Tensor:
-        """Return pixels with mean 0 and deviation 1 in each channel, in float32."""
+    def _standardize(self, pixels: Tensor) -> Tensor:
+        """Return pixels in float32 with mean 0 and standard deviation 1 in each channel of the whole data set."""
         if pixels.device not in self._scaling:
+            # Kept for each device: copying two small tensors to a GPU in every step would cost more than the division.
             mean, deviation = (
                 torch.tensor(values, device=pixels.device)[:, None, None]
                 for values in (self._facts.mean, self._facts.deviation)
