@@ -5,70 +5,89 @@ from __future__ import annotations
 import argparse
 import math
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from workflow.bench.plan import MOST_THREADS, add_arguments, load_from
+from workflow.bench.plan import MOST_THREADS, Plan, add_arguments, load_from
+from workflow.bench.plan.runs import Job, Run
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Train an experiment's runs of one optimizer: those that are done are kept, those begun go on.
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Train an experiment's runs of one optimizer. Finished runs are skipped, interrupted ones resumed.
 
-    Asked to stop (SIGTERM, SIGUSR1, Ctrl-C, --minutes), it saves a checkpoint and exits with code 75: the same command
-    goes on.  Started as several processes, by torchrun, mpiexec or srun, these train each run together.
+    On SIGTERM, SIGUSR1, Ctrl-C or after --minutes, it saves a checkpoint and exits with code 75; the same command
+    resumes the training. Processes started together by torchrun, mpiexec or srun share the batches of each run.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.train", description=main.__doc__)
-    parser.add_argument("experiment", help="a file of <config>/experiments")
-    parser.add_argument("label", help="an optimizer's label in it")
-    parser.add_argument("--seed", type=int, nargs="+", help="train only these seeds, and publish nothing")
-    parser.add_argument("--out", type=Path, help="where to publish (default: <results>/EXPERIMENT/LABEL.csv)")
+    parser.add_argument("experiment", help="name of a file in <config>/experiments")
+    parser.add_argument("label", help="label of an optimizer in that file")
+    parser.add_argument("--seed", type=int, nargs="+", help="train only these seeds and publish no CSV")
+    parser.add_argument("--out", type=Path, help="CSV to publish (default: <results>/EXPERIMENT/LABEL.csv)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: the tier's)")
-    parser.add_argument("--minutes", type=float, help="save and stop after so many minutes, with exit code 75")
+    parser.add_argument("--minutes", type=float, help="save and exit with code 75 after so many minutes")
     add_arguments(parser)
-    given = parser.parse_args(arguments)
-    place = launcher.Place()
-    try:
-        place = launcher.place()
-        plan = load_from(given)
-        job = plan.job(given.experiment, given.label)
-        runs = [run for run in job.runs if given.seed is None or run.seed in given.seed]
-        if given.threads is not None and not 1 <= given.threads <= MOST_THREADS:
-            raise ConfigError(f"--threads = {given.threads}: must be from 1 to {MOST_THREADS}")
-        if given.minutes is not None and not (math.isfinite(given.minutes) and given.minutes > 0):
-            raise ConfigError(f"--minutes = {given.minutes}: must be greater than 0")
-        for seed in given.seed or []:
-            if all(run.seed != seed for run in runs):
-                known = sorted({run.seed for run in job.runs})
-                raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {known}")
-        launcher.prepare(place)
-        stop = Stop(None if given.minutes is None else 60 * given.minutes, launched=place.size > 1)
-        with stop.listening():
-            # Here and not above: torch takes seconds, and a mistake should be told at once.
-            from workflow.bench.training.ranks import joined
-            from workflow.bench.training.runner import Runner, refuse_absent_device
+    return run_command(parser, _work, arguments)
 
-            refuse_absent_device(plan)
-            with joined(place, plan.tier.device) as ranks:
-                runner = Runner(plan, given.threads, stop=stop, ranks=ranks)
-                is_done = runner.train(runs)
-                if is_done and given.seed is None and ranks.is_first:
-                    file = given.out or plan.csv_of(job)
-                    write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
-                    print(shown_path(file))
-        if not is_done and place.rank == 0:  # the job's exit code is the first rank's
-            if given.minutes is not None and not runner.has_moved:
-                raise ConfigError(f"--minutes = {given.minutes}: over before a step was trained; give it more")
-            print("interrupted and saved; the same command goes on", file=sys.stderr)
-            return EXIT_RESUMABLE
+
+def _work(options: argparse.Namespace) -> int | None:
+    place = launcher.place()
+    try:
+        plan = load_from(options)
+        job = plan.job(options.experiment, options.label)
+        _check_options(options, job)
+        return _train(plan, job, options, place)
     except (ConfigError, OSError) as problem:
-        if place.rank == 0 or isinstance(problem, launcher.MeetingError):  # of others the ranks say the same
-            print(problem, file=sys.stderr)
+        # All ranks fail alike, so the first one's message is enough; but rank 0 may be the one that is missing.
+        if place.rank == 0 or isinstance(problem, launcher.MeetingError):
+            raise
         return 1
-    return 0
+
+
+def _check_options(options: argparse.Namespace, job: Job) -> None:
+    """Raise `ConfigError` on the first option that is out of range."""
+    if options.threads is not None and not 1 <= options.threads <= MOST_THREADS:
+        raise ConfigError(f"--threads = {options.threads}: must be from 1 to {MOST_THREADS}")
+    if options.minutes is not None and not (math.isfinite(options.minutes) and options.minutes > 0):
+        raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0")
+    seeds = sorted({run.seed for run in job.runs})
+    for seed in options.seed or []:
+        if seed not in seeds:
+            raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {seeds}")
+
+
+def _train(plan: Plan, job: Job, options: argparse.Namespace, place: launcher.Place) -> int | None:
+    """Train the chosen runs and publish the job's CSV; return the exit status."""
+    launcher.prepare(place)
+    stop = Stop(None if options.minutes is None else 60 * options.minutes, launched=place.size > 1)
+    with stop.listening():
+        # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
+        from workflow.bench.training.ranks import joined
+        from workflow.bench.training.runner import Runner, refuse_absent_device
+
+        refuse_absent_device(plan)
+        with joined(place, plan.tier.device) as ranks:
+            runner = Runner(plan, options.threads, stop=stop, ranks=ranks)
+            all_done = runner.train(_chosen(job, options.seed))
+            if all_done and options.seed is None and ranks.is_first:
+                file = options.out or plan.csv_of(job)
+                write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+                print(shown_path(file))
+    if all_done or place.rank != 0:  # the exit status of the first rank is the job's
+        return None
+    if options.minutes is not None and not runner.has_moved:
+        raise ConfigError(f"--minutes = {options.minutes}: over before a step was trained; give it more")
+    print("interrupted and saved; the same command resumes it", file=sys.stderr)
+    return EXIT_RESUMABLE
+
+
+def _chosen(job: Job, seeds: Sequence[int] | None) -> list[Run]:
+    return [run for run in job.runs if seeds is None or run.seed in seeds]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Tuning: the same number of trials for every optimizer of a block, from declared spaces, on a seed of its own."""
+"""Tune every optimizer of an experiment with the same number of trials, on a seed that no run uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import json
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +16,7 @@ import yaml
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Contender, Experiment, Trial
 from workflow.bench.results.rows import write_csv
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
 from workflow.bench.training.record import RunFolder, read_metrics, read_summary
@@ -38,7 +39,7 @@ TRIAL_COLUMNS: Final = (
 
 @dataclass(frozen=True)
 class Score:
-    """How a trial ended: its metric after the last step, NaN where it did not finish."""
+    """The result of a trial: its metric after the last step, NaN if it did not finish."""
 
     trial: Trial
     status: str
@@ -46,7 +47,7 @@ class Score:
 
 
 def best_of(scores: Sequence[Score], best: str) -> Score | None:
-    """Return the score with the ``lowest`` or ``highest`` value, the first of equals; None where none finished."""
+    """Return the score with the ``lowest`` or ``highest`` value, the first of equals; None if no trial finished."""
     finished = [score for score in scores if math.isfinite(score.value)]
     if not finished:
         return None
@@ -55,7 +56,7 @@ def best_of(scores: Sequence[Score], best: str) -> Score | None:
 
 
 def score(plan: Plan, contender: Contender, trial: Trial) -> Score:
-    """Return how a trial ended."""
+    """Read a trial's score from its run folder."""
     folder = RunFolder.of(plan.results, trial.run.id)
     status = (read_summary(folder) or {"status": "missing"})["status"]
     if status != "finished":
@@ -66,38 +67,24 @@ def score(plan: Plan, contender: Contender, trial: Trial) -> Score:
 
 
 def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
-    """Write ``<experiment>.yaml``, which holds the best values, and ``<experiment>.trials.csv``; return remarks."""
+    """Write ``<experiment>.yaml`` with the best values and ``<experiment>.trials.csv`` with all trials.
+
+    Returns:
+        Remarks for the user, one line each.
+    """
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
     for contender in experiment.contenders:
-        who = f"{contender.workload['name']}, {contender.label}"
         scores = [score(plan, contender, trial) for trial in contender.trials]
         best = best_of(scores, contender.metric["best"])
-        rows += [_row(experiment, contender, found, chosen=found is best) for found in scores]
-        if best is None:
-            remarks.append(f"{who}: no trial finished; change its space")
-            continue
-        entries.append(
-            {
-                "workload": dict(contender.workload),
-                "label": contender.label,
-                "hyperparameters": dict(best.trial.values),
-                "score": best.value,
-                "trials": [trial.run.id for trial in contender.trials],
-            }
-        )
-        remarks.append(f"{who}: {_shown(best.trial.values)}, {contender.metric['metric']} {best.value:.5g}")
-        for name, value in best.trial.values.items():
-            tried = [trial.values[name] for trial in contender.trials]
-            if isinstance(value, float) and value in (min(tried), max(tried)) and len(tried) > 1:
-                remarks.append(f"{who}: {name} = {value} is at an end of its space; widen it")
-        if contender.given:
-            names = ", ".join(contender.given)
-            remarks.append(f"{who}: not in use, the experiment's file gives {names}; say 'tuned' there")
+        rows += [_row(experiment, contender, result, chosen=result is best) for result in scores]
+        if best is not None:
+            entries.append(_entry(contender, best))
+        remarks += [f"{contender.workload['name']}, {contender.label}: {text}" for text in _remarks(contender, best)]
     header = (
-        f"# Made by python -m workflow.bench.tune {experiment.name}, trials in {experiment.name}.trials.csv beside.\n"
-        "# Every optimizer of a block had as many trials, on a seed that its runs do not use.\n"
+        f"# Made by python -m workflow.bench.tune {experiment.name}; {experiment.name}.trials.csv lists the trials.\n"
+        "# Every optimizer of a block had the same number of trials, on a seed that its runs do not use.\n"
     )
     body = yaml.dump(entries, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
     write_csv(folder / f"{experiment.name}.trials.csv", TRIAL_COLUMNS, rows)
@@ -106,66 +93,97 @@ def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes equal values out in full, where YAML would say: the same as above."""
+    """Writes equal values in full instead of as YAML aliases."""
 
     def ignore_aliases(self, data: object) -> bool:
         return True
 
 
-def _row(experiment: Experiment, contender: Contender, found: Score, *, chosen: bool) -> dict[str, Any]:
+def _entry(contender: Contender, best: Score) -> dict[str, Any]:
+    """Return a contender's entry in the file of tuned values."""
+    return {
+        "workload": dict(contender.workload),
+        "label": contender.label,
+        "hyperparameters": dict(best.trial.values),
+        "score": best.value,
+        "trials": [trial.run.id for trial in contender.trials],
+    }
+
+
+def _remarks(contender: Contender, best: Score | None) -> Iterator[str]:
+    """Yield what a user should know about a contender's result."""
+    if best is None:
+        yield "no trial finished; change its space"
+        return
+    values = ", ".join(f"{name} = {value}" for name, value in best.trial.values.items())
+    yield f"{values}, {contender.metric['metric']} {best.value:.5g}"
+    for name, value in best.trial.values.items():
+        if _is_at_an_end(value, [trial.values[name] for trial in contender.trials]):
+            yield f"{name} = {value} is at an end of its space; widen it"
+    if contender.given:
+        names = ", ".join(contender.given)
+        yield f"not in use, the experiment's file gives {names}; write 'tuned' there"
+
+
+def _is_at_an_end(value: Any, tried: Sequence[Any]) -> bool:
+    return isinstance(value, float) and value in (min(tried), max(tried)) and len(tried) > 1
+
+
+def _row(experiment: Experiment, contender: Contender, result: Score, *, chosen: bool) -> dict[str, Any]:
+    """Return a row of `TRIAL_COLUMNS`."""
     return {
         "experiment": experiment.name,
         "workload": contender.workload["name"],
         "optimizer": contender.label,
-        "values": json.dumps(found.trial.values),
-        "seed": found.trial.run.seed,
-        "run": found.trial.run.id,
-        "status": found.status,
+        "values": json.dumps(result.trial.values),
+        "seed": result.trial.run.seed,
+        "run": result.trial.run.id,
+        "status": result.status,
         "split": contender.metric["split"],
         "metric": contender.metric["metric"],
-        "score": found.value if math.isfinite(found.value) else None,
+        "score": result.value if math.isfinite(result.value) else None,
         "chosen": chosen,
     }
 
 
-def _shown(values: Any) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in values.items())
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Tune the optimizers of experiments that have a 'tuning', and write config/tuned/<tier>/<experiment>.yaml.
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Tune the optimizers of experiments with a 'tuning', and write config/tuned/<tier>/<experiment>.yaml.
-
-    Trials that are done are kept.  Asked to stop, it saves a checkpoint and exits with code 75: the same command
-    goes on.
+    Finished trials are skipped. When asked to stop, it saves a checkpoint and exits with code 75; the same command
+    resumes it.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.tune", description=main.__doc__)
-    parser.add_argument("experiment", nargs="*", help="files of <config>/experiments (default: all with a tuning)")
+    parser.add_argument("experiment", nargs="*", help="names of files in <config>/experiments (default: all to tune)")
     add_arguments(parser)
-    given = parser.parse_args(arguments)
-    try:
-        plan = load_from(given, for_tuning=True)
-        chosen = [plan.experiment(name) for name in given.experiment]
-        for experiment in chosen:
-            if not experiment.contenders:
-                raise ConfigError(f"experiment = '{experiment.name}': has no 'tuning' with a 'space' at this tier")
-        chosen = chosen or [experiment for experiment in plan.experiments.values() if experiment.contenders]
-        # Here and not above: torch takes seconds, and a mistake should be told at once.
-        from workflow.bench.training.runner import Runner
+    return run_command(parser, _tune, arguments)
 
-        runner = Runner(plan)
-        for experiment in chosen:
-            trials = [trial for contender in experiment.contenders for trial in contender.trials]
-            if not runner.train(trial.run for trial in trials):
-                print("interrupted and saved; the same command goes on", file=sys.stderr)
-                return EXIT_RESUMABLE
-            folder = given.config_dir / "tuned" / plan.tier.name
-            for remark in publish(plan, experiment, folder):
-                print(remark)
-            print(shown_path(folder / f"{experiment.name}.yaml"))
-    except (ConfigError, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+
+def _tune(options: argparse.Namespace) -> int | None:
+    plan = load_from(options, for_tuning=True)
+    experiments = _chosen(plan, options.experiment)
+    # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
+    from workflow.bench.training.runner import Runner
+
+    runner = Runner(plan)
+    for experiment in experiments:
+        if not runner.train(trial.run for contender in experiment.contenders for trial in contender.trials):
+            print("interrupted and saved; the same command resumes it", file=sys.stderr)
+            return EXIT_RESUMABLE
+        folder = options.config_dir / "tuned" / plan.tier.name
+        for remark in publish(plan, experiment, folder):
+            print(remark)
+        print(shown_path(folder / f"{experiment.name}.yaml"))
+    return None
+
+
+def _chosen(plan: Plan, names: Sequence[str]) -> list[Experiment]:
+    """Return the named experiments, by default all that have a tuning."""
+    if not names:
+        return [experiment for experiment in plan.experiments.values() if experiment.contenders]
+    for name in names:
+        if not plan.experiment(name).contenders:
+            raise ConfigError(f"experiment = '{name}': has no 'tuning' with a 'space' at this tier")
+    return [plan.experiment(name) for name in names]
 
 
 if __name__ == "__main__":

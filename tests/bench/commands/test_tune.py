@@ -82,7 +82,7 @@ def test_a_number_in_the_experiments_file_wins_and_tune_says_so(folder: Path, ca
     write(folder, "one", block(optimizer("sgd", lr=0.3), tuning=TUNING))
     assert tune.main(["one", *options(folder)]) == 0
     said = capsys.readouterr().out
-    assert "autoencoder, sgd: not in use, the experiment's file gives lr; say 'tuned' there\n" in said
+    assert "autoencoder, sgd: not in use, the experiment's file gives lr; write 'tuned' there\n" in said
     (planned,) = load(folder).job("one", "sgd").planned
     assert planned.run.hyperparameters["lr"] == 0.3
     assert not planned.tuned

@@ -196,7 +196,7 @@ def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pyt
     write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=3000, evaluate_every=1000))
     arguments = ["one", "mkor", *options(folder)]
     assert train.main([*arguments, "--minutes=0.01"]) == EXIT_RESUMABLE
-    assert capsys.readouterr().err.endswith("interrupted and saved; the same command goes on\n")
+    assert capsys.readouterr().err.endswith("interrupted and saved; the same command resumes it\n")
     assert train.main(arguments) == 0
     plan = load(folder)
     (run,) = plan.runs.values()
@@ -541,7 +541,7 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
     first.send_signal(signal.SIGTERM)
     _, said = first.communicate(timeout=60)
     assert first.returncode == EXIT_RESUMABLE == 75, said
-    assert said.endswith("interrupted and saved; the same command goes on\n")
+    assert said.endswith("interrupted and saved; the same command resumes it\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
     assert 20 <= summary["steps_done"] < 500

@@ -208,7 +208,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
     until_row(place, 5)
     os.kill(first[1].pid or 0, signal.SIGUSR1)
     assert joined(first) == [EXIT_RESUMABLE, 0], said(tmp_path / "first", 2)  # the job's word is the first rank's
-    assert said(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command goes on\n")
+    assert said(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command resumes it\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
     saved = summary["steps_done"]
