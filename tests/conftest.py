@@ -16,6 +16,25 @@ settings.register_profile("long", max_examples=1000)
 
 CONTRACT = "test_methods.py::test_"
 
+LONGEST = (
+    "pipeline/test_miniature.py",
+    "pipeline/test_pipeline.py",
+    "docs/test_adding_an_optimizer.py",
+    "commands/test_fuzz.py",
+    "commands/test_faults.py",
+    "training/test_train.py",
+    "training/test_train_ranks.py",
+    "support/test_source_code.py",
+    "mkor_core/test_distributed.py",
+)
+"""Test files that take longest, longest first."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the longest files first, so that no worker is left with one of them at the end."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
