@@ -1,4 +1,4 @@
-"""Which rank does what for which layer (Pauloski et al., SC '21, section 3): pure logic, no tensors."""
+"""KAISA's assignment of layers to ranks (Pauloski et al., SC '21, section 3), without tensors."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Grid:
-    """Ranks in a grid: columns are groups of gradient workers, rows are groups that one of them sends updates to.
+    """Ranks in a grid; rank r is in row ``r // columns`` and column ``r % columns``.
 
-    Rank r stands in row ``r // columns`` and column ``r % columns``.
+    A column is a group of gradient workers: they precondition the layers assigned to it. A row is a group of receivers:
+    each of its ranks sends the updates of its column's layers to the others. On 4 ranks with 2 gradient workers the
+    columns are (0, 2) and (1, 3), the rows (0, 1) and (2, 3).
     """
 
     rows: int
     columns: int
 
     def column(self, index: int) -> tuple[int, ...]:
-        """Return the ranks of a column: the gradient workers of the layers given to it."""
+        """Return the ranks of a column."""
         return tuple(range(index, self.rows * self.columns, self.columns))
 
     def row(self, index: int) -> tuple[int, ...]:
@@ -29,7 +31,7 @@ def make_grid(world_size: int, worker_fraction: float) -> Grid:
     """Return the grid with ``max(1, world_size * worker_fraction)`` gradient workers a layer.
 
     Raises:
-        ValueError: that number is not whole, or does not divide the number of ranks.
+        ValueError: the number of gradient workers is not whole, or does not divide the number of ranks.
     """
     workers = max(1.0, world_size * worker_fraction)
     rows = round(workers)
@@ -43,22 +45,25 @@ def make_grid(world_size: int, worker_fraction: float) -> Grid:
 
 @dataclass(frozen=True)
 class Assignment:
-    """One layer's place: the rank that refreshes it, and the column of its gradient workers."""
+    """The place of one layer in the grid."""
 
     owner: int
+    """The rank that refreshes it."""
     column: int
+    """The column of its gradient workers."""
 
 
 def assign(costs: Mapping[str, float], grid: Grid) -> dict[str, Assignment]:
-    """Give layers, most costly first, to the least loaded column, and in it to the least loaded rank.
+    """Return each layer's assignment, given the cost of its refresh.
 
-    Ties go to the earlier name, column and rank, so that all ranks come to the same result.
+    Layers go, most costly first, to the least loaded column, and in it to the least loaded rank. Ties go to the earlier
+    name, column and rank, so that all ranks compute the same assignment.
     """
     load = dict.fromkeys(range(grid.rows * grid.columns), 0.0)
-    places: dict[str, Assignment] = {}
+    assignments: dict[str, Assignment] = {}
     for name in sorted(costs, key=lambda name: -costs[name]):
         column = min(range(grid.columns), key=lambda index: sum(load[rank] for rank in grid.column(index)))
         owner = min(grid.column(column), key=lambda rank: load[rank])
         load[owner] += costs[name]
-        places[name] = Assignment(owner, column)
-    return {name: places[name] for name in costs}
+        assignments[name] = Assignment(owner, column)
+    return {name: assignments[name] for name in costs}

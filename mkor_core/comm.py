@@ -1,6 +1,6 @@
-"""Collectives that are no-ops on one process, flat by dtype, and count the bytes handed to them.
+"""Collectives that send flat buffers, one for each dtype, and count the bytes handed to them.
 
-Callers never branch on the number of ranks: on one process every function returns what it was given.
+On one process every function returns its input, so callers never branch on the number of ranks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def count_bytes(collective: str, tensor: Tensor) -> None:
 
 
 def is_distributed() -> bool:
-    """Tell whether a default process group stands."""
+    """Return whether the default process group is initialized."""
     return dist.is_available() and dist.is_initialized()
 
 
 def world_size(group: ProcessGroup | None = None) -> int:
-    """Return the number of ranks of ``group`` (default: all), 1 without a process group."""
+    """Return the number of ranks in ``group`` (default: all), 1 without a process group."""
     return dist.get_world_size(group) if is_distributed() else 1
 
 
@@ -48,30 +48,31 @@ def rank(group: ProcessGroup | None = None) -> int:
 
 
 def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
-    """Return every tensor summed over the ranks, by one flat all-reduce for each dtype among them."""
+    """Return every tensor summed over the ranks, by one flat all-reduce for each dtype."""
     if world_size(group) == 1 or not tensors:
         return list(tensors)
     summed: list[Tensor] = [torch.empty(0)] * len(tensors)
     by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
-    for _, indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
-        members = list(indices)
-        parts = [tensors[i] for i in members]
+    for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
+        indices = list(group_of_indices)
+        parts = [tensors[i] for i in indices]
         flat = torch.cat([part.reshape(-1) for part in parts])
         dist.all_reduce(flat, group=group)
         count_bytes("all_reduce", flat)
-        for i, part in zip(members, flat.split([part.numel() for part in parts]), strict=True):
+        for i, part in zip(indices, flat.split([part.numel() for part in parts]), strict=True):
             summed[i] = part.view(tensors[i].shape)
     return summed
 
 
 def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return the rows ``[n, d]`` of all ranks, in rank order; their numbers may differ, and are read by the host."""
+    """Return the rows ``[n, d]`` of all ranks, in rank order; n may differ between ranks, which makes the host wait."""
     world = world_size(group)
     if world == 1:
         return rows
     number = torch.tensor([rows.shape[0]], device=rows.device)
     numbers = [torch.empty_like(number) for _ in range(world)]
     dist.all_gather(numbers, number, group=group)
+    # all_gather needs the same shape from every rank: pad to the most rows, and cut the padding off afterwards.
     most = max(int(n) for n in numbers)
     padded = torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0])).contiguous()
     gathered = [torch.empty_like(padded) for _ in range(world)]
@@ -81,9 +82,9 @@ def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
 
 
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None) -> list[Tensor]:
-    """Return ``source``'s tensors, in one flat broadcast; all ranks bring the same shapes and one dtype.
+    """Return the tensors of the global rank ``source``, in one flat broadcast.
 
-    source: the global rank. Bytes are counted where they leave.
+    All ranks pass tensors of the same shapes and one dtype. Bytes are counted on the source only.
     """
     if world_size(group) == 1 or not tensors:
         return list(tensors)
@@ -96,12 +97,12 @@ def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None
 
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric ``[d, d]`` as ``[d (d + 1) / 2]``."""
+    """Return the upper triangle of a symmetric ``[d, d]`` matrix as ``[d (d + 1) / 2]``."""
     return matrix[_upper_triangle(matrix.shape[0], matrix.device)]
 
 
 def unpack_symmetric(triangle: Tensor, dimension: int) -> Tensor:
-    """Return the symmetric ``[d, d]`` whose upper triangle `pack_symmetric` gave."""
+    """Return the symmetric ``[d, d]`` matrix of an upper triangle that `pack_symmetric` returned."""
     matrix = triangle.new_zeros(dimension, dimension)
     matrix[_upper_triangle(dimension, triangle.device)] = triangle
     return matrix + matrix.triu(1).T

@@ -1,4 +1,4 @@
-"""Which layers of a model can be preconditioned, and which models cannot be at all."""
+"""Which layers of a model can be preconditioned, and which models are refused."""
 
 from __future__ import annotations
 
@@ -22,28 +22,24 @@ Exclude = Pattern | Iterable[Pattern]
 
 
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
-    """Return the layers to precondition by name; log once which modules with a weight are left out, and why.
+    """Return the layers to precondition by name, in the model's order.
+
+    Modules with a weight that are left out without being excluded are logged in one line, each with the reason.
 
     Raises:
-        ValueError: a pattern that matches no module, a module of another model, or no layer at all.
+        ValueError: ``exclude`` has a pattern that matches no module or a module of another model, or no layer is left.
     """
-    modules = {_name_in(model, name): module for name, module in model.named_modules()}
+    modules = {_unwrapped_name(model, name): module for name, module in model.named_modules()}
     patterns = [exclude] if isinstance(exclude, str | re.Pattern | nn.Module) else list(exclude)
     excluded = _excluded_modules(modules, patterns)
-    owners: dict[int, list[str]] = {}
-    for name, module in modules.items():
-        for parameter in module.parameters(recurse=False):
-            owners.setdefault(id(parameter), []).append(name)
+    users = _users_of_parameters(modules)
     layers: dict[str, Layer] = {}
     left_out: list[str] = []
     for name, module in modules.items():
         weight = module._parameters.get("weight")
         if module in excluded or (weight is None and not is_parametrized(module, "weight")):
             continue
-        reason = unsupported_reason(module) or _unfit_weight(module, weight)
-        if reason is None and len(owners[id(weight)]) > 1:
-            others = ", ".join(owner for owner in owners[id(weight)] if owner != name)
-            reason = f"its weight is shared with {others}"
+        reason = unsupported_reason(module) or _unsuitable_weight(name, module, users)
         if reason is None:
             layers[name] = Layer(name, cast("Supported", module))
         else:
@@ -55,13 +51,26 @@ def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     return layers
 
 
-def _unfit_weight(module: nn.Module, weight: nn.Parameter | None) -> str | None:
+def _users_of_parameters(modules: Mapping[str, nn.Module]) -> dict[int, list[str]]:
+    """Return the names of the modules that hold each parameter, by the parameter's id."""
+    users: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(name)
+    return users
+
+
+def _unsuitable_weight(name: str, module: nn.Module, users: Mapping[int, Sequence[str]]) -> str | None:
+    """Return why the weight of a Linear or Conv2d cannot be preconditioned; None if it can."""
+    weight = module._parameters.get("weight")
     if weight is None:
         return "its weight is parametrized, computed from other parameters"
     if isinstance(weight, UninitializedParameter):
-        return "it is uninitialised: run a forward pass first"
+        return "it is uninitialized: run a forward pass first"
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention uses its weight without calling it"
+    if sharing := [user for user in users[id(weight)] if user != name]:
+        return f"its weight is shared with {', '.join(sharing)}"
     return None
 
 
@@ -69,18 +78,22 @@ def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Patte
     excluded: set[nn.Module] = set()
     for pattern in patterns:
         if isinstance(pattern, nn.Module):
-            found = [module for module in modules.values() if module is pattern]
+            matches = [module for module in modules.values() if module is pattern]
         else:
-            found = [module for name, module in modules.items() if name and re.search(pattern, name)]
-        if not found:
+            matches = [module for name, module in modules.items() if name and re.search(pattern, name)]
+        if not matches:
             shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
             raise ValueError(f"exclude={shown} matches no module of the model.")
-        excluded.update(inner for module in found for inner in module.modules())
+        excluded.update(inner for module in matches for inner in module.modules())
     return excluded
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Raise TypeError for a model whose parameters are sharded (FSDP, DTensor, DeepSpeed ZeRO-3), by name."""
+    """Raise an error for a model whose parameters are sharded.
+
+    Raises:
+        TypeError: FSDP, a DTensor parameter or DeepSpeed ZeRO-3, by name.
+    """
     advice = "second-order methods need whole parameters on every rank: use DistributedDataParallel"
     for module in model.modules():
         if "FullyShardedDataParallel" in type(module).__name__:
@@ -92,8 +105,8 @@ def refuse_sharded(model: nn.Module) -> None:
             raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")
 
 
-def _name_in(model: nn.Module, name: str) -> str:
-    """Return a module's name without what a data-parallel wrapper puts before it."""
+def _unwrapped_name(model: nn.Module, name: str) -> str:
+    """Return a module's name without the prefix of a data-parallel wrapper."""
     if not isinstance(model, DistributedDataParallel | DataParallel):
         return name
     return "" if name == "module" else name.removeprefix("module.")

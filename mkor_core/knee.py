@@ -1,7 +1,7 @@
-"""The knee-point: where a falling (or rising) curve stops paying (MKOR's appendix; ALGORITHMS.md, MKOR-H).
+"""The knee-point of a training curve, from which it hardly improves (MKOR's appendix; ALGORITHMS.md, MKOR-H).
 
-With r an exponential moving average of the improvement per step and m the mean improvement per step since the regime
-began, the knee is reached once ``r < beta m``.
+With r an exponential moving average of the improvement per step, and m the mean improvement per step since the start of
+the curve, the knee is reached once ``r < beta m``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ RATE_DECAY = 0.9
 
 
 def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = False) -> bool:
-    """Tell whether the last point of a curve lies past its knee.
+    """Return whether the last point of a curve lies past its knee; False for fewer than three points.
 
-    curve: (steps since the point before, value) of the current regime, in order; the first one's steps are not read.
-    The moving average is corrected for its start at zero. Fewer than three points have no knee.
+    Args:
+        curve: (steps since the previous point, value) in order; the steps of the first point are ignored.
+        beta: the fraction of the mean improvement below which the curve is past its knee.
+        rising: whether the value is to rise (an accuracy) and not to fall (a loss).
     """
     if len(curve) < 3:
         return False
     sign = 1.0 if rising else -1.0
+    # The average starts at 0; dividing by norm, the same average of ones, corrects for that.
     rate = norm = 0.0
     for (_, before), (steps, value) in pairwise(curve):
         improvement = sign * (value - before) / steps
@@ -38,10 +41,10 @@ def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = F
 
 
 class KneePointScheduler(LRScheduler):
-    """Lower every learning rate by ``factor`` at each knee of a loss (falling) or an accuracy (rising).
+    """Multiplies every learning rate by ``factor`` at each knee of a loss, or of an accuracy if ``rising``.
 
-    Call ``step(value)`` once an epoch or a fixed number of iterations; the curve starts anew at each rate. After a
-    change of rate ``patience`` values pass before the next.
+    Call ``step(value)`` once an epoch, or once a fixed number of iterations. A new curve starts at each change of the
+    rates, and ``patience`` values pass before the next change.
 
     Raises:
         ValueError: an argument out of range, by name.
@@ -68,7 +71,7 @@ class KneePointScheduler(LRScheduler):
         super().__init__(optimizer)
 
     def step(self, value: Any = None) -> None:
-        """Take the next value of the curve, and lower the rates if it lies past the knee."""
+        """Add the next value of the curve, and lower the rates if it lies past the knee."""
         if value is not None:
             self.curve.append((1, float(value)))
             self._lower = len(self.curve) > self.patience and is_knee(self.curve, self.beta, rising=self.rising)

@@ -1,4 +1,4 @@
-"""What the host learns of the device without waiting for it: a number on its way, and the training loss's history."""
+"""The training loss as MKOR-H follows it: collected from its sources, and read without waiting for the device."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from mkor_core.layer import wide_dtype
 
 
-class Arriving:
-    """A scalar on its way from the device, to be read later: then it waits for nothing that was queued since."""
+class DeferredScalar:
+    """A device scalar copied asynchronously; reading it later does not wait for work queued after it."""
 
     def __init__(self, scalar: Tensor) -> None:
         self._copy = torch.empty_like(scalar, device="cpu", pin_memory=scalar.is_cuda)
@@ -31,69 +31,80 @@ class Arriving:
 
 
 class LossHistory:
-    """The training loss, per step from the best source that spoke, and its means between statistics."""
+    """The mean training loss between one record (a step with statistics) and the next.
 
-    SOURCES = ("closure", "output.loss", "observe")  # the first that spoke in a step counts
+    Args:
+        model: the root module, whose outputs' ``.loss`` is one of the sources.
+        micro_batches: backward passes a step.
+    """
+
+    SOURCES = ("closure", "output.loss", "observe")
+    """In order of precedence: the first that gave a loss in a step is used for that step."""
 
     def __init__(self, model: nn.Module, micro_batches: int = 1) -> None:
         self.history: list[tuple[int, float]] = []
-        """(Steps, mean loss over them) at every record but the last."""
-        self.heard = False
-        """Whether any loss ever came."""
-        # A step's micro-batches only: those of a step that was skipped are pushed out.
-        self._seen: dict[str, deque[Tensor | float]] = defaultdict(lambda: deque(maxlen=micro_batches))
+        """(Steps since the record before, mean loss over them) of every record but the last."""
+        self.has_loss = False
+        """Whether any source has given a loss."""
+        # By source, the losses of one step. The bound drops those of an earlier step that a gradient scaler skipped.
+        self._micro_batch_losses: dict[str, deque[Tensor | float]] = defaultdict(lambda: deque(maxlen=micro_batches))
         self._sum: Tensor | float = 0.0
         self._steps = 0
-        self._last: tuple[int, Arriving] | None = None
+        self._last: tuple[int, DeferredScalar] | None = None
         self._handle = model.register_forward_hook(_OutputHook(self))
 
     def put(self, source: str, loss: Tensor | float) -> None:
-        """Take a micro-batch's loss from one of `SOURCES`."""
-        self._seen[source].append(loss.detach() if isinstance(loss, Tensor) else loss)
+        """Add a micro-batch's loss from one of `SOURCES`."""
+        self._micro_batch_losses[source].append(loss.detach() if isinstance(loss, Tensor) else loss)
 
     def take(self, like: Tensor) -> Tensor:
-        """Close a step; return the mean loss since the last record, on the device of ``like``; NaN if there is none."""
-        source = next((name for name in self.SOURCES if name in self._seen), None)
+        """End a step; return the mean loss since the last record, on the device of ``like``; NaN if there is none."""
+        source = next((name for name in self.SOURCES if name in self._micro_batch_losses), None)
         if source is not None:
-            self._sum = self._sum + sum(self._seen[source]) / len(self._seen[source])
+            losses = self._micro_batch_losses[source]
+            self._sum = self._sum + sum(losses) / len(losses)
             self._steps += 1
-            self.heard = True
-        self._seen.clear()
+            self.has_loss = True
+        self._micro_batch_losses.clear()
         mean = self._sum / self._steps if self._steps else torch.nan
         return torch.as_tensor(mean, dtype=wide_dtype(like.dtype), device=like.device)
 
     def record(self, mean: Tensor | None) -> None:
-        """Note the mean since the last record; it enters the history at the next, when reading it waits for nothing."""
+        """Record the mean that `take` returned, averaged over ranks, and start the next one.
+
+        It enters the history at the next record: by then it has arrived, and reading it does not make the host wait.
+        """
         self._settle()
-        assert mean is not None  # take() gave one
-        self._last = (max(self._steps, 1), Arriving(mean))
+        assert mean is not None
+        self._last = (max(self._steps, 1), DeferredScalar(mean))
         self._sum, self._steps = 0.0, 0
 
     def remove(self) -> None:
-        """Stop listening to the model."""
+        """Remove the hook from the model."""
         self._handle.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return plain numbers."""
+        """Return the state as plain numbers."""
         self._settle()
         return {"history": list(self.history), "sum": float(self._sum), "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.history = [(steps, loss) for steps, loss in state["history"]]
-        self.heard = bool(self.history) or state["steps"] > 0
+        self.has_loss = bool(self.history) or state["steps"] > 0
         self._sum, self._steps, self._last = state["sum"], state["steps"], None
 
     def _settle(self) -> None:
+        """Move the last record into the history."""
         if self._last is not None:
             steps, mean = self._last[0], self._last[1].read()
-            if math.isfinite(mean):  # a skipped step's may not be
+            if math.isfinite(mean):  # the loss of a step that a gradient scaler skipped may be infinite
                 self.history.append((steps, mean))
             self._last = None
 
 
 class _OutputHook:
-    """The root module's forward hook; copied or pickled with the model, it hears nothing."""
+    """The root module's forward hook. Deep copies and pickles of the model carry one that does nothing."""
 
     def __init__(self, history: LossHistory | None) -> None:
         self._history = history

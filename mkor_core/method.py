@@ -1,8 +1,8 @@
-"""What a second-order method is: a frozen dataclass and a few verbs, blind to hooks, ranks and parameter groups.
+"""The base class of second-order methods, which know nothing of hooks, ranks and parameter groups.
 
-A method says which statistic it wants of every layer and when (`statistic`, `accumulates`), folds it into the layer's
-state (`accumulate`), does its costly periodic part (`refresh`), turns a gradient into an update (`precondition`), and
-finishes what spans layers (`finish`). A `Preconditioner` does the rest.
+A method declares which statistic of every layer it needs and when (`statistic`, `accumulates`). It folds the statistic
+into the layer's state (`accumulate`), does its costly periodic work (`refresh`), turns a gradient into an update
+(`precondition`), and finishes the updates of all layers together (`finish`). A `Preconditioner` does the rest.
 """
 
 from __future__ import annotations
@@ -19,25 +19,28 @@ from mkor_core.capture import Captured, Rows, Statistic, average_locations
 from mkor_core.ranges import checked_values
 
 LayerState = dict[str, Tensor]
-"""A layer's named tensors. A method replaces entries and never changes a tensor in place, so a step can be undone."""
+"""A layer's named tensors. Methods replace entries and never change a tensor in place, so that a step can be undone."""
+
+LearningRate = float | Tensor | None
+"""A number or scalar tensor; a tensor ``[d_in]`` if weight and bias have different ones; None if unknown."""
 
 
 class LayerShape(NamedTuple):
-    """The shape of a layer's gradient matrix; d_in counts the bias."""
+    """The shape of a layer's gradient matrix D."""
 
     d_out: int
     d_in: int
+    """Columns of D, the bias included."""
 
 
 class Update(NamedTuple):
-    """One layer's gradient D and update V, ``[d_out, d_in]``, and its learning rate.
-
-    lr: a number or a scalar tensor; a tensor ``[d_in]`` if weight and bias have different ones; None if unknown.
-    """
+    """One layer's update before `Method.finish`."""
 
     grad: Tensor
+    """The gradient D, ``[d_out, d_in]``."""
     value: Tensor
-    lr: float | Tensor | None
+    """The update V, ``[d_out, d_in]``."""
+    lr: LearningRate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +55,11 @@ class Method(ABC):
     """
 
     refresh_needs_statistics: ClassVar[bool] = True
-    """Whether `refresh` consumes the same step's statistics, so that a layer without any is not refreshed."""
+    """Whether `refresh` uses statistics of the same step, so that a layer without any is not refreshed."""
     gathers_rows: ClassVar[bool] = False
     """Whether ranks gather the rows that `condense` returns; otherwise they add up x, g and number."""
     follows_loss: ClassVar[bool] = False
-    """Whether the method decides by the loss (see `is_over`)."""
+    """Whether the method needs the training loss, for `is_over`."""
 
     def __post_init__(self) -> None:
         checked_values(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
@@ -64,18 +67,21 @@ class Method(ABC):
     @property
     @abstractmethod
     def statistic(self) -> Statistic:
-        """What the hooks keep of every layer's rows."""
+        """What the hooks reduce every layer's rows to."""
 
     @property
     def rank_rows(self) -> bool:
-        """Whether gradient rows are those of each rank's own mean loss, not of the global one."""
+        """Whether gradient rows belong to each rank's own mean loss, not to the global mean loss."""
         return False
 
     def condense(self, rows: list[Rows], step: int) -> Captured:
-        """Return what ranks exchange of a layer's rows in a step; only called if `statistic` is ROWS.
+        """Return what ranks exchange for a layer in a step; only called if `statistic` is ROWS.
 
-        rows: one `Rows` a call of the layer on this rank. The default joins them, a Conv2d's averaged over its
-        locations.
+        The default joins the rows of all calls, a Conv2d's averaged over its locations.
+
+        Args:
+            rows: this rank's rows, one `Rows` for each call of the layer.
+            step: the step (from 0), which is the same on every rank.
         """
         x = torch.cat([average_locations(part.x, part.locations) for part in rows])
         g = torch.cat([average_locations(part.g, part.locations) for part in rows])
@@ -96,60 +102,65 @@ class Method(ABC):
 
     @property
     def needs_lr(self) -> bool:
-        """Whether `finish` reads the learning rate."""
+        """Whether `finish` uses the learning rate."""
         return False
 
     @property
     def refreshed(self) -> tuple[str, ...]:
-        """State tensors that `refresh` makes on one owning rank and others receive; empty: every rank refreshes."""
+        """State tensors that `refresh` computes on one rank, and others receive; empty: every rank refreshes."""
         return ()
 
     @property
     def worker_fraction(self) -> float:
-        """Part of the ranks that hold what a layer's refresh made, and precondition it."""
+        """Fraction of the ranks that hold a layer's `refreshed` tensors and precondition it."""
         return 1.0
 
     @property
     def exchange_dtype(self) -> torch.dtype | None:
-        """The dtype that statistics are exchanged in; None: as captured."""
+        """The dtype in which ranks exchange statistics; None: the one they are captured in."""
         return None
 
     @abstractmethod
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        """Return a layer's state before the first step; dtype is the one that gradients are computed with."""
+        """Return a layer's state before the first step; dtype is that of the gradients given to `precondition`."""
 
     @abstractmethod
     def accumulates(self, step: int) -> bool:
-        """Tell whether step ``step`` (from 0) captures and accumulates statistics."""
+        """Return whether statistics are captured and accumulated in a step (from 0)."""
 
     @abstractmethod
     def refreshes(self, step: int) -> bool:
-        """Tell whether step ``step`` (from 0) refreshes the preconditioner."""
+        """Return whether the preconditioner is refreshed in a step (from 0)."""
 
     @abstractmethod
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        """Fold a step's statistics, already summed over micro-batches and ranks, into the state."""
+        """Fold a step's statistic, already summed over micro-batches and ranks, into the state."""
 
     @abstractmethod
     def refresh(self, state: LayerState, step: int) -> None:
-        """Do the periodic part: from what `accumulate` left to what `precondition` reads."""
+        """Compute the tensors that `precondition` uses from those that `accumulate` left in the state."""
 
     @abstractmethod
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         """Return the update V for a gradient D, both ``[d_out, d_in]``."""
 
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return every layer's final update, given those of all layers."""
+        """Return the final updates of all layers."""
         return [update.value for update in updates]
 
     def refresh_cost(self, shape: LayerShape) -> float:
-        """Return the work of one refresh of a layer, in arbitrary units; for balancing it over ranks."""
+        """Return the cost of one refresh of a layer, in arbitrary units; used to balance layers over ranks."""
         return float(shape.d_out**2 + shape.d_in**2)
 
     def loss_is_due(self, step: int) -> bool:
-        """Tell whether a method that follows the loss cannot go on at ``step`` without ever having heard one."""
+        """Return whether a method that follows the loss cannot do without one any longer."""
         return False
 
     def is_over(self, losses: Sequence[tuple[int, float]], step: int) -> bool:
-        """Tell whether second-order steps should stop; losses: (steps, mean loss over them) since the start."""
+        """Return whether to leave the rest of the training to the base optimizer.
+
+        Args:
+            losses: (steps, mean loss over them), one pair for each step with statistics, since the start.
+            step: the step that comes next.
+        """
         return False

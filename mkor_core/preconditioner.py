@@ -1,9 +1,7 @@
-"""A method at work on a model: hooks, periods, exchange between ranks, and riding along with a torch optimizer."""
+"""A method at work on a model: hooks, periods, exchange between ranks, and an optimizer to attach to."""
 
 from __future__ import annotations
 
-import copy
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
@@ -13,41 +11,43 @@ from typing import Annotated, Any, Self, cast
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
-from torch.optim import LBFGS, Optimizer
-from torch.utils.hooks import RemovableHandle
+from torch.optim import Optimizer
 
 from mkor_core import comm
+from mkor_core.attachment import Attachment
 from mkor_core.capture import Capture, Captured
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
-from mkor_core.layer import Layer, wide_dtype
-from mkor_core.losses import Arriving, LossHistory
-from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.layer import Layer
+from mkor_core.losses import DeferredScalar, LossHistory
+from mkor_core.method import LearningRate, Method, Update
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.sharing import Sharing
-
-STATE_KEY = "preconditioner"
-"""The entry of an optimizer's state dict that carries the preconditioner's."""
+from mkor_core.states import LayerStates
 
 
 class Preconditioner:
     """Preconditions the gradients of a model's Linear and Conv2d layers before an optimizer steps.
 
-    ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call
-    `step` between the backward pass and ``optimizer.step()``. A trainer's gradient clipping comes before it.
+    ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call `step`
+    between the backward pass and ``optimizer.step()``. A trainer's gradient clipping comes before it.
 
     Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
-    the first two are logged once, by name. A layer with no gradient in a step is left alone.
+    the first two kinds are logged once, by name. A layer without a gradient in a step is left alone.
 
-    exclude: regular expressions searched for in module names, or modules; what lies inside them is excluded too.
-    lr: the learning rate that kl_clip reads; None takes each parameter group's own.
-    accumulation_steps: micro-batches (backward passes) that make up a step, the loss being divided by their number.
-    grad_scale: the loss scale that captured gradients must be divided by: a number, a ``GradScaler`` or a callable.
-    process_group: the ranks that share the global batch; None takes all.
+    Args:
+        model: the model, which may be in a data-parallel wrapper.
+        method: the second-order method, such as ``MKOR()``.
+        exclude: regular expressions searched for in module names, or modules; modules inside them are excluded too.
+        lr: the learning rate that kl_clip uses; None means that of each parameter group.
+        accumulation_steps: micro-batches (backward passes) a step; the loss must be divided by their number.
+        grad_scale: the loss scale that captured gradients are divided by: a number, a ``GradScaler`` or a callable.
+        process_group: the ranks that share the global batch; None means all.
 
     Raises:
-        ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to work on.
-        TypeError: no method, or a model whose parameters are sharded.
+        ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
+            precondition.
+        TypeError: ``method`` is not a method, or the model's parameters are sharded.
     """
 
     def __init__(
@@ -70,17 +70,12 @@ class Preconditioner:
         refuse_sharded(model)
         self.method = method
         self.phases: Callable[[str], AbstractContextManager[object]] = nullcontext
-        """Makes the context of a part of the work by its name: capture, communication, factor, precondition."""
+        """Returns the context manager for a phase of the work: capture, communication, factor or precondition."""
         self.switch_step: int | None = None
-        """The step (from 0) at which the method left the field to the base optimizer; None while it works."""
+        """The step (from 0) at which MKOR-H switched to the base optimizer alone; None before."""
         self._lr = lr
         self._grad_scale = grad_scale
         self._group = process_group
-        self._optimizer: Optimizer | None = None
-        self._handles: list[RemovableHandle] = []
-        self._step = 0
-        self._released = False
-        self._states: dict[str, LayerState] = {}
         self._layers = find_layers(model, exclude)
         world = comm.world_size(process_group)
         self._capture = Capture(
@@ -94,116 +89,93 @@ class Preconditioner:
         )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
-        self._consolidated: dict[str, LayerState] | None = None
-        self._skipped: Arriving | None = None
-        self._stepped: set[int] | None = None  # ids of the attached optimizer's parameters; None: not attached
+        self._states = LayerStates(self._layers, method, self._sharing)
+        self._attachment: Attachment | None = None
+        self._step = 0
+        self._released = False
+        self._skipped: DeferredScalar | None = None
+        """Not 0 if the fused optimizer skipped the last step; None if that is known already."""
+        self._stepped: set[int] | None = None
+        """The ids of the attached optimizer's parameters at the last step; None: all layers are preconditioned."""
 
     def attach(self, optimizer: Optimizer) -> Self:
-        """Precondition before every ``optimizer.step()``, and ride in ``optimizer.state_dict()``.
+        """Precondition before every ``optimizer.step()``, and keep the state in ``optimizer.state_dict()``.
 
         With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
         keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. Layers whose weight the optimizer does
-        not step are left alone. ``copy.deepcopy`` of an optimizer drops its hooks, and warns.
+        not step are left alone. ``copy.deepcopy`` of the optimizer warns, since the copy has no hooks.
 
         Raises:
-            TypeError: no torch optimizer, or LBFGS, which evaluates its closure many times a step.
-            RuntimeError: attached already, or another preconditioner is attached to the optimizer.
+            TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times a step.
+            RuntimeError: this preconditioner is attached already, or another one is attached to the optimizer.
         """
-        while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
-            optimizer = inner
-        if not isinstance(optimizer, Optimizer):
-            raise TypeError(
-                f"{type(optimizer).__name__} is no torch.optim.Optimizer (DeepSpeed's is not): attach to one, e.g. SGD."
-            )
-        if isinstance(optimizer, LBFGS):
-            raise TypeError(
-                "LBFGS evaluates its closure many times a step; attach to a first-order optimizer, e.g. SGD."
-            )
-        if self._optimizer is not None:
+        if self._attachment is not None:
             raise RuntimeError("This Preconditioner is attached already; call remove() and make a new one.")
-        if any(isinstance(_owner(hook), Preconditioner) for hook in optimizer._optimizer_step_pre_hooks.values()):
-            raise RuntimeError("The optimizer has a Preconditioner already: it would precondition twice.")
-        self._optimizer = optimizer
-        _warn_of_copies(optimizer)
-        self._handles += [
-            optimizer.register_step_pre_hook(self._before_step),
-            optimizer.register_state_dict_post_hook(self._save_into),
-            optimizer.register_load_state_dict_pre_hook(self._load_from),
-        ]
+        self._attachment = Attachment(
+            optimizer, step=self._step_with_loss, save=self.state_dict, load=self._load_or_restart
+        )
         return self
 
     @torch.no_grad()
     def step(self) -> None:
-        """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D."""
+        """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D.
+
+        Raises:
+            RuntimeError: the method follows the loss (MKOR-H), and none has come by the end of its warm-up.
+        """
         if self.switch_step is not None:
             return
-        if self._optimizer is not None:
-            self._stepped = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
+        if self._attachment is not None:
+            self._stepped = self._attachment.parameter_ids
         if self._capture.is_empty and not any(layer.has_gradient() for layer in self._active_layers()):
             self._capture.drop()
-            return  # a step without a backward pass is none
-        self._consolidated = None
+            return  # no backward pass: this is not a training step
+        self._states.forget_consolidated()
         self._settle_step()
-        valid = self._note_validity()
-        loss = self._losses.take(self._a_weight()) if self._losses else None
-        counting: dict[str, Tensor | None] = {}
+        will_step = self._note_validity()
+        loss = self._losses.take(self._any_weight()) if self._losses else None
+        accumulated: dict[str, Tensor | None] = {}
         if self.method.accumulates(self._step):
-            counting = self._accumulate(loss, valid)
+            accumulated = self._accumulate(loss, will_step)
         else:
             self._capture.drop()
         if self.method.refreshes(self._step):
-            self._refresh(counting, valid)
+            self._refresh(accumulated, will_step)
         self._precondition()
-        due, self._step = self.method.accumulates(self._step), self._step + 1
-        # A step that may turn out to be skipped is due again: the next one is captured before anybody knows.
-        self._capture.enabled = self.method.accumulates(self._step) or (due and valid is not None)
-        if self._losses and counting:
-            if not self._losses.heard and self.method.loss_is_due(self._step):
-                raise RuntimeError(
-                    f"{type(self.method).__name__} follows the training loss and has heard none in {self._step} steps: "
-                    "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
-                )
-            if self.method.is_over(self._losses.history, self._step):
-                self._switch_off(self._step)
+        self._count_step(will_step)
+        if self._losses and accumulated:
+            self._follow_loss(self._losses)
 
     def observe(self, loss: Tensor | float) -> None:
-        """Tell a method that follows the loss (MKOR-H) this step's training loss; others do not listen."""
+        """Pass this step's training loss to a method that follows it (MKOR-H); ignored by other methods."""
         if self._losses:
             self._losses.put("observe", loss)
 
     def remove(self) -> None:
-        """Take all hooks off the model and the optimizer, and free the state."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
-        if self._optimizer is not None:
-            self._optimizer.__dict__.pop("__deepcopy__", None)
+        """Remove all hooks from the model and the optimizer, and free the state."""
+        if self._attachment is not None:
+            self._attachment.remove()
         self._release()
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """The names of the layers under preconditioning, in the model's order."""
+        """The names of the preconditioned layers, in the model's order."""
         return tuple(self._layers)
 
     def memory_bytes(self) -> int:
-        """Return the bytes of all state tensors of this rank."""
+        """Return the bytes of all state tensors on this rank."""
         return sum(self.memory_by_tensor().values())
 
     def memory_by_tensor(self) -> dict[str, int]:
-        """Return the bytes of the state by tensor name (``left``, ``right``, ...), over all layers; none once freed."""
-        sizes: dict[str, int] = {}
-        for layer in [] if self._released else self._active_layers():
-            for key, tensor in self._state(layer).items():
-                sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
-        return sizes
+        """Return the bytes of all layers' states by tensor name (``left``, ``right``, ...); empty once freed."""
+        return self._states.bytes_by_tensor([] if self._released else [layer.name for layer in self._active_layers()])
 
     def non_finite_layers(self) -> list[str]:
-        """Return the layers whose state holds a NaN or an infinity. Reads from the device: not for every step."""
-        finite = [
-            (name, torch.stack([tensor.isfinite().all() for tensor in state.values()]).all())
-            for name, state in self._states.items()
-        ]
-        return [name for name, is_finite in finite if not is_finite]
+        """Return the layers whose state holds a NaN or an infinity.
+
+        The host waits for the device: do not call it in every step.
+        """
+        return self._states.non_finite()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
@@ -214,48 +186,31 @@ class Preconditioner:
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": self._losses.state_dict() if self._losses else None,
-            "layers": {name: dict(state) for name, state in (self._consolidated or self._states).items()},
+            "layers": self._states.saved(),
         }
 
     def consolidate(self) -> None:
-        """Bring every rank's part of the state to all of them, so that one rank's `state_dict` is whole.
+        """Gather every rank's part of the state on all ranks, so that any one rank's `state_dict` is complete.
 
-        A collective call, good until the next step. Only needed where ranks hold different parts (KAISA with
-        ``grad_worker_fraction`` below 1) and one of them saves for all; nothing happens elsewhere.
+        A collective call; the result holds until the next step. Only needed if ranks hold different parts (KAISA with
+        ``grad_worker_fraction`` below 1) and one of them saves for all. Otherwise it does nothing.
         """
-        if self._sharing is not None and not self._sharing.is_whole:
-            self._consolidated = self._sharing.gather(
-                self._states, lambda name: self._initial_state(self._layers[name])
-            )
+        self._states.consolidate()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state; loading the same one twice is as good as once.
+        """Restore a state; loading the same one twice has the effect of loading it once.
 
-        With ranks that hold different parts, each takes its part of a consolidated state, or the one it saved itself.
+        If ranks hold different parts, each takes its part of a consolidated state, or the one that it saved itself.
 
         Raises:
             ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
-            RuntimeError: MKOR-H has switched here, so its hooks are gone, and had not in the state.
+            RuntimeError: MKOR-H has switched here, so its hooks are gone, but had not in the state.
         """
         if state["method"] != type(self.method).__name__:
             raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has handed over to the base optimizer: load into a new one.")
-        states = {self._known_as(name): dict(tensors) for name, tensors in state["layers"].items()}
-        for name, tensors in states.items():
-            if name not in self._layers:
-                raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
-            initial = self._own_part(name, self._initial_state(self._layers[name]))
-            tensors = self._own_part(name, tensors)
-            for key in sorted(initial.keys() ^ tensors.keys()):
-                raise ValueError(f"The state of layer {name!r} and the method here differ in tensor {key!r}.")
-            for key, tensor in tensors.items():
-                if not _fits(tensor.shape, initial[key].shape):
-                    shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
-                    raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
-                tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
-            states[name] = tensors
-        self._states = states
+        self._states.load(state["layers"])
         self._step = state["step"]
         self._skipped = None
         self._capture.drop()
@@ -265,37 +220,16 @@ class Preconditioner:
         if state["switch_step"] is not None:
             self._switch_off(state["switch_step"])
 
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self.step()
-            return None
+    def _step_with_loss(self, loss: Tensor | float | None) -> None:
+        if self._losses and loss is not None:
+            self._losses.put("closure", loss)
+        self.step()
 
-        def evaluate_then_precondition() -> Any:
-            loss = closure()
-            if self._losses and loss is not None:
-                self._losses.put("closure", loss)
-            self.step()
-            return loss
-
-        if len(args) > 1:
-            return (args[0], evaluate_then_precondition, *args[2:]), kwargs
-        return args, {**kwargs, "closure": evaluate_then_precondition}
-
-    def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state[STATE_KEY] = self.state_dict()
-
-    def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        if STATE_KEY in state:
-            self.load_state_dict(state[STATE_KEY])
+    def _load_or_restart(self, state: Mapping[str, Any] | None) -> None:
+        if state is not None:
+            self.load_state_dict(state)
         else:
-            warnings.warn(
-                "The optimizer's state dict holds no preconditioner state: its factors start anew.",
-                stacklevel=2,
-            )
-            self._states = {}
+            self._states.clear()
             self._step = 0
             self._capture.enabled = True
 
@@ -308,113 +242,100 @@ class Preconditioner:
         return None if scale == 1.0 else cast("float", scale)
 
     def _note_validity(self) -> Tensor | None:
-        """Return whether a fused optimizer will take this step, which only the device knows; None: it will."""
-        found_inf: Tensor | None = getattr(self._optimizer, "found_inf", None)
+        """Return whether a fused optimizer will take this step, a device scalar; None: it certainly will."""
+        found_inf = None if self._attachment is None else self._attachment.found_inf
         if found_inf is None:
             return None
-        self._skipped = Arriving(found_inf)
+        self._skipped = DeferredScalar(found_inf)
         return found_inf == 0
 
     def _settle_step(self) -> None:
-        """Take the last step back if it turned out to be skipped, as one with an unfused optimizer would not count."""
+        """Subtract the last step if it was skipped: with an unfused optimizer it would not have been counted."""
         if self._skipped is not None and self._skipped.read():
             self._step -= 1
         self._skipped = None
 
-    def _a_weight(self) -> Tensor:
+    def _count_step(self, will_step: Tensor | None) -> None:
+        accumulated_now = self.method.accumulates(self._step)
+        self._step += 1
+        # If this step turns out to be skipped, its number comes again. The next forward pass runs before the host knows
+        # that, so it must be captured as well.
+        self._capture.enabled = self.method.accumulates(self._step) or (accumulated_now and will_step is not None)
+
+    def _follow_loss(self, losses: LossHistory) -> None:
+        """Switch to the base optimizer if the method says so."""
+        if not losses.has_loss and self.method.loss_is_due(self._step):
+            raise RuntimeError(
+                f"{type(self.method).__name__} follows the training loss and has received none in {self._step} steps: "
+                "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
+            )
+        if self.method.is_over(losses.history, self._step):
+            self._switch_off(self._step)
+
+    def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
 
     def _active_layers(self) -> list[Layer]:
+        """Return the layers whose weight is trained, by the attached optimizer if there is one."""
         return [
             layer
             for layer in self._layers.values()
             if layer.module.weight.requires_grad and (self._stepped is None or id(layer.module.weight) in self._stepped)
         ]
 
-    def _known_as(self, name: str) -> str:
-        """Return the name here of a layer in a state that may come from a wrapped, or an unwrapped, model."""
-        candidates = (name, name.removeprefix("module."), f"module.{name}", "" if name == "module" else name)
-        return next((candidate for candidate in candidates if candidate in self._layers), name)
-
-    def _initial_state(self, layer: Layer) -> LayerState:
-        weight = layer.module.weight
-        return self.method.initial_state(
-            LayerShape(layer.d_out, layer.d_in), wide_dtype(weight.dtype), torch.device(weight.device)
-        )
-
-    def _state(self, layer: Layer) -> LayerState:
-        # Made late, so that a model may move to its device after the preconditioner was made.
-        if layer.name not in self._states:
-            self._states[layer.name] = self._own_part(layer.name, self._initial_state(layer))
-        state, device = self._states[layer.name], layer.module.weight.device
-        for key, tensor in state.items():
-            if tensor.device != device:
-                state[key] = tensor.to(device)
-        return state
-
-    def _own_part(self, name: str, state: LayerState) -> LayerState:
-        return state if self._sharing is None else self._sharing.forget_what_others_hold(name, state)
-
-    def _take(self) -> dict[str, Captured]:
+    def _captured(self) -> dict[str, Captured]:
+        """Return this rank's statistics of the step."""
         if self.method.statistic.kind != "rows":
             return self._capture.take()
         return {name: self.method.condense(rows, self._step) for name, rows in self._capture.take_rows().items()}
 
-    def _accumulate(self, loss: Tensor | None, valid: Tensor | None) -> dict[str, Tensor | None]:
+    def _accumulate(self, loss: Tensor | None, will_step: Tensor | None) -> dict[str, Tensor | None]:
         """Fold the step's statistics into the states.
 
-        Returns, for every layer with statistics, whether they count: None for yes, a tensor if only the device knows.
+        Returns:
+            For every layer with statistics, whether they count: None for yes, a device scalar if the host cannot know.
         """
         with self.phases("factor"):
-            captured = self._take()
+            captured = self._captured()
         with self.phases("communication"):
             statistics, loss = exchange(self._active_layers(), captured, loss, method=self.method, group=self._group)
         if self._losses:
             self._losses.record(loss)
-        counting: dict[str, Tensor | None] = {}
+        # On several ranks every layer takes part in the sums, whether any rank used it or not; its number says so.
+        summed = comm.world_size(self._group) > 1 and not self.method.gathers_rows
+        counts: dict[str, Tensor | None] = {}
         with self.phases("factor"):
-            added = comm.world_size(self._group) > 1 and not self.method.gathers_rows
-            for name, kept in statistics.items():
-                used = kept.number > 0 if added else None
-                counting[name] = used if valid is None else valid if used is None else valid & used
-                self._change(name, counting[name], partial(self.method.accumulate, captured=kept, step=self._step))
-        return counting
+            for name, statistic in statistics.items():
+                counts[name] = _both(will_step, statistic.number > 0 if summed else None)
+                accumulate = partial(self.method.accumulate, captured=statistic, step=self._step)
+                self._states.change(name, counts[name], accumulate)
+        return counts
 
-    def _refresh(self, counting: Mapping[str, Tensor | None], valid: Tensor | None) -> None:
+    def _refresh(self, accumulated: Mapping[str, Tensor | None], will_step: Tensor | None) -> None:
+        """Refresh the layers that are due, each on its owner, and send the refreshed tensors to who needs them."""
         with self.phases("factor"):
             if self.method.refresh_needs_statistics:
-                due = dict(counting)
+                due = dict(accumulated)
             else:
-                due = {layer.name: valid for layer in self._active_layers()}
-            shared = self._sharing if self.method.refreshed else None
+                due = {layer.name: will_step for layer in self._active_layers()}
+            sharing = self._sharing if self.method.refreshed else None
             for name, accept in due.items():
-                if shared is None or shared.owns(name):
-                    self._change(name, accept, partial(self.method.refresh, step=self._step))
-        if shared is not None:
+                if sharing is None or sharing.owns(name):
+                    self._states.change(name, accept, partial(self.method.refresh, step=self._step))
+        if sharing is not None:
             with self.phases("communication"):
-                shared.share_refreshed({name: self._state(self._layers[name]) for name in due}, list(due))
-
-    def _change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> None:
-        """Change a layer's state unless the device says no: a step to be skipped, a layer that no rank used."""
-        state = self._state(self._layers[name])
-        before = dict(state)
-        change(state)
-        if accept is not None:
-            for key, tensor in before.items():
-                if state[key].shape != tensor.shape:  # kept rows change in number: rare, and then the host must know
-                    state[key] = state[key] if accept else tensor
-                elif state[key] is not tensor:
-                    state[key] = torch.where(accept, state[key], tensor)
+                sharing.share_refreshed({name: self._states.of(name) for name in due}, list(due))
 
     def _precondition(self) -> None:
+        """Replace the gradients D by the finished updates V; a gradient worker computes V for its row of ranks."""
         layers = [layer for layer in self._active_layers() if layer.has_gradient()]
-        scale = getattr(self._optimizer, "grad_scale", None)  # a fused optimizer's gradients come scaled
+        scale = None if self._attachment is None else self._attachment.grad_scale
         values: dict[str, Tensor] = {}
         with self.phases("precondition"):
             grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer in layers]
             for layer, grad in zip(layers, grads, strict=True):
                 works = self._sharing is None or self._sharing.works_on(layer.name)
-                values[layer.name] = self.method.precondition(self._state(layer), grad) if works else grad
+                values[layer.name] = self.method.precondition(self._states.of(layer.name), grad) if works else grad
         if self._sharing is not None:
             with self.phases("communication"):
                 self._sharing.share_updates(values)
@@ -424,11 +345,10 @@ class Preconditioner:
             for layer, value in zip(layers, self.method.finish(updates), strict=True):
                 layer.write_gradient(value if scale is None else value * scale)
 
-    def _learning_rates(self, layers: Sequence[Layer]) -> list[float | Tensor | None]:
-        if self._lr is not None or not self.method.needs_lr or self._optimizer is None:
+    def _learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
+        if self._lr is not None or not self.method.needs_lr or self._attachment is None:
             return [self._lr] * len(layers)
-        rates = {id(p): group["lr"] for group in self._optimizer.param_groups for p in group["params"]}
-        return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
+        return self._attachment.learning_rates(layers)
 
     def _switch_off(self, step: int) -> None:
         self.switch_step = step
@@ -437,41 +357,16 @@ class Preconditioner:
     def _release(self) -> None:
         self._released = True
         self._capture.remove()
-        self._states = {}
+        self._states.clear()
         if self._losses:
             self._losses.remove()
 
 
-def _fits(shape: torch.Size, initial: torch.Size) -> bool:
-    """Tell whether a tensor's shape suits a state that starts with ``initial``; a size of 0 there may grow."""
-    return len(shape) == len(initial) and all(b in (0, a) for a, b in zip(shape, initial, strict=True))
-
-
-def _rate(layer: Layer, rates: list[float | Tensor | None]) -> float | Tensor | None:
-    """Return a layer's learning rate, one a column if its bias, the last column, has another than its weight."""
-    weight, bias = rates[0], rates[-1]
-    if weight is None or bias is None or weight is bias or (isinstance(weight, float) and weight == bias):
-        return weight
-    columns = torch.as_tensor(weight, device=layer.module.weight.device).expand(layer.d_in).clone()
-    columns[-1] = bias
-    return columns
-
-
-def _owner(hook: Callable[..., Any]) -> object:
-    return getattr(hook, "__self__", None)
-
-
-def _warn_of_copies(optimizer: Optimizer) -> None:
-    """Let ``copy.deepcopy(optimizer)`` say what it loses; it copies as before."""
-
-    def copy_without_hooks(memo: dict[int, Any]) -> Optimizer:
-        warnings.warn("A copied optimizer preconditions no more: attach a new Preconditioner to it.", stacklevel=3)
-        duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
-        memo[id(optimizer)] = duplicate
-        duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
-        return duplicate
-
-    optimizer.__dict__["__deepcopy__"] = copy_without_hooks
+def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Return the conjunction of two boolean device scalars, of which None means true."""
+    if first is None or second is None:
+        return second if first is None else first
+    return first & second
 
 
 def _plain(value: Any) -> Any:

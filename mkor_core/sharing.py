@@ -1,4 +1,4 @@
-"""The refresh of layers spread over ranks: owners refresh, gradient workers precondition, the others receive."""
+"""KAISA's distribution of a method's work: owners refresh, gradient workers precondition, receivers get the updates."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from mkor_core.method import LayerShape, LayerState, Method
 
 
 class Sharing:
-    """KAISA's distribution of a method's work; every rank makes one, with the same layers, at the same time.
+    """Which rank does what for which layer, and the broadcasts that follow from it.
+
+    Every rank constructs one, with the same layers, at the same time: process groups are created.
 
     Raises:
-        ValueError: a worker fraction that does not fit the number of ranks.
+        ValueError: the method's worker fraction does not fit the number of ranks.
     """
 
     def __init__(self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None) -> None:
@@ -27,85 +29,95 @@ class Sharing:
         self._refreshed = method.refreshed
         self._grid = make_grid(comm.world_size(group), method.worker_fraction)
         costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
-        self._places = assign(costs, self._grid)
+        self._assignments = assign(costs, self._grid)
         columns = [self._grid.column(index) for index in range(self._grid.columns)]
         rows = [self._grid.row(index) for index in range(self._grid.rows)]
+        # Every rank creates every group, its own or not: torch.distributed.new_group is collective.
         self._column_groups = [_make_group(ranks, group) for ranks in columns]
         self._row_groups = [_make_group(ranks, group) for ranks in rows]
         self._group = group
 
     @property
     def is_whole(self) -> bool:
-        """Whether every rank holds what every layer's refresh made."""
+        """Whether every rank holds the refreshed tensors of every layer."""
         return self._grid.columns == 1
 
     def owns(self, name: str) -> bool:
-        """Tell whether this rank refreshes the layer."""
-        return self._places[name].owner == self._rank
+        """Return whether this rank refreshes the layer."""
+        return self._assignments[name].owner == self._rank
 
     def works_on(self, name: str) -> bool:
-        """Tell whether this rank preconditions the layer."""
-        return self._places[name].column == self._rank % self._grid.columns
+        """Return whether this rank preconditions the layer."""
+        return self._assignments[name].column == self._rank % self._grid.columns
 
-    def forget_what_others_hold(self, name: str, state: LayerState) -> LayerState:
-        """Return a layer's state without the refreshed tensors, if this rank does not precondition it."""
+    def local_part(self, name: str, state: LayerState) -> LayerState:
+        """Return a layer's state without the refreshed tensors if this rank does not precondition the layer."""
         return state if self.works_on(name) else {k: v for k, v in state.items() if k not in self._refreshed}
 
     def share_refreshed(self, states: Mapping[str, LayerState], names: Sequence[str]) -> None:
-        """Send what the owners refreshed to their layers' gradient workers, one bucket an owner."""
+        """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast an owner."""
         if self._grid.rows == 1:
             return
         column = self._rank % self._grid.columns
-        mine = [name for name in names if self._places[name].column == column]
+        in_column = [name for name in names if self._assignments[name].column == column]
         for owner in self._grid.column(column):
-            keys = [(name, key) for name in mine if self._places[name].owner == owner for key in self._refreshed]
+            layers = [name for name in in_column if self._assignments[name].owner == owner]
+            keys = [(name, key) for name in layers for key in self._refreshed]
             bucket = [states[name][key] for name, key in keys]
-            sent = comm.broadcast(bucket, self._global(owner), self._column_groups[column])
-            for (name, key), tensor in zip(keys, sent, strict=True):
+            received = comm.broadcast(bucket, self._global(owner), self._column_groups[column])
+            for (name, key), tensor in zip(keys, received, strict=True):
                 states[name][key] = tensor
 
     def share_updates(self, updates: dict[str, Tensor]) -> None:
-        """Send updates from each row's gradient workers to the rest of their row, one bucket a worker."""
+        """Send updates from gradient workers to the other ranks of their row, one broadcast a worker, in place."""
         if self._grid.columns == 1:
             return
         row = self._rank // self._grid.columns
         for column, source in enumerate(self._grid.row(row)):
-            names = [name for name in updates if self._places[name].column == column]
-            sent = comm.broadcast([updates[name] for name in names], self._global(source), self._row_groups[row])
-            updates.update(zip(names, sent, strict=True))
+            names = [name for name in updates if self._assignments[name].column == column]
+            received = comm.broadcast([updates[name] for name in names], self._global(source), self._row_groups[row])
+            updates.update(zip(names, received, strict=True))
 
     def gather(self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState]) -> dict[str, LayerState]:
-        """Return all layers' states with what the owners refreshed, on every rank; blank gives a state's shapes.
+        """Return all layers' states with the refreshed tensors of their owners, the same on every rank.
 
-        A matrix that lies in memory by columns, as LAPACK leaves it, lies so on every rank: its products are rounded in
-        another order otherwise, and a run that is resumed would not be the one that was interrupted.
+        Args:
+            states: this rank's states.
+            blank: returns a layer's initial state, whose shapes tell how much to receive.
         """
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}
-            owner = self._global(self._places[name].owner)
-            own = [full[key] for key in self._refreshed]
-            flags = torch.tensor([_lies_by_columns(tensor) for tensor in own], dtype=torch.int32, device=own[0].device)
-            by_columns = comm.broadcast([flags], owner, self._group)[0].tolist()
-            turned = [tensor.T if turn else tensor for tensor, turn in zip(own, by_columns, strict=True)]
-            sent = comm.broadcast(turned, owner, self._group)
-            back = [tensor.T if turn else tensor for tensor, turn in zip(sent, by_columns, strict=True)]
-            whole[name] = {**full, **dict(zip(self._refreshed, back, strict=True))}
+            owner = self._global(self._assignments[name].owner)
+            tensors = [full[key] for key in self._refreshed]
+            # LAPACK leaves matrices in column-major order, and the order of memory decides how products are rounded.
+            # Send it along and restore it, so that a resumed run continues bit by bit. All ranks transpose alike.
+            flags = torch.tensor(
+                [_is_column_major(tensor) for tensor in tensors], dtype=torch.int32, device=tensors[0].device
+            )
+            column_major = comm.broadcast([flags], owner, self._group)[0].tolist()
+            received = comm.broadcast(_transposed_where(tensors, column_major), owner, self._group)
+            restored = _transposed_where(received, column_major)
+            whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
         return whole
 
     def _global(self, rank: int) -> int:
         return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
 
-def _lies_by_columns(tensor: Tensor) -> bool:
+def _is_column_major(tensor: Tensor) -> bool:
     return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
 
 
+def _transposed_where(tensors: Sequence[Tensor], flags: Sequence[int]) -> list[Tensor]:
+    return [tensor.T if flag else tensor for tensor, flag in zip(tensors, flags, strict=True)]
+
+
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:
-    """Make the group of some ranks of ``parent``; None for one rank, which has nobody to talk to."""
+    """Create the group of some ranks of ``parent``; None for a single rank, which communicates with nobody."""
     if len(ranks) == 1:
         return None
-    whole = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
-    # Ranks outside the parent do not come here, so that a group inside one is its members' own affair.
-    made: ProcessGroup | None = dist.new_group(list(whole), use_local_synchronization=parent is not None)
-    return made
+    global_ranks = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
+    # Ranks outside the parent never get here, so a group within a parent is created by its members alone.
+    created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=parent is not None)
+    return created

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mkor_core import MKOR, MKORH, Preconditioner, linalg
+from mkor_core import MKOR, MKORH, Preconditioner, inverses
 from mkor_core.knee import KneePointScheduler, is_knee
 from mkor_core.method import LayerShape
 from tests.support import reference
@@ -269,10 +269,7 @@ def test_the_windowed_update_preconditions_like_its_dense_matrix():
             state[f"{side}_vectors"] = torch.randn(dimension, 1, generator=generator, dtype=torch.float64)
         method.refresh(state, step)
     dense = {
-        side: linalg.windowed_matmul(
-            linalg.WindowedInverse(*(state[f"{side}_{name}"] for name in linalg.WindowedInverse._fields)),
-            torch.eye(dimension, dtype=torch.float64),
-        )
+        side: inverses.from_state(state, side).matmul(torch.eye(dimension, dtype=torch.float64))
         for side, dimension in (("left", 4), ("right", 6))
     }
     grad = torch.randn(4, 6, generator=generator, dtype=torch.float64)

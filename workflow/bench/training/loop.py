@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 
 from baselines import build, limits
 from mkor_core import comm
-from mkor_core.preconditioner import STATE_KEY
+from mkor_core.attachment import STATE_KEY
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import PLAIN_PRECISION, Run
 from workflow.bench.support.config import ConfigError

@@ -1,0 +1,159 @@
+"""A preconditioner's hooks on a torch optimizer: steps with and without a closure, state dict, copies."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from mkor_core.layer import Layer
+from mkor_core.method import LearningRate
+
+STATE_KEY = "preconditioner"
+"""The entry of an optimizer's state dict that holds the preconditioner's."""
+
+
+class Attachment:
+    """The hooks of one preconditioner on one optimizer.
+
+    Args:
+        optimizer: a torch optimizer, or a wrapper that keeps it as ``.optimizer`` (accelerate's).
+        step: preconditions the gradients; called before every step of the optimizer with the value of its closure, or
+            None if it has none.
+        save: returns the preconditioner's state dict.
+        load: restores it; called with None, to start anew, if the optimizer's state dict holds none.
+
+    Raises:
+        TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times a step.
+        RuntimeError: another preconditioner is attached to the optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        *,
+        step: Callable[[Any], None],
+        save: Callable[[], dict[str, Any]],
+        load: Callable[[Mapping[str, Any] | None], None],
+    ) -> None:
+        self._optimizer = _unwrapped(optimizer)
+        if any(isinstance(_owner(hook), Attachment) for hook in self._optimizer._optimizer_step_pre_hooks.values()):
+            raise RuntimeError("The optimizer has a Preconditioner already: it would precondition twice.")
+        self._step = step
+        self._save = save
+        self._load = load
+        _warn_of_copies(self._optimizer)
+        self._handles = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_state_dict_post_hook(self._save_into),
+            self._optimizer.register_load_state_dict_pre_hook(self._load_from),
+        ]
+
+    @property
+    def parameter_ids(self) -> set[int]:
+        """The ids of the parameters that the optimizer steps."""
+        return {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
+
+    @property
+    def grad_scale(self) -> Tensor | None:
+        """The loss scale by which gradients are multiplied; None if they are unscaled.
+
+        A fused optimizer unscales gradients itself, so that they are still scaled in the hook that runs before its
+        step.
+        """
+        scale: Tensor | None = getattr(self._optimizer, "grad_scale", None)
+        return scale
+
+    @property
+    def found_inf(self) -> Tensor | None:
+        """A device scalar that is not 0 if a fused optimizer will skip this step; None: it will not."""
+        found_inf: Tensor | None = getattr(self._optimizer, "found_inf", None)
+        return found_inf
+
+    def learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
+        """Return the learning rates of layers, from the parameter groups of their weights and biases."""
+        rates = {id(p): group["lr"] for group in self._optimizer.param_groups for p in group["params"]}
+        return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._optimizer.__dict__.pop("__deepcopy__", None)
+
+    def _before_step(
+        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        # args[0] is the optimizer; the closure of step(closure) may be positional or a keyword.
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            self._step(None)
+            return None
+
+        # This hook runs before the closure's backward pass, so preconditioning must wait until it has been evaluated.
+        def evaluate_then_precondition() -> Any:
+            loss = closure()
+            self._step(loss)
+            return loss
+
+        if len(args) > 1:
+            return (args[0], evaluate_then_precondition, *args[2:]), kwargs
+        return args, {**kwargs, "closure": evaluate_then_precondition}
+
+    def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        state[STATE_KEY] = self._save()
+
+    def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if STATE_KEY not in state:
+            warnings.warn(
+                "The optimizer's state dict holds no preconditioner state: its factors start anew.",
+                stacklevel=2,
+            )
+        self._load(state.get(STATE_KEY))
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
+        optimizer = inner
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(
+            f"{type(optimizer).__name__} is no torch.optim.Optimizer (DeepSpeed's is not): attach to one, e.g. SGD."
+        )
+    if isinstance(optimizer, LBFGS):
+        raise TypeError("LBFGS evaluates its closure many times a step; attach to a first-order optimizer, e.g. SGD.")
+    return optimizer
+
+
+def _owner(hook: Callable[..., Any]) -> object:
+    return getattr(hook, "__self__", None)
+
+
+def _warn_of_copies(optimizer: Optimizer) -> None:
+    """Make ``copy.deepcopy(optimizer)`` warn that the copy has no hooks."""
+
+    def copy_without_hooks(memo: dict[int, Any]) -> Optimizer:
+        warnings.warn("A copied optimizer preconditions no more: attach a new Preconditioner to it.", stacklevel=3)
+        duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
+        memo[id(optimizer)] = duplicate
+        duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        return duplicate
+
+    # On the instance: deepcopy looks for it there too, and other optimizers of the class stay as they are.
+    optimizer.__dict__["__deepcopy__"] = copy_without_hooks
+
+
+def _rate(layer: Layer, rates: Sequence[LearningRate]) -> LearningRate:
+    """Return a layer's learning rate, given those of its weight and, if it has one, its bias."""
+    weight, bias = rates[0], rates[-1]
+    if weight is None or bias is None or weight is bias or (isinstance(weight, float) and weight == bias):
+        return weight
+    # One rate a column of D, whose last one is the bias.
+    columns = torch.as_tensor(weight, device=layer.module.weight.device).expand(layer.d_in).clone()
+    columns[-1] = bias
+    return columns
