@@ -25,7 +25,8 @@ from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
-from workflow.bench.training import loop
+from workflow.bench.training import one_run
+from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads.base import Workload
@@ -85,9 +86,9 @@ def overhead(run: Run, workload: Workload, scratch: Path) -> Estimate:
     """Return the ratio of the bench's time of a step to the bare loop's."""
     interleaved = Interleaved(workload, BareLoop(run, workload))
     with (scratch / "log").open("w") as log:
-        setting = loop.Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
+        setting = Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
         folder = RunFolder.of(scratch, run.id)
-        status = loop.train(run, cast("Workload", interleaved), folder, setting)
+        status = one_run.train(run, cast("Workload", interleaved), folder, setting)
     if status != "finished":
         raise RuntimeError(f"{run.describe()} is {status}: there is nothing to compare.")
     # The bench's last step ends with an evaluation in place of another batch, and has no time.

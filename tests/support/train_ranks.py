@@ -20,7 +20,8 @@ from tests.support.experiments import block, load, optimizer, write
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
-from workflow.bench.training import launcher, loop
+from workflow.bench.training import launcher, loop, one_run
+from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks, joined
 from workflow.bench.training.record import RunFolder
@@ -102,13 +103,13 @@ def train_all(folder: Path, runs: Mapping[str, Run], ranks: Ranks = ALONE) -> No
             if stop is not None:
                 # Only the last rank is asked.
                 asked = after(stop) if ranks.rank == ranks.size - 1 else never
-                assert loop.train(run, one, place, setting(ranks, asked)) == "interrupted"
+                assert one_run.train(run, one, place, setting(ranks, asked)) == "interrupted"
                 torch.manual_seed(stop)  # what another process would draw
-            assert loop.train(run, one, place, setting(ranks), keep_weights=True) == "finished"
+            assert one_run.train(run, one, place, setting(ranks), keep_weights=True) == "finished"
 
 
-def setting(ranks: Ranks, stop: Callable[[], bool] = lambda: False) -> loop.Setting:
-    return loop.Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop, ranks=ranks)
+def setting(ranks: Ranks, stop: Callable[[], bool] = lambda: False) -> Setting:
+    return Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop, ranks=ranks)
 
 
 def never() -> bool:
@@ -178,11 +179,11 @@ def slow_command(*arguments: str) -> int:
         return quick(self, model, batch)
 
     Autoencoder.loss = slow  # type: ignore[method-assign]
-    loop._MEETING = 0.1
+    loop.MEETING_SECONDS = 0.1
     return command(*arguments)
 
 
 def join_and_train(folder: Path, runs: Mapping[str, Run]) -> None:
-    loop._MEETING = 0.0  # after every step
+    loop.MEETING_SECONDS = 0.0  # after every step
     with joined(launcher.place(), "cpu") as ranks:
         train_all(folder, runs, ranks)

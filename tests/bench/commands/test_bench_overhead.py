@@ -9,7 +9,8 @@ from benchmarks import bench_overhead
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
-from workflow.bench.training import loop
+from workflow.bench.training import checkpoint, one_run
+from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 
@@ -27,10 +28,10 @@ def test_both_loops_train_the_same_weights(run, tmp_path):
     bare = bench_overhead.BareLoop(run, workload)
     interleaved = bench_overhead.Interleaved(workload, bare)
     with (tmp_path / "log").open("w") as log:
-        setting = loop.Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
+        setting = Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
         folder = RunFolder.of(tmp_path, run.id)
-        assert loop.train(run, interleaved, folder, setting, keep_weights=True) == "finished"
-    weights = loop.checkpoint.load(folder.weights, run.id)
+        assert one_run.train(run, interleaved, folder, setting, keep_weights=True) == "finished"
+    weights = checkpoint.load(folder.weights, run.id)
     for name, weight in bare._model.state_dict().items():
         torch.testing.assert_close(weights[name], weight, rtol=0, atol=0)
     assert (len(interleaved.bare_seconds), len(interleaved.bench_seconds)) == (61, 60)

@@ -19,7 +19,7 @@ from tests.support.disks import free, leave, read_only, small_disk
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.killing import Subject, kill
 from workflow.bench import train
-from workflow.bench.training import loop
+from workflow.bench.training import one_run, summary
 from workflow.bench.training.record import RunFolder, read_metrics, read_summary
 
 
@@ -127,7 +127,7 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
             if (stage := full.fail()) is None:
                 break
             assert stage == "checkpoint.pt"
-            _, _, step = full.go_on().partition("going on from step ")
+            _, _, step = full.go_on().partition("resuming from step ")
             found.append(int(step.partition("\n")[0] or 0))
             tally.count("disk full, moments survived")
     assert list(dict.fromkeys(found)) == [0, 6, 12]
@@ -158,13 +158,14 @@ class Backwards(datetime):
 def test_a_clock_that_goes_backwards_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """As that of a machine may do once it meets a time server.  Truth: the run by a clock that does not."""
     subject = Subject.make(tmp_path, "mkor", steps=20)
-    monkeypatch.setattr(loop, "datetime", Backwards)
+    monkeypatch.setattr(one_run, "datetime", Backwards)
+    monkeypatch.setattr(summary, "datetime", Backwards)
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
     assert train.main(subject.arguments) == 0
     assert subject.bytes_lost() == 0
-    summary = read_summary(subject.place) or {}
-    assert summary["ended"] < summary["started"], "the clock did not go back"
-    assert 0 < summary["train_seconds"] <= summary["wall_seconds"]
+    record = read_summary(subject.place) or {}
+    assert record["ended"] < record["started"], "the clock did not go back"
+    assert 0 < record["train_seconds"] <= record["wall_seconds"]
     seconds = [float(row["wall_seconds"]) for row in read_metrics(subject.place)]
     assert seconds == sorted(seconds)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import partial, train
 from workflow.bench.plan import Plan
-from workflow.bench.training import loop
+from workflow.bench.training import runner
 from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 
 
@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = [f"{step},0.5,validation,loss,{loss},0.1,0.01,0.02" for step, loss in whole]
     begun.metrics.write_text("\n".join([",".join(METRIC_COLUMNS), *lines, "20,0.9,valid"]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train", _break)
+        patch.setattr(runner, "train", _break)
         with pytest.raises(ArithmeticError):
             train.main(["update_rules", "kaisa", "--seed", "1", *options(made)])
     return made

@@ -53,7 +53,7 @@ def test_one_flipped_bit_is_noticed(path: Path, position: float):
     content = bytearray(path.read_bytes())
     content[int(position * len(content))] ^= 1
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="checksum does not fit"):
+    with pytest.warns(UserWarning, match="checksum does not match"):
         assert_same(checkpoint.load_latest(path, "a"), STATE)
 
 
@@ -82,7 +82,7 @@ def test_one_of_a_step_is_found_among_the_two(path: Path):
 
 def test_one_in_another_format_counts_as_none(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(checkpoint, "_FORMAT", checkpoint._FORMAT + 1)
-    with pytest.warns(UserWarning, match="made by other code"):
+    with pytest.warns(UserWarning, match="written by other code"):
         assert checkpoint.load_latest(path, "a") is None
 
 

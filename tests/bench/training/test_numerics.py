@@ -20,8 +20,9 @@ from workflow.bench.plan.runs import Run
 from workflow.bench.support import provenance
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import first_free
-from workflow.bench.training import checkpoint, loop
+from workflow.bench.training import checkpoint, one_run
 from workflow.bench.training.batch_shares import micro_batches
+from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder, read_metrics, read_summary
 from workflow.bench.workloads import create
@@ -90,8 +91,8 @@ def run_of(folder: Path, name: str, shared: dict[str, Any] | None = None, **hype
     return load(folder).job("one", name).runs[0]
 
 
-def setting(stop: Callable[[], bool] = lambda: False) -> loop.Setting:
-    return loop.Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop)
+def setting(stop: Callable[[], bool] = lambda: False) -> Setting:
+    return Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop)
 
 
 def after(steps: int) -> Callable[[], bool]:
@@ -128,7 +129,7 @@ def test_micro_batches_train_like_the_full_batch(
     assert (whole.accumulation_steps, cut.accumulation_steps) == (1, 4)
     places = {run: RunFolder(tmp_path / run.id) for run in (whole, cut)}
     for run, place in places.items():
-        assert loop.train(run, double, place, setting(), keep_weights=True) == "finished"
+        assert one_run.train(run, double, place, setting(), keep_weights=True) == "finished"
     truth = weights(places[whole], whole)
     for key, tensor in weights(places[cut], cut).items():
         torch.testing.assert_close(tensor, truth[key], rtol=1e-9, atol=1e-12, msg=key)
@@ -146,11 +147,11 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     whole, sliced = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "sliced")
     spoils = shared.get("precision") == "float16"
     one: Any = Amplified(workload, {3, 12} if spoils else set())
-    assert loop.train(run, one, whole, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, one, whole, setting(), keep_weights=True) == "finished"
     other: Any = Amplified(workload, {3, 12} if spoils else set())
-    assert loop.train(run, other, sliced, setting(after(9)), keep_weights=True) == "interrupted"
+    assert one_run.train(run, other, sliced, setting(after(9)), keep_weights=True) == "interrupted"
     torch.manual_seed(5)  # what another process would draw
-    assert loop.train(run, other, sliced, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, other, sliced, setting(), keep_weights=True) == "finished"
     assert rows(whole.metrics, TIMES) == rows(sliced.metrics, TIMES)
     mine, theirs = weights(whole, run), weights(sliced, run)
     for key, tensor in mine.items():
@@ -165,7 +166,7 @@ def test_a_precision_is_that_of_a_bare_loop(precision: str, folder: Path, worklo
     run = run_of(folder, "sgd", {"precision": precision}, momentum=0.9)
     place = RunFolder(tmp_path)
     spoilt: Any = Amplified(workload, {4} if precision == "float16" else set())
-    assert loop.train(run, spoilt, place, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, spoilt, place, setting(), keep_weights=True) == "finished"
     model = workload.model(0)
     bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
@@ -178,7 +179,7 @@ def test_a_precision_is_that_of_a_bare_loop(precision: str, folder: Path, worklo
         scaler.step(bare)
         scaler.update()
     plain = run_of(folder, "sgd", momentum=0.9)
-    loop.train(plain, workload, RunFolder(tmp_path / "plain"), setting(), keep_weights=True)
+    one_run.train(plain, workload, RunFolder(tmp_path / "plain"), setting(), keep_weights=True)
     in_float32 = weights(RunFolder(tmp_path / "plain"), plain)
     for key, tensor in model.state_dict().items():
         assert torch.equal(tensor, weights(place, run)[key]), key
@@ -196,7 +197,7 @@ def test_a_first_step_that_overflows_gives_no_warning(
     """torch warns where a schedule moves before the first update; a rate is a function of the step all the same."""
     run = run_of(folder, "mkor", {"precision": "float16", "schedule": {"name": "linear"}})
     spoilt: Any = Amplified(workload, {1})
-    assert loop.train(run, spoilt, RunFolder(tmp_path), setting()) == "finished"
+    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "finished"
     assert not [str(found.message) for found in recwarn if "lr_scheduler" in str(found.message)]
     assert float(read_metrics(RunFolder(tmp_path))[-1]["lr"]) == pytest.approx(0.1 / 20)
 

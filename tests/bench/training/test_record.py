@@ -61,7 +61,7 @@ def test_a_log_that_is_not_what_it_was_at_its_checkpoint_is_refused(folder: RunF
         folder.metrics.unlink()
     else:
         folder.metrics.write_bytes(change(folder.metrics.read_bytes()))
-    with pytest.raises(ValueError, match="is not what it was at its checkpoint"):
+    with pytest.raises(ValueError, match="differs from the file at the time of the checkpoint"):
         MetricsLog(folder.metrics, kept)
 
 

@@ -27,10 +27,14 @@ from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT, ConfigError, schema
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
-from workflow.bench.training import checkpoint, loop
+from workflow.bench.training import checkpoint, one_run
+from workflow.bench.training import state as training_state
+from workflow.bench.training.build import Setting, build
 from workflow.bench.training.clocks import PHASES
+from workflow.bench.training.loop import Loop
 from workflow.bench.training.progress import Progress
-from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import MetricsLog, RunFolder, read_metrics, read_summary
+from workflow.bench.training.state import TrainingState
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
@@ -70,9 +74,9 @@ def after(steps: int) -> Callable[[], bool]:
     return lambda: next(counter) >= steps
 
 
-def setting(stop: Callable[[], bool] = never, **changes: Any) -> loop.Setting:
+def setting(stop: Callable[[], bool] = never, **changes: Any) -> Setting:
     given: dict[str, Any] = {"checkpoint_minutes": 60, "progress": Progress(1, io.StringIO()), **changes}
-    return loop.Setting(torch.device("cpu"), stop=stop, **given)
+    return Setting(torch.device("cpu"), stop=stop, **given)
 
 
 def weights(folder: RunFolder, run: Run) -> dict[str, torch.Tensor]:
@@ -112,13 +116,13 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     shared = {"schedule": {"name": "linear", "warmup": 0.2}, "evaluate_every": 5}
     run = run_of(folder, name, shared, **hyperparameters)
     whole, sliced = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "sliced")
-    assert loop.train(run, workload, whole, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, workload, whole, setting(), keep_weights=True) == "finished"
     for steps in (9, 1, 2):
         torch.manual_seed(steps)  # what another process would draw
-        assert loop.train(run, workload, sliced, setting(after(steps)), keep_weights=True) == "interrupted"
+        assert one_run.train(run, workload, sliced, setting(after(steps)), keep_weights=True) == "interrupted"
         assert sliced.checkpoint.exists()
     assert (read_summary(sliced) or {})["steps_done"] == 12
-    assert loop.train(run, workload, sliced, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, workload, sliced, setting(), keep_weights=True) == "finished"
     assert_same_result(whole, sliced, run)
     assert not sliced.checkpoint.exists()
     summary = read_summary(sliced) or {}
@@ -129,34 +133,34 @@ def test_killed_after_a_checkpoint_the_rows_behind_it_are_made_anew(folder: Path
     """A process that dies without a word leaves rows that its checkpoint does not know of, the last one torn."""
     run = run_of(folder, "mkor", {"evaluate_every": 2})
     whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
-    loop.train(run, workload, whole, setting(), keep_weights=True)
-    loop.train(run, workload, killed, setting(after(7)))
+    one_run.train(run, workload, whole, setting(), keep_weights=True)
+    one_run.train(run, workload, killed, setting(after(7)))
     with killed.metrics.open("a") as file:
         file.write("8,0.727273,train,loss,0.5,0.1,1.0,1.0\n8,0.7272")
     killed.summary.unlink()
-    assert loop.train(run, workload, killed, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, workload, killed, setting(), keep_weights=True) == "finished"
     assert_same_result(whole, killed, run)
 
 
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor", {"evaluate_every": 2})
     whole, damaged = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "damaged")
-    loop.train(run, workload, whole, setting(), keep_weights=True)
+    one_run.train(run, workload, whole, setting(), keep_weights=True)
     for steps in (5, 6):
-        loop.train(run, workload, damaged, setting(after(steps)))
+        one_run.train(run, workload, damaged, setting(after(steps)))
     os.truncate(damaged.checkpoint, damaged.checkpoint.stat().st_size // 2)
     with pytest.warns(UserWarning, match="going back to the checkpoint before it"):
-        loop.train(run, workload, damaged, setting(after(3)), keep_weights=True)
+        one_run.train(run, workload, damaged, setting(after(3)), keep_weights=True)
     assert (read_summary(damaged) or {})["steps_done"] == 8
-    loop.train(run, workload, damaged, setting(), keep_weights=True)
+    one_run.train(run, workload, damaged, setting(), keep_weights=True)
     assert_same_result(whole, damaged, run)
 
 
 def test_checkpoints_by_time_change_nothing(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor")
     whole, saved = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "saved")
-    loop.train(run, workload, whole, setting(), keep_weights=True)
-    loop.train(run, workload, saved, setting(checkpoint_minutes=1e-9), keep_weights=True)
+    one_run.train(run, workload, whole, setting(), keep_weights=True)
+    one_run.train(run, workload, saved, setting(checkpoint_minutes=1e-9), keep_weights=True)
     assert_same_result(whole, saved, run)
     assert (read_summary(saved) or {})["seconds"]["checkpoint"] > 0
     assert (read_summary(whole) or {})["seconds"]["checkpoint"] == 0
@@ -166,7 +170,7 @@ def test_checkpoints_by_steps_are_there_after_a_kill(folder: Path, workload: Wor
     """The one after step 14 and the one before it, at 7; a run that died goes on from there."""
     run = run_of(folder, "mkor")
     whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
-    loop.train(run, workload, whole, setting(checkpoint_steps=7), keep_weights=True)
+    one_run.train(run, workload, whole, setting(checkpoint_steps=7), keep_weights=True)
     assert_same_result(whole, whole, run)
 
     def die(loss: torch.Tensor) -> torch.Tensor:
@@ -174,10 +178,10 @@ def test_checkpoints_by_steps_are_there_after_a_kill(folder: Path, workload: Wor
 
     spoilt: Any = Sabotaged(workload, 16, die)
     with pytest.raises(RuntimeError, match="killed"):
-        loop.train(run, spoilt, killed, setting(checkpoint_steps=7))
+        one_run.train(run, spoilt, killed, setting(checkpoint_steps=7))
     saved = (killed.checkpoint, killed.checkpoint.with_name("checkpoint.pt.previous"))
     assert [json.loads(file.open("rb").readline())["step"] for file in saved] == [14, 7]
-    assert loop.train(run, workload, killed, setting(), keep_weights=True) == "finished"
+    assert one_run.train(run, workload, killed, setting(), keep_weights=True) == "finished"
     assert_same_result(whole, killed, run)
 
 
@@ -202,7 +206,7 @@ def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pyt
     (run,) = plan.runs.values()
     place = RunFolder.of(plan.results, run.id)
     whole = RunFolder(folder / "whole")
-    loop.train(run, create(**run.spec["workload"]), whole, setting())
+    one_run.train(run, create(**run.spec["workload"]), whole, setting())
     assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
 
 
@@ -229,10 +233,10 @@ def test_a_run_that_went_on_with_other_code_is_no_run_of_todays(
 ):
     run = run_of(folder, "sgd")
     place = RunFolder(tmp_path / "run")
-    monkeypatch.setattr(loop, "code_fingerprint", lambda specs: "older")
-    loop.train(run, workload, place, setting(after(3)))
+    monkeypatch.setattr(training_state, "code_fingerprint", lambda specs: "older")
+    one_run.train(run, workload, place, setting(after(3)))
     monkeypatch.undo()
-    loop.train(run, workload, place, setting())
+    one_run.train(run, workload, place, setting())
     summary = read_summary(place) or {}
     assert summary["code_fingerprint"].startswith("older, ")
     assert not is_current(summary, run.lineage)
@@ -248,15 +252,15 @@ def test_a_time_limit_must_be_one(folder: Path, capsys: pytest.CaptureFixture[st
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, workload: Workload, tmp_path: Path):
     one, other = run_of(folder, "sgd"), run_of(folder, "sgd", lr=0.2)
     place = RunFolder(tmp_path / "run")
-    loop.train(one, workload, place, setting(after(3)))
+    one_run.train(one, workload, place, setting(after(3)))
     with pytest.raises(ConfigError, match=f"belongs to run {one.id}, not to {other.id}"):
-        loop.train(other, workload, place, setting())
+        one_run.train(other, workload, place, setting())
 
 
 def test_a_finished_run_tells_where_it_comes_from(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor", {"schedule": {"name": "linear"}})
     place = RunFolder(tmp_path / "run")
-    loop.train(run, workload, place, setting())
+    one_run.train(run, workload, place, setting())
     summary = json.loads(place.summary.read_text())
     assert summary["spec"] == run.spec
     assert (summary["status"], summary["reason"], summary["steps_done"]) == ("finished", "", 20)
@@ -286,7 +290,7 @@ def test_the_mean_training_loss_is_that_of_a_bare_loop(folder: Path, workload: W
     """Truth: the same training written out with torch alone."""
     run = run_of(folder, "sgd", momentum=0.9)
     place = RunFolder(tmp_path / "run")
-    loop.train(run, workload, place, setting(), keep_weights=True)
+    one_run.train(run, workload, place, setting(), keep_weights=True)
     model = workload.model(0)
     bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     losses = []
@@ -314,10 +318,13 @@ def test_the_phases_add_up_to_the_wall_time(folder: Path, workload: Workload, tm
             watch["begin"] = time.perf_counter()
             super().start(what, steps, done)
 
-    training = loop._Training(run, workload, RunFolder(tmp_path), setting(progress=Watched(1, io.StringIO())), None)
-    training.run_to_end()
+    watched = setting(progress=Watched(1, io.StringIO()))
+    parts = build(run, workload, watched)
+    log = MetricsLog(RunFolder(tmp_path).metrics)
+    state = TrainingState(parts, RunFolder(tmp_path), watched, log)
+    Loop(parts, state, watched).run()
     wall = time.perf_counter() - watch["begin"]
-    seconds = {phase: used / 1e9 for phase, used in training.account.nanoseconds.items()}
+    seconds = {phase: used / 1e9 for phase, used in state.account.nanoseconds.items()}
     assert seconds.keys() == set(PHASES)
     assert sum(seconds.values()) == pytest.approx(wall, rel=0.05)
     worked = {"data", "forward", "backward", "capture", "factor", "precondition", "update", "evaluation"}
@@ -334,7 +341,7 @@ def test_divergence_is_an_outcome(
 ):
     run = run_of(folder, name, {"evaluate_every": 4}, **hyperparameters)
     place = RunFolder(tmp_path)
-    assert loop.train(run, workload, place, setting(), keep_weights=True) == "diverged"
+    assert one_run.train(run, workload, place, setting(), keep_weights=True) == "diverged"
     summary = read_summary(place) or {}
     assert summary["reason"]
     assert not place.weights.exists()
@@ -362,7 +369,7 @@ class Sabotaged:
 def test_the_first_bad_step_is_named(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "sgd")
     spoilt: Any = Sabotaged(workload, 6, lambda loss: loss * torch.nan)
-    assert loop.train(run, spoilt, RunFolder(tmp_path), setting()) == "diverged"
+    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "diverged"
     assert (read_summary(RunFolder(tmp_path)) or {})["reason"] == "the training loss is nan in step 6"
 
 
@@ -370,7 +377,7 @@ def test_lack_of_memory_is_an_outcome(folder: Path, workload: Workload, tmp_path
     """Truth: torch's own error for 4 petabytes."""
     run = run_of(folder, "sgd")
     spoilt: Any = Sabotaged(workload, 6, lambda loss: loss + torch.empty(2**50).sum())
-    assert loop.train(run, spoilt, RunFolder(tmp_path), setting()) == "out_of_memory"
+    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "out_of_memory"
     summary = read_summary(RunFolder(tmp_path)) or {}
     assert "memory" in summary["reason"]
     assert summary["steps_done"] == 5
@@ -382,7 +389,7 @@ def test_an_error_of_the_code_is_no_outcome(folder: Path, workload: Workload, tm
 
     spoilt: Any = Sabotaged(workload, 6, fail)
     with pytest.raises(RuntimeError, match="a mistake"):
-        loop.train(run_of(folder, "sgd"), spoilt, RunFolder(tmp_path), setting())
+        one_run.train(run_of(folder, "sgd"), spoilt, RunFolder(tmp_path), setting())
     assert not RunFolder(tmp_path).summary.exists()
 
 
@@ -521,7 +528,7 @@ def test_one_process_at_a_time_trains_a_run(folder: Path):
         waiting = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
         assert waiting.stderr is not None
         assert waiting.stderr.readline().endswith("another process trains it; waiting\n")
-        loop.train(run, create(**run.spec["workload"]), place, setting())
+        one_run.train(run, create(**run.spec["workload"]), place, setting())
     _, said = waiting.communicate(timeout=60)
     assert waiting.returncode == 0
     assert "done by another process" in said
@@ -549,9 +556,9 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
 
     second = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert second.returncode == 0, second.stderr
-    assert f"going on from step {summary['steps_done']}" in second.stderr
+    assert f"resuming from step {summary['steps_done']}" in second.stderr
     whole = RunFolder(tmp_path / "whole")
-    loop.train(run, create(**run.spec["workload"]), whole, setting())
+    one_run.train(run, create(**run.spec["workload"]), whole, setting())
     assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
 
 
@@ -590,7 +597,7 @@ def test_progress_in_a_log_is_plain_lines(folder: Path, workload: Workload, tmp_
     log = io.StringIO()
     progress = Progress(3, log)
     progress.interval_ns = 0
-    loop.train(run, workload, RunFolder(tmp_path), setting(progress=progress))
+    one_run.train(run, workload, RunFolder(tmp_path), setting(progress=progress))
     lines = log.getvalue().splitlines()
     assert len(lines) >= 10
     assert lines[0].startswith("run 1 of 3: autoencoder sgd lr=0.1 seed=0: step ")
@@ -606,7 +613,7 @@ def test_progress_on_a_terminal_is_a_bar(folder: Path, workload: Workload, tmp_p
     log = Terminal()
     progress = Progress(3, log)
     progress.interval_ns = 0
-    loop.train(run_of(folder, "sgd"), workload, RunFolder(tmp_path), setting(progress=progress))
+    one_run.train(run_of(folder, "sgd"), workload, RunFolder(tmp_path), setting(progress=progress))
     progress.end("finished")
     assert "run 1 of 3: autoencoder sgd lr=0.1 seed=0:" in log.getvalue()
     assert "loss 0." in log.getvalue()

@@ -220,13 +220,13 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
     assert joined(second)[0] == 1
     assert time.monotonic() - killed < 60
     told = said(tmp_path / "second", 2)[0].splitlines()
-    assert f"going on from step {saved}" in told[0]
-    assert told[1].endswith("rank 1 is gone (killed?); the same command goes on from the last checkpoint")
+    assert f"resuming from step {saved}" in told[0]
+    assert told[1].endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
     assert len(told) == 2
 
     third = start(2, slow_command, *arguments, log=tmp_path / "third")
     assert joined(third) == [0, 0], said(tmp_path / "third", 2)
-    again = int(said(tmp_path / "third", 2)[0].split("going on from step ")[1].split()[0])
+    again = int(said(tmp_path / "third", 2)[0].split("resuming from step ")[1].split()[0])
     assert again > saved
     assert again % 30 == 0  # that of checkpoint_steps
     assert joined(truth) == [0, 0], said(tmp_path / "truth", 2)
@@ -310,7 +310,7 @@ def test_a_rank_that_nobody_meets_says_so_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     write(folder, "one", block(optimizer("sgd")))
-    monkeypatch.setattr(ranks, "_ARRIVAL", timedelta(seconds=1))
+    monkeypatch.setattr(ranks, "ARRIVAL_TIMEOUT", timedelta(seconds=1))
     for key, value in train_ranks.as_mpiexec(0, 2, train_ranks.free_port()).items():
         monkeypatch.setenv(key, value)
     assert train.main(["one", "sgd", *options(folder)]) == 1

@@ -1,4 +1,8 @@
-"""How a global batch is divided: into the parts of ranks, and into micro-batches."""
+"""Division of a global batch among ranks and into micro-batches.
+
+Example: ``batch_size`` 128 on 4 ranks. Each rank trains on 32 rows of every batch. With a ``micro_batch_size`` of 16,
+the global batch has 8 micro-batches, of which each rank owns 2. With one of 64 it has 2, and each is shared by 2 ranks.
+"""
 
 from __future__ import annotations
 
@@ -17,59 +21,65 @@ from workflow.bench.workloads.base import Workload
 
 @dataclass(frozen=True)
 class Share:
-    """A rank's part of every step: its examples of the global batch, and its micro-batches.
+    """The rows and micro-batches of every global batch that one rank trains on.
 
-    A micro-batch belongs to one rank, or to several that have equal parts of it.
+    A micro-batch belongs to one rank, or is shared equally by several.
     """
 
     rows: slice
+    """Rows of the global batch."""
     micro_batches: int
-    """Of this rank, in a step."""
-    owners: int
-    """Ranks that have a part of each micro-batch."""
-    number: int
-    """The micro-batch that this rank's examples are a part of, where it shares one."""
-    of: int
+    """Micro-batches of this rank in a step; 1 if it shares one."""
+    ranks_per_micro_batch: int
+    """Number of ranks that share each micro-batch; 1 if each rank has its own."""
+    micro_batch_index: int
+    """Position, in the global batch, of the micro-batch that this rank shares; 0 if it shares none."""
+    global_micro_batches: int
     """Micro-batches of the global batch."""
 
 
 def share_of(run: Run, ranks: Ranks) -> Share:
-    """Return the part of a run's batches that a rank trains on.
+    """Return the share of this rank in a run's batches.
 
-    Raises `ConfigError` where the ranks cannot have equal parts.
+    Raises:
+        ConfigError: the batch cannot be divided equally among the ranks.
     """
-    size, batch, parts = ranks.size, run.spec["workload"]["batch_size"], run.accumulation_steps
-    if why := run.why_not_on(size):
+    batch_size, micro_batches = run.spec["workload"]["batch_size"], run.accumulation_steps
+    if why := run.why_not_on(ranks.size):
         raise ConfigError(f"{run.describe()}: {why}")
-    mine = batch // size
-    rows = slice(ranks.rank * mine, (ranks.rank + 1) * mine)
-    if parts >= size:
-        return Share(rows, parts // size, 1, 0, parts)
-    owners = size // parts
-    return Share(rows, 1, owners, ranks.rank // owners, parts)
+    rows_per_rank = batch_size // ranks.size
+    rows = slice(ranks.rank * rows_per_rank, (ranks.rank + 1) * rows_per_rank)
+    if micro_batches >= ranks.size:
+        return Share(rows, micro_batches // ranks.size, 1, 0, micro_batches)
+    ranks_per_micro_batch = ranks.size // micro_batches
+    return Share(rows, 1, ranks_per_micro_batch, ranks.rank // ranks_per_micro_batch, micro_batches)
 
 
 def share_batches(workload: Workload, seed: int, start: int, share: Share, device: torch.device) -> Iterator[Batch]:
-    """Yield this rank's part of a workload's batches from ``start`` on.
+    """Yield this rank's rows of a workload's batches from batch ``start`` on.
 
-    Where ranks share a micro-batch and its loss is a mean over something else than examples (predicted tokens, say),
-    a rank's ``loss_weight`` makes the mean of the ranks' losses the loss of the whole.
+    If ranks share a micro-batch and its loss is a mean over terms other than examples (predicted tokens, for example),
+    each batch gets a ``loss_weight``: with it, the mean of the ranks' losses is the loss of the whole micro-batch.
     """
     for batch in workload.sliced_batches(seed, start, share.rows):
-        terms = workload.loss_terms(batch) if share.owners > 1 else None
+        terms = workload.loss_terms(batch) if share.ranks_per_micro_batch > 1 else None
         if terms is None:
             yield batch
         else:
-            counts = torch.zeros(share.of, device=device)
-            counts[share.number] = terms.to(device)
+            # counts: [global_micro_batches]. Two ranks with 30 and 50 tokens of one micro-batch get the weights
+            # 30 * 2 / 80 and 50 * 2 / 80: the mean of their weighted losses is the mean over all 80 tokens.
+            index = share.micro_batch_index
+            counts = torch.zeros(share.global_micro_batches, device=device)
+            counts[index] = terms.to(device)
             (total,) = comm.sum_across_ranks([counts])
-            yield batch | {"loss_weight": counts[share.number] * share.owners / total[share.number]}
+            yield batch | {"loss_weight": counts[index] * share.ranks_per_micro_batch / total[index]}
 
 
 def micro_batches(batch: Batch, number: int) -> Sequence[Batch]:
-    """Return ``batch`` cut into ``number`` equal parts along its examples, the first axis of each tensor.
+    """Return ``batch`` cut into ``number`` equal parts along the examples, the first axis of every tensor.
 
-    Raises `ValueError` where ``number`` does not divide the examples, or tensors have not as many of them.
+    Raises:
+        ValueError: ``number`` does not divide the examples, or the tensors differ in their number of examples.
     """
     if number == 1:
         return (batch,)

@@ -1,4 +1,7 @@
-"""Checkpoints that are whole or refused: atomic, checksummed, the previous one kept, bound to their run."""
+"""Checkpoint files: atomic, checksummed, bound to their run, and with the previous one kept.
+
+A file is one line of JSON, which states run, step, format, length and SHA-256, followed by what torch.save writes.
+"""
 
 from __future__ import annotations
 
@@ -15,22 +18,24 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import write_atomically
 
 PREVIOUS: Final = ".previous"
-#: Raised with what a state holds: one of another format cannot be gone on from.
+"""Suffix of the checkpoint before the last one."""
+
 _FORMAT: Final = 2
+"""Format version; increment it whenever the saved state changes. Other versions cannot be resumed."""
 
 
 class CheckpointError(ConfigError):
-    """A checkpoint that must not be used; the message is one line that names it."""
+    """A checkpoint that must not be used; the message is one line that names the file."""
 
 
 class DamagedError(CheckpointError):
-    """A checkpoint that is truncated, altered, or in the format of other code."""
+    """A checkpoint that is truncated, altered, or of another format version."""
 
 
 def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
-    """Write ``state`` as the checkpoint of a run at a step; the one before stays beside it as ``<path>.previous``.
+    """Write ``state`` as the checkpoint of a run at a step, and keep the one before as ``<path>.previous``.
 
-    state: what ``torch.load(weights_only=True)`` takes: tensors, numbers, text, and containers of them.
+    state: tensors, numbers, strings, and containers of them, as ``torch.load(weights_only=True)`` accepts them.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -48,34 +53,40 @@ def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
 def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, Any]:
     """Return the state that `save` wrote to ``path``.
 
-    Raises `DamagedError` where it is truncated, altered or of another format, `CheckpointError` where it belongs to
-    another run, `FileNotFoundError` where there is none.
+    Raises:
+        FileNotFoundError: the file does not exist.
+        DamagedError: it is truncated, altered or of another format version.
+        CheckpointError: it belongs to another run.
     """
     with path.open("rb") as file:
         try:
             header = json.loads(file.readline())
-            owner, length, digest, form = (header[key] for key in ("run", "bytes", "sha256", "format"))
+            owner, length, digest, version = (header[key] for key in ("run", "bytes", "sha256", "format"))
         except (ValueError, KeyError, TypeError):
-            raise DamagedError(f"{path}: damaged: its first line is no checkpoint's") from None
+            raise DamagedError(f"{path}: damaged: its first line is not that of a checkpoint") from None
         payload = file.read()
     if owner != run:
         raise CheckpointError(f"{path}: belongs to run {owner}, not to {run}; move it away to start anew")
-    if form != _FORMAT:
-        raise DamagedError(f"{path}: is of format {form}, made by other code; this code's is {_FORMAT}")
+    if version != _FORMAT:
+        raise DamagedError(f"{path}: has format {version}, written by other code; this code reads format {_FORMAT}")
     if len(payload) != length:
         raise DamagedError(f"{path}: damaged: {len(payload)} of {length} bytes are there")
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise DamagedError(f"{path}: damaged: its checksum does not fit")
+        raise DamagedError(f"{path}: damaged: its checksum does not match")
     return torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
 
 
 def load_latest(
     path: Path, run: str, device: torch.device | str = "cpu", *, step: int | None = None
 ) -> dict[str, Any] | None:
-    """Return the newest whole state of ``path`` and the one before it; None where there is none.
+    """Return the state in ``path``, or in the checkpoint before it if that one is damaged; None if neither is usable.
 
-    A damaged one is passed over with a warning.  step: take that of this step only.  Raises `CheckpointError` for a
-    checkpoint of another run.
+    A damaged checkpoint is a warning.
+
+    step: consider only a checkpoint of this step.
+
+    Raises:
+        CheckpointError: a checkpoint belongs to another run.
     """
     for candidate in (path, _previous(path)):
         try:
@@ -90,7 +101,7 @@ def load_latest(
 
 
 def _step_of(path: Path) -> int | None:
-    """Return the step that a checkpoint says it is of; None where it says none."""
+    """Return the step in the first line of a checkpoint; None if it has none."""
     with path.open("rb") as file:
         try:
             step = json.loads(file.readline())["step"]

@@ -1,4 +1,4 @@
-"""Where a run's time goes: exclusive seconds by phase, cheap enough to run in every step."""
+"""Clocks that divide a run's time among phases, cheap enough to run in every step."""
 
 from __future__ import annotations
 
@@ -19,18 +19,25 @@ PHASES: Final = (
     "evaluation",
     "checkpoint",
 )
-#: Phases that are not training: time to target leaves them out.
-APART: Final = ("evaluation", "checkpoint")
+NOT_TRAINING: Final = ("evaluation", "checkpoint")
+"""Phases that training seconds, and with them the time to a target, leave out."""
 
 
 class Clock:
-    """Splits wall time over `PHASES`; every moment between `start` and `stop` belongs to exactly one.
+    """Divides wall time among `PHASES`: every moment between `start` and `stop` belongs to exactly one.
 
-    A loop calls `switch` between its parts; code called inside a part takes out its own share with
-    ``with clock("factor"):``, as deep as it likes.  An unknown phase is a KeyError.
+    A loop calls `switch` between its phases. Code called within a phase takes its own part out with
+    ``with clock("factor"):``, nested to any depth. An unknown phase raises `KeyError`. Example::
 
-    synchronize: waits for the device, so that a phase pays for the work that it launched; None on a CPU.
-    nanoseconds: what an interrupted run had used before.
+        clock.start("data")        # data
+        clock.switch("update")     #         update
+        with clock("factor"):      #                 factor
+            ...
+        ...                        #                         update
+        clock.stop()
+
+    synchronize: waits for the device, so that each phase pays for the work it launched; None on a CPU.
+    nanoseconds: time already used by earlier slices of the run, by phase.
     """
 
     def __init__(
@@ -44,7 +51,7 @@ class Clock:
         self._phase: str | None = None
         self._outer: list[str | None] = []
         self.last = 0
-        """The latest reading, in nanoseconds of ``perf_counter_ns``: the time of day in a loop, for nothing."""
+        """The latest reading of ``perf_counter_ns``: gives a loop the current time at no cost."""
 
     def start(self, phase: str) -> None:
         """Start the clock in ``phase``."""
@@ -54,7 +61,7 @@ class Clock:
         self._phase = phase
 
     def switch(self, phase: str | None) -> None:
-        """Charge the time since the last call to the phase that ran, and go on with ``phase``."""
+        """Charge the time since the last reading to the current phase, and continue with ``phase``."""
         if self._synchronize:
             self._synchronize()
         now = perf_counter_ns()
@@ -64,15 +71,15 @@ class Clock:
         self._phase = phase
 
     def stop(self) -> None:
-        """Stop the clock; `start` lets it go on."""
+        """Stop the clock; `start` continues it."""
         self.switch(None)
 
     def __call__(self, phase: str) -> _Span:
-        """Return a context that charges its time to ``phase`` and not to what is around it."""
+        """Return a context manager that charges its time to ``phase`` instead of the surrounding one."""
         return self._spans[phase]
 
     def enter(self, phase: str) -> None:
-        """Begin a span inside the current phase.  A stopped clock stays stopped in it."""
+        """Begin a span inside the current phase. A stopped clock stays stopped."""
         self._outer.append(self._phase)
         if self._phase is not None:
             self.switch(phase)
@@ -85,7 +92,7 @@ class Clock:
 
     @property
     def nanoseconds(self) -> dict[str, int]:
-        """The time of every phase up to the latest reading."""
+        """Time of every phase up to the latest reading."""
         return dict(self._used)
 
     @property
@@ -101,11 +108,11 @@ class Clock:
     @property
     def train_seconds(self) -> float:
         """`wall_seconds` without evaluations and checkpoints."""
-        return sum(used for phase, used in self._used.items() if phase not in APART) / 1e9
+        return sum(used for phase, used in self._used.items() if phase not in NOT_TRAINING) / 1e9
 
 
 class _Span:
-    """A phase as a reusable context: its state is on the clock's stack, so that one object serves every call."""
+    """A phase as a reusable context manager: its state is on the clock's stack, so one object serves every call."""
 
     __slots__ = ("_clock", "_phase")
 

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: pure functions of the step, times the optimizer's own rate."""
+"""Learning-rate schedules: pure functions of the step that multiply the optimizer's rate."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import Any
 
 
 def factor(schedule: Mapping[str, Any], step: int, steps: int) -> float:
-    """Return what step ``step`` (from 0) of ``steps`` multiplies the learning rate with, in [0, 1].
+    """Return the factor, in [0, 1], of the learning rate in step ``step`` (from 0) of ``steps``.
 
-    ``warmup`` is the share of the steps over which the factor rises linearly; the first step already moves.
-    ``linear`` then falls to zero, ``polynomial`` as the remaining share of the run to ``power``, ``step`` is
-    multiplied with ``factor`` from each milestone (a step) on.
+    During the first ``warmup`` share of the steps the factor rises linearly, from 1 / (number of those steps). After
+    that ``constant`` stays at 1; ``linear`` falls to 0; ``polynomial`` is the remaining share of the steps to the power
+    ``power``; ``step`` multiplies by ``factor`` at each of the steps in ``milestones``.
     """
-    rising = round(schedule.get("warmup", 0.0) * steps)
-    if step < rising:
-        return (step + 1) / rising
-    remaining = max(0.0, (steps - step) / max(steps - rising, 1))
+    warmup_steps = round(schedule.get("warmup", 0.0) * steps)
+    if step < warmup_steps:
+        return (step + 1) / warmup_steps
+    remaining = max(0.0, (steps - step) / max(steps - warmup_steps, 1))
     match schedule["name"]:
         case "constant":
             return 1.0

@@ -1,4 +1,4 @@
-"""How far training is: a bar on a terminal, plain lines in a log."""
+"""Progress of training: a bar on a terminal, plain lines in a log."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from tqdm import tqdm
 
 
 class Progress:
-    """Says which run of how many is at which step, with loss, throughput and time left.
+    """Shows the current run and step, with loss, throughput and remaining time.
 
-    runs: the runs to train.  stream: standard error by default.
+    runs: number of runs to train.
+    stream: standard error by default.
     """
 
     def __init__(self, runs: int, stream: TextIO | None = None) -> None:
@@ -19,10 +20,10 @@ class Progress:
         self._on_terminal = self._stream.isatty()
         self._runs = runs
         self._run = 0
-        self._what = ""
+        self._title = ""
         self._bar: tqdm[None] | None = None
         self.interval_ns = 500_000_000 if self._on_terminal else 10_000_000_000
-        """How often `show` is worth calling, in nanoseconds."""
+        """Shortest useful time between two calls of `show`, in nanoseconds."""
 
     def note(self, text: str) -> None:
         """Print a line."""
@@ -30,17 +31,17 @@ class Progress:
             self._bar.clear()
         print(text, file=self._stream, flush=True)
 
-    def start(self, what: str, steps: int, done: int) -> None:
-        """Begin the next run; ``done`` of its ``steps`` were done before."""
+    def start(self, name: str, steps: int, done: int) -> None:
+        """Begin the next run, of which ``done`` of ``steps`` steps were done in earlier slices."""
         self._run += 1
-        self._what = f"run {self._run} of {self._runs}: {what}"
+        self._title = f"run {self._run} of {self._runs}: {name}"
         if self._on_terminal:
-            self._bar = tqdm(total=steps, initial=done, desc=self._what, unit="step", file=self._stream, leave=False)
+            self._bar = tqdm(total=steps, initial=done, desc=self._title, unit="step", file=self._stream, leave=False)
         elif done:
-            self.note(f"{self._what}: going on from step {done}")
+            self.note(f"{self._title}: resuming from step {done}")
 
     def show(self, step: int, steps: int, loss: float, steps_per_second: float) -> None:
-        """Show a run's state; the caller takes care of not calling it too often."""
+        """Show the state of the current run; the caller limits how often."""
         if self._bar is not None:
             self._bar.n = step
             self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
@@ -48,25 +49,25 @@ class Progress:
             return
         left = (steps - step) / steps_per_second if steps_per_second else float("inf")
         self.note(
-            f"{self._what}: step {step} of {steps}, loss {loss:.4g}, {steps_per_second:.3g} steps/s, "
+            f"{self._title}: step {step} of {steps}, loss {loss:.4g}, {steps_per_second:.3g} steps/s, "
             f"{duration(left)} left"
         )
 
     def end(self, outcome: str) -> None:
-        """End the run with a line."""
+        """End the current run with a line."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
-        self.note(f"{self._what}: {outcome}")
+        self.note(f"{self._title}: {outcome}")
 
-    def skip(self, what: str, why: str) -> None:
-        """Count a run that needs no training."""
+    def skip(self, name: str, reason: str) -> None:
+        """Count a run that needs no training, and print why."""
         self._run += 1
-        self.note(f"run {self._run} of {self._runs}: {what}: {why}")
+        self.note(f"run {self._run} of {self._runs}: {name}: {reason}")
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people say them: hours and minutes, minutes and seconds, or seconds."""
+    """Return seconds in words: hours and minutes, minutes and seconds, or seconds."""
     if seconds == float("inf"):
         return "unknown time"
     minutes, rest = divmod(round(seconds), 60)

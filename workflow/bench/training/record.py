@@ -1,4 +1,4 @@
-"""What a run leaves behind: its folder, metrics.csv as it goes, and run.json at its end.  Imports no torch."""
+"""The files of a run: its folder, metrics.csv while it trains, and run.json at its end. Imports no torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skippe
 ENDED: Final = ("finished", "diverged", "out_of_memory")
 """Statuses that another attempt with the same code on the same machine would only repeat."""
 
-_METRICS_DIGEST: Final = "metrics_sha256"
-
 METRIC_COLUMNS: Final[Mapping[str, type]] = {
     "step": int,
     "epoch": float,
@@ -35,6 +33,9 @@ METRIC_COLUMNS: Final[Mapping[str, type]] = {
 }
 """The columns of metrics.csv in their order, with the type of each."""
 
+_METRICS_DIGEST: Final = "metrics_sha256"
+"""The key in run.json for the SHA-256 of metrics.csv."""
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -44,17 +45,17 @@ class RunFolder:
 
     @classmethod
     def of(cls, results: Path, run: str) -> RunFolder:
-        """Return the folder of a run's id under ``results/<hardware>/<tier>``."""
+        """Return the folder of a run by its id, under ``results/<hardware>/<tier>``."""
         return cls(results / "runs" / run)
 
     @property
     def metrics(self) -> Path:
-        """One row an evaluation and metric, `METRIC_COLUMNS`."""
+        """One row per evaluation and metric, with `METRIC_COLUMNS`."""
         return self.path / "metrics.csv"
 
     @property
     def summary(self) -> Path:
-        """How the run ended and where it comes from, as JSON."""
+        """The run's outcome, cost and provenance, as JSON."""
         return self.path / "run.json"
 
     @property
@@ -64,21 +65,21 @@ class RunFolder:
 
     @property
     def weights(self) -> Path:
-        """The final weights of a run that others start from."""
+        """The final weights, if other runs start from them."""
         return self.path / "weights.pt"
 
     @property
     def lock(self) -> Path:
-        """Held by the process that trains the run."""
+        """The lock file of the process that trains the run."""
         return self.path / "lock"
 
 
 class DamagedRecordError(ConfigError):
-    """A metrics.csv that is not what a run writes; the message is one line that names it."""
+    """A metrics.csv that no run can have written; the message is one line that names the file."""
 
 
 def read_summary(folder: RunFolder) -> dict[str, Any] | None:
-    """Return a run's run.json, None where there is none; a damaged one counts as none, with a warning."""
+    """Return the content of a run's run.json; None if it is absent, or damaged, which is a warning."""
     try:
         summary = json.loads(folder.summary.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
         check(summary, schema("run"), folder.summary)
@@ -91,11 +92,11 @@ def read_summary(folder: RunFolder) -> dict[str, Any] | None:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
-    """Tell whether a run has ended for good, its metrics whole, its weights kept where others start from it."""
+    """Return whether a run has a final status, intact metrics, and its weights if other runs start from them."""
     summary = read_summary(folder)
     if summary is None or summary["status"] not in ENDED:
         return False
@@ -108,7 +109,7 @@ def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
 
 
 def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
-    """Write a run's run.json, with the SHA-256 of metrics.csv, so that a row that is lost later on is noticed."""
+    """Write a run's run.json, with the SHA-256 of metrics.csv, which reveals rows lost later."""
     digest = {_METRICS_DIGEST: _digest(folder.metrics)} if with_digest else {}
     write_json(folder.summary, {**summary, **digest})
 
@@ -118,21 +119,24 @@ def _digest(path: Path) -> str:
 
 
 def write_spec(results: Path, run: Run) -> None:
-    """Write ``specs/<id>.json``, what the run's id stands for, unless it is there whole."""
+    """Write ``specs/<id>.json``, the specification that a run's id is the hash of, unless it is there intact."""
     path = results / "specs" / f"{run.id}.json"
     try:
-        is_there = json.loads(path.read_bytes()) == run.spec
+        is_intact = json.loads(path.read_bytes()) == run.spec
     except (FileNotFoundError, ValueError, RecursionError):
-        is_there = False
-    if not is_there:
+        is_intact = False
+    if not is_intact:
         write_json(path, run.spec)
 
 
 class MetricsLog:
-    """metrics.csv, appended to and flushed row by row.
+    """Writes metrics.csv, appending and flushing row by row.
 
-    kept: what `secure` returned of the part of an earlier slice that is kept; None starts a new file.
-    Raises ValueError where that part is not there as it was.
+    kept: the size and SHA-256 of the part to keep, as `secure` returned them in an earlier slice; None starts a new
+        file.
+
+    Raises:
+        ValueError: the file does not begin with the part to keep.
     """
 
     def __init__(self, path: Path, kept: tuple[int, str] | None = None) -> None:
@@ -140,17 +144,17 @@ class MetricsLog:
         self._path = path
         self._digest = hashlib.sha256()
         if kept is not None:
-            position, digest = kept
+            size, digest = kept
             with path.open("rb") if path.exists() else io.BytesIO() as earlier:
-                self._digest.update(earlier.read(position))
+                self._digest.update(earlier.read(size))
             if self._digest.hexdigest() != digest:
-                raise ValueError(f"{path}: is not what it was at its checkpoint")
-        # Without a buffer, which would try again, and fail again, as the file is closed on a full disk.
+                raise ValueError(f"{path}: differs from the file at the time of the checkpoint")
+        # Unbuffered: on a full disk, closing a buffered file would try to write again, and fail again.
         self._file = path.open("wb" if kept is None else "r+b", buffering=0)
         if kept is None:
             self._write([",".join(METRIC_COLUMNS)])
         else:
-            self._file.seek(position)
+            self._file.seek(size)
             self._file.truncate()
 
     def append(
@@ -163,7 +167,7 @@ class MetricsLog:
         wall_seconds: float,
         values: Mapping[tuple[str, str], float],
     ) -> None:
-        """Append one row for every value of (split, metric)."""
+        """Append one row for each value of (split, metric)."""
         self._write(
             f"{step},{epoch:.6g},{split},{metric},{value!r},{lr:.9g},{train_seconds:.6f},{wall_seconds:.6f}"
             for (split, metric), value in values.items()
@@ -189,20 +193,23 @@ class MetricsLog:
 
 
 def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-    """Return a run's rows as text, in their order; none where it has no metrics.csv.
+    """Return a run's rows as text, in order; an empty list if it has no metrics.csv.
 
-    A last line without its end is left out: the run is being written, or was killed as it wrote.  Raises
-    `DamagedRecordError` where anything else is no row of a run, or where a run that ended, as its ``summary`` says,
-    left another file.
+    An incomplete last line is left out: the run is still writing, or was killed while writing.
+
+    summary: the run's run.json; if it is final, metrics.csv must have the digest that it states.
+
+    Raises:
+        DamagedRecordError: a line cannot be a row of a run, or the file differs from the one that the run left.
     """
     if summary and summary["status"] in ENDED and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
-        raise DamagedRecordError(f"{folder.metrics}: damaged: it is not what the run left there")
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it differs from the file that the run left")
     try:
         text = folder.metrics.read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     except UnicodeDecodeError:
-        raise DamagedRecordError(f"{folder.metrics}: damaged: it is no text") from None
+        raise DamagedRecordError(f"{folder.metrics}: damaged: it is not text") from None
     if "\n" not in text:
         return []
     header, *lines = text[: text.rfind("\n")].split("\n")
@@ -211,14 +218,14 @@ def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) ->
     rows = []
     for number, line in enumerate(lines, start=2):
         cells = line.split(",")
-        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_of, METRIC_COLUMNS, cells)):
-            raise DamagedRecordError(f"{folder.metrics}: damaged: line {number} is no row of a run")
+        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_valid, METRIC_COLUMNS, cells)):
+            raise DamagedRecordError(f"{folder.metrics}: damaged: line {number} is not a row of a run")
         rows.append(dict(zip(METRIC_COLUMNS, cells, strict=True)))
     return rows
 
 
-def _is_of(column: str, cell: str) -> bool:
-    """Tell whether a cell of metrics.csv can be one of its column."""
+def _is_valid(column: str, cell: str) -> bool:
+    """Return whether a cell of metrics.csv can be a value of its column."""
     kind = METRIC_COLUMNS[column]
     if kind is str:
         return cell.isidentifier()
@@ -229,5 +236,5 @@ def _is_of(column: str, cell: str) -> bool:
 
 
 def first_line(problem: BaseException) -> str:
-    """Return the first line of what an exception says, its type where it says nothing."""
+    """Return the first line of an exception's message, or its type if the message is empty."""
     return str(problem).strip().partition("\n")[0] or type(problem).__name__

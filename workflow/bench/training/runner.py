@@ -1,4 +1,7 @@
-"""Trains the runs of a list that are not there yet, each by one command only, and those that they start from."""
+"""Trains the unfinished runs of a list, and first the runs that they start from.
+
+A lock ensures that one process at a time trains a run, even if several were given the same list.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,9 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO, cast
 
 import torch
 from filelock import Timeout
@@ -21,25 +23,26 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import first_free, locked, remove_unfinished, write_json
-from workflow.bench.support.provenance import collect
-from workflow.bench.training import loop
 from workflow.bench.training.batch_shares import share_of
+from workflow.bench.training.build import Setting
+from workflow.bench.training.one_run import train
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
 from workflow.bench.training.record import RunFolder, Status, first_line, is_done, read_summary, write_spec
 from workflow.bench.training.stop_signals import Stop
+from workflow.bench.training.summary import summarize_untrained
 from workflow.bench.workloads.base import Workload
 
 
 class Runner:
-    """Trains runs of a plan one after the other in this process, or together with others.
+    """Trains runs of a plan one after the other, in this process or together with others.
 
-    stop: what asks to save and end, listening already; by default one that listens while runs are trained.
-    ranks: the processes that train each run together; each makes a Runner and trains the same runs, and the first one
-    writes files and progress.
+    stop: an object that is already listening for requests to stop; by default a new one listens during `train`.
+    ranks: the processes that train each run together. Each makes a `Runner` and trains the same runs; the first one
+        writes files and progress.
 
-    Raises `ConfigError` where the tier's device is absent; from `train`, where an optimizer or a workload refuses
-    what its run asks for, or ranks cannot share a batch.
+    Raises:
+        ConfigError: the tier's device is absent.
     """
 
     def __init__(
@@ -54,40 +57,45 @@ class Runner:
         self._plan = plan
         self._ranks = ranks
         self._stop = stop or Stop()
-        self._listens_itself = stop is None
+        self._starts_listening = stop is None
         self._stream = stream
         self.has_moved = False
-        """Whether `train` brought any run forward."""
+        """Whether `train` has advanced any run."""
         self._workloads: dict[str, Workload] = {}
         refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
 
     def train(self, runs: Iterable[Run]) -> bool:
-        """Train the runs that are not done, first those that they start from; tell whether all came to an end."""
-        given = list(runs)
-        known = self._plan.runs | {run.id: run for run in given}
-        # What is done is the first rank's word here and below: a shared disk shows others a file some seconds later.
-        ids = self._ranks.from_first(lambda: list(dict.fromkeys(run.id for run in self._with_upstream(given))))
-        wanted = [known[name] for name in ids]
-        for run in wanted:
+        """Train the runs that are not done, and first those that they start from; return whether all have ended.
+
+        Raises:
+            ConfigError: an optimizer or a workload refuses what its run specifies, or ranks cannot share a batch.
+        """
+        waiting = self._order(list(runs))
+        for run in waiting:
             share_of(run, self._ranks)
-        with ExitStack() as held:
-            stream = self._stream if self._ranks.is_first else held.enter_context(Path(os.devnull).open("w"))
-            progress = Progress(len(wanted), stream)
-            if self._listens_itself:
-                held.enter_context(self._stop.listening())
+        with ExitStack() as stack:
+            stream = self._stream if self._ranks.is_first else stack.enter_context(Path(os.devnull).open("w"))
+            progress = Progress(len(waiting), stream)
+            if self._starts_listening:
+                stack.enter_context(self._stop.listening())
             try:
-                device = held.enter_context(_device_of_our_own(self._plan, progress, self._ranks, self._stop))
+                device = stack.enter_context(_device(self._plan, progress, self._ranks, self._stop))
             except Timeout:
                 return False
             tier = self._plan.tier
-            setting = loop.Setting(
-                device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks
-            )
-            for run in wanted:
+            setting = Setting(device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks)
+            for run in waiting:
                 if any(self._ranks.gathered(self._stop.asked)) or self._train(run, setting) == "interrupted":
                     return False
         return True
+
+    def _order(self, runs: list[Run]) -> list[Run]:
+        """Return the runs, each after the one it starts from if that is not done, without duplicates."""
+        known = self._plan.runs | {run.id: run for run in runs}
+        # The first rank decides what is done, here and below: other nodes see files on a shared disk seconds later.
+        ids = list(dict.fromkeys(run.id for run in self._with_upstream(runs))) if self._ranks.is_first else None
+        return [known[name] for name in self._ranks.from_first(ids)]
 
     def _with_upstream(self, runs: Iterable[Run]) -> Iterator[Run]:
         for run in runs:
@@ -97,116 +105,135 @@ class Runner:
                     yield from self._with_upstream([upstream])
             yield run
 
+    def _folder(self, run_id: str) -> RunFolder:
+        return RunFolder.of(self._plan.results, run_id)
+
+    def _keeps_weights(self, run: Run) -> bool:
+        return run.id in self._plan.started_from
+
     def _is_done(self, run: Run) -> bool:
-        folder = RunFolder.of(self._plan.results, run.id)
-        return is_done(folder, needs_weights=run.id in self._plan.started_from)
+        return is_done(self._folder(run.id), needs_weights=self._keeps_weights(run))
 
-    def _train(self, run: Run, setting: loop.Setting) -> Status | None:
-        """Train a run unless it is done; return how it ended, None where nothing was to do."""
-        progress, ranks = setting.progress, self._ranks
-        folder = RunFolder.of(self._plan.results, run.id)
-        if ranks.from_first(lambda: self._is_done(run)):
-            progress.skip(run.describe(), "done before")
+    def _first_finds_done(self, run: Run) -> bool:
+        return self._ranks.from_first(self._is_done(run) if self._ranks.is_first else None)
+
+    def _train(self, run: Run, setting: Setting) -> Status | None:
+        """Train a run unless it is done; return how it ended, None if it was done before."""
+        if self._first_finds_done(run):
+            setting.progress.skip(run.describe(), "done before")
             return None
-        if ranks.is_first:
+        if self._ranks.is_first:
             write_spec(self._plan.results, run)
-        waiting = f"{run.describe()}: another process trains it; waiting"
-        with ExitStack() as held:
-
-            def hold() -> bool:
-                try:
-                    held.enter_context(locked(folder.lock, lambda: progress.note(waiting), self._stop))
-                except Timeout:
-                    return False
-                return True
-
-            if not ranks.from_first(hold):
+        with ExitStack() as stack:
+            holds = self._lock(run, setting.progress, stack) if self._ranks.is_first else None
+            if not self._ranks.from_first(holds):
                 return "interrupted"
-            if ranks.from_first(lambda: self._is_done(run)):
-                progress.skip(run.describe(), "done by another process")
+            if self._first_finds_done(run):
+                setting.progress.skip(run.describe(), "done by another process")
                 return None
-            begun = self._clear(folder) if ranks.is_first else 0
-            try:
-                reason = self._why_not(run)
-                if reason is not None:
-                    if ranks.is_first:
-                        write_json(folder.summary, _summary_of_no_training(run, "skipped", reason))
-                    progress.skip(run.describe(), f"skipped: {reason}")
-                    return "skipped"
-                workload = self._workload(run)
-                weights = RunFolder.of(self._plan.results, run.start_from).weights if run.start_from else None
-                keep = run.id in self._plan.started_from
-                status = loop.train(run, workload, folder, setting, initial_weights=weights, keep_weights=keep)
-            except Exception as problem:
-                # The record names the run in partial results and in `make status`; the next call tries it again. Among
-                # ranks, what this one sees may only follow from another's end, which has its own record.
-                if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
-                    with suppress(OSError):
-                        said = f"{type(problem).__name__}: {first_line(problem)}"
-                        write_json(folder.summary, _summary_of_no_training(run, "failed", said))
-                raise
+            return self._train_locked(run, setting)
+
+    def _lock(self, run: Run, progress: Progress, stack: ExitStack) -> bool:
+        """Hold the lock of a run until ``stack`` is closed; return False if asked to stop before it was free."""
+        message = f"{run.describe()}: another process trains it; waiting"
+        try:
+            stack.enter_context(locked(self._folder(run.id).lock, partial(progress.note, message), self._stop))
+        except Timeout:
+            return False
+        return True
+
+    def _train_locked(self, run: Run, setting: Setting) -> Status:
+        """Train a run whose lock is held, and report its outcome; record why it is skipped or fails."""
+        folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
+        steps_before = _clear(folder) if ranks.is_first else 0
+        try:
+            reason = self._why_skipped(run)
+            if reason is not None:
+                if ranks.is_first:
+                    write_json(folder.summary, summarize_untrained(run, "skipped", reason))
+                progress.skip(run.describe(), f"skipped: {reason}")
+                return "skipped"
+            weights = self._folder(run.start_from).weights if run.start_from else None
+            status = train(
+                run,
+                self._workload(run),
+                folder,
+                setting,
+                initial_weights=weights,
+                keep_weights=self._keeps_weights(run),
+            )
+        except Exception as problem:
+            # The record names the run in partial results and in `make status`; the next call tries it again. With
+            # several ranks, an error here may only follow from one on another rank, which writes its own record.
+            if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
+                with suppress(OSError):
+                    message = f"{type(problem).__name__}: {first_line(problem)}"
+                    write_json(folder.summary, summarize_untrained(run, "failed", message))
+            raise
         if ranks.is_first:
             summary = read_summary(folder) or {}
-            self.has_moved |= status != "interrupted" or summary["steps_done"] > begun
-            progress.end(
-                f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
-                + (f": {summary['reason']}" if summary["reason"] else "")
-            )
+            self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
+            outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
+            progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
         return status
 
-    def _clear(self, folder: RunFolder) -> int:
-        """Remove what would lie about a run that is trained now; return how many steps it is recorded to have done."""
-        remove_unfinished(folder.path)
-        summary = read_summary(folder)
-        if summary is None or summary["status"] != "interrupted":
-            folder.summary.unlink(missing_ok=True)
-            return 0
-        return int(summary.get("steps_done", 0))
-
-    def _why_not(self, run: Run) -> str | None:
-        """Say why a run cannot be started, on all ranks alike; None where it can, its workload then being made."""
-
-        def attempt() -> str | None:
-            try:
-                self._workload(run)
-                self._check_start(run)
-            except _SkippedError as problem:
-                return str(problem)
-            return None
-
-        # The first rank alone prepares data; what it keeps of them the others find.
-        reason = self._ranks.from_first(attempt)
+    def _why_skipped(self, run: Run) -> str | None:
+        """Return why a run cannot be started, the same on all ranks; None if it can, with its workload created."""
+        # The first rank prepares the data alone, and keeps them in files that the others then find.
+        reason = self._try_to_start(run) if self._ranks.is_first else None
+        reason = cast("str | None", self._ranks.from_first(reason))
         if reason is None and not self._ranks.is_first:
-            reason = attempt()
-        return next((found for found in self._ranks.gathered(reason) if found is not None), None)
+            reason = self._try_to_start(run)
+        return next((each for each in self._ranks.gathered(reason) if each is not None), None)
+
+    def _try_to_start(self, run: Run) -> str | None:
+        """Create a run's workload; return why the run cannot be started, None if it can."""
+        try:
+            self._workload(run)
+        except DataNotFound as problem:
+            return str(problem)
+        if run.start_from is None:
+            return None
+        upstream = read_summary(self._folder(run.start_from)) or {"status": "missing"}
+        if upstream["status"] == "finished":
+            return None
+        because = f": {upstream['reason']}" if upstream.get("reason") else ""
+        return f"it starts from run {run.start_from}, which is {upstream['status']}{because}"
 
     def _workload(self, run: Run) -> Workload:
-        """Return a run's workload, made once for all its runs.  Raises `_SkippedError`, `ConfigError`."""
+        """Return a run's workload, which all runs with the same one share.
+
+        Raises:
+            DataNotFound: its data set is absent.
+            ConfigError: it refuses one of its parameters.
+        """
         key = json.dumps(run.spec["workload"], sort_keys=True)
         if key not in self._workloads:
             try:
                 self._workloads[key] = workloads.create(**run.spec["workload"])
-            except DataNotFound as problem:
-                raise _SkippedError(str(problem)) from problem
             except ValueError as problem:
                 raise ConfigError(f"workload {run.workload}: {problem}") from problem
         return self._workloads[key]
 
-    def _check_start(self, run: Run) -> None:
-        """Raise `_SkippedError` where the run that this one starts from came to no end."""
-        if run.start_from is None:
-            return
-        upstream = read_summary(RunFolder.of(self._plan.results, run.start_from)) or {"status": "missing"}
-        if upstream["status"] != "finished":
-            because = f": {upstream['reason']}" if upstream.get("reason") else ""
-            raise _SkippedError(f"it starts from run {run.start_from}, which is {upstream['status']}{because}")
+
+def _clear(folder: RunFolder) -> int:
+    """Remove files that would misstate a run once it is trained; return the steps it was recorded to have done."""
+    remove_unfinished(folder.path)
+    summary = read_summary(folder)
+    if summary is None or summary["status"] != "interrupted":
+        folder.summary.unlink(missing_ok=True)
+        return 0
+    return int(summary.get("steps_done", 0))
 
 
 @contextmanager
-def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks, stop: Stop) -> Iterator[torch.device]:
-    """Yield the device to train on: the CPU, or a GPU that no other process of these results has meanwhile.
+def _device(plan: Plan, progress: Progress, ranks: Ranks, stop: Stop) -> Iterator[torch.device]:
+    """Yield the device to train on: the CPU, or a GPU that no other process of these results uses meanwhile.
 
-    Ranks have the GPU that their launcher gave them, by the number that each has on its machine.
+    Ranks have the GPU that their launcher gave them, by their number on their machine.
+
+    Raises:
+        filelock.Timeout: asked to stop while all GPUs were in use.
     """
     if plan.tier.device != "cuda":
         yield torch.device(plan.tier.device)
@@ -214,34 +241,19 @@ def _device_of_our_own(plan: Plan, progress: Progress, ranks: Ranks, stop: Stop)
     if ranks.size > 1:
         yield torch.device("cuda", torch.cuda.current_device())
         return
-    # By the GPU's own name: schedulers show every job its GPUs as numbers from 0.
+    # By UUID, because schedulers number the GPUs of every job from 0.
     names = [torch.cuda.get_device_properties(index).uuid for index in range(torch.cuda.device_count())]
     locks = [plan.results.parent / f"gpu-{socket.gethostname()}-{name}.lock" for name in names]
-    waiting = partial(progress.note, "every GPU has another process of these results; waiting")
-    with first_free(locks, waiting, stop) as index, torch.cuda.device(index):
+    on_wait = partial(progress.note, "every GPU is in use by another process of these results; waiting")
+    with first_free(locks, on_wait, stop) as index, torch.cuda.device(index):
         yield torch.device("cuda", index)
 
 
 def refuse_absent_device(plan: Plan) -> None:
-    """Raise `ConfigError` where the tier's device is absent."""
+    """Raise `ConfigError` if the tier's device is absent."""
     if plan.tier.device == "cuda" and not torch.cuda.is_available():
         build = "this torch is a build without CUDA" if torch.version.cuda is None else "torch finds no CUDA device"
         raise ConfigError(
             f"tier = '{plan.tier.name}': it trains on a GPU, and {build} here; "
-            "train where there is one, or take --tier embedded (plans can be made anywhere)"
+            "train on a machine with one, or take --tier embedded (plans can be made anywhere)"
         )
-
-
-class _SkippedError(Exception):
-    """A run cannot be started; the message is the reason."""
-
-
-def _summary_of_no_training(run: Run, status: Status, reason: str) -> dict[str, Any]:
-    return {
-        "id": run.id,
-        "spec": run.spec,
-        "status": status,
-        "reason": reason,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
-        **collect(run.lineage),
-    }

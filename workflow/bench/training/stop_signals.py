@@ -1,4 +1,4 @@
-"""Whether a process was asked to end.  Imports no torch, so that it listens from its first moment on."""
+"""Requests to end the process: signals and a time limit. Imports no torch, to be ready from the first moment."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ This is EX_TEMPFAIL of the C library; cluster profiles take it as "continue in t
 """
 
 _QUEUE_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
+"""Sent by a batch queue when a job's time is over, or some minutes before."""
 
 
 class Stop:
-    """Whether this process was asked to end: by SIGTERM or SIGUSR1 (a queue), SIGINT (Ctrl-C), or its own time limit.
+    """Whether this process was asked to end: by SIGTERM or SIGUSR1 (a queue), SIGINT (Ctrl-C), or a time limit.
 
-    The present step ends and is saved.  A second SIGINT acts as if nothing caught it, unless a launcher passes the
-    first one on.  A queue's signal may come twice, from the queue and from the launcher, and means the same.
+    The current step is then completed and saved. A second SIGINT interrupts at once, unless a launcher started the
+    process, which may pass on the same Ctrl-C. A queue's signal may arrive twice, from the queue and the launcher.
 
-    seconds: the time limit, from now on.  launched: whether a launcher started this process.
+    seconds: the time limit, counted from construction.
+    launched: whether a launcher started this process.
     """
 
     def __init__(self, seconds: float | None = None, *, launched: bool = False) -> None:
@@ -33,16 +35,16 @@ class Stop:
         self._launched = launched
 
     def __call__(self) -> bool:
-        """Tell whether to end."""
+        """Return whether to end."""
         return self.asked
 
     @contextmanager
     def listening(self) -> Iterator[Stop]:
-        """Catch the signals; leave their handlers as they were found."""
+        """Catch the signals, and restore the previous handlers at the end."""
         numbers = (*_QUEUE_SIGNALS, signal.SIGINT, signal.SIGALRM)
         before = {number: signal.signal(number, self._catch) for number in numbers}
         if self._deadline is not None:
-            # An alarm costs a training step nothing, where a look at the clock in each would.
+            # An alarm costs a training step nothing; reading the clock in every step would.
             signal.setitimer(signal.ITIMER_REAL, max(self._deadline - time.monotonic(), 1e-6))
         try:
             yield self
