@@ -23,6 +23,7 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.bert_classification import TASKS, BertClassification
 from workflow.bench.workloads.bert_span import BertSpan, best_spans
+from workflow.bench.workloads.fine_tuning import training_sample
 
 SIZE: dict[str, Any] = {"layers": 1, "hidden_size": 16, "heads": 2, "batch_size": 4}
 REAL = {**SIZE, "vocabulary_size": len(PIECES)}
@@ -362,7 +363,7 @@ def test_training_accuracy_counts_right_answers_of_a_fixed_sample(text, name, da
         optimizer.step()
         optimizer.zero_grad()
     model.eval()
-    sample = bert.training_sample(workload.train_examples, workload.validation_examples)
+    sample = training_sample(workload.train_examples, workload.validation_examples)
     right = 0
     for row in sample:
         example = workload._train[np.array([row])]
@@ -392,13 +393,13 @@ def test_training_accuracy_leaves_mode_generators_and_batches_alone(text):
 
 
 def test_the_training_sample_is_small_fixed_and_mixed():
-    sample = bert.training_sample(25_000, 25_000)
+    sample = training_sample(25_000, 25_000)
     assert len(sample) == len(set(sample.tolist())) == 25_000 // 8
-    assert np.array_equal(sample, bert.training_sample(25_000, 25_000))
+    assert np.array_equal(sample, training_sample(25_000, 25_000))
     # Files hold one class after the other: both halves are in it, about alike.
     assert 0.45 < np.mean(sample < 12_500) < 0.55
-    assert len(bert.training_sample(8192, 512)) == 64
-    assert bert.training_sample(10, 512).tolist() == list(range(10))
+    assert len(training_sample(8192, 512)) == 64
+    assert training_sample(10, 512).tolist() == list(range(10))
 
 
 def test_scores_have_no_training_accuracy(text):

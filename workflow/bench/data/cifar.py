@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 DATASETS: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 """Titles by name."""
+SHAPE: Final = (3, 32, 32)
+"""An image's channels, height and width."""
 
 
 class Cifar(NamedTuple):

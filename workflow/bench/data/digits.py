@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from workflow.bench.data.folder import damaged, versions
 
 DATASETS: Final = ("digits",)
+SHAPE: Final = (1, 8, 8)
+"""An image's channels, height and width."""
 
 _LEVELS = 16  # pixels are integers from 0 to 16
 _SPLIT_SEED = 0  # of the split, which every run shares

@@ -51,9 +51,9 @@ class Facts(NamedTuple):
 
 _IMAGENET_PIXELS: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FACTS: Final = {
-    "digits": Facts("scikit-learn's digits", 1, 8, 10, (0.305,), (0.376,)),
-    "cifar10": Facts(cifar.DATASETS["cifar10"], 3, 32, 10, (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)),
-    "cifar100": Facts(cifar.DATASETS["cifar100"], 3, 32, 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    "digits": Facts("scikit-learn's digits", *digits.SHAPE[:2], 10, (0.305,), (0.376,)),
+    "cifar10": Facts(cifar.DATASETS["cifar10"], *cifar.SHAPE[:2], 10, (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)),
+    "cifar100": Facts(cifar.DATASETS["cifar100"], *cifar.SHAPE[:2], 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     "imagenet": Facts("ImageNet", 3, 224, imagenet.CLASSES, *_IMAGENET_PIXELS),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
@@ -14,13 +15,13 @@ from typing_extensions import override
 
 from workflow.bench.data import cifar, digits
 from workflow.bench.data.batches import Batch, shuffled_indices
-from workflow.bench.data.images import FACTS
 from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
 
 _LOADERS: dict[str, Callable[[], digits.Digits | cifar.Cifar]] = {
     "digits": digits.load,
     "cifar100": partial(cifar.load, "cifar100"),
 }
+_SHAPES = {"digits": digits.SHAPE, "cifar100": cifar.SHAPE}
 _TITLES = {"digits": "scikit-learn's digits, 8 x 8", "cifar100": "CIFAR-100"}
 
 
@@ -78,6 +79,5 @@ class Autoencoder(Workload):
 
 def _widths(parameters: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the number of units of each layer, from the input image to its reconstruction."""
-    facts = FACTS[parameters["dataset"]]
-    pixels = facts.channels * facts.size**2
+    pixels = math.prod(_SHAPES[parameters["dataset"]])
     return (pixels, *parameters["hidden"], pixels)

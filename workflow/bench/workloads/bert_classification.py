@@ -15,6 +15,7 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary, fingerprint
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import evaluation_mode
+from workflow.bench.workloads.fine_tuning import FineTuning
 from workflow.bench.workloads.text_metrics import class_metrics, score_metrics
 
 
@@ -46,7 +47,7 @@ TASKS: Final[Mapping[str, Task]] = {
 }
 
 
-class BertClassification(bert.FineTuning):
+class BertClassification(FineTuning):
     """BERT with a linear layer on its pooled first token; the loss is the cross-entropy.
 
     If the task is a score from 0 to 5, the layer has one output, and the loss is the mean squared error of the score

@@ -17,13 +17,14 @@ from workflow.bench.data.features import Vocabulary, fingerprint
 from workflow.bench.data.questions import Questions
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import evaluation_mode
+from workflow.bench.workloads.fine_tuning import FineTuning
 from workflow.bench.workloads.text_metrics import answer_metrics
 
 _TITLES: Final = {"quotes": "docstrings: text in quotes or brackets", "squad": "SQuAD v1.1"}
 _LONGEST_ANSWER: Final = {"quotes": docstring_tasks.LONGEST_ANSWER, "squad": squad.LONGEST_ANSWER}
 
 
-class BertSpan(bert.FineTuning):
+class BertSpan(FineTuning):
     """BERT that scores each token as the first and as the last one of the answer.
 
     Two linear outputs for each token give the scores; the loss is the mean of the two cross-entropies. A training

@@ -1,0 +1,125 @@
+"""The base of the fine-tuning workloads: a task on top of BERT's encoder, and the weights that it starts from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from typing_extensions import override
+
+from workflow.bench.data.batches import Batch, shuffled_indices
+from workflow.bench.data.features import Features
+from workflow.bench.data.folder import DataNotFound, data_folder
+from workflow.bench.workloads.base import Workload, to_device_of
+from workflow.bench.workloads.bert import BertModel
+
+_EVALUATION_BATCH: Final = 128
+_SMALLEST_SAMPLE: Final = 64
+_VALIDATION_PER_SAMPLED: Final = 8  # validation examples for each training example that is evaluated on
+
+_ENCODER: Final = "bert."  # starts the names of the encoder's weights in a model with a head
+_WEIGHTS: Final = "model.safetensors"
+
+
+class FineTuning(Workload):
+    """A task on top of BERT's encoder, which starts untrained, published, or pre-trained by another run.
+
+    The last layer is always new. A subclass calls `_set_data` when it has read its examples.
+    """
+
+    labels_name: ClassVar[str]
+    """The name of the labels in a batch, next to BERT's inputs."""
+
+    def _set_data(self, train: Features, validation: Features) -> None:
+        """Keep the examples, draw the training sample, and read the published encoder if one is asked for."""
+        pretrained = self.parameters["pretrained"]
+        self._published = published_weights(pretrained) if pretrained else None
+        self._train, self._validation = train, validation
+        self._sample = train[training_sample(len(train), len(validation))]
+        self.train_examples = len(train)
+
+    @override
+    def model(self, seed: int) -> nn.Module:
+        """Return a new model, with the published encoder if one is asked for."""
+        model = super().model(seed)
+        if self._published is not None:
+            load_encoder(model, self._published)
+        return model
+
+    @override
+    def load_initial_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+        """Load the encoder of a pre-trained model; the last layer stays new."""
+        load_encoder(model, weights)
+
+    @override
+    def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
+        """Yield BERT's inputs, each ``[batch_size, longest]``, and the labels, ``[batch_size]`` or more."""
+        for _, indices in shuffled_indices(seed, start, self.train_examples, self.batch_size):
+            yield self._batch(self._train[indices])
+
+    def _batch(self, features: Features) -> Batch:
+        arrays = {**features.inputs(), self.labels_name: features.labels}
+        return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _outputs(self, model: nn.Module, batch: Batch) -> tuple[Any, Tensor]:
+        """Return the model's output for a batch, and its labels on the model's device."""
+        inputs = to_device_of(model, batch)
+        labels = inputs.pop(self.labels_name)
+        return model(**inputs), labels
+
+    def _evaluated(self, model: nn.Module, features: Features) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Yield rows, and the model's output and labels for them, for all ``features`` in order."""
+        for first in range(0, len(features), _EVALUATION_BATCH):
+            rows = slice(first, first + _EVALUATION_BATCH)
+            yield rows, *self._outputs(model, self._batch(features[rows]))
+
+
+def load_encoder(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Load the encoder's part of another BERT's ``weights``; the head of ``model`` keeps its own.
+
+    Raises:
+        ValueError: a weight of the encoder is missing or has another shape.
+    """
+    encoder = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(_ENCODER)}
+    for name, tensor in encoder.items():
+        if name not in weights:
+            raise ValueError(f"the weights to start from lack {name}")
+        if weights[name].shape != tensor.shape:
+            shapes = f"{tuple(weights[name].shape)}, the model {tuple(tensor.shape)}"
+            raise ValueError(f"the weights to start from have {name} in the shape {shapes}")
+    model.load_state_dict({name: weights[name] for name in encoder}, strict=False)
+
+
+def published_weights(name: str) -> dict[str, Tensor]:
+    """Return the weights of the published model ``google-bert/<name>``, read from ``<data folder>/<name>``.
+
+    They have the names that a model with a head gives them: ``bert.`` precedes those of the encoder.
+
+    Raises:
+        DataNotFound: the folder does not hold these weights.
+    """
+    folder = data_folder() / name
+    remedy = f"put config.json and {_WEIGHTS} of google-bert/{name} there"
+    if not (folder / _WEIGHTS).is_file() or not (folder / "config.json").is_file():
+        raise DataNotFound(f"the weights of {name}", folder, remedy)
+    try:
+        model = BertModel.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, RuntimeError, json.JSONDecodeError) as problem:
+        reason = str(problem).strip().partition("\n")[0]
+        raise DataNotFound(f"the weights of {name}", f"{folder} ({reason})", remedy) from problem
+    return {f"{_ENCODER}{key}": tensor.to(torch.float32) for key, tensor in model.state_dict().items()}
+
+
+def training_sample(training: int, validation: int) -> NDArray[np.int64]:
+    """Return the indices of the training examples on which training accuracy is measured, the same in every run.
+
+    They are one eighth as many as the validation examples, but at least 64, so that they cost little next to the
+    validation. They are drawn at random because files hold one class after the other, with a generator of their own.
+    """
+    size = min(training, max(_SMALLEST_SAMPLE, validation // _VALIDATION_PER_SAMPLED))
+    return np.sort(np.random.default_rng(0).choice(training, size, replace=False))
