@@ -1,6 +1,6 @@
-"""The report's front page: every claim with its verdict, and where each figure and table is.
+"""Write the front page of the report: every claim with its verdict, and links to every figure and table.
 
-It reads what the artefacts' rules wrote, and writes reStructuredText for Snakemake's report.
+It reads the files of the artefacts, and writes reStructuredText for Snakemake's report.
 """
 
 from __future__ import annotations
@@ -10,125 +10,127 @@ import sys
 import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, get_args
 
+from workflow.bench.claims.verdicts import Verdict
 from workflow.bench.plan.artefacts import Kind, available, describe
 from workflow.bench.results.rows import read_csv
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, shown_path
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.templates import render
 
 _INTRODUCTION: Final = ROOT / "workflow" / "report" / "workflow.rst"
-#: What the page shows of the table of claims, and the headings.
-_SHOWN: Final = {
-    "id": "claim",
-    "claim": "what the paper says",
-    "published": "published",
-    "measured": "measured",
-    "verdict": "verdict",
-    "why": "why",
-}
-#: The file of each kind of artefact that the report opens.
-_KINDS: Final[Mapping[Kind, str]] = {"figures": "png", "tables": "html"}
-_VERDICTS: Final = ("confirmed", "refuted", "inconclusive", "not tested")
+_SUFFIXES: Final[Mapping[Kind, str]] = {"figures": "png", "tables": "html"}
+"""The format of each kind of artefact that the report opens."""
 
 
-def _opens(file: str, text: str) -> str:
-    """A link that opens a file of the report, with its caption at the side; the report's own script has no links."""
-    action = (
-        f"const path = Object.keys(results).find(name => name.endsWith('/{file}')); "
-        "if (path) app.setView({navbarMode: 'resultinfo', resultPath: path, "
-        f"content: '{'img' if file.endswith('.png') else 'html'}', contentPath: results[path].data_uri}}); "
-        "return false;"
-    )
-    return f'<a href="#{escape(file)}" onclick="{escape(action)}">{escape(text)}</a>'
+@dataclass(frozen=True)
+class Shown:
+    """An artefact that the report links to."""
 
+    kind: Kind
+    name: str
 
-def _table(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table of cells that are HTML already."""
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join(f"<tr>{''.join(row)}</tr>\n" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>\n"
+    @property
+    def file(self) -> str:
+        """The file that the report opens, such as ``figures/fig13_update_rules.png``."""
+        return f"{self.kind}/{self.name}.{_SUFFIXES[self.kind]}"
 
+    @property
+    def title(self) -> str:
+        """The name in words, such as ``fig13: update rules``."""
+        first, _, rest = self.name.partition("_")
+        is_numbered = first.rstrip("0123456789") in ("fig", "table") and first[-1].isdigit()
+        return f"{first}: {rest.replace('_', ' ')}" if is_numbered and rest else self.name.replace("_", " ")
 
-def _claim(row: Mapping[str, str], links: Iterable[str]) -> list[str]:
-    """The cells of one claim: its verdict as a coloured word, and links to what shows its data."""
-    verdict = row["verdict"]
-    cells = {
-        **{column: escape(row[column]) for column in _SHOWN},
-        "id": _opens("tables/claims.html", row["id"]),
-        "verdict": f'<span class="verdict {verdict.replace(" ", "-")}">{escape(verdict)}</span>',
-    }
-    return [
-        *(f'<td class="{column}">{cell}</td>' for column, cell in cells.items()),
-        f"<td>{' '.join(links)}</td>",
-    ]
+    @property
+    def number(self) -> str:
+        """The title's first part, such as ``fig13``."""
+        return self.title.partition(":")[0]
 
-
-def _links(claims: Sequence[Mapping[str, str]], made: Mapping[Kind, Sequence[str]]) -> dict[str, list[str]]:
-    """Links to what shows the data of each claim, by its id: the artefacts that read a file that its row names."""
-    reads: dict[str, set[str]] = {}
-    for kind, names in made.items():
-        for name in set(names) - {"claims"}:
-            artefact = describe(kind, name)
-            files = {f"{experiment}{suffix}" for experiment in artefact.experiments for suffix in (".csv", ".runs.csv")}
-            link = _opens(f"{kind}/{name}.{_KINDS[kind]}", _title(name).partition(":")[0])
-            reads[link] = files | {f"probes/{probe}.csv" for probe in artefact.probes}
-    named = {row["id"]: {part.partition(":")[0].strip() for part in row["data"].split(";")} for row in claims}
-    return {claim: sorted(link for link in reads if reads[link] & files) for claim, files in named.items()}
-
-
-def _title(artefact: str) -> str:
-    """``fig13_update_rules`` as ``fig13: update rules``."""
-    first, _, rest = artefact.partition("_")
-    numbered = first.rstrip("0123456789") in ("fig", "table") and first[-1].isdigit()
-    return f"{first}: {rest.replace('_', ' ')}" if numbered and rest else artefact.replace("_", " ")
+    def reads(self) -> set[str]:
+        """Return the files that it is made from, relative to the results."""
+        artefact = describe(self.kind, self.name)
+        tables = {f"{experiment}{suffix}" for experiment in artefact.experiments for suffix in (".csv", ".runs.csv")}
+        return tables | {f"probes/{probe}.csv" for probe in artefact.probes}
 
 
 def front_page(results: Path, tier_title: str) -> tuple[str, str]:
     """Return the front page of a folder ``results/<hardware>/<tier>`` as reStructuredText, and its counts as YAML."""
-    made = {kind: [name for name in available(kind) if (results / kind / f"{name}.rst").is_file()] for kind in _KINDS}
+    shown = [
+        Shown(kind, name)
+        for kind in _SUFFIXES
+        for name in available(kind)
+        if (results / kind / f"{name}.rst").is_file()
+    ]
+    by_heading = {kind.title(): [artefact for artefact in shown if artefact.kind == kind] for kind in _SUFFIXES}
     runs = [row for file in sorted(results.glob("*.runs.csv")) for row in read_csv(file)]
-    by_run = {row["run"]: row for row in runs}
-    statuses = Counter(row["status"].replace("_", " ") for row in by_run.values())
-    commits = sorted({row["git_commit"][:9] for row in runs if row["git_commit"]})
-    facts = {
+    has_claims = Shown("tables", "claims") in shown
+    claims = read_csv(results / "tables" / "claims.csv") if has_claims else []
+    page = render(
+        "front.html.j2",
+        facts=_facts(results, tier_title, runs),
+        claims=claims,
+        verdicts=_counted_verdicts(claims),
+        shown_in=_shown_in(claims, shown),
+        shown=by_heading,
+    )
+    # Snakemake renders the page with Jinja as well, and must leave the text of the claims alone.
+    block = textwrap.indent(page, "   ")
+    introduction = _INTRODUCTION.read_text(encoding="utf-8")
+    counts = {heading: len(artefacts) for heading, artefacts in by_heading.items()}
+    counts["Runs"] = len({row["run"] for row in runs})
+    return (
+        f"{introduction}\n.. raw:: html\n\n{{% raw %}}\n{block}{{% endraw %}}\n",
+        "".join(f"{name}: {count}\n" for name, count in counts.items()),
+    )
+
+
+def _facts(results: Path, tier_title: str, runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the first table of the page: what was run, where, with which code."""
+    by_id = {row["run"]: row for row in runs}  # experiments may share a run
+    statuses = Counter(row["status"].replace("_", " ") for row in by_id.values())
+    commits = sorted({row["git_commit"][:9] for row in by_id.values() if row["git_commit"]})
+    return {
         "Tier": tier_title,
         "Hardware": results.resolve().parent.name,
         "Commit": ", ".join(commits) or "no run",
         "Runs": ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "none",
-        "Seeds": ", ".join(sorted({row["seed"] for row in runs}, key=int)) or "none",
+        "Seeds": ", ".join(sorted({row["seed"] for row in by_id.values()}, key=int)) or "none",
     }
-    html = _table(["this run", ""], ([f"<td>{name}</td>", f"<td>{escape(fact)}</td>"] for name, fact in facts.items()))
-    if "claims" in made["tables"]:
-        claims = read_csv(results / "tables" / "claims.csv")
-        verdicts = Counter(row["verdict"] for row in claims)
-        said = ", ".join(f"{verdicts[verdict]} {verdict}" for verdict in _VERDICTS if verdicts[verdict])
-        links = _links(claims, made)
-        table = _table([*_SHOWN.values(), "data shown in"], (_claim(row, links[row["id"]]) for row in claims))
-        html += f"<h2>Claims</h2>\n<p>{escape(said)}.</p>\n{table}"
-    for kind, suffix in _KINDS.items():
-        all_of_kind = (_opens(f"{kind}/{name}.{suffix}", _title(name)) for name in made[kind])
-        html += f"<h2>{kind.title()}</h2>\n<p>{' &middot; '.join(all_of_kind)}</p>\n"
-    # Snakemake reads the page as a Jinja template too: no text of a claim is a part of one.
-    block = textwrap.indent(f'<div class="front" id="front">\n{html}</div>', "   ")
-    page = f"{_INTRODUCTION.read_text(encoding='utf-8')}\n.. raw:: html\n\n{{% raw %}}\n{block}\n{{% endraw %}}\n"
-    counts = {**{kind.title(): len(names) for kind, names in made.items()}, "Runs": len(by_run)}
-    return page, "".join(f"{name}: {count}\n" for name, count in counts.items())
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Write report/front.rst and report/counts.yaml, which Snakemake's report begins with."""
+def _counted_verdicts(claims: Iterable[Mapping[str, str]]) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    return ", ".join(f"{counts[verdict]} {verdict}" for verdict in get_args(Verdict) if counts[verdict])
+
+
+def _shown_in(claims: Iterable[Mapping[str, str]], shown: Iterable[Shown]) -> dict[str, list[Shown]]:
+    """Return for each claim the artefacts that read one of the files its row names as data."""
+    reads = {artefact: artefact.reads() for artefact in shown if artefact.name != "claims"}
+    named = {claim["id"]: {part.partition(":")[0].strip() for part in claim["data"].split(";")} for claim in claims}
+    return {
+        claim: sorted((artefact for artefact in reads if reads[artefact] & files), key=lambda artefact: artefact.file)
+        for claim, files in named.items()
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write report/front.rst and report/counts.yaml, the beginning of Snakemake's report."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.report", description=main.__doc__)
     parser.add_argument("--results", type=Path, required=True, help="folder of one machine and tier")
-    parser.add_argument("--tier-title", required=True, help="what the page says of the tier")
-    given = parser.parse_args(arguments)
-    page, counts = front_page(given.results, given.tier_title)
-    for name, content in (("front.rst", page), ("counts.yaml", counts)):
-        write_atomically(given.results / "report" / name, content)
-        print(shown_path(given.results / "report" / name))
-    return 0
+    parser.add_argument("--tier-title", required=True, help="the tier's name on the page")
+
+    def work(options: argparse.Namespace) -> None:
+        page, counts = front_page(options.results, options.tier_title)
+        for name, content in (("front.rst", page), ("counts.yaml", counts)):
+            write_atomically(options.results / "report" / name, content)
+            print(shown_path(options.results / "report" / name))
+
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

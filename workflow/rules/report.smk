@@ -6,7 +6,7 @@ rule report_sources:
     input:
         sorted({file for artefact in FIGURES + TABLES for files in inputs(artefact, PLAN).values() for file in files}),
         [description(artefact) for artefact in FIGURES + TABLES],
-        [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "style.css", "workflow.rst")],
+        [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "front.html.j2", "style.css", "workflow.rst")],
         f"{ROOT}/workflow/bench/report.py",
     output:
         f"{R}/report/sources.txt",

@@ -1,0 +1,27 @@
+"""HTML pages from the Jinja templates in workflow/report."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from workflow.bench.support.config import ROOT
+
+
+def render(template: str, **values: Any) -> str:
+    """Return the page that ``workflow/report/<template>`` makes of ``values``; text is escaped for HTML."""
+    return _environment().get_template(template).render(values)
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(ROOT / "workflow" / "report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
