@@ -1,4 +1,4 @@
-"""What the probes share: their command line, their subjects by tier, and processes of their own."""
+"""The probes' common parts: their command line, their models by tier, their optimizers, and fresh processes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,15 @@ import pytest
 import torch
 from torch.multiprocessing.spawn import ProcessRaisedException
 
+from baselines import available as available_methods
+from baselines import limits, method_class
 from mkor_core import comm
 from tests.support import experiments
+from tests.support.small_models import autoencoder
 from workflow.bench.plan.artefacts import available, describe, measured_by
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._models import bert_large, resnet50, subjects
+from workflow.bench.probes._models import bert_large, probe_models, resnet50
+from workflow.bench.probes._optimizers import VARIANTS, TimedOptimizer, method_of, optimizers
 
 
 class Row(NamedTuple):
@@ -26,9 +30,9 @@ class Row(NamedTuple):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """A configuration of one experiment."""
-    found = experiments.make_folder(tmp_path_factory.mktemp("probes") / "config")
-    experiments.write(found, "autoencoder_inversion", experiments.block(experiments.optimizer("mkor")))
-    return found
+    made = experiments.make_folder(tmp_path_factory.mktemp("probes") / "config")
+    experiments.write(made, "autoencoder_inversion", experiments.block(experiments.optimizer("mkor")))
+    return made
 
 
 def test_rows_are_written_with_their_provenance(folder, tmp_path):
@@ -49,10 +53,55 @@ def test_bad_input_is_one_line(folder, tmp_path, capsys, monkeypatch, given, say
     assert not (tmp_path / "x.csv").exists()
 
 
+def test_a_probe_on_the_cpu_needs_no_gpu_at_any_tier(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder), "--tier", "single_gpu"]
+    assert _command.run("x", lambda plan: [Row(0)], arguments, uses_gpu=False) == 0
+
+
+def test_a_probe_of_optimizers_measures_its_own_or_those_named(folder, tmp_path, capsys):
+    measured = []
+
+    def measure(plan, labels):
+        measured.append(list(labels))
+        return [Row(0)]
+
+    arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder)]
+    assert _command.run("x", measure, arguments, optimizers=("base", "mkor")) == 0
+    named = [*arguments, "--optimizers", "soap", "mkor_windowed"]
+    assert _command.run("x", measure, named, optimizers=("base", "mkor")) == 0
+    assert measured == [["base", "mkor"], ["soap", "mkor_windowed"]]
+    assert _command.run("x", measure, [*arguments, "--optimizers", "mkro"], optimizers=("base",)) == 1
+    assert capsys.readouterr().err == "optimizer = 'mkro': unknown; did you mean 'mkor'?\n"
+
+
+@pytest.mark.parametrize("label", sorted({*VARIANTS, *available_methods()}))
+def test_every_method_and_variant_is_an_optimizer_with_one_refresh_in_ten_steps(label):
+    """Truth: its file, found by name; a method's own account of the steps that refresh."""
+    model = autoencoder()
+    (optimizer,) = optimizers(model, 1e-4, [label])
+    assert optimizer.hyperparameters["lr"] == 1e-4
+    method = method_of(label)
+    if method is None:
+        assert optimizer.method == label
+        assert optimizer.period is None
+    else:
+        assert isinstance(method, method_class(optimizer.method))
+        assert optimizer.hyperparameters["base"] == model.base
+        assert optimizer.period == (None if label == "eva" else 10)
+    assert optimizer.runs_on(1)
+
+
+def test_an_optimizer_that_cannot_train_in_parallel_runs_on_one_worker_only():
+    """Truth: the limits that the files declare."""
+    alone = {name for name in available_methods() if not TimedOptimizer(name, name, {}).runs_on(2)}
+    assert alone == {name for name in available_methods() if "data_parallel" in limits(name)} != set()
+
+
 def test_a_tier_on_a_cpu_measures_its_experiments_workloads(folder):
-    (subject,) = subjects(experiments.load(folder))
-    assert (subject.name, subject.data.batch_size) == ("autoencoder", 128)
-    assert next(subject.data.batches(seed=0))["images"].shape == (128, 64)
+    (model,) = probe_models(experiments.load(folder))
+    assert (model.name, model.data.batch_size) == ("autoencoder", 128)
+    assert next(model.data.batches(seed=0))["images"].shape == (128, 64)
 
 
 def test_a_tier_on_a_gpu_measures_the_paper_s_models():
@@ -82,12 +131,12 @@ def fail() -> None:
 
 
 def test_every_rank_answers_from_a_process_of_its_own():
-    found = _ranks.run(2, whoami)
-    assert [(rank, world, threads) for _, rank, world, threads in found] == [
+    results = _ranks.run(2, whoami)
+    assert [(rank, world, threads) for _, rank, world, threads in results] == [
         (0, 2, torch.get_num_threads()),
         (1, 2, torch.get_num_threads()),
     ]
-    assert len({os.getpid(), *(pid for pid, *_ in found)}) == 3
+    assert len({os.getpid(), *(pid for pid, *_ in results)}) == 3
     assert _ranks.run(1, whoami)[0][1:3] == (0, 1)
 
 
@@ -102,3 +151,13 @@ def test_probes_of_experiments_need_one_in_the_plan(folder):
     left = {probe.name for probe in measured_by(replace(plan, experiments={}))}
     assert left == {name for name in available("probes") if not describe("probes", name).experiments}
     assert {"numerics", "half_precision", "communication", "cost_scaling"} <= left
+
+
+def test_probes_state_their_needs_as_literals():
+    needs = {name: describe("probes", name) for name in available("probes")}
+    on_the_cpu = {"communication", "half_precision", "numerics", "sizes"}
+    assert {name for name, probe in needs.items() if not probe.uses_gpu} == on_the_cpu
+    alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown"}
+    assert {name for name, probe in needs.items() if probe.cores == "all"} == alone
+    assert needs["communication"].cores == 4
+    assert {name for name, probe in needs.items() if probe.timing} == alone | {"communication", "memory"}

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.small_subjects import autoencoder, images, tokens
+from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench.probes import rank1_error
 from workflow.bench.probes.rank1_error import Moment, errors, leading
 
@@ -25,25 +25,25 @@ def test_errors_are_the_dense_ones(n, d, seed, shift):
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, d, generator=generator, dtype=torch.float64) + shift
     values, vectors = torch.linalg.eigh(rows.T @ rows / n)
-    found = errors(rows)
+    by_name = errors(rows)
     best = dense_error(rows, values[-1] * torch.outer(vectors[:, -1], vectors[:, -1]))
     # A nearly double leading eigenvalue settles late; what is left then is far below what a plot shows.
-    assert found["best"][0] == pytest.approx(best, abs=2e-3)
-    assert found["best"][0] >= best - 1e-7
+    assert by_name["best"][0] == pytest.approx(best, abs=2e-3)
+    assert by_name["best"][0] >= best - 1e-7
     mean = rows.mean(0)
-    assert found["mean"][0] == pytest.approx(dense_error(rows, torch.outer(mean, mean)), abs=1e-7)
-    assert found["best"][0] <= found["scaled_mean"][0] + 2e-3
-    assert found["scaled_mean"][0] <= found["mean"][0] + 1e-7
+    assert by_name["mean"][0] == pytest.approx(dense_error(rows, torch.outer(mean, mean)), abs=1e-7)
+    assert by_name["best"][0] <= by_name["scaled_mean"][0] + 2e-3
+    assert by_name["scaled_mean"][0] <= by_name["mean"][0] + 1e-7
 
 
 def test_power_iteration_finds_the_leading_eigenpair():
     rows = torch.randn(40, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     rows[:, 0] *= 3
     values, vectors = torch.linalg.eigh(rows.T @ rows / 40)
-    found = leading(Moment(rows), torch.ones(12, dtype=torch.float64))
-    assert found.value == pytest.approx(values[-1].item(), rel=1e-7)
-    assert (found.vector @ vectors[:, -1]).abs().item() == pytest.approx(1.0, abs=1e-6)
-    assert 1 < found.iterations < rank1_error.ITERATIONS
+    pair = leading(Moment(rows), torch.ones(12, dtype=torch.float64))
+    assert pair.value == pytest.approx(values[-1].item(), rel=1e-7)
+    assert (pair.vector @ vectors[:, -1]).abs().item() == pytest.approx(1.0, abs=1e-6)
+    assert 1 < pair.iterations < rank1_error.ITERATIONS
 
 
 def test_equal_rows_have_no_error_and_zero_rows_have_no_number():
@@ -62,9 +62,9 @@ def test_errors_above_1_are_not_cut_off():
     assert errors(rows)["best"][0] == pytest.approx(0.25 / math.sqrt(1 + 0.5**4))
 
 
-@pytest.mark.parametrize("subject", [images(), tokens(), autoencoder()], ids=lambda subject: subject.name)
-def test_every_layer_and_side_is_followed_over_training(subject):
-    rows = list(rank1_error.follow(subject, 0, (0, 3), "cpu", "here"))
+@pytest.mark.parametrize("model", [images(), tokens(), autoencoder()], ids=lambda model: model.name)
+def test_every_layer_and_side_is_measured_over_training(model):
+    rows = list(rank1_error.follow(model, 0, (0, 3), "cpu", "here"))
     assert {row.step for row in rows} == {0, 3}
     assert {row.side for row in rows} == {"activation", "gradient"}
     assert {row.approximation for row in rows} == {"best", "mean", "scaled_mean"}

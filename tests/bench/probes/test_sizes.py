@@ -10,7 +10,7 @@ import torch
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import workloads
-from workflow.bench.probes import sizes
+from workflow.bench.probes import _command, sizes
 
 
 def test_a_size_is_that_of_the_trained_model(tmp_path: Path):
@@ -19,7 +19,7 @@ def test_a_size_is_that_of_the_trained_model(tmp_path: Path):
     write(folder, "one", block(optimizer("sgd"), optimizer("mkor")))
     write(folder, "two", block(optimizer("sgd"), workload={"name": "bert_pretraining", "batch_size": 32}))
     out = tmp_path / "sizes.csv"
-    assert sizes.main(["--out", str(out), *options(folder)]) == 0
+    assert _command.run("sizes", sizes.measure, ["--out", str(out), *options(folder)], uses_gpu=False) == 0
     table = pd.read_csv(out).set_index("experiment")
     assert list(table.index) == ["one", "two"]
     for name, run in (("one", load(folder).job("one", "sgd").runs[0]), ("two", load(folder).job("two", "sgd").runs[0])):
@@ -31,11 +31,11 @@ def test_a_size_is_that_of_the_trained_model(tmp_path: Path):
     assert table.loc["two", "pretraining_parameters"] == table.loc["two", "parameters"]
 
 
-#: BERT's published configurations: width, layers, heads, word pieces.
 BERTS = {
     "BERT-Large-Uncased": (1024, 24, 16, 30522),
     "BERT-Base-Cased": (768, 12, 12, 28996),
 }
+"""BERT's published configurations: width, layers, heads, word pieces."""
 
 
 @pytest.mark.parametrize(
@@ -59,6 +59,7 @@ def test_the_papers_numbers_are_of_these_parts(name: str, encoder: float, with_h
 
 
 def test_a_bad_setting_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    assert sizes.main(["--out", str(tmp_path / "sizes.csv"), "--tier", "embeded", "--results", str(tmp_path)]) == 1
+    arguments = ["--out", str(tmp_path / "sizes.csv"), "--tier", "embeded", "--results", str(tmp_path)]
+    assert _command.run("sizes", sizes.measure, arguments, uses_gpu=False) == 1
     assert capsys.readouterr().err.count("\n") == 1
     assert not (tmp_path / "sizes.csv").exists()

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.support.small_subjects import autoencoder, images, tokens
+from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench.probes import spectra
 from workflow.bench.probes.spectra import spectrum
 
@@ -15,11 +15,11 @@ from workflow.bench.probes.spectra import spectrum
 def test_extreme_eigenvalues_are_found():
     """Truth: a rotated diagonal."""
     rotation = torch.linalg.qr(torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)).Q
-    found = spectrum(rotation @ torch.diag(torch.tensor([0.5, 1, 2, 4, 8.0], dtype=torch.float64)) @ rotation.T)
-    assert found.smallest == pytest.approx(0.5)
-    assert found.largest == pytest.approx(8.0)
-    assert found.condition_number == pytest.approx(16.0)
-    assert found.resolution == pytest.approx(5 * 2**-23 * 8)
+    result = spectrum(rotation @ torch.diag(torch.tensor([0.5, 1, 2, 4, 8.0], dtype=torch.float64)) @ rotation.T)
+    assert result.smallest == pytest.approx(0.5)
+    assert result.largest == pytest.approx(8.0)
+    assert result.condition_number == pytest.approx(16.0)
+    assert result.resolution == pytest.approx(5 * 2**-23 * 8)
 
 
 def test_a_singular_factor_is_infinitely_ill_conditioned():
@@ -27,10 +27,10 @@ def test_a_singular_factor_is_infinitely_ill_conditioned():
     assert spectrum(torch.diag(torch.tensor([-1e-9, 1.0]))).condition_number == math.inf
 
 
-@pytest.mark.parametrize("subject", [images(), tokens(), autoencoder()], ids=lambda subject: subject.name)
-def test_no_eigenvalue_lies_below_what_the_start_still_weighs(subject):
+@pytest.mark.parametrize("model", [images(), tokens(), autoencoder()], ids=lambda model: model.name)
+def test_no_eigenvalue_lies_below_the_remaining_weight_of_the_identity(model):
     """Truth: 0.95^t I plus a positive semi-definite part has no smaller eigenvalue."""
-    rows = list(spectra.follow(subject, 0, (0, 4), "cpu", "here"))
+    rows = list(spectra.follow(model, 0, (0, 4), "cpu", "here"))
     running = [row for row in rows if row.factor == "running"]
     assert {row.step for row in running} == {0, 4}
     for row in running:

@@ -6,22 +6,32 @@ import math
 import time
 
 import pytest
+import torch
 
-from tests.support.small_subjects import autoencoder, images, tokens
+from baselines import available
+from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench.probes import _ranks, step_breakdown
-from workflow.bench.probes._models import PERIOD, VARIANTS, contenders
-from workflow.bench.probes._timed_loop import PHASES, Loop, Split, StepTimes, at_period, split
+from workflow.bench.probes._optimizers import PERIOD, VARIANTS, optimizers
+from workflow.bench.probes._timed_loop import (
+    PHASES,
+    CycleMeans,
+    StepTimes,
+    TimedLoop,
+    cycle_means,
+    in_groups,
+    over_ranks,
+)
 
 
 def times(refreshed: bool, **ms: float) -> StepTimes:
     return StepTimes(refreshed, {**dict.fromkeys(PHASES, 0.0), **ms})
 
 
-@pytest.mark.parametrize("subject", [images(), tokens(), autoencoder()], ids=lambda subject: subject.name)
-@pytest.mark.parametrize("label", ["base", *VARIANTS])
-def test_the_phases_of_a_step_add_up_to_its_time(subject, label):
-    (contender,) = contenders(subject, 1e-4, subject.base if label == "base" else label)
-    loop = Loop(subject, contender, "cpu")
+@pytest.mark.parametrize("model", [images(), tokens(), autoencoder()], ids=lambda model: model.name)
+@pytest.mark.parametrize("label", ["base", "eva", "hylo", *VARIANTS])
+def test_the_phases_of_a_step_add_up_to_its_time(model, label):
+    (optimizer,) = optimizers(model, 1e-4, [label])
+    loop = TimedLoop(model, optimizer, "cpu")
     start = time.perf_counter()
     steps = [loop.step() for _ in range(3)]
     elapsed = 1000 * (time.perf_counter() - start)
@@ -35,42 +45,66 @@ def test_the_phases_of_a_step_add_up_to_its_time(subject, label):
 
 
 def test_a_cycle_holds_one_refresh():
-    subject = autoencoder()
-    for contender in contenders(subject, 1e-4, "mkor", "kaisa", "hylo"):
-        loop = Loop(subject, contender, "cpu")
+    model = autoencoder()
+    for optimizer in optimizers(model, 1e-4, ["mkor", "kaisa", "hylo"]):
+        loop = TimedLoop(model, optimizer, "cpu")
         loop.times(0)
         for _ in range(3):
-            assert sum(step.refreshed for step in loop.times(PERIOD)) == 1, contender.label
+            assert sum(step.refreshed for step in loop.times(PERIOD)) == 1, optimizer.label
 
 
-def test_split_takes_refreshing_steps_apart():
-    """Truth: by hand, 1 step of 10 ms and 4 of 1 ms; at a period of 10 that is (10 + 9) / 10."""
+def test_means_of_refreshing_and_other_steps():
+    """Truth: by hand, 1 step of 10 ms and 4 of 1 ms."""
     steps = [times(True, factor=10.0), *[times(False, factor=1.0)] * 4]
-    parts = split(steps, "factor")
-    assert parts == Split(10.0, 1.0, 2.8)
-    assert at_period(parts, 10) == pytest.approx(1.9)
-    assert at_period(parts, 5) == pytest.approx(parts.ms)
-    assert math.isnan(split(steps[1:], "factor").refresh_ms)
+    assert cycle_means(steps, "factor") == CycleMeans(10.0, 1.0, 2.8)
+    assert math.isnan(cycle_means(steps[1:], "factor").refresh_ms)
 
 
 def test_ranks_are_averaged_step_by_step():
-    found = step_breakdown.over_ranks([[times(True, factor=4.0)], [times(True, factor=0.0)]])
-    assert found == [times(True, factor=2.0)]
+    means = over_ranks([[times(True, factor=4.0)], [times(True, factor=0.0)]])
+    assert means == [times(True, factor=2.0)]
 
 
-def test_two_workers_share_a_batch_and_talk():
-    """Every phase of every optimizer, on two ranks; only second-order ones communicate on their own account."""
-    subject, repeats = images(), 2
-    found = contenders(subject, 1e-4)
-    ranks = _ranks.run(2, step_breakdown.cycles, subject, found, "cpu", repeats)
-    rows = list(step_breakdown.rows(subject, found, ranks, repeats, "here"))
+def test_a_timing_on_the_cpu_waits_for_no_gpu(monkeypatch):
+    def fail() -> None:
+        raise AssertionError("synchronized")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    model = autoencoder()
+    (optimizer,) = optimizers(model, 1e-4, ["mkor"])
+    for by_phase in (True, False):
+        assert TimedLoop(model, optimizer, "cpu", by_phase=by_phase).step().total > 0
+
+
+def test_groups_share_a_cpu_and_have_a_gpu_each(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    groups = [list(in_groups([1, 2, 3], device, lambda group: [list(group)])) for device in ("cpu", "cuda")]
+    assert groups == [[[1, 2, 3]], [[1], [2], [3]]]
+
+
+def test_two_workers_share_a_batch_and_communicate():
+    """Every phase of every optimizer, on two ranks; only second-order methods communicate on their own account."""
+    model, repeats = images(), 2
+    chosen = optimizers(model, 1e-4, step_breakdown.OPTIMIZERS)
+    ranks = _ranks.run(2, step_breakdown.cycles, model, chosen, "cpu", repeats)
+    rows = list(step_breakdown.rows(model, chosen, ranks, "test-cpu"))
     assert {row.workers for row in rows} == {2}
     assert {(row.optimizer, row.repeat, row.phase) for row in rows} == {
-        (contender.label, repeat, phase) for contender in found for repeat in range(repeats) for phase in PHASES
+        (optimizer.label, repeat, phase) for optimizer in chosen for repeat in range(repeats) for phase in PHASES
     }
-    spoken = {row.optimizer for row in rows if row.phase == "communication" and row.ms > 0}
-    assert spoken == {"mkor", "kaisa", "eva", "hylo"}
+    communicating = {row.optimizer for row in rows if row.phase == "communication" and row.ms > 0}
+    assert communicating == {"mkor", "kaisa", "eva", "hylo"}
     measured = {(row.optimizer, row.inverse_update_period) for row in rows if row.estimate == "measured"}
     assert measured == {("sgd", None), ("eva", None), ("mkor", 10), ("kaisa", 10), ("hylo", 10)}
     combined = {(row.optimizer, row.inverse_update_period) for row in rows if row.estimate == "combined"}
     assert combined == {("kaisa", 50), ("hylo", 50)}
+
+
+@pytest.mark.parametrize("label", sorted({*available()} - {*step_breakdown.OPTIMIZERS}))
+def test_any_other_method_can_be_measured(label):
+    model = images()
+    chosen = optimizers(model, 1e-4, [label])
+    rows = list(step_breakdown.rows(model, chosen, [step_breakdown.cycles(model, chosen, "cpu", 1)], "test-cpu"))
+    assert [(row.optimizer, row.phase) for row in rows] == [(label, phase) for phase in PHASES]
+    assert all(row.ms > 0 for row in rows if row.phase in ("forward", "backward", "update"))

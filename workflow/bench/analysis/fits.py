@@ -121,8 +121,17 @@ def broadcast_terms(workers: int, payload_bytes: float) -> tuple[float, float]:
     return rounds, rounds * payload_bytes
 
 
+def all_gather_terms(workers: int, payload_bytes: float) -> tuple[float, float]:
+    """Return a ring all-gather's factors of alpha and beta: ``p - 1`` messages of a rank's n bytes."""
+    return workers - 1.0, (workers - 1.0) * payload_bytes
+
+
 Terms = Callable[[int, float], tuple[float, float]]
-TERMS: dict[str, Terms] = {"all_reduce": all_reduce_terms, "broadcast": broadcast_terms}
+TERMS: dict[str, Terms] = {
+    "all_reduce": all_reduce_terms,
+    "broadcast": broadcast_terms,
+    "all_gather": all_gather_terms,
+}
 
 
 def alpha_beta(collective: str, timed: Sequence[Collective]) -> AlphaBeta:

@@ -5,6 +5,8 @@ measures for them.  It names its inputs as literals, read here without importing
 matplotlib:
 ``EXPERIMENTS`` (tidy CSVs), ``PROBES`` (``probes/<name>.csv``), ``PUBLISHED`` (``workflow/paper/<name>.csv``).
 ``COMPARES = True`` adds what other machines' folders hold of these (`Plan.compared`).
+
+A probe states its needs as literals in the same way: ``CORES`` (a number, or ``"all"``), ``USES_GPU``, ``TIMING``.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from workflow.bench.support.source_code import reachable
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
 _INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED")
-_COMPARES = "COMPARES"
+_FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,12 @@ class Artefact:
     published: tuple[str, ...] = ()
     compares: bool = False
     """Whether it shows other machines' results beside this one's."""
+    cores: int | Literal["all"] = 1
+    """Cores that a probe needs for itself, so that other jobs neither disturb its times nor are disturbed."""
+    uses_gpu: bool = True
+    """Whether a probe computes on the tier's GPU, if it has one."""
+    timing: bool = False
+    """Whether a probe measures the machine (time, memory, bytes), for ``make timing``."""
 
     @property
     def module(self) -> Path:
@@ -56,13 +64,13 @@ def describe(kind: Kind, name: str) -> Artefact:
         if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
             continue
         target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-        if not isinstance(target, ast.Name) or target.id not in (*_INPUTS, _COMPARES):
+        if not isinstance(target, ast.Name) or target.id not in (*_INPUTS, *_FACTS):
             continue
         try:
             value = ast.literal_eval(node.value)
         except ValueError:
-            raise ValueError(f"{file.name}: {target.id} must be a literal tuple of names.") from None
-        found[target.id.lower()] = value if target.id == _COMPARES else tuple(value)
+            raise ValueError(f"{file.name}: {target.id} must be a literal.") from None
+        found[target.id.lower()] = value if target.id in _FACTS else tuple(value)
     return Artefact(kind, name, **found)
 
 

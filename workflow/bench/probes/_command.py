@@ -1,36 +1,57 @@
-"""The command line that the probes of a tier share: choose a plan, measure on its device, write the rows."""
+"""The command line that all probes share: choose a plan, measure on its device, write the rows as CSV."""
 
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
 
-from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.plan import add_arguments, load_from
+from workflow.bench.probes._optimizers import BASE, check_labels
 from workflow.bench.probes._rows import write_rows
+from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
 
-def run(name: str, measure: Callable[[Plan], Iterable[NamedTuple]], arguments: Sequence[str] | None = None) -> int:
+def run(
+    name: str,
+    measure: Callable[..., Iterable[NamedTuple]],
+    arguments: Sequence[str] | None = None,
+    *,
+    uses_gpu: bool = True,
+    optimizers: Sequence[str] = (),
+) -> int:
     """Measure what the chosen plan's tier asks for and write it as CSV; return the exit status.
 
-    name: the probe's module. The process computes with the tier's number of threads.
+    Args:
+        name: The probe's module.
+        measure: Called as ``measure(plan)``, or as ``measure(plan, labels)`` if the probe has ``optimizers``.
+        arguments: The command line; ``sys.argv`` by default.
+        uses_gpu: Whether the probe computes on the tier's device. A probe that does not runs on any machine.
+        optimizers: Labels that are measured by default. The option ``--optimizers`` replaces them.
     """
     parser = argparse.ArgumentParser(prog=f"python -m workflow.bench.probes.{name}")
     parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")
     add_arguments(parser)
-    given = parser.parse_args(arguments)
-    try:
-        plan = load_from(given)
-        if plan.tier.device == "cuda" and not torch.cuda.is_available():
-            raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, and PyTorch finds none here")
+    if optimizers:
+        parser.add_argument(
+            "--optimizers",
+            nargs="+",
+            metavar="LABEL",
+            default=list(optimizers),
+            help=f"'{BASE}' for each model's first-order optimizer, names of files in baselines/, or variants "
+            f"(default: {' '.join(optimizers)})",
+        )
+
+    def work(options: argparse.Namespace) -> None:
+        plan = load_from(options)
+        labels = (check_labels(options.optimizers),) if optimizers else ()
+        if uses_gpu and plan.tier.device == "cuda" and not torch.cuda.is_available():
+            raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
         torch.set_num_threads(plan.tier.threads)
-        write_rows(given.out, measure(plan))
-    except (ConfigError, OSError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+        write_rows(options.out, measure(plan, *labels))
+
+    return run_command(parser, work, arguments)

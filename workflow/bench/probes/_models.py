@@ -1,12 +1,12 @@
-"""What the probes measure on: models with batches, small ones of the experiments on a CPU, true sizes on a GPU.
+"""The models that probes measure: small ones of the experiments on a CPU, true sizes on a GPU.
 
-On a GPU the models are the paper's, BERT-Large-Uncased and ResNet-50, on random tokens and images, since time, memory
-and bytes do not depend on the data; rank-1 errors and spectra there are those of random data at initialisation.
+On a GPU the models are the paper's, BERT-Large-Uncased and ResNet-50, on random tokens and images: time, memory and
+bytes do not depend on the data. Rank-1 errors and spectra there are those of random data at initialization.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Any, Final, Protocol
@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+from typing_extensions import override
 
 from workflow.bench import workloads
 from workflow.bench.data.batches import Batch, temporary_seed
@@ -26,15 +27,13 @@ EXPERIMENTS: Final = {
     "resnet": "resnet50_imagenet",
     "autoencoder": "autoencoder_inversion",
 }
-"""Subjects, and the experiments whose workloads they are on a CPU."""
-PERIOD: Final = 10
-"""Steps between refreshes, for every method that has such a period (MKOR's in the paper)."""
+"""The models by name, and the experiments whose workloads they are on a CPU."""
 PREDICTIONS: Final = 80
-"""Masked tokens a sequence in the second phase of BERT's pre-training."""
+"""Masked tokens of a sequence in the second phase of BERT's pre-training."""
 
 
-class Trainable(Protocol):
-    """What the probes need of a workload; see `workflow.bench.workloads.base.Workload`."""
+class TrainingData(Protocol):
+    """The part of a `workflow.bench.workloads.base.Workload` that the probes need."""
 
     exclude: tuple[str, ...]
     batch_size: int
@@ -50,33 +49,19 @@ class Trainable(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Subject:
+class ProbeModel:
     """A model with its batches and the first-order optimizer that trains it."""
 
     name: str
-    data: Trainable
+    """The model's name in all probes, figures, tables and claims."""
+    data: TrainingData
     base: str
-    """The first-order optimizer by its file's name."""
+    """The first-order optimizer, by its file's name."""
     lr: float
-    """A rate at which the base optimizer trains."""
+    """A learning rate at which the base optimizer trains."""
 
 
-@dataclass(frozen=True)
-class Contender:
-    """An optimizer with all its hyperparameters."""
-
-    label: str
-    method: str
-    hyperparameters: Mapping[str, Any]
-
-    @property
-    def update_rule(self) -> str | None:
-        """MKOR's rule; None for any other."""
-        rule: str | None = self.hyperparameters.get("update_rule")
-        return rule
-
-
-class RandomTokens:
+class RandomTokens(TrainingData):
     """BERT's pre-training on random tokens: ``sequence_length`` tokens a sequence, `PREDICTIONS` of them predicted.
 
     config: BertConfig's arguments.
@@ -95,13 +80,13 @@ class RandomTokens:
 
         return BertForPreTraining(BertConfig(**self._config)).train()
 
+    @override
     def model(self, seed: int) -> nn.Module:
-        """Return a new model."""
         with temporary_seed(seed):
             return self.architecture()
 
+    @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Yield batches of BERT's inputs and labels."""
         vocabulary = self._config["vocab_size"]
         for k in count(start):
             generator = _generator(seed, k)
@@ -111,18 +96,19 @@ class RandomTokens:
             yield {
                 "input_ids": tokens,
                 "attention_mask": torch.ones(shape, dtype=torch.int64),
+                # -100 is ignored by the cross-entropy.
                 "labels": torch.where(order < min(PREDICTIONS, self._length), tokens, -100),
                 "next_sentence_label": torch.randint(2, shape[:1], generator=generator),
             }
 
+    @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the sum of both heads' mean cross-entropies."""
-        loss: Tensor = model(**to_device_of(model, batch)).loss
+        loss: Tensor = model(**to_device_of(model, batch)).loss  # the sum of both heads' mean cross-entropies
         return loss
 
 
-class RandomImages:
-    """Classification of random images ``[3, size, size]`` by ``make()``."""
+class RandomImages(TrainingData):
+    """Classification of random images ``[3, size, size]`` by the model that ``make`` returns."""
 
     exclude: tuple[str, ...] = ()
 
@@ -132,13 +118,13 @@ class RandomImages:
         self._size = size
         self._classes = classes
 
+    @override
     def model(self, seed: int) -> nn.Module:
-        """Return a new model."""
         with temporary_seed(seed):
             return self._make().train()
 
+    @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
-        """Yield images and their classes."""
         for k in count(start):
             generator = _generator(seed, k)
             yield {
@@ -146,10 +132,10 @@ class RandomImages:
                 "classes": torch.randint(self._classes, (self.batch_size,), generator=generator),
             }
 
+    @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy."""
-        here = to_device_of(model, batch)
-        return functional.cross_entropy(model(here["images"]), here["classes"])
+        on_device = to_device_of(model, batch)
+        return functional.cross_entropy(model(on_device["images"]), on_device["classes"])
 
 
 def resnet50() -> nn.Module:
@@ -158,20 +144,6 @@ def resnet50() -> nn.Module:
 
     model: nn.Module = vision.models.resnet50()
     return model
-
-
-def subjects(plan: Plan) -> list[Subject]:
-    """Return what is measured at a plan's tier: on a CPU the workloads of its experiments, on a GPU the true sizes."""
-    if plan.tier.device == "cuda":
-        return [
-            Subject("bert", bert_large(batch_size=8), "lamb", 4e-3),
-            Subject("resnet", RandomImages(resnet50, batch_size=64, size=224, classes=1000), "sgd", 0.1),
-        ]
-    settings = {"bert": ("lamb", 0.01), "resnet": ("sgd", 0.1), "autoencoder": ("sgd", 10.0)}
-    found = {name: workload_of(plan, name) for name in settings}
-    return [
-        Subject(name, workloads.create(**found[name]), *setting) for name, setting in settings.items() if found[name]
-    ]
 
 
 def bert_large(batch_size: int, sequence_length: int = 512) -> RandomTokens:
@@ -188,53 +160,40 @@ def bert_large(batch_size: int, sequence_length: int = 512) -> RandomTokens:
     )
 
 
+def probe_models(plan: Plan) -> list[ProbeModel]:
+    """Return the models of a plan's tier: its experiments' workloads on a CPU, the true sizes on a GPU."""
+    if plan.tier.device == "cuda":
+        return [
+            ProbeModel("bert", bert_large(batch_size=8), "lamb", 4e-3),
+            ProbeModel("resnet", RandomImages(resnet50, batch_size=64, size=224, classes=1000), "sgd", 0.1),
+        ]
+    bases = {"bert": ("lamb", 0.01), "resnet": ("sgd", 0.1), "autoencoder": ("sgd", 10.0)}
+    return [
+        ProbeModel(name, workloads.create(**parameters), *base)
+        for name, base in bases.items()
+        if (parameters := workload_of(plan, name))
+    ]
+
+
 def workload_of(plan: Plan, name: str) -> dict[str, Any]:
-    """Return the workload, with its parameters, that a subject has in a plan; empty where the plan has none."""
+    """Return the workload of a model on a CPU, with its parameters; empty if the plan lacks its experiment."""
     experiment = plan.experiments.get(EXPERIMENTS[name])
     jobs = [] if experiment is None else list(experiment.jobs.values())
     return dict(jobs[0].runs[0].spec["workload"]) if jobs else {}
 
 
-def contenders(subject: Subject, lr: float, *names: str, period: int = PERIOD) -> list[Contender]:
-    """Return optimizers of a subject by label: its base, and methods on that base which refresh every ``period``.
+def wide_autoencoder(plan: Plan, hidden: Sequence[int], lr: float, **parameters: Any) -> ProbeModel:
+    """Return the plan's autoencoder with other hidden layers.
 
-    names: labels of `VARIANTS`; none takes the base and every method in its plain form.
+    The paper's layers are wide. In the experiments' narrow ones, the cost of a method hides behind the rest of a step.
+
+    parameters: Further parameters of the workload to replace.
     """
-    base = {"momentum": 0.9} if subject.base == "sgd" else {}
-    plain = Contender(subject.base, subject.base, {"lr": lr, **base})
-    chosen = names or (subject.base, "mkor", "kaisa", "eva", "hylo")
-    found = []
-    for label in chosen:
-        if label == subject.base:
-            found.append(plain)
-            continue
-        method, own, period_name = VARIANTS[label]
-        periods = {period_name: period} if period_name else {}
-        found.append(Contender(label, method, {"base": subject.base, "lr": lr, **base, **own, **periods}))
-    return found
-
-
-VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, Any], str | None]]] = {
-    "mkor": ("mkor", {"update_rule": "sherman_morrison"}, "inverse_update_period"),
-    "mkor_released": ("mkor", {"update_rule": "released"}, "inverse_update_period"),
-    "mkor_bfloat16": (
-        "mkor",
-        {"update_rule": "sherman_morrison", "factor_dtype": "bfloat16"},
-        "inverse_update_period",
-    ),
-    "mkor_windowed": ("mkor", {"update_rule": "sherman_morrison", "window": 16}, "inverse_update_period"),
-    "kaisa": ("kaisa", {"factor_update_period": None}, "inverse_update_period"),
-    "kaisa_inverse": (
-        "kaisa",
-        {"factor_update_period": None, "compute_method": "inverse"},
-        "inverse_update_period",
-    ),
-    "eva": ("eva", {}, None),
-    "hylo": ("hylo", {}, "update_period"),
-}
-"""Labels of methods, with the hyperparameters that make them and the name of their period, if they have one."""
+    given = {"name": "autoencoder", **workload_of(plan, "autoencoder"), "hidden": list(hidden), **parameters}
+    return ProbeModel("wide_autoencoder", workloads.create(**given), "sgd", lr)
 
 
 def _generator(seed: int, k: int) -> torch.Generator:
+    """Return a generator for batch ``k``, so that a batch depends on seed and number alone."""
     state = np.random.SeedSequence([seed, k]).generate_state(1, np.uint64)
     return torch.Generator().manual_seed(int(state[0]))

@@ -1,4 +1,4 @@
-"""Fresh processes for a measurement: gloo ranks on one machine, or one process whose memory is all its own."""
+"""Fresh processes for a measurement: gloo ranks on one machine, or one process whose memory is measured."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from torch.multiprocessing.spawn import start_processes
 
 
 def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Return what ``function(*arguments)`` gives in each of ``world`` fresh processes, by rank.
+    """Return ``function(*arguments)`` of each of ``world`` fresh processes, by rank.
 
-    More than one process form gloo's default group. All arguments and results must pickle. Processes compute with the
+    Several processes form gloo's default group. Arguments and results must pickle. Each process computes with the
     caller's number of threads.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: a process failed; the others are stopped.
+        torch.multiprocessing.ProcessRaisedException: A process failed; the others are stopped.
     """
-    # Forked from a server that has imported, once, what this process has of the bench, and what PyTorch's optimizers
-    # import when they first step: that costs each process seconds otherwise, and counts as memory of what it measures.
+    # The processes are forked from a server that has imported, once, the caller's modules of the bench and what
+    # PyTorch's optimizers import at their first step. Otherwise each process would spend seconds on these imports, and
+    # their memory would count as that of the optimizer measured.
     multiprocessing.set_forkserver_preload(
         ["torch._dynamo", "torch.distributed", *(name for name in sys.modules if name.startswith("workflow.bench."))]
     )
@@ -42,6 +43,7 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
 def _work(
     rank: int, world: int, folder: Path, threads: int, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
+    """Run ``function`` as one rank, and leave its pickled result in ``folder``."""
     torch.set_num_threads(threads)
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -49,7 +51,7 @@ def _work(
         result = function(*arguments)
         (folder / str(rank)).write_bytes(pickle.dumps(result))
         if world > 1:
-            dist.barrier()
+            dist.barrier()  # a rank that left early would break the others' collectives
     finally:
         if world > 1:
             dist.destroy_process_group()

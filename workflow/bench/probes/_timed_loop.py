@@ -1,12 +1,12 @@
-"""A training whose steps are timed by phase, on one process or on several."""
+"""Training whose steps are timed, in all or by phase, on one process or on several."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -15,13 +15,20 @@ from torch.nn.parallel import DistributedDataParallel
 from baselines import build
 from mkor_core import comm
 from workflow.bench.data.batches import Batch
-from workflow.bench.probes._models import Contender, Subject
+from workflow.bench.probes._models import ProbeModel
+from workflow.bench.probes._optimizers import TimedOptimizer
 from workflow.bench.training.clocks import Clock
 
 PHASES: Final = ("forward", "backward", "capture", "factor", "precondition", "communication", "update")
-"""The phases of a step, data apart; in ``backward`` lies the exchange of gradients by DistributedDataParallel."""
-WARM_UP: Final = 2  # steps before each timing, for the caches that the optimizer timed before has emptied
-_BATCHES: Final = 4  # over and over, since making them is no part of a step
+"""The phases of a step, without data. ``backward`` includes DistributedDataParallel's exchange of gradients."""
+SAFE_RATE: Final = 1e-4
+"""A learning rate at which a step takes as long as at any other, and cannot diverge while it is timed."""
+WARM_UP: Final = 2
+"""Untimed steps before each timing, which fill the caches again after another optimizer's turn."""
+_BATCHES: Final = 4  # used in rotation, since making batches is not part of a step
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class StepTimes(NamedTuple):
@@ -36,32 +43,46 @@ class StepTimes(NamedTuple):
         return sum(self.ms.values())
 
 
-class Loop:
-    """A subject's training by one contender; under gloo each rank takes its part of every batch.
+class TimedLoop:
+    """Training of a model by one optimizer; under gloo each rank takes its share of every batch.
 
-    batch_size: examples of each batch that are used, all by default.
+    Args:
+        model: The model with its batches.
+        optimizer: The optimizer.
+        device: ``cpu`` or ``cuda``.
+        batch_size: Number of examples of each batch to use; all by default.
+        by_phase: Whether every phase pays for its own work. On a GPU each change of phase then waits for the device,
+            so that a step is a little longer than in training. Otherwise only `StepTimes.total` has a meaning.
     """
 
-    def __init__(self, subject: Subject, contender: Contender, device: str, *, batch_size: int | None = None) -> None:
+    def __init__(
+        self,
+        model: ProbeModel,
+        optimizer: TimedOptimizer,
+        device: str,
+        *,
+        batch_size: int | None = None,
+        by_phase: bool = True,
+    ) -> None:
         world, rank = comm.world_size(), comm.rank()
-        self.model = subject.data.model(seed=0).to(device)
-        network: nn.Module = DistributedDataParallel(self.model) if world > 1 else self.model
-        self._network = network
+        self.model = model.data.model(seed=0).to(device)
+        self._network: nn.Module = DistributedDataParallel(self.model) if world > 1 else self.model
         self.optimizer, self.preconditioner = build(
-            contender.method, network, contender.hyperparameters, exclude=subject.data.exclude
+            optimizer.method, self._network, optimizer.hyperparameters, exclude=model.data.exclude
         )
-        self._loss = subject.data.loss
-        self._clock = Clock(torch.cuda.synchronize if device == "cuda" else None)
-        if self.preconditioner is not None:
+        self._loss = model.data.loss
+        # A clock of a CPU never waits for a GPU, whether or not the machine has one.
+        self._synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
+        self._clock = Clock(torch.cuda.synchronize if device == "cuda" and by_phase else None)
+        if self.preconditioner is not None and by_phase:
             self.preconditioner.phases = self._clock
-        used = subject.data.batch_size if batch_size is None else batch_size
+        used = model.data.batch_size if batch_size is None else batch_size
         share = slice(rank * used // world, (rank + 1) * used // world)
-        made = islice(subject.data.batches(seed=0), _BATCHES)
-        self._batches = cycle([_part(batch, share, device) for batch in made])
-        self._done = 0
+        self._batches = cycle([_part(batch, share, device) for batch in islice(model.data.batches(seed=0), _BATCHES)])
+        self._steps_done = 0
 
     def times(self, steps: int) -> list[StepTimes]:
-        """Return the times of the next steps, after a few that only warm up."""
+        """Return the times of the next steps, after `WARM_UP` untimed ones."""
         return [self.step() for _ in range(WARM_UP + steps)][WARM_UP:]
 
     def step(self) -> StepTimes:
@@ -69,6 +90,7 @@ class Loop:
         clock = self._clock
         batch = next(self._batches)
         before = clock.nanoseconds
+        self._synchronize()
         clock.start("forward")
         loss = self._loss(self._network, batch)
         clock.switch("backward")
@@ -78,44 +100,55 @@ class Loop:
         if self.preconditioner is not None:
             self.preconditioner.observe(loss)
         self.optimizer.step()
+        self._synchronize()
         clock.stop()
-        refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._done)
-        self._done += 1
+        refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._steps_done)
+        self._steps_done += 1
         after = clock.nanoseconds
         return StepTimes(refreshed, {phase: (after[phase] - before[phase]) / 1e6 for phase in PHASES})
 
 
-def _part(batch: Batch, share: slice, device: str) -> Batch:
-    return {name: tensor[share].to(device) for name, tensor in batch.items()}
+def in_groups(
+    items: Sequence[Item], device: str, measure: Callable[[Sequence[Item]], Iterable[Result]]
+) -> Iterator[Result]:
+    """Yield what ``measure`` yields for groups of items, whose loops it may keep alive together.
 
-
-def loops_by_turns(subject: Subject, found: Sequence[Contender], device: str) -> Iterator[list[tuple[Contender, Loop]]]:
-    """Yield the contenders' loops in groups that are timed by turns, so that drift hits all alike.
-
-    On a CPU all are one group; on a GPU, which may not hold them all at once, each is its own.
+    On a CPU all items are one group, so that they take turns and drift affects all alike. A GPU may not hold them all:
+    there each item is a group, and its memory is released before the next.
     """
-    for group in [found] if device == "cpu" else [[contender] for contender in found]:
-        yield [(contender, Loop(subject, contender, device)) for contender in group]
+    for group in [items] if device == "cpu" else [[item] for item in items]:
+        yield from measure(group)
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
 
 
-class Split(NamedTuple):
-    """A phase's milliseconds: mean over refreshing steps (NaN: there was none), over the others, and over a cycle."""
+class CycleMeans(NamedTuple):
+    """A phase's mean milliseconds: in refreshing steps (NaN if none), in the others (NaN if none), and in all."""
 
     refresh_ms: float
     other_ms: float
     ms: float
 
 
-def split(steps: Sequence[StepTimes], phase: str) -> Split:
-    """Return a phase's times over the steps of whole cycles."""
+def cycle_means(steps: Sequence[StepTimes], phase: str) -> CycleMeans:
+    """Return a phase's mean times over the steps of whole cycles."""
     times = {kind: [step.ms[phase] for step in steps if step.refreshed is kind] for kind in (True, False)}
     means = {kind: fmean(values) if values else float("nan") for kind, values in times.items()}
-    return Split(means[True], means[False], fmean(step.ms[phase] for step in steps))
+    return CycleMeans(means[True], means[False], fmean(step.ms[phase] for step in steps))
 
 
-def at_period(times: Split, period: int) -> float:
-    """Return the mean milliseconds a step at another period: one refresh in ``period`` steps."""
-    return (times.refresh_ms + (period - 1) * times.other_ms) / period
+def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
+    """Return the mean over ranks of the same steps; steps: ``[rank][step]``."""
+    return [
+        StepTimes(same_step[0].refreshed, {phase: fmean(step.ms[phase] for step in same_step) for phase in PHASES})
+        for same_step in zip(*steps, strict=True)
+    ]
+
+
+def _part(batch: Batch, share: slice, device: str) -> Batch:
+    return {name: tensor[share].to(device) for name, tensor in batch.items()}
+
+
+def _nothing() -> None:
+    """Wait for nothing: a CPU has finished a call when the call returns."""

@@ -1,47 +1,46 @@
-"""Bytes that a factor update sends, counted in the collectives, over layer widths and workers, beside formulas.
+"""Bytes that a factor update sends, counted in the collectives, over layer widths and workers, beside predictions.
 
-``python -m workflow.bench.probes.communication --tier embedded --out communication.csv`` writes one row an optimizer,
-width, number of workers, rank and collective. Each measures one step, with its refresh, of one layer ``[d, d]``
-without bias on `ROWS` rows a rank, in gloo processes; gradients themselves, which every optimizer exchanges alike, are
-left out. Bytes do not depend on the device, so it runs on the CPU at every tier. Columns:
+``python -m workflow.bench.probes.communication --tier embedded --out communication.csv`` writes one row for each
+optimizer, width, number of workers, rank and collective. Each measures one step, with its refresh, of one layer
+``[d, d]`` without bias on `ROWS` rows a rank, in gloo processes. The exchange of the gradients, which is the same for
+every optimizer, is left out. Bytes do not depend on the device, so the probe runs on the CPU at every tier. Columns:
 
-- optimizer: mkor, mkor_bfloat16 (half precision, as the paper assumes), kaisa (COMM-OPT), kaisa_mem_opt (one
-  gradient worker), eva, hylo.
+- optimizer: a second-order method, e.g. mkor, mkor_bfloat16 (half precision, as the paper assumes), kaisa (COMM-OPT),
+  kaisa_mem_opt (one gradient worker), eva, hylo.
 - dimension d, workers, rank, collective.
 - bytes: the payload that the rank handed to the collective, counted there (`mkor_core.comm.bytes_sent`); a broadcast
   counts at its source.
-- predicted_bytes: the same from a formula of d, `ROWS` and the workers (`predicted`), which is this implementation's.
-- paper_bytes: what Table 1 of the paper gives for the whole update, in float32, whatever the rank and collective: MKOR
-  2d/2, KAISA 4d^2, Eva 2d, HyLo 2bd + b^2 numbers; empty where it gives none.
+- predicted_bytes: the same, computed from the shapes that the method declares (`predicted`).
+- paper_bytes: the paper's Table 1 for the whole update, in float32, the same for every rank and collective: MKOR 2d/2,
+  KAISA 4d^2, Eva 2d, HyLo 2bd + b^2 numbers; empty for other methods.
 - hardware, code_fingerprint, git_commit.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, NamedTuple
 
 import torch
 
-from baselines import method_class
-from mkor_core import Preconditioner, comm
+from mkor_core import Method, Preconditioner, comm
+from mkor_core.assignment import make_grid
+from mkor_core.method import LayerShape
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
+from workflow.bench.probes._optimizers import method_of
+from workflow.bench.probes._state_bytes import META, captured
 
+CORES: Final = 4
+USES_GPU: Final = False
+TIMING: Final = True
+OPTIMIZERS: Final = ("mkor", "mkor_bfloat16", "kaisa", "kaisa_mem_opt", "eva", "hylo")
 DIMENSIONS: Final = (64, 128, 256, 512, 1024)
 WORKERS: Final = (2, 4)
 ROWS: Final = 32
 NUMBER: Final = 4  # bytes of a float32
 COLLECTIVES: Final = ("all_reduce", "all_gather", "broadcast")
-METHODS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
-    "mkor": ("mkor", {}),
-    "mkor_bfloat16": ("mkor", {"factor_dtype": torch.bfloat16}),
-    "kaisa": ("kaisa", {}),
-    "kaisa_mem_opt": ("kaisa", {"grad_worker_fraction": 1e-9}),  # max(1, W f) = 1 gradient worker
-    "eva": ("eva", {"kl_clip": None}),
-    "hylo": ("hylo", {}),
-}
 
 
 class Row(NamedTuple):
@@ -58,25 +57,33 @@ class Row(NamedTuple):
     hardware: str
 
 
-def predicted(label: str, d: int) -> dict[str, int]:
-    """Return the bytes of one layer's factor update by collective: of a rank, or, for a broadcast, of its source.
+def predicted(method: Method, d: int, workers: int, rank: int) -> dict[str, int]:
+    """Return the bytes that a rank hands to each collective in one update of a layer ``[d, d]``.
 
-    MKOR and Eva add mean vectors and a count; in half precision the count goes before. KAISA adds upper triangles of
-    two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the gradient workers, or the
-    update to the others. HyLo gathers the rows.
+    The statistic has the shapes that the method's own code gives on the ``meta`` device. Ranks gather its rows, or they
+    add it up with a count: second moments as upper triangles, and in half precision the count separately in float32. A
+    method that follows the loss adds up the loss as well. Then the layer's owner, rank 0, broadcasts the tensors that
+    it refreshed to the other gradient workers, and each gradient worker the update to the other ranks of its row.
     """
-    match label:
-        case "mkor" | "eva":
-            return {"all_reduce": NUMBER * (2 * d + 1)}
-        case "mkor_bfloat16":
-            return {"all_reduce": NUMBER + 2 * 2 * d}
-        case "kaisa":
-            return {"all_reduce": NUMBER * (d * (d + 1) + 1), "broadcast": NUMBER * 2 * (d * d + d)}
-        case "kaisa_mem_opt":
-            return {"all_reduce": NUMBER * (d * (d + 1) + 1), "broadcast": NUMBER * d * d}
-        case "hylo":
-            return {"all_gather": NUMBER * 2 * ROWS * d}
-    raise ValueError(f"There is no formula for {label!r}; there are {', '.join(METHODS)}.")
+    rows = torch.empty(ROWS, d, device=META)
+    statistic = captured(method, rows, rows)
+    sizes = {"all_reduce": NUMBER if method.follows_loss else 0}
+    numbers = statistic.x.numel() + statistic.g.numel()
+    if method.gathers_rows:
+        sizes["all_gather"] = NUMBER * numbers
+    else:
+        if method.statistic.kind == "moment":
+            numbers = d * (d + 1)  # two upper triangles
+        number = NUMBER if method.exchange_dtype is None else method.exchange_dtype.itemsize
+        sizes["all_reduce"] += NUMBER + number * numbers
+    if method.refreshed:
+        grid = make_grid(workers, method.worker_fraction)
+        state = method.initial_state(LayerShape(d, d), torch.float32, META)
+        refreshed = sum(state[name].numel() * state[name].element_size() for name in method.refreshed)
+        is_owner, is_worker = rank == 0, rank % grid.columns == 0
+        update = NUMBER * d * d
+        sizes["broadcast"] = refreshed * (is_owner and grid.rows > 1) + update * (is_worker and grid.columns > 1)
+    return sizes
 
 
 def of_paper(label: str, d: int, workers: int) -> int | None:
@@ -91,55 +98,43 @@ Sent = dict[tuple[str, int], dict[str, int]]
 
 
 def sent(labels: Sequence[str], dimensions: Sequence[int]) -> Sent:
-    """Return what a rank sends in one factor update; runs on every rank."""
-    found: Sent = {}
+    """Return the bytes that a rank sends in one factor update; runs on every rank."""
+    counted: Sent = {}
     for label in labels:
-        name, values = METHODS[label]
-        cls = method_class(name)
-        assert cls is not None  # all here are second-order methods
+        method = method_of(label)
+        assert method is not None  # see `rows`
         for d in dimensions:
-            torch.manual_seed(0)
+            torch.manual_seed(0)  # the same weights on every rank
             layer = torch.nn.Linear(d, d, bias=False)
-            preconditioner = Preconditioner(layer, cls(**values), lr=1.0)
-            rows = torch.randn(ROWS, d, generator=torch.Generator().manual_seed(comm.rank()))
-            layer(rows).square().mean().backward()
+            preconditioner = Preconditioner(layer, method, lr=1.0)
+            x = torch.randn(ROWS, d, generator=torch.Generator().manual_seed(comm.rank()))
+            layer(x).square().mean().backward()
             comm.reset_bytes_sent()
             preconditioner.step()
-            found[label, d] = comm.bytes_sent()
+            counted[label, d] = comm.bytes_sent()
             preconditioner.remove()
-    return found
+    return counted
 
 
 def rows(labels: Sequence[str], dimensions: Sequence[int], workers: Iterable[int], hardware: str) -> Iterator[Row]:
-    """Yield the rows of some optimizers, widths and numbers of workers."""
+    """Yield the rows of some optimizers, widths and numbers of workers; first-order optimizers send nothing."""
+    methods = {label: method for label in labels if (method := method_of(label)) is not None}
     for number in workers:
-        by_rank = _ranks.run(number, sent, labels, dimensions)
-        for label in labels:
+        by_rank = _ranks.run(number, sent, tuple(methods), dimensions)
+        for label, method in methods.items():
             for d in dimensions:
-                formula = predicted(label, d)
-                for rank, found in enumerate(by_rank):
-                    counted = found[label, d]
+                for rank, of_rank in enumerate(by_rank):
+                    counted, computed = of_rank[label, d], predicted(method, d, number, rank)
                     for collective in COLLECTIVES:
-                        # One layer has one owner, the first rank; nobody else is the source of a broadcast.
-                        due = 0 if collective == "broadcast" and rank != 0 else formula.get(collective, 0)
-                        if counted.get(collective, 0) or due:
-                            yield Row(
-                                label,
-                                d,
-                                number,
-                                rank,
-                                collective,
-                                counted.get(collective, 0),
-                                due,
-                                of_paper(label, d, number),
-                                hardware,
-                            )
+                        sizes = counted.get(collective, 0), computed.get(collective, 0)
+                        if any(sizes):
+                            yield Row(label, d, number, rank, collective, *sizes, of_paper(label, d, number), hardware)
 
 
-def measure(plan: Plan) -> Iterator[Row]:
+def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows."""
-    return rows(tuple(METHODS), DIMENSIONS, WORKERS, plan.hardware)
+    return rows(labels, DIMENSIONS, WORKERS, plan.hardware)
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("communication", measure))
+    sys.exit(_command.run("communication", measure, uses_gpu=USES_GPU, optimizers=OPTIMIZERS))

@@ -2,25 +2,25 @@
 
 ``python -m workflow.bench.probes.half_precision --out half_precision.csv`` writes rows of two checks for claim C22:
 
-- ``error`` (Lemma 3.2): one update of an inverse factor that half precision holds exactly. ``value`` is the largest
-  entry of the difference between the update in half precision and in float64. ``bound`` is
+- ``error`` (Lemma 3.2): one update of an inverse factor that half precision represents exactly. ``value`` is the
+  largest entry of the difference between the update in half precision and in float64. ``bound`` is
   ``(gamma + 4 (1 - gamma) / gamma^2 m^3 d^2) eps``, the expression inside the lemma's O(.) with the constant 1, m the
-  largest entry of factor and vector (``largest_entry``) and eps half the distance from 1 to the next number: a value
-  below it is within the lemma with that constant. The lemma is stated for the ``published`` rule; the expression stands
-  beside the others for comparison.
-- ``finite``: 10,000 updates in a row, each after the stabiliser. ``value`` is the number of updates after which all
-  entries were finite, ``bound`` the number of updates asked for: a value below it is where the first infinity or NaN
-  came. ``largest_entry`` is that of the factor at the end, or at the last finite update.
+  largest entry of factor and vector (``largest_entry``) and eps half the distance from 1 to the next number. A value
+  below it satisfies the lemma with that constant. The lemma is stated for the ``published`` rule; the other rules have
+  the expression for comparison.
+- ``finite``: 10,000 successive updates, each after the stabilizer. ``value`` is the number of updates after which all
+  entries were finite, ``bound`` the number of updates attempted; a smaller value is the update of the first infinity
+  or NaN. ``largest_entry`` is that of the factor at the end, or at the last finite update.
 
-In ``error``, a factor that outgrew what half precision holds has an infinite ``largest_entry``, and an update that
-overflowed an infinite ``value`` or, as NaN, none.
+In ``error``, a factor beyond the range of half precision has an infinite ``largest_entry``. An update that overflowed
+has an infinite ``value``, or none if it is NaN.
 
 Columns: check, update_rule, dtype, arithmetic, sequence, dimension, trial, value, bound, largest_entry,
-code_fingerprint, git_commit. ``arithmetic`` is ``stored`` where factors and vectors are kept in half precision and the
-update is computed in float32 (what mkor_core does), ``half`` where the whole recurrence runs in it (what the released
-code does). ``sequence``: ``independent`` vectors, or a ``persistent mean`` with noise; norms from 0.1 to 10.
+code_fingerprint, git_commit. ``arithmetic`` is ``stored`` if factors and vectors are stored in half precision and the
+update is computed in float32 (as in mkor_core), ``half`` if the whole recurrence runs in half precision (as in the
+released code). ``sequence``: ``independent`` vectors, or a ``persistent mean`` with noise; norms from 0.1 to 10.
 
-It runs on the CPU at every tier: rounding is the same everywhere but for the order of sums.
+It runs on the CPU at every tier, since rounding differs between devices only by the order of sums.
 """
 
 from __future__ import annotations
@@ -39,18 +39,21 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes.numerics import METHODS
 
+USES_GPU: Final = False
 DTYPES: Final = (torch.float16, torch.bfloat16)
 ARITHMETICS: Final = ("stored", "half")
 SEQUENCES: Final = ("independent", "persistent mean")
 DIMENSIONS: Final = (16, 64, 256)
 TRIALS: Final = 6
 UPDATES: Final = 10_000
-FOLLOWED: Final = 32  # the dimension of the factors that are followed over all updates
-HISTORY: Final = 20  # float64 updates behind the factor whose next update is examined
+FINITE_DIMENSION: Final = 32
+"""The dimension of the factors in the check ``finite``."""
+HISTORY: Final = 20
+"""Number of float64 updates that precede the update examined in the check ``error``."""
 
 
 class Row(NamedTuple):
-    """One examined update, or one sequence of them."""
+    """One examined update, or one sequence of updates."""
 
     check: str
     update_rule: str
@@ -71,7 +74,7 @@ def lemma_bound(decay: float, largest: float, dimension: int, dtype: torch.dtype
 
 
 def updated(method: MKOR, inverse: Tensor, vector: Tensor, arithmetic: str) -> Tensor:
-    """Return the next factor in ``inverse``'s dtype: stabilised, then updated, in float32 or in that dtype itself."""
+    """Return the next factor in ``inverse``'s dtype; stabilized and updated in float32 or in that dtype itself."""
     wide = torch.float32 if arithmetic == "stored" else inverse.dtype
     return _next(method, inverse.to(wide), vector.to(wide)).to(inverse.dtype)
 
@@ -83,7 +86,7 @@ def _next(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
 
 
 def vectors(number: int, dimension: int, trial: int, sequence: str) -> Tensor:
-    """Return ``[number, dimension]`` float64 vectors, of one scale a trial, spread evenly from 0.1 to 10 in norm."""
+    """Return ``[number, dimension]`` float64 vectors; the scales of the trials are log-spaced from 0.1 to 10."""
     generator = torch.Generator().manual_seed(trial)
     scale = 10 ** (2 * trial / max(TRIALS - 1, 1) - 1)
     noise = torch.randn(number, dimension, generator=generator, dtype=torch.float64)
@@ -110,11 +113,11 @@ def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Itera
 
 
 def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,)) -> Iterator[Row]:
-    """Yield the rows of the check ``finite``; by default of the largest vectors, which are the hardest."""
+    """Yield the rows of the check ``finite``; by default for the largest vectors, the most difficult ones."""
     for dtype, arithmetic, sequence, trial in itertools.product(DTYPES, ARITHMETICS, SEQUENCES, trials):
-        inverse = torch.eye(FOLLOWED, dtype=dtype)
+        inverse = torch.eye(FINITE_DIMENSION, dtype=dtype)
         done = number
-        for index, vector in enumerate(vectors(number, FOLLOWED, trial, sequence).to(dtype)):
+        for index, vector in enumerate(vectors(number, FINITE_DIMENSION, trial, sequence).to(dtype)):
             result = updated(method, inverse, vector, arithmetic)
             if not math.isfinite(result.sum(dtype=torch.float64).item()):
                 done = index
@@ -122,7 +125,7 @@ def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = 
             inverse = result
         largest = inverse.abs().max().item()
         rule = method.update_rule
-        yield Row("finite", rule, _name(dtype), arithmetic, sequence, FOLLOWED, trial, done, number, largest)
+        yield Row("finite", rule, _name(dtype), arithmetic, sequence, FINITE_DIMENSION, trial, done, number, largest)
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -138,4 +141,4 @@ def measure(plan: Plan) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("half_precision", measure))
+    sys.exit(_command.run("half_precision", measure, uses_gpu=USES_GPU))

@@ -1,45 +1,51 @@
-"""Mean iteration time of KAISA and MKOR over the inverse update period.
+"""Mean time of a training step over the inverse update period.
 
 On a CPU the models are those of the inversion experiments; on a GPU they are BERT-Large and ResNet-50 on random data.
 
-``python -m workflow.bench.probes.iteration_time --out iteration_time.csv`` writes one row a workload, optimizer,
-period and repeat. It wants the machine to itself. ``iteration_ms`` is the mean over a cycle of the period:
+``python -m workflow.bench.probes.iteration_time --out iteration_time.csv`` writes one row for each workload, optimizer,
+period and repeat. It needs the machine to itself. ``iteration_ms`` is the mean over a cycle of the period:
 
-- ``estimate`` measured: the mean of the steps of a whole cycle, its refresh among them;
-- ``estimate`` combined, for periods too long to wait for: a refreshing step and the steps between refreshes, timed
-  in the same repeat, at their true share of the period.
+- ``estimate`` measured: the mean of the steps of a whole cycle, including its refresh;
+- ``estimate`` combined, for periods too long to time: a refreshing step and the steps between refreshes, timed in the
+  same repeat and weighted as in a cycle of the period.
 
-``median_ms`` is the median of the single steps behind it, and ``steps`` their number.
+``median_ms`` is the median of the single steps behind a row, and ``steps`` their number. On a GPU a step waits for the
+device at its ends only.
 """
 
 from __future__ import annotations
 
-import gc
-import itertools
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 from typing import Any, Final, NamedTuple
 
 import torch
 
-from baselines import build
 from workflow.bench import workloads
+from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _models
-from workflow.bench.probes._models import Trainable
+from workflow.bench.plan.runs import Job
+from workflow.bench.probes import _command
+from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
+from workflow.bench.probes._optimizers import TimedOptimizer, optimizers, period_field, variant_of
+from workflow.bench.probes._timed_loop import StepTimes, TimedLoop, in_groups
 
 EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
-"""Experiments whose optimizers are timed, and the name of their model in all probes."""
+"""Experiments whose optimizers are timed on a CPU, and the name of their model."""
+CORES: Final = "all"
+TIMING: Final = True
+OPTIMIZERS: Final = ("kaisa", "mkor", "mkor_released")
+"""Labels to time in addition to those of the experiments."""
 WIDE: Final = (512, 256, 16, 256, 512)
+"""Hidden layers of the wide autoencoder."""
 REPEATS: Final = 6
 CYCLE: Final = 10
 """The longest period whose whole cycle is timed; KAISA's factor_update_period, if it has one, must divide it."""
 LONG_PERIODS: Final = (100, 1000)
 EVERY_STEP: Final = 4  # steps timed at period 1
-WARM_UP: Final = 2  # steps before each timing, for the caches that the optimizer timed before has emptied
 
 
 class Row(NamedTuple):
@@ -59,134 +65,94 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Contender:
-    """An optimizer on a workload: what is timed at every period."""
+class PeriodSweep:
+    """An optimizer on a model, to be timed at every period."""
 
-    workload: str
+    model: ProbeModel
     label: str
     method: str
-    update_rule: str | None
     by_period: Mapping[int, Mapping[str, Any]]
-    """The hyperparameters that the experiment has at a period; the nearest one's serve those that it leaves out."""
-    data: Trainable
+    """The hyperparameters by period. Other periods take those of the nearest one."""
 
-    def hyperparameters(self, period: int) -> dict[str, Any]:
-        """Return all hyperparameters at a period."""
+    def at(self, period: int) -> TimedOptimizer:
+        """Return the optimizer at a period."""
         nearest = min(self.by_period, key=lambda known: abs(known - period))
-        values = {**self.by_period[nearest], "inverse_update_period": period}
-        # A hundredth of the rate takes as long, and cannot diverge while it is timed.
-        values["lr"] /= 100
-        if self.update_rule is not None:
-            values["update_rule"] = self.update_rule
-        return values
+        name = period_field(self.method)
+        assert name is not None  # see `sweeps`
+        # A step at a hundredth of the learning rate takes as long, and cannot diverge while it is timed.
+        values = {**self.by_period[nearest], name: period, "lr": self.by_period[nearest]["lr"] / 100}
+        return TimedOptimizer(self.label, self.method, values)
 
 
-class Step(NamedTuple):
-    """One timed step."""
+def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
+    """Return the optimizers to time at every period; one without a refresh period is left out.
 
-    refreshed: bool
-    ms: float
-
-
-class Loop:
-    """A contender's training at one period, timed in slices."""
-
-    def __init__(self, contender: Contender, period: int, device: str) -> None:
-        self._loss = contender.data.loss
-        self._model = contender.data.model(seed=0).to(device)
-        self._optimizer, preconditioner = build(
-            contender.method,
-            self._model,
-            contender.hyperparameters(period),
-            exclude=contender.data.exclude,
-        )
-        assert preconditioner is not None  # a first-order method has no period
-        self._refreshes = preconditioner.method.refreshes
-        # A few batches over and over, since making them is no part of the optimizer's step.
-        self._batches = itertools.cycle(itertools.islice(contender.data.batches(seed=0), CYCLE))
-        self._done = 0
-
-    def times(self, steps: int) -> list[Step]:
-        """Return the times of the next steps, after a few that only warm up."""
-        return [self._step() for _ in range(WARM_UP + steps)][WARM_UP:]
-
-    def _step(self) -> Step:
-        batch = next(self._batches)
-        start = _now()
-        self._optimizer.zero_grad()
-        self._loss(self._model, batch).backward()
-        self._optimizer.step()
-        step = Step(self._refreshes(self._done), 1000 * (_now() - start))
-        self._done += 1
-        return step
+    On a CPU the experiments' own optimizers come first. A label that is another variant of one of their methods takes
+    that optimizer's hyperparameters, so that only the variant differs; any other label takes the probes' defaults.
+    """
+    candidates = (
+        _sweep(model, label, jobs) for model, jobs in _models(plan) for label in dict.fromkeys([*jobs, *labels])
+    )
+    return [sweep for sweep in candidates if sweep is not None]
 
 
-def _now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+def _models(plan: Plan) -> Iterator[tuple[ProbeModel, Mapping[str, Job]]]:
+    """Yield the models with the jobs of the experiment's optimizers; no jobs on a GPU.
 
-
-def contenders(plan: Plan) -> Iterator[Contender]:
-    """Yield what is timed: the optimizers of the inversion experiments, and MKOR's released rule.
-
-    The autoencoder is timed once more with wide layers, since the paper's are wide: where layers are narrow, the time
-    of a decomposition hides behind the rest of the step.
+    The autoencoder follows once more with wide layers, since the paper's are wide: with narrow layers the time of a
+    decomposition hides behind the rest of the step.
     """
     if plan.tier.device == "cuda":
-        yield from _at_true_size(plan)
+        yield from ((model, {}) for model in probe_models(plan))
         return
-    for name, model in EXPERIMENTS.items():
-        if name not in plan.experiments:
-            continue
-        jobs = plan.experiments[name].jobs
-        given = jobs["mkor"].runs[0].spec["workload"]
-        sizes = {model: given}
-        if model == "autoencoder":
-            sizes["wide_autoencoder"] = {**given, "hidden": list(WIDE)}
-        for workload, parameters in sizes.items():
-            data = workloads.create(**parameters)
-            for label, job in jobs.items():
-                by_period = {run.hyperparameters["inverse_update_period"]: run.hyperparameters for run in job.runs}
-                rule = job.runs[0].hyperparameters.get("update_rule")
-                yield Contender(workload, label, job.runs[0].method, rule, by_period, data)
-                if label == "mkor":
-                    yield Contender(workload, "mkor_released", "mkor", "released", by_period, data)
+    for experiment, name in EXPERIMENTS.items():
+        if experiment in plan.experiments:
+            jobs = plan.experiments[experiment].jobs
+            run = next(iter(jobs.values())).runs[0]
+            base, lr = run.hyperparameters.get("base", run.method), run.hyperparameters["lr"]
+            yield ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr), jobs
+            if name == "autoencoder":
+                yield wide_autoencoder(plan, WIDE, lr), jobs
 
 
-def _at_true_size(plan: Plan) -> Iterator[Contender]:
-    for subject in _models.subjects(plan):
-        for known in _models.contenders(subject, subject.lr, "kaisa", "mkor", "mkor_released"):
-            values = {name: value for name, value in known.hyperparameters.items() if name != "update_rule"}
-            yield Contender(subject.name, known.label, known.method, known.update_rule, {CYCLE: values}, subject.data)
+def _sweep(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:
+    variant = variant_of(label)
+    job = jobs.get(label) or jobs.get(variant.method)
+    (default,) = optimizers(model, model.lr, [label], period=CYCLE)
+    method = default.method if job is None else job.runs[0].method
+    period = period_field(method)
+    if period is None:
+        return None
+    if job is None:
+        return PeriodSweep(model, label, method, {CYCLE: default.hyperparameters})
+    changes = {} if label in jobs else variant.hyperparameters
+    by_period = {run.hyperparameters[period]: {**run.hyperparameters, **changes} for run in job.runs}
+    return PeriodSweep(model, label, method, by_period)
 
 
-def measure(found: Sequence[Contender], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield all repeats; in each, every contender has its turn at every period, so that drift hits all alike.
-
-    A GPU, which may not hold all at once, takes one contender after the other.
-    """
-    for group in [found] if device == "cpu" else [[contender] for contender in found]:
-        yield from _measure_together(group, device, hardware, repeats)
-        gc.collect()  # before the next one's models are made
+def rows(found: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
+    """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all alike."""
+    return in_groups(found, device, partial(_rows_of_group, device=device, hardware=hardware, repeats=repeats))
 
 
-def _measure_together(found: Sequence[Contender], device: str, hardware: str, repeats: int) -> Iterator[Row]:
+def _rows_of_group(group: Sequence[PeriodSweep], *, device: str, hardware: str, repeats: int) -> Iterator[Row]:
     longest = max(LONG_PERIODS)
     loops = {
-        (contender, period): Loop(contender, period, device) for contender in found for period in (1, CYCLE, longest)
+        (sweep, period): TimedLoop(sweep.model, sweep.at(period), device, by_phase=False)
+        for sweep in group
+        for period in (1, CYCLE, longest)
     }
     for loop in loops.values():
-        loop.times(0)
+        loop.times(0)  # warm up; the first step of all also refreshes, which no timed step at a long period may
     for repeat in range(repeats):
         timed = {key: loop.times(EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
-        for contender in found:
-            every, cycle, between = (timed[contender, period] for period in (1, CYCLE, longest))
+        for sweep in group:
+            every, cycle, between = (timed[sweep, period] for period in (1, CYCLE, longest))
             for period, summary in summaries(every, cycle, between).items():
                 yield Row(
-                    contender.workload,
-                    contender.label,
-                    contender.update_rule,
+                    sweep.model.name,
+                    sweep.label,
+                    sweep.at(period).update_rule,
                     period,
                     repeat,
                     *summary,
@@ -196,7 +162,7 @@ def _measure_together(found: Sequence[Contender], device: str, hardware: str, re
 
 
 class Summary(NamedTuple):
-    """The steps behind a row, and what they say."""
+    """The columns of a `Row` that the timed steps give."""
 
     steps: int
     iteration_ms: float
@@ -204,28 +170,30 @@ class Summary(NamedTuple):
     estimate: str
 
 
-def summaries(every: Sequence[Step], cycle: Sequence[Step], between: Sequence[Step]) -> dict[int, Summary]:
+def summaries(
+    every: Sequence[StepTimes], cycle: Sequence[StepTimes], between: Sequence[StepTimes]
+) -> dict[int, Summary]:
     """Return a summary by period.
 
-    every: steps at period 1; cycle: `CYCLE` steps at that period, one of them a refresh; between: steps of the longest
+    every: steps at period 1; cycle: `CYCLE` steps at that period, one of them a refresh; between: steps at the longest
     period, none of them a refresh.
     """
-    found = {}
+    by_period = {}
     for period, steps in ((1, every), (CYCLE, cycle)):
-        times = [step.ms for step in steps]
-        found[period] = Summary(len(times), fmean(times), median(times), "measured")
-    refresh = fmean(step.ms for step in cycle if step.refreshed)
-    times = [step.ms for step in between if not step.refreshed]
+        times = [step.total for step in steps]
+        by_period[period] = Summary(len(times), fmean(times), median(times), "measured")
+    refresh = fmean(step.total for step in cycle if step.refreshed)
+    times = [step.total for step in between if not step.refreshed]
     for period in LONG_PERIODS:
-        mean = (refresh + (period - 1) * fmean(times)) / period
-        found[period] = Summary(len(times) + 1, mean, median(times), "combined")
-    return found
+        mean = cycle_mean(refresh, fmean(times), period)
+        by_period[period] = Summary(len(times) + 1, mean, median(times), "combined")
+    return by_period
 
 
-def measure_plan(plan: Plan) -> Iterator[Row]:
+def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
-    return measure(list(contenders(plan)), plan.tier.device, plan.hardware)
+    return rows(sweeps(plan, labels), plan.tier.device, plan.hardware)
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("iteration_time", measure_plan))
+    sys.exit(_command.run("iteration_time", measure, optimizers=OPTIMIZERS))

@@ -1,15 +1,15 @@
 """The update rules against their claims: positive definite factors, the averaged inverse, a descent direction.
 
-``python -m workflow.bench.probes.numerics --out numerics.csv`` writes one row a check, rule and trial. Checks are
-named by the ids of workflow/paper/claims.csv:
+``python -m workflow.bench.probes.numerics --out numerics.csv`` writes one row for each check, rule and trial. Checks
+have the ids of workflow/paper/claims.csv:
 
 - C20 (Lemma 3.1): ``value`` is the smallest eigenvalue of a factor over a random sequence of updates; the claim holds
-  where ``value > bound``. A sequence is followed while that eigenvalue can be told from rounding: ``updates`` below
-  ``of`` says that the factor outgrew its precision there.
+  if ``value > bound``. A sequence ends when that eigenvalue is no longer distinguishable from rounding: ``updates``
+  below ``of`` means that the factor exceeded its precision there.
 - C21 (section 3.1): ``value`` is ``||J_t (gamma J_{t-1}^-1 + (1 - gamma) v v^T) - I||_F`` after one update; the claim
-  holds where ``value < bound``.
-- C23 (Lemma 3.3): ``value`` is the smallest cosine, over the layers, between a gradient and its preconditioned twin
-  in step ``trial`` of a real training; the claim holds where ``value > bound``.
+  holds if ``value < bound``.
+- C23 (Lemma 3.3): ``value`` is the smallest cosine, over the layers, between a gradient and its preconditioned version
+  in step ``trial`` of a training run; the claim holds if ``value > bound``.
 """
 
 from __future__ import annotations
@@ -27,17 +27,18 @@ from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 
-#: MKOR with each of its update rules, which linalg implements under the same names.
+USES_GPU: Final = False
 METHODS: Final = tuple(MKOR(update_rule=rule) for rule in get_args(get_type_hints(MKOR)["update_rule"]))
+"""MKOR with each of its update rules, which linalg implements under the same names."""
 TRIALS: Final = 8
 UPDATES: Final = 200
-INVERSE_BOUND: Final = 1e-6  # as workflow/paper/claims.csv sets it for C21
+INVERSE_BOUND: Final = 1e-6  # the limit of C21 in workflow/paper/claims.csv
 TRAINING_STEPS: Final = 400
 LEARNING_RATE: Final = 0.1
 
 
 class Row(NamedTuple):
-    """One measured number, and the bound that decides whether its claim holds there."""
+    """One measured number, and the bound that decides whether its claim holds for it."""
 
     check: str
     update_rule: str
@@ -52,7 +53,7 @@ class Row(NamedTuple):
 
 
 def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) -> Iterator[Row]:
-    """Yield C20's rows: MKOR's factors over sequences of vectors, half of them around a mean that persists."""
+    """Yield C20's rows: MKOR's factors over sequences of vectors, half of them around a persistent mean."""
     for dtype, dimension, trial in itertools.product((torch.float64, torch.float32), dimensions, range(TRIALS)):
         persistent = trial % 2 == 1
         vectors = _sequence(dimension, trial, persistent).to(dtype)
@@ -62,7 +63,7 @@ def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) 
 
 
 def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
-    """Yield C21's rows: one update of a random inverse factor against the average that it should invert."""
+    """Yield C21's rows: one update of a random inverse factor, against the average that it should invert."""
     decay = method.decay
     for dimension, trial in itertools.product(dimensions, range(TRIALS)):
         generator = torch.Generator().manual_seed(trial)
@@ -77,7 +78,7 @@ def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)
 
 
 def descent_cosines(method: MKOR, steps: int = TRAINING_STEPS) -> Iterator[Row]:
-    """Yield C23's rows: every step of training the digits' autoencoder with MKOR, until a loss is not finite."""
+    """Yield C23's rows: every step of training the autoencoder of digits with MKOR, up to a loss that is not finite."""
     workload = workloads.create("autoencoder")
     model = workload.model(seed=0)
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE, momentum=0.9)
@@ -102,7 +103,7 @@ def descent_cosines(method: MKOR, steps: int = TRAINING_STEPS) -> Iterator[Row]:
 
 
 def _sequence(dimension: int, trial: int, persistent: bool) -> Tensor:
-    """Return ``[UPDATES, dimension]`` random vectors, of one scale a trial from 0.1 to 10."""
+    """Return ``[UPDATES, dimension]`` random vectors; each trial has one scale from 0.1 to 10."""
     generator = torch.Generator().manual_seed(trial)
     scale = 10 ** (2 * torch.rand((), generator=generator, dtype=torch.float64) - 1)
     directions = torch.randn(UPDATES, dimension, generator=generator, dtype=torch.float64)
@@ -111,9 +112,9 @@ def _sequence(dimension: int, trial: int, persistent: bool) -> Tensor:
 
 
 def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
-    """Return the smallest eigenvalue of a factor over its updates, and how many updates could be followed.
+    """Return the smallest eigenvalue of a factor over its updates, and the number of updates until it was lost.
 
-    Past a condition number of ``1 / (d eps)`` the sign of the smallest eigenvalue is rounding, so it is not read.
+    Beyond a condition number of ``1 / (d eps)`` the sign of the smallest eigenvalue is rounding.
     """
     dimension = vectors.shape[1]
     inverse = torch.eye(dimension, dtype=vectors.dtype)
@@ -153,4 +154,4 @@ def measure(plan: Plan) -> Iterator[Row]:
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("numerics", measure))
+    sys.exit(_command.run("numerics", measure, uses_gpu=USES_GPU))

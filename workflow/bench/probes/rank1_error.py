@@ -1,21 +1,21 @@
-"""How well rank-1 matrices approximate every layer's covariances over training: the best one, and MKOR's mean vector.
+"""Errors of rank-1 approximations of every layer's covariances over training: the best one, and MKOR's mean vector.
 
 ``python -m workflow.bench.probes.rank1_error --tier embedded --out rank1_error.csv`` trains each workload with its base
-optimizer and looks at the batch of some steps. With rows R ``[n, d]`` (inputs X, with the trailing 1 of a bias, or
-output gradients G; a Conv2d has one row per output location) and their second moment ``M = R^T R / n``, A or C in
-ALGORITHMS.md, it writes ``|| M - u u^T ||_F / || M ||_F`` for a vector u. Columns:
+optimizer and inspects the batch of some steps. With rows R ``[n, d]`` (inputs X, with the trailing 1 of a bias, or
+output gradients G; a Conv2d has one row per output location) and their second moment ``M = R^T R / n``, KFAC's A or C,
+it writes ``|| M - u u^T ||_F / || M ||_F`` for a vector u. Columns:
 
-- workload, optimizer, seed, step (number of steps taken before), loss (of that step's batch).
+- workload, optimizer, seed, step (number of earlier steps), loss (of that step's batch).
 - layer, kind (Linear or Conv2d), side (activation or gradient), rows n, dimension d.
-- approximation: ``best``, ``u u^T = lambda v v^T`` of the leading eigenpair, by power iteration; ``mean``,
-  u the mean row (a or g), what MKOR updates its factors with; ``scaled_mean``, the multiple of the mean row that fits
-  best, which tells its direction from its length.
-- error: the relative error, which lies in [0, 1] for best and scaled_mean. Empty where M is zero. Nothing is cut
-  off.
-- iterations: of the power iteration, `ITERATIONS` where it did not settle; empty for the others.
+- approximation: ``best``, ``u u^T = lambda v v^T`` of the leading eigenpair, by power iteration; ``mean``, u the mean
+  row (a or g), with which MKOR updates its factors; ``scaled_mean``, the multiple of the mean row that fits best, so
+  that the error of its direction can be separated from that of its length.
+- error: the relative error, which lies in [0, 1] for best and scaled_mean. Empty if M is zero. Large values are not
+  cut off.
+- iterations: of the power iteration, `ITERATIONS` if it did not converge; empty for the other approximations.
 - hardware, code_fingerprint, git_commit.
 
-All is computed in float64 from the rows as captured.
+Everything is computed in float64 from the captured rows.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ from mkor_core.capture import ROWS, Capture
 from mkor_core.discovery import find_layers
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._models import Subject, contenders, subjects
+from workflow.bench.probes._models import ProbeModel, probe_models
+from workflow.bench.probes._optimizers import BASE, optimizers
 
-EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
+EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)
 SEEDS: Final[Mapping[str, tuple[int, ...]]] = {"cpu": (0, 1), "cuda": (0,)}
-"""By device; BERT-Large and ResNet-50 on random data have one."""
+"""By device; one for BERT-Large and ResNet-50, whose data are random."""
 ITERATIONS: Final = 200
 TOLERANCE: Final = 1e-9
 
@@ -64,7 +65,7 @@ class Row(NamedTuple):
 
 
 class Leading(NamedTuple):
-    """The leading eigenpair of a moment, and the iterations that found it."""
+    """The leading eigenpair of a moment, and the number of iterations that it took."""
 
     value: float
     vector: Tensor
@@ -72,14 +73,14 @@ class Leading(NamedTuple):
 
 
 class Moment:
-    """``M = R^T R / n`` of rows R ``[n, d]``, as a product with vectors: formed where d <= n, else left as rows."""
+    """``M = R^T R / n`` of rows R ``[n, d]``, used in products with vectors; formed only if d <= n."""
 
     def __init__(self, rows: Tensor) -> None:
         n, d = rows.shape
         self.dimension = d
         self._rows = rows
         self._formed = rows.T @ rows / n if d <= n else None
-        # || R^T R || = || R R^T ||, so the smaller of both Gram matrices will do.
+        # || R^T R || = || R R^T ||, so the smaller of the two Gram matrices suffices.
         gram = rows @ rows.T / n if self._formed is None else self._formed
         self.squared_norm = float(gram.square().sum())
 
@@ -91,9 +92,9 @@ class Moment:
 
 
 def leading(moment: Moment, start: Tensor) -> Leading:
-    """Return the leading eigenpair by power iteration from ``start`` ``[d]``; a moment of zeros has the value 0.
+    """Return the leading eigenpair by power iteration from ``start`` ``[d]``; the eigenvalue of a zero moment is 0.
 
-    It stops where the eigenvalue changes by less than `TOLERANCE` of itself.
+    The iteration stops when the eigenvalue changes by at most `TOLERANCE` of itself.
     """
     vector = start / start.norm()
     value = 0.0
@@ -110,13 +111,13 @@ def leading(moment: Moment, start: Tensor) -> Leading:
 
 
 def relative_error(moment: Moment, vector: Tensor, scale: float) -> float:
-    """Return ``|| M - scale v v^T ||_F / || M ||_F``; v: ``[d]``.  NaN where M is zero."""
+    """Return ``|| M - scale v v^T ||_F / || M ||_F``; v: ``[d]``. NaN if M is zero."""
     if moment.squared_norm == 0:
         return math.nan
     quadratic = vector.dot(moment.times(vector)).item()
     length = vector.square().sum().item()
     square = moment.squared_norm - 2 * scale * quadratic + (scale * length) ** 2
-    return math.sqrt(max(square, 0.0) / moment.squared_norm)  # rounding may take a perfect fit below zero
+    return math.sqrt(max(square, 0.0) / moment.squared_norm)  # rounding may put a perfect fit below zero
 
 
 def errors(rows: Tensor) -> dict[str, tuple[float, int | None]]:
@@ -134,26 +135,27 @@ def errors(rows: Tensor) -> dict[str, tuple[float, int | None]]:
     }
 
 
-def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardware: str) -> Iterator[Row]:
-    """Yield the rows of one training."""
-    looked_at = frozenset(steps)
+def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hardware: str) -> Iterator[Row]:
+    """Yield the rows of one training run."""
+    inspected = frozenset(steps)
     torch.manual_seed(seed)
-    model = subject.data.model(seed).to(device)
-    (base,) = contenders(subject, subject.lr, subject.base)
-    optimizer, _ = build(base.method, model, base.hyperparameters)
-    layers = find_layers(model, subject.data.exclude)
+    network = model.data.model(seed).to(device)
+    (base,) = optimizers(model, model.lr, [BASE])
+    optimizer, _ = build(base.method, network, base.hyperparameters)
+    layers = find_layers(network, model.data.exclude)
     capture = Capture(layers, ROWS)
-    for step, batch in enumerate(islice(subject.data.batches(seed), max(looked_at) + 1)):
-        capture.enabled = step in looked_at
+    for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
+        capture.enabled = step in inspected
         optimizer.zero_grad()
-        loss = subject.data.loss(model, batch)
+        loss = model.data.loss(network, batch)
         loss.backward()
         for name, calls in capture.take_rows().items():
-            for side in ("activation", "gradient"):
-                own = torch.cat([call.x if side == "activation" else call.g for call in calls]).double()
-                for approximation, (error, iterations) in errors(own).items():
+            sides = {"activation": [call.x for call in calls], "gradient": [call.g for call in calls]}
+            for side, parts in sides.items():
+                rows = torch.cat(parts).double()
+                for approximation, (error, iterations) in errors(rows).items():
                     yield Row(
-                        subject.name,
+                        model.name,
                         base.label,
                         seed,
                         step,
@@ -161,8 +163,8 @@ def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardw
                         name,
                         type(layers[name].module).__name__,
                         side,
-                        len(own),
-                        own.shape[1],
+                        len(rows),
+                        rows.shape[1],
                         approximation,
                         error,
                         iterations,
@@ -175,9 +177,9 @@ def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardw
 def measure(plan: Plan) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
     device = plan.tier.device
-    for subject in subjects(plan):
+    for model in probe_models(plan):
         for seed in SEEDS[device]:
-            yield from follow(subject, seed, STEPS, device, plan.hardware)
+            yield from follow(model, seed, STEPS, device, plan.hardware)
 
 
 if __name__ == "__main__":

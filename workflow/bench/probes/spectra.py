@@ -1,17 +1,17 @@
 """Spectra of KFAC's right factors over training: smallest and largest eigenvalue, and condition number.
 
-``python -m workflow.bench.probes.spectra --tier embedded --out spectra.csv`` trains each workload with KAISA, whose
-factors are updated in every step here, and writes one row a layer, factor and step looked at. Columns:
+``python -m workflow.bench.probes.spectra --tier embedded --out spectra.csv`` trains each workload with KAISA, updating
+its factors in every step, and writes one row for each layer, factor and inspected step. Columns:
 
-- workload, optimizer, seed, step (number of steps taken before), loss (of that step's batch), layer, dimension.
+- workload, optimizer, seed, step (number of earlier steps), loss (of that step's batch), layer, dimension.
 - factor: ``running``, KFAC's right factor A, the running average that it decomposes, without damping; ``batch``,
-  ``X^T X / n`` of that step's batch alone (a Conv2d's rows divided by its locations), which knows no start.
+  ``X^T X / n`` of that step's batch alone (a Conv2d's rows divided by its locations), without the initial identity.
 - smallest, largest: eigenvalues of the float32 factor, computed in float64; condition_number: their ratio, infinite
-  where the smallest is not positive, which only rounding, or a singular factor, makes it.
-- resolution: ``d eps largest``, eps of float32: an eigenvalue below it is rounding, and a condition number above
-  ``largest / resolution`` says no more than "singular".
-- start_weight: the weight that the identity, from which running averages start, still has in the factor; as long as
-  it stands, no eigenvalue is below it. 0 for a batch.
+  if the smallest is not positive, which only rounding or a singular factor causes.
+- resolution: ``d eps largest``, eps of float32. An eigenvalue below it is rounding, and a condition number above
+  ``largest / resolution`` means no more than "singular".
+- start_weight: the remaining weight of the identity, from which running averages start. No eigenvalue of a running
+  factor is below it. 0 for a batch.
 - hardware, code_fingerprint, git_commit.
 """
 
@@ -31,9 +31,10 @@ from mkor_core.capture import MOMENT, Capture
 from mkor_core.discovery import find_layers
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._models import PERIOD, Subject, contenders, subjects
+from workflow.bench.probes._models import ProbeModel, probe_models
+from workflow.bench.probes._optimizers import optimizers
 
-EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
+EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)
 SEED: Final = 0
 
@@ -58,7 +59,7 @@ class Row(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Extreme eigenvalues of a symmetric matrix, and what float32 can tell from zero."""
+    """Extreme eigenvalues of a symmetric matrix, and the smallest that float32 can distinguish from zero."""
 
     smallest: float
     largest: float
@@ -74,36 +75,37 @@ def spectrum(matrix: Tensor) -> Spectrum:
     return Spectrum(smallest, largest, condition, len(matrix) * torch.finfo(torch.float32).eps * largest)
 
 
-def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardware: str) -> Iterator[Row]:
-    """Yield the rows of one training."""
-    looked_at = frozenset(steps)
+def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hardware: str) -> Iterator[Row]:
+    """Yield the rows of one training run."""
+    inspected = frozenset(steps)
     torch.manual_seed(seed)
-    model = subject.data.model(seed).to(device)
-    (contender,) = contenders(subject, subject.lr, "kaisa")
-    values = {**contender.hyperparameters, "factor_update_period": 1, "inverse_update_period": PERIOD}
-    optimizer, preconditioner = build(contender.method, model, values, exclude=subject.data.exclude)
+    network = model.data.model(seed).to(device)
+    (kaisa,) = optimizers(model, model.lr, ["kaisa"])
+    values = {**kaisa.hyperparameters, "factor_update_period": 1}
+    optimizer, preconditioner = build(kaisa.method, network, values, exclude=model.data.exclude)
     assert preconditioner is not None
     method = preconditioner.method
     assert isinstance(method, KAISA)
-    capture = Capture(find_layers(model, subject.data.exclude), MOMENT)
-    for step, batch in enumerate(islice(subject.data.batches(seed), max(looked_at) + 1)):
-        capture.enabled = step in looked_at
+    capture = Capture(find_layers(network, model.data.exclude), MOMENT)
+    for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
+        capture.enabled = step in inspected
         optimizer.zero_grad()
-        loss = subject.data.loss(model, batch)
+        loss = model.data.loss(network, batch)
         loss.backward()
         optimizer.step()
         if not capture.enabled:
             continue
         running = preconditioner.state_dict()["layers"]
+        identity_weight = method.factor_decay ** (step + 1)
         for name, moments in capture.take().items():
-            start = method.factor_decay ** (step + 1)
-            for factor, matrix, weight in (
-                ("running", running[name]["right"], start),
-                ("batch", moments.x / moments.number, 0.0),
-            ):
+            factors = {
+                "running": (running[name]["right"], identity_weight),
+                "batch": (moments.x / moments.number, 0.0),
+            }
+            for factor, (matrix, weight) in factors.items():
                 yield Row(
-                    subject.name,
-                    contender.label,
+                    model.name,
+                    kaisa.label,
                     seed,
                     step,
                     loss.item(),
@@ -119,8 +121,8 @@ def follow(subject: Subject, seed: int, steps: Iterable[int], device: str, hardw
 
 def measure(plan: Plan) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
-    for subject in subjects(plan):
-        yield from follow(subject, SEED, STEPS, plan.tier.device, plan.hardware)
+    for model in probe_models(plan):
+        yield from follow(model, SEED, STEPS, plan.tier.device, plan.hardware)
 
 
 if __name__ == "__main__":

@@ -1,45 +1,57 @@
-"""Where a step's time goes: forward, backward, capture, factor, precondition, communication, update.
+"""How a step's time divides into forward, backward, capture, factor, precondition, communication and update.
 
-``python -m workflow.bench.probes.step_breakdown --tier embedded --out step_breakdown.csv`` writes one row a workload,
-number of workers, optimizer, period, repeat and phase. It wants the machine to itself. Columns:
+``python -m workflow.bench.probes.step_breakdown --tier embedded --out step_breakdown.csv`` writes one row for each
+workload, number of workers, optimizer, period, repeat and phase. It needs the machine to itself. Columns:
 
-- workload, optimizer, update_rule: what is timed; the base optimizer (sgd or lamb) stands beside the methods.
-- workers: processes that share each batch (gloo). ``communication`` is what the preconditioner says to the other ranks,
-  ``backward`` holds DistributedDataParallel's all-reduce of the gradients, which every optimizer has. Times are means
-  over the ranks.
-- inverse_update_period: steps between refreshes; empty for a method without a period. ``estimate`` is ``measured``
-  where the steps of a whole cycle were timed, ``combined`` for a longer period, computed from the refreshing step
-  and the others at their true share.
-- repeat, phase, steps: steps timed, one cycle of 10 a repeat, after two that only warm up.
-- ms: mean milliseconds of the phase in a step; refresh_ms: in the steps that refresh (empty: none does); other_ms: in
-  the others (empty: all refresh).
+- workload, optimizer, update_rule: the model and its optimizer; the base optimizer (sgd or lamb) is measured too.
+- workers: processes that share each batch (gloo). ``communication`` is the preconditioner's exchange between ranks;
+  ``backward`` includes DistributedDataParallel's all-reduce of the gradients, which every optimizer has. Times are
+  means over the ranks.
+- inverse_update_period: steps between refreshes; empty for a method without a period. ``estimate`` is ``measured`` if
+  the steps of a whole cycle were timed, ``combined`` for a longer period, computed from the refreshing step and the
+  others, weighted as in a cycle of that period.
+- repeat, phase, steps: timed steps, one cycle of 10 in each repeat, after two untimed ones.
+- ms: mean milliseconds of the phase in a step; refresh_ms: in the steps that refresh (empty if none does); other_ms: in
+  the others (empty if all refresh).
 - hardware, threads (of a process), code_fingerprint, git_commit.
 
-On a GPU every switch of a phase waits for the device, so that a phase pays for its own work and the step is a
-little longer than in training.
+On a GPU every change of phase waits for the device, so that a phase pays for its own work and the step is a little
+longer than in training.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from functools import partial
 from typing import Final, NamedTuple
 
 import torch
 
+from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._models import PERIOD, Contender, Subject, contenders, subjects
-from workflow.bench.probes._timed_loop import PHASES, StepTimes, at_period, loops_by_turns, split
+from workflow.bench.probes._models import ProbeModel, probe_models
+from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
+from workflow.bench.probes._timed_loop import (
+    PHASES,
+    SAFE_RATE,
+    StepTimes,
+    TimedLoop,
+    cycle_means,
+    in_groups,
+    over_ranks,
+)
 
-EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
+EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
+CORES: Final = "all"
+TIMING: Final = True
+OPTIMIZERS: Final = ("base", "mkor", "kaisa", "eva", "hylo")
 REPEATS: Final = 3
-LEARNING_RATE: Final = 1e-4  # takes as long as any, and cannot diverge while it is timed
 WORKERS: Final = {"cpu": (1, 2), "cuda": (1,)}
-"""Numbers of processes by device: this machine has one GPU, and gloo says nothing about a GPU's links."""
+"""Numbers of processes by device. A machine with one GPU has no link between GPUs to measure."""
 PAPER_PERIODS: Final[Mapping[str, int]] = {"kaisa": 50, "hylo": 50}
-"""Longer periods that the paper gives to rivals, added as combined estimates."""
+"""The longer periods that the paper gives to rivals, added as combined estimates."""
 
 
 class Row(NamedTuple):
@@ -61,76 +73,73 @@ class Row(NamedTuple):
     threads: int
 
 
-Times = dict[tuple[str, int], list[StepTimes]]
-"""The steps of a whole cycle by contender's label and repeat."""
+Cycle = tuple[str, int, list[StepTimes]]
+"""An optimizer's label, a repeat, and the steps of a whole cycle."""
 
 
-def cycles(subject: Subject, found: Sequence[Contender], device: str, repeats: int) -> Times:
-    """Time one cycle of every contender in each repeat; runs on every rank."""
-    times: Times = {}
-    for loops in loops_by_turns(subject, found, device):
-        for _, loop in loops:
-            loop.times(0)
-        for repeat in range(repeats):
-            for contender, loop in loops:
-                times[contender.label, repeat] = loop.times(PERIOD)
-    return times
+def cycles(model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, repeats: int) -> list[Cycle]:
+    """Time one cycle of every optimizer in each repeat; runs on every rank."""
+    return list(in_groups(chosen, device, partial(_cycles_of_group, model=model, device=device, repeats=repeats)))
 
 
-def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
-    """Return the mean over ranks of the same steps; steps: ``[rank][step]``."""
-    return [
-        StepTimes(together[0].refreshed, {phase: fmean(step.ms[phase] for step in together) for phase in PHASES})
-        for together in zip(*steps, strict=True)
-    ]
+def _cycles_of_group(
+    group: Sequence[TimedOptimizer], *, model: ProbeModel, device: str, repeats: int
+) -> Iterator[Cycle]:
+    loops = [TimedLoop(model, optimizer, device) for optimizer in group]
+    for loop in loops:
+        loop.times(0)
+    for repeat in range(repeats):
+        for optimizer, loop in zip(group, loops, strict=True):
+            yield optimizer.label, repeat, loop.times(PERIOD)
 
 
 def rows(
-    subject: Subject, found: Sequence[Contender], times: Sequence[Times], repeats: int, hardware: str
+    model: ProbeModel, chosen: Sequence[TimedOptimizer], by_rank: Sequence[Sequence[Cycle]], hardware: str
 ) -> Iterator[Row]:
-    """Yield the rows of one subject; times: by rank."""
-    for repeat in range(repeats):
-        for contender in found:
-            steps = over_ranks([of_rank[contender.label, repeat] for of_rank in times])
-            values = contender.hyperparameters
-            period = values.get("inverse_update_period", values.get("update_period"))
-            for phase in PHASES:
-                parts = split(steps, phase)
-                periods = {period: (parts.ms, "measured")}
-                if contender.label in PAPER_PERIODS:
-                    longer = PAPER_PERIODS[contender.label]
-                    periods[longer] = (at_period(parts, longer), "combined")
-                for at, (ms, estimate) in periods.items():
-                    yield Row(
-                        subject.name,
-                        len(times),
-                        contender.label,
-                        contender.update_rule,
-                        at,
-                        repeat,
-                        phase,
-                        len(steps),
-                        ms,
-                        parts.refresh_ms,
-                        parts.other_ms,
-                        estimate,
-                        hardware,
-                        torch.get_num_threads(),
-                    )
+    """Yield the rows of one model, repeat by repeat; by_rank: what `cycles` returned on each rank."""
+    by_label = {optimizer.label: optimizer for optimizer in chosen}
+    by_repeat = sorted(zip(*by_rank, strict=True), key=lambda ranks: ranks[0][1])
+    for ranks in by_repeat:
+        label, repeat, _ = ranks[0]
+        optimizer = by_label[label]
+        steps = over_ranks([of_rank for _, _, of_rank in ranks])
+        for phase in PHASES:
+            means = cycle_means(steps, phase)
+            estimates = {optimizer.period: (means.ms, "measured")}
+            if label in PAPER_PERIODS:
+                longer = PAPER_PERIODS[label]
+                estimates[longer] = (cycle_mean(means.refresh_ms, means.other_ms, longer), "combined")
+            for period, (ms, estimate) in estimates.items():
+                yield Row(
+                    model.name,
+                    len(by_rank),
+                    label,
+                    optimizer.update_rule,
+                    period,
+                    repeat,
+                    phase,
+                    len(steps),
+                    ms,
+                    means.refresh_ms,
+                    means.other_ms,
+                    estimate,
+                    hardware,
+                    torch.get_num_threads(),
+                )
 
 
-def measure(plan: Plan, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield all rows of a plan's tier."""
+def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS, repeats: int = REPEATS) -> Iterator[Row]:
+    """Yield all rows of a plan's tier; more than one worker only for the optimizers that support it."""
     device = plan.tier.device
-    for subject in subjects(plan):
-        found = contenders(subject, LEARNING_RATE)
+    for model in probe_models(plan):
         for workers in WORKERS[device]:
+            chosen = [one for one in optimizers(model, SAFE_RATE, labels) if one.runs_on(workers)]
             if workers == 1:
-                times = [cycles(subject, found, device, repeats)]
+                by_rank = [cycles(model, chosen, device, repeats)]
             else:
-                times = _ranks.run(workers, cycles, subject, found, device, repeats)
-            yield from rows(subject, found, times, repeats, plan.hardware)
+                by_rank = _ranks.run(workers, cycles, model, chosen, device, repeats)
+            yield from rows(model, chosen, by_rank, plan.hardware)
 
 
 if __name__ == "__main__":
-    sys.exit(_command.run("step_breakdown", measure))
+    sys.exit(_command.run("step_breakdown", measure, optimizers=OPTIMIZERS))

@@ -1,0 +1,136 @@
+"""Bytes of optimizer state by tensor: of live optimizers, and computed from shapes on PyTorch's ``meta`` device.
+
+The ``meta`` device has shapes but no memory, so computing costs nothing, whatever the size of the model. There are no
+formulas by method: the method's own code gives the tensors that it keeps. Formulas are the tests' ground truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from baselines import build_optimizer
+from mkor_core import Method
+from mkor_core.capture import Captured, Rows
+from mkor_core.discovery import find_layers
+from mkor_core.method import LayerShape
+from mkor_core.preconditioner import STATE_KEY
+from workflow.bench.probes._models import ProbeModel
+from workflow.bench.probes._optimizers import TimedOptimizer
+
+META = torch.device("meta")
+
+
+class LayerRows(NamedTuple):
+    """A layer's shape, and how many rows a batch has there: examples for a Conv2d, leading indices for a Linear."""
+
+    shape: LayerShape
+    rows: int
+
+
+def captured(method: Method, x: Tensor, g: Tensor) -> Captured:
+    """Return the statistic that a method gets of a Linear's rows in one step; x: ``[n, d_in]``, g: ``[n, d_out]``."""
+    n = len(x)
+    match method.statistic.kind:
+        case "mean":
+            return Captured(x.sum(0), g.sum(0), x.new_tensor(float(n)))
+        case "moment":
+            return Captured(x.T @ x / n, g.T @ g / n, x.new_tensor(1.0))
+        case "rows":
+            return method.condense([Rows(x, g, 1)], 0)
+
+
+def preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
+    """Return the bytes of a method's float32 state by tensor, after one step that accumulates and refreshes.
+
+    Shapes may depend on a batch's rows: HyLo keeps a part of them. Empty if the method reads values of tensors, which
+    the ``meta`` device does not have.
+    """
+    try:
+        return _preconditioner_bytes(method, layers)
+    except (NotImplementedError, RuntimeError):
+        return {}
+
+
+def _preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for shape, rows in layers:
+        state = method.initial_state(shape, torch.float32, META)
+        statistic = captured(
+            method, torch.empty(rows, shape.d_in, device=META), torch.empty(rows, shape.d_out, device=META)
+        )
+        method.accumulate(state, statistic, 0)
+        method.refresh(state, 0)
+        for name, tensor in state.items():
+            sizes[name] = sizes.get(name, 0) + tensor.numel() * tensor.element_size()
+    return sizes
+
+
+def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
+    """Return the bytes of a first-order optimizer's state by tensor, summed over parameters."""
+    state = optimizer.state_dict()
+    sizes: dict[str, int] = {}
+    for of_parameter in state["state"].values():
+        for name, value in of_parameter.items():
+            if tensors := list(_tensors(value)):
+                sizes[name] = sizes.get(name, 0) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    for name, value in state.items():
+        # Some optimizers keep more than tensors of single parameters, e.g. SINGD its factors by layer.
+        if name not in ("state", "param_groups", STATE_KEY) and (tensors := list(_tensors(value))):
+            sizes[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    return sizes
+
+
+def computed_first_order_bytes(model: ProbeModel, optimizer: TimedOptimizer) -> dict[str, int]:
+    """Return what `first_order_bytes` gives after a step on the ``meta`` device; empty if it cannot step there.
+
+    SINGD, for one, identifies parameters by their addresses, which are all 0 there.
+    """
+    with META:
+        network = model.data.model(seed=0)
+    instance = build_optimizer(optimizer.method, network, optimizer.hyperparameters, exclude=model.data.exclude)
+    for parameter in network.parameters():
+        parameter.grad = torch.empty_like(parameter)
+    try:
+        instance.step()
+    except (KeyError, NotImplementedError, RuntimeError):
+        return {}
+    return first_order_bytes(instance)
+
+
+def rows_by_layer(model: nn.Module, exclude: tuple[str, ...], step: Callable[[], object]) -> list[LayerRows]:
+    """Return the rows of every preconditioned layer in a batch; step: runs one forward pass of the model."""
+    layers = find_layers(model, exclude)
+    rows: dict[str, int] = {}
+
+    def count_rows(name: str, *, is_linear: bool) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
+        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+            # Linear: [..., d_out] has a row for each leading index; Conv2d: [examples, d_out, height, width].
+            rows[name] = output.numel() // output.shape[-1] if is_linear else output.shape[0]
+
+        return hook
+
+    handles = [
+        layer.module.register_forward_hook(count_rows(name, is_linear=isinstance(layer.module, nn.Linear)))
+        for name, layer in layers.items()
+    ]
+    step()
+    for handle in handles:
+        handle.remove()
+    return [LayerRows(LayerShape(layer.d_out, layer.d_in), rows[name]) for name, layer in layers.items()]
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested lists and mappings."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
