@@ -26,6 +26,10 @@ SPEED = {
 }
 
 
+def _rule_of(label: str) -> dict[str, str]:
+    return {"update_rule": RULES[label]} if label in RULES else {}
+
+
 def run_rows(
     experiment: str,
     workload: str,
@@ -85,7 +89,7 @@ def run_rows(
                 "tier": "embedded",
                 "hardware": "test-cpu",
                 "reason": None,
-                "hyperparameters": {"lr": 0.1, "base": base} if second_order else {"lr": 0.1},
+                "hyperparameters": {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)},
                 "tuned": True,
                 "start_from": None,
                 "steps": steps,

@@ -17,6 +17,7 @@ from typing import Final, get_args
 from workflow.bench.claims.verdicts import Verdict
 from workflow.bench.plan.artefacts import Kind, available, describe
 from workflow.bench.results.rows import read_csv
+from workflow.bench.results.sources import files_in
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, shown_path
 from workflow.bench.support.files import write_atomically
@@ -111,7 +112,7 @@ def _counted_verdicts(claims: Iterable[Mapping[str, str]]) -> str:
 def _shown_in(claims: Iterable[Mapping[str, str]], shown: Iterable[Shown]) -> dict[str, list[Shown]]:
     """Return for each claim the artefacts that read one of the files its row names as data."""
     reads = {artefact: artefact.reads() for artefact in shown if artefact.name != "claims"}
-    named = {claim["id"]: {part.partition(":")[0].strip() for part in claim["data"].split(";")} for claim in claims}
+    named = {claim["id"]: files_in(claim["data"]) for claim in claims}
     return {
         claim: sorted((artefact for artefact in reads if reads[artefact] & files), key=lambda artefact: artefact.file)
         for claim, files in named.items()

@@ -134,7 +134,7 @@ def test_the_named_runs_hold_the_measured_number(table, root):
 
 
 def test_sources_name_files_that_are_there(table, root):
-    for data in table.loc[table["verdict"] != "not tested", "data"]:
+    for data in table.loc[table["verdict"] != "not tested", "data"].map(str):
         for source in data.split("; "):
             file, colon, rest = source.partition(": ")
             assert (root / file).is_file(), source

@@ -106,7 +106,7 @@ def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(
 
 def test_the_sources_of_a_projection_are_traced_on_both_machines(here, bare):
     data = _compared(here, bare)["fast-cpu", "mkor"].data
-    runs, step = data.split("; ")
+    runs, step = str(data).split("; ")
     file, ids = runs.split(": runs ")
     known = pd.read_csv(here / file)
     assert sorted(ids.split(", ")) == sorted(known.loc[known["optimizer"] == "mkor", "run"])

@@ -17,10 +17,10 @@ from tests.support.synthetic_tables import LABELS, TASKS, final_score, pretraini
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, outcomes
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import available
-from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.sources import Source, Sources, files_in, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import ROOT
-from workflow.bench.tables._files import shortened, write_table
+from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
 
@@ -97,17 +97,17 @@ def test_all_tables_are_tested_here_or_elsewhere():
 
 def test_sources_are_named_once_and_shortened_for_people():
     frame = pd.DataFrame({"run": ["a1", "b2", "a1"]})
-    data = joined(
-        traced("x.csv", frame), traced("x.csv", frame), traced("y.csv", frame[:0]), chosen("probes/p.csv", d=1)
-    )
-    assert data == "x.csv: runs a1, b2; probes/p.csv: d=1"
-    assert shortened(data) == "x.csv (2 runs); probes/p.csv: d=1"
-    assert shortened("x.csv: runs a1") == "x.csv (1 run)"
-    assert shortened("") == ""
+    data = from_runs("x.csv", frame) + from_runs("x.csv", frame) + from_runs("y.csv", frame[:0])
+    data += from_rows("probes/p.csv", d=1)
+    assert str(data) == "x.csv: runs a1, b2; probes/p.csv: d=1"
+    assert data.brief() == "x.csv (2 runs); probes/p.csv: d=1"
+    assert from_runs("x.csv", frame[:1]).brief() == "x.csv (1 run)"
+    assert str(Sources()) == Sources().brief() == ""
+    assert files_in(str(data)) == {"x.csv", "probes/p.csv"}
 
 
 def test_markdown_names_files_and_html_folds_the_ids_away(tmp_path):
-    frame = pd.DataFrame({"n": [1], "data": ["x.csv: runs a1, b2"]})
+    frame = pd.DataFrame({"n": [1], "data": [Sources((Source("x.csv", ("a1", "b2")),))]})
     write_table(frame, tmp_path, "t", title="T", caption="C.")
     assert (tmp_path / "t.md").read_text().splitlines()[4] == "| 1 | x.csv (2 runs) |"
     assert "<details><summary>x.csv (2 runs)</summary>x.csv: runs a1, b2</details>" in (tmp_path / "t.html").read_text()
@@ -211,8 +211,13 @@ def test_table4_has_a_column_for_each_task_with_its_metric(results, tmp_path):
     ],
 )
 def test_the_papers_row_beside_a_label(label, expected):
+    steps = {"lamb": 1563, "mkor": 1563, "mkor_released": 1563, "mkor_released_600": 600, "mkor_h": 600, "sgd": 1563}
+    steps |= {"kaisa": 1563, "kaisa_1000": 1000}
+    pretraining = pd.DataFrame({"optimizer": list(steps), "steps": list(steps.values())})
+    pretraining["method"] = pretraining["optimizer"].str.extract("^(mkor_h|[a-z]+)")[0]
+    pretraining["hyperparameters"] = [{"update_rule": "released"} if "released" in name else {} for name in steps]
     paper = published("glue", as_text=True)
-    index = counterpart(label, paper)
+    index = counterpart(label, paper, pretraining)
     assert (None if index is None else (paper.loc[index, "optimizer"], paper.loc[index, "iterations"])) == expected
 
 

@@ -21,7 +21,7 @@ import pandas as pd
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.analysis.time_to_target import Reaching, Setting, by_setting, reaching, to_target
-from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
 
 STEPPED: Final[Mapping[tuple[str, str], str]] = {
@@ -49,7 +49,7 @@ class StepTime:
     """Steps between refreshes; NaN for a method without."""
     took: Estimate
     """Milliseconds, over the probe's repeats."""
-    data: str
+    data: Sources
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TargetTime:
     """The machine that measured the iterations."""
     seconds: Estimate
     projected: bool
-    data: str
+    data: Sources
 
 
 @dataclass(frozen=True)
@@ -156,17 +156,16 @@ class Machine:
             if (iterations := reaching(to_target(runs, "steps"))) is not None:
                 yield setting, runs, iterations
 
-    def traced(self, rows: pd.DataFrame) -> str:
-        """Say which file and runs rows of `runs` are, for a table's column ``data``."""
-        return joined(
-            *(traced(f"{self.prefix}{name}.runs.csv", found) for name, found in rows.groupby("experiment", sort=False))
-        )
+    def sources(self, runs: pd.DataFrame) -> Sources:
+        """Return the files and runs of rows of `runs`."""
+        by_experiment = runs.groupby("experiment", sort=False)
+        return sum((from_runs(f"{self.prefix}{name}.runs.csv", rows) for name, rows in by_experiment), NO_SOURCES)
 
     def _step_time(self, probe: str, workload: str, optimizer: str, period: float, times: pd.Series) -> StepTime:
         where: dict[str, object] = {"workload": workload, "optimizer": optimizer}
         if probe == "step_breakdown":
             where["workers"] = 1
-        data = chosen(f"{self.prefix}probes/{probe}.csv", **where)
+        data = from_rows(f"{self.prefix}probes/{probe}.csv", **where)
         return StepTime(self.name, probe, workload, optimizer, period, estimate(times.to_numpy(float)), data)
 
 
@@ -229,7 +228,7 @@ def _measured(machine: Machine, setting: Setting, runs: pd.DataFrame, iterations
         iterations_from=machine.name,
         seconds=seconds.took,
         projected=False,
-        data=machine.traced(runs),
+        data=machine.sources(runs),
     )
 
 
@@ -247,7 +246,7 @@ def _projected(
             iterations_from=source.name,
             seconds=seconds,
             projected=True,
-            data=joined(source.traced(runs), step.data),
+            data=source.sources(runs) + step.data,
         )
 
 

@@ -47,6 +47,17 @@ def by_setting(runs: pd.DataFrame) -> dict[Setting, pd.DataFrame]:
     return {setting: runs.loc[index] for setting, index in places.items()}
 
 
+def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
+    """Return an experiment's runs with the method and hyperparameters of a label, whatever their number of steps.
+
+    An experiment may give one optimizer several budgets of steps, each under a label of its own.
+    """
+    of_label = runs[runs["optimizer"] == label]
+    settings = list(of_label["hyperparameters"])
+    is_same = [hyperparameters in settings for hyperparameters in runs["hyperparameters"]]
+    return runs[runs["method"].isin(of_label["method"]) & pd.Series(is_same, runs.index, bool)]
+
+
 def censored(value: float | None) -> float:
     """A time to target with the unreached (None or NaN) as infinity, as the ratios here expect it."""
     return math.inf if value is None or math.isnan(value) else float(value)

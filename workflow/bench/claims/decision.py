@@ -12,6 +12,7 @@ from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict
 from workflow.bench.results.columns import ENDED
+from workflow.bench.results.sources import NO_SOURCES, Sources
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class Decision:
     seeds: str = ""
     evidence: str = ""
     """What kind of evidence it is, where that is not the tier's."""
-    data: str = ""
+    data: Sources = NO_SOURCES
     details: str = ""
     """Further sentences: how the numbers were summarised, and what stands beside them."""
 
@@ -41,7 +42,7 @@ class Part:
     interval: str = ""
 
 
-def not_tested(why: str, details: str = "", data: str = "") -> Decision:
+def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decision:
     """The decision on a claim that the runs at hand cannot speak of; ``data``: where the details' numbers come from."""
     return Decision("not tested", why, details=details, data=data)
 
@@ -53,7 +54,7 @@ def decided(
     details: str,
     *,
     seeds: str,
-    data: str,
+    data: Sources,
     evidence: str = "",
 ) -> Decision:
     """One decision of several parts, combined by `statistics.agreement` or `statistics.all_of`."""

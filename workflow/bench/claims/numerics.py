@@ -13,7 +13,7 @@ from workflow.bench.analysis.estimates import extreme
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.decision import Decision, Part, decided, not_tested, pooled, sentences, side
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
-from workflow.bench.results.sources import chosen
+from workflow.bench.results.sources import from_rows
 
 EVERY_TIER: Final = "mathematics and numerics, the same at every tier"
 
@@ -59,7 +59,7 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
         interval=f"{pooled(rows['value'])} over all sequences",
         seeds=f"{smallest.n} sequences",
         evidence=EVERY_TIER,
-        data=chosen("probes/numerics.csv", check="C20", update_rule="published", dtype="float64"),
+        data=from_rows("probes/numerics.csv", check="C20", update_rule="published", dtype="float64"),
     )
 
 
@@ -84,7 +84,7 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
         interval=f"{pooled(rows['value'])} over all trials",
         seeds=f"{largest.n} trials",
         evidence=EVERY_TIER,
-        data=chosen("probes/numerics.csv", check="C21", update_rule="published", dtype="float64"),
+        data=from_rows("probes/numerics.csv", check="C21", update_rule="published", dtype="float64"),
     )
 
 
@@ -120,7 +120,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
         seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "
         f"{int((followed['update_rule'] == 'published').sum())} sequences",
         evidence="numerics, the same at every tier",
-        data=chosen("probes/half_precision.csv", update_rule="published"),
+        data=from_rows("probes/half_precision.csv", update_rule="published"),
     )
 
 
@@ -159,5 +159,5 @@ def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
         measured=number(smallest.value),
         interval=f"{pooled(rows['value'])} over all steps",
         seeds=f"{rows['trial'].nunique()} steps a rule",
-        data=chosen("probes/numerics.csv", check="C23"),
+        data=from_rows("probes/numerics.csv", check="C23"),
     )

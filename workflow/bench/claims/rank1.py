@@ -17,7 +17,7 @@ from workflow.bench.analysis.estimates import Estimate, estimate, paired_differe
 from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import Decision, Part, decided, how, not_tested, sentences, shown, span, verdicts
 from workflow.bench.claims.verdicts import Condition, agreement
-from workflow.bench.results.sources import chosen
+from workflow.bench.results.sources import from_rows
 
 _LAYER: Final = ["layer", "side"]
 Summary = Callable[[pd.DataFrame], Estimate | None]
@@ -68,7 +68,7 @@ def _decide(rows: pd.DataFrame, condition: Condition, summary: Summary, quantity
             further,
         ),
         seeds=f"seeds {spans(rows['seed'])}",
-        data=chosen("probes/rank1_error.csv", workload=", ".join(part.name for part in parts)),
+        data=from_rows("probes/rank1_error.csv", workload=", ".join(part.name for part in parts)),
     )
 
 
@@ -173,5 +173,5 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
             else "",
         ),
         seeds=f"seeds {spans(rows['seed'])}",
-        data=chosen("probes/spectra.csv", factor="batch, running"),
+        data=from_rows("probes/spectra.csv", factor="batch, running"),
     )

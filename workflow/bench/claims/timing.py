@@ -26,7 +26,7 @@ from workflow.bench.claims.decision import (
     verdicts,
 )
 from workflow.bench.claims.verdicts import Condition, agreement, all_of
-from workflow.bench.results.sources import chosen
+from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import published
 
 
@@ -76,7 +76,7 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         f"Mean iteration time at period 1 over that at 100, by workload: {verdicts(parts)}.",
         f"{capital(how(estimates))}. MKOR is the exact rule. The paper's own times give {_published_period_ratios()}.",
         seeds=f"{repeats} repeats",
-        data=chosen("probes/iteration_time.csv", optimizer="kaisa, mkor", inverse_update_period="1, 100"),
+        data=from_rows("probes/iteration_time.csv", optimizer="kaisa, mkor", inverse_update_period="1, 100"),
     )
 
 
@@ -150,7 +150,7 @@ def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) ->
         f"{capital(how(estimates))}. Shares: {'. '.join(rivals)}. With KAISA at MKOR's period: "
         f"{'; '.join(equal) or 'not timed'}.",
         seeds=f"{repeats} repeats",
-        data=chosen("probes/step_breakdown.csv", workers=1, optimizer="mkor, kaisa, hylo"),
+        data=from_rows("probes/step_breakdown.csv", workers=1, optimizer="mkor, kaisa, hylo"),
     )
 
 
@@ -199,7 +199,7 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
             timed_once,
         ),
         seeds=f"{over_floor.n} repeats",
-        data=chosen("probes/cost_scaling.csv", optimizer="mkor, copy, kaisa", part="factor, floor"),
+        data=from_rows("probes/cost_scaling.csv", optimizer="mkor, copy, kaisa", part="factor, floor"),
     )
 
 
@@ -230,7 +230,7 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
         f"{verdicts(parts)}.",
         f"Of {spans(workers)} processes, over whose numbers the interval is the range; the worst is judged.",
         seeds=f"{workers.nunique()} numbers of workers",
-        data=chosen("probes/communication.csv", optimizer=", ".join(part.name.lower() for part in parts)),
+        data=from_rows("probes/communication.csv", optimizer=", ".join(part.name.lower() for part in parts)),
     )
 
 
@@ -265,7 +265,7 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
         measured=number(smallest.value),
         interval=f"[{number(float(ratios.min()))}, {number(float(ratios.max()))}] over workloads",
         seeds=f"{len(ratios)} workloads",
-        data=chosen("probes/memory.csv", quantity="preconditioner_state", optimizer="kaisa, mkor"),
+        data=from_rows("probes/memory.csv", quantity="preconditioner_state", optimizer="kaisa, mkor"),
     )
 
 
@@ -324,7 +324,7 @@ def decide_scaling(times: pd.DataFrame, conditions: Sequence[Condition]) -> Deci
         if {1, GPUS} <= set(model.index)
         else ""
     )
-    data = chosen("probes/scaling.csv", quantity="step_ms", optimizer="mkor")
+    data = from_rows("probes/scaling.csv", quantity="step_ms", optimizer="mkor")
     if GPUS not in efficiencies:
         return not_tested(
             f"Needs {GPUS} measured GPUs; here at most {max(efficiencies)} worker processes on "

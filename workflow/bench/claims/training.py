@@ -19,7 +19,7 @@ from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcomes
-from workflow.bench.analysis.time_to_target import to_target, too_short
+from workflow.bench.analysis.time_to_target import of_any_length, to_target, too_short
 from workflow.bench.analysis.wording import number, spans
 from workflow.bench.claims.decision import (
     Decision,
@@ -38,7 +38,7 @@ from workflow.bench.claims.decision import (
 )
 from workflow.bench.claims.verdicts import Condition, Verdict, agreement, all_of
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import joined, traced
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
 from workflow.bench.results.tables import NoDataError
 
 Quantity = Literal["steps", "seconds"]
@@ -71,11 +71,6 @@ def _too_short(runs: Mapping[str, pd.DataFrame], took: Mapping[str, Mapping[int,
     return " ".join(found)
 
 
-def _family(runs: pd.DataFrame, label: str) -> pd.DataFrame:
-    """A label's runs, and those of the same with another budget of steps (``mkor_released_600``)."""
-    return runs[runs["optimizer"].str.fullmatch(rf"{label}(_\d+)?")]
-
-
 def pretraining_to_target(
     pretraining: pd.DataFrame, squad: pd.DataFrame, label: str, quantity: Quantity
 ) -> dict[int, float]:
@@ -90,7 +85,7 @@ def pretraining_to_target(
     column = "steps_done" if quantity == "steps" else "train_seconds"
     tuned = squad[squad["target"].notna() & squad["status"].isin(ENDED)].set_index("start_from")["steps_to_target"]
     took: dict[int, float] = {}
-    for run in _family(pretraining, label).to_dict("records"):
+    for run in of_any_length(pretraining, label).to_dict("records"):
         if run["status"] == "finished" and run["run"] not in tuned.index:
             continue  # nobody knows how good it is
         reached = run["status"] == "finished" and not math.isnan(float(tuned[run["run"]]))
@@ -138,19 +133,19 @@ def _pretraining_ratio(
         if not found:
             return not_tested(f"No fine-tuning in bert_squad from a pre-training of {label} has ended.")
     seeds = sorted(took[above].keys() & took[below].keys())
-    families = {label: _family(pretraining, label) for label in (above, below)}
+    families = {label: of_any_length(pretraining, label) for label in (above, below)}
     used = pd.concat(families.values())
-    sources, whole = [traced("bert_pretraining.runs.csv", used)], ""
+    data, whole = from_runs("bert_pretraining.runs.csv", used), ""
     if pretraining["target"].isna().all():
         whole = sentences(*(_one_length(label, runs) for label, runs in families.items()))
-        sources.append(traced("bert_squad.runs.csv", squad[squad["start_from"].isin(used["run"])]))
+        data += from_runs("bert_squad.runs.csv", squad[squad["start_from"].isin(used["run"])])
     ratio = paired_ratio(took[above], took[below])
     if ratio is None:
         return Decision(
             "inconclusive",
             f"Neither {above} nor {below} reached {goal} within the steps of a run.",
             seeds=spans(seeds),
-            data=joined(*sources),
+            data=data,
         )
     # Iterations are known to the next evaluation only: a tie in every seed may hide either order.
     tied = quantity == "steps" and all(took[above][seed] == took[below][seed] for seed in seeds)
@@ -175,15 +170,15 @@ def _pretraining_ratio(
         measured=number(ratio.value),
         interval=span(ratio),
         seeds=spans(seeds),
-        data=joined(*sources),
+        data=data,
     )
 
 
-def _further(decision: Decision, sentence: str, source: str = "") -> Decision:
+def _further(decision: Decision, sentence: str, source: Sources = NO_SOURCES) -> Decision:
     """A decision that was tested, with one more sentence and where that comes from."""
     if decision.verdict == "not tested" or not sentence:
         return decision
-    return replace(decision, details=sentences(decision.details, sentence), data=joined(decision.data, source))
+    return replace(decision, details=sentences(decision.details, sentence), data=decision.data + source)
 
 
 def decide_hybrid_time(
@@ -206,7 +201,7 @@ def decide_hybrid_time(
     score = f"After fine-tuning from them, MKOR-H's F1 minus {rival}'s is {shown(after)}." if after else ""
     stands_in = "The paper compares the time to LAMB's SQuAD F1, for which the loss stands in here."
     fine_tuned = squad[squad["optimizer"].isin(("mkor_h", rival))]
-    return _further(_further(decision, stands_in), score, traced("bert_squad.runs.csv", fine_tuned))
+    return _further(_further(decision, stands_in), score, from_runs("bert_squad.runs.csv", fine_tuned))
 
 
 def decide_iterations_to_target(
@@ -219,7 +214,7 @@ def decide_iterations_to_target(
     beside = _pretraining_ratio(pretraining, squad, conditions[0], above=other, below="lamb", quantity="steps")
     also = f"{other} over lamb: {beside.measured} {beside.interval}." if beside.measured else ""
     paper = "The paper's number is of SQuAD F1 after pre-training BERT-Large."
-    source = traced("bert_pretraining.runs.csv", _family(pretraining, other))
+    source = from_runs("bert_pretraining.runs.csv", of_any_length(pretraining, other))
     return _further(_further(decision, also, source), paper)
 
 
@@ -276,7 +271,7 @@ def _average_difference(
         measured=number(difference.value),
         interval=span(difference),
         seeds=spans(seeds),
-        data=traced("bert_glue.runs.csv", used),
+        data=from_runs("bert_glue.runs.csv", used),
     )
 
 
@@ -319,7 +314,7 @@ def decide_switch(
     where = (
         f"MKOR-H switched in {len(switched)} of {len(hybrid)} runs, at step {steps} of {budget}, which are compared."
     )
-    return _further(decision, where, traced("bert_pretraining.runs.csv", hybrid))
+    return _further(decision, where, from_runs("bert_pretraining.runs.csv", hybrid))
 
 
 def decide_speedup(
@@ -371,7 +366,7 @@ def decide_speedup(
             unended(used),
         ),
         seeds=spans(seed for found in took.values() for seed in found),
-        data=traced(f"{experiment}.runs.csv", used),
+        data=from_runs(f"{experiment}.runs.csv", used),
     )
 
 
@@ -426,7 +421,7 @@ def decide_sensitivity(runs: pd.DataFrame) -> Decision:
             unended(runs),
         ),
         seeds=spans(counts[mkor]),
-        data=traced("resnet_cifar10_lr.runs.csv", ended),
+        data=from_runs("resnet_cifar10_lr.runs.csv", ended),
     )
 
 
@@ -440,7 +435,7 @@ class _Contrast:
     verdict: Verdict
     seeds: frozenset[int]
     unfinished: int
-    data: str
+    data: Sources
 
 
 def _contrast(experiment: str, rows: pd.DataFrame, condition: Condition, rare: int, often: int) -> _Contrast | None:
@@ -465,7 +460,7 @@ def _contrast(experiment: str, rows: pd.DataFrame, condition: Condition, rare: i
         verdict="inconclusive" if unfinished else condition.judge(difference),
         seeds=frozenset(by_period[rare].keys() & by_period[often].keys()),
         unfinished=unfinished,
-        data=traced(f"{experiment}.csv", last),
+        data=from_runs(f"{experiment}.csv", last),
     )
 
 
@@ -508,5 +503,5 @@ def decide_period_loss(
         measured="; ".join(f"{contrast.name}: {number(contrast.difference.value)}" for contrast in contrasts),
         interval="; ".join(f"{contrast.name}: {span(contrast.difference)}" for contrast in contrasts),
         seeds="; ".join(f"{workload} {spans(of_workload)}" for workload, of_workload in seeds.items()),
-        data=joined(*(contrast.data for contrast in contrasts)),
+        data=sum((contrast.data for contrast in contrasts), NO_SOURCES),
     )

@@ -1,24 +1,65 @@
-"""Where the numbers of a table's row come from: files, runs, selected rows."""
+"""The sources of a table's numbers: the files, and in them the runs or rows, from which a row is computed."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
 
 import pandas as pd
 
 
-def traced(file: str, frame: pd.DataFrame) -> str:
-    """Where a table's numbers come from, for its column ``data``: ``<file>: runs <id>, <id>``; empty without rows.
+@dataclass(frozen=True)
+class Source:
+    """Rows of one file: those of some runs, or those in which columns have given values; else the whole file."""
 
-    ``file`` is seen from the results folder (``bert_glue.runs.csv``), ``frame`` has a column ``run``.
-    """
-    runs = dict.fromkeys(frame["run"].astype(str))
-    return f"{file}: runs {', '.join(runs)}" if runs else ""
+    file: str
+    """The file's path seen from the results folder, or from the repository for the paper's numbers."""
+    runs: tuple[str, ...] = ()
+    where: tuple[tuple[str, str], ...] = ()
+
+    def __str__(self) -> str:
+        if self.runs:
+            return f"{self.file}: runs {', '.join(self.runs)}"
+        values = ", ".join(f"{column}={value}" for column, value in self.where)
+        return f"{self.file}: {values}" if values else self.file
+
+    def brief(self) -> str:
+        """Return the text with the number of runs in place of their ids."""
+        count = len(self.runs)
+        return f"{self.file} ({count} run{'s' if count > 1 else ''})" if count else str(self)
 
 
-def chosen(file: str, **values: object) -> str:
-    """The same for rows without runs, ``<file>: <column>=<value>, ...``: probes' and the paper's."""
-    return f"{file}: {', '.join(f'{column}={value}' for column, value in values.items())}"
+@dataclass(frozen=True)
+class Sources:
+    """All sources of a table's row, each once: the value of its column ``data``, which files show as text."""
+
+    parts: tuple[Source, ...] = ()
+
+    def __add__(self, other: Sources) -> Sources:
+        return Sources(tuple(dict.fromkeys(self.parts + other.parts)))
+
+    def __str__(self) -> str:
+        return "; ".join(map(str, self.parts))
+
+    def brief(self) -> str:
+        """Return the text with numbers of runs in place of their ids."""
+        return "; ".join(source.brief() for source in self.parts)
 
 
-def joined(*sources: str) -> str:
-    """Several of what `traced` and `chosen` give as one, each once."""
-    return "; ".join(dict.fromkeys(filter(None, sources)))
+NO_SOURCES: Final = Sources()
+
+
+def from_runs(file: str, rows: pd.DataFrame) -> Sources:
+    """Return the runs of ``rows``, which have the column ``run``, as a source; no source if ``rows`` is empty."""
+    runs = tuple(dict.fromkeys(rows["run"].astype(str)))
+    return Sources((Source(file, runs),)) if runs else NO_SOURCES
+
+
+def from_rows(file: str, **values: object) -> Sources:
+    """Return a file's rows with these values as a source, for files without runs: probes and the paper's numbers."""
+    return Sources((Source(file, where=tuple((column, str(value)) for column, value in values.items())),))
+
+
+def files_in(text: str) -> set[str]:
+    """Return the files that a cell of a written column ``data`` names."""
+    return {source.partition(":")[0].strip() for source in text.split(";")}

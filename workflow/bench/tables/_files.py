@@ -11,6 +11,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.wording import number
+from workflow.bench.results.sources import Sources
 from workflow.bench.support.files import write_atomically
 
 _STYLE = """
@@ -30,7 +31,7 @@ p { color: #555; max-width: 60em; }
 _SENTENCE: Final = 60  # characters
 _NUMBER: Final = 28  # with its interval
 DATA: Final = "data"
-"""The column that says where a row's numbers come from (`workflow.bench.results.sources.traced`)."""
+"""The column of `Sources`, the files and runs that a row's numbers come from."""
 
 
 def write_table(frame: pd.DataFrame, folder: Path, name: str, *, title: str, caption: str) -> list[Path]:
@@ -40,12 +41,12 @@ def write_table(frame: pd.DataFrame, folder: Path, name: str, *, title: str, cap
     come from (`DATA`), Markdown has the files and how many runs, HTML their ids too, folded away.
     """
     shown = frame.astype(object).where(frame.notna(), "")
-    brief = shown.assign(data=shown[DATA].map(shortened)) if DATA in shown else shown
+    brief = shown.assign(data=shown[DATA].map(Sources.brief)) if DATA in shown else shown
     # Not pandas' to_markdown: it pads every column to its longest sentence, which nobody can read as text.
     rows = [list(map(str, brief.columns)), ["---"] * len(brief.columns), *brief.to_numpy().tolist()]
     lines = [" | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
     head = "".join(f"<th>{escape(str(column))}</th>" for column in shown.columns)
-    body = "".join(f"<tr>{''.join(map(_cell, shown.columns, row))}</tr>\n" for row in shown.to_numpy().tolist())
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in shown.to_numpy().tolist())
     page = (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>\n"
@@ -65,21 +66,11 @@ def estimated(estimate: Estimate, digits: int = 3) -> str:
     return f"{number(estimate.value, digits)} [{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
 
 
-def shortened(data: str) -> str:
-    """What `workflow.bench.results.sources.joined` gives, with the number of runs in place of their ids."""
-    parts = []
-    for source in filter(None, data.split("; ")):
-        file, found, ids = source.partition(": runs ")
-        runs = len(ids.split(", "))
-        parts.append(f"{file} ({runs} run{'s' if runs > 1 else ''})" if found else source)
-    return "; ".join(parts)
-
-
-def _cell(column: str, value: object) -> str:
+def _cell(value: object) -> str:
     """A cell of the HTML table: numbers stay on one line, a sentence gets room to be read."""
     text = str(value)
-    if column == DATA:
-        brief = shortened(text)
+    if isinstance(value, Sources):
+        brief = value.brief()
         folded = (
             f"<details><summary>{escape(brief)}</summary>{escape(text)}</details>" if brief != text else escape(text)
         )

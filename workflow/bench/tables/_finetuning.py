@@ -17,8 +17,9 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.common_steps import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
 from workflow.bench.analysis.paper_names import paper_name
+from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
@@ -35,15 +36,15 @@ NOTES: Final = (
     "Iterations and time (training seconds, without evaluation) are the pre-training's after phase 1. A factor above "
     "1, paired by seed, is in the optimizer's favour; it does not say that the scores are equal: the difference to "
     "LAMB's stands beside it",
-    "The paper's MKOR stands beside every update rule of ours, with as many iterations as the label names, else its "
-    "longest run. An empty left side: this tier has no such run",
+    "The paper's MKOR stands beside every update rule of ours: an optimizer's longest pre-training beside the paper's "
+    "longest, a shorter one beside that of as many iterations. An empty left side: this tier has no such run",
 )
 
 
-def traced_scores(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> str:
+def traced_scores(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> Sources:
     """Where some labels' scores come from: of their runs, those that have a last value (`finetuning.last_values`)."""
     known = runs[runs["run"].isin(last.index)]
-    return traced(file, pd.concat([known[known["optimizer"] == label] for label in labels]))
+    return from_runs(file, pd.concat([known[known["optimizer"] == label] for label in labels]))
 
 
 def shown(values: Mapping[int, float] | Estimate | None, digits: int = 3) -> str:
@@ -71,7 +72,7 @@ def pretraining_of(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFram
     return starts.merge(done, left_on="start_from", right_on="run").drop(columns="start_from")
 
 
-def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, str]]:
+def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, Any]]:
     """By label, iterations, seconds and speed of the pre-training behind its runs, and where they come from."""
     starts = {str(label): pretraining_of(rows, pretraining) for label, rows in runs.groupby("optimizer", sort=False)}
     seconds = {label: by_seed(rows, "train_seconds") for label, rows in starts.items()}
@@ -82,7 +83,7 @@ def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, 
             "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
             "time here (s)": shown(seconds[label]),
             "times as fast as LAMB here": shown(faster),
-            "data": traced(f"{PRETRAINING}.runs.csv", pd.concat([rows, starts.get(REFERENCE, rows)])),
+            "data": from_runs(f"{PRETRAINING}.runs.csv", pd.concat([rows, starts.get(REFERENCE, rows)])),
         }
     return cells
 
@@ -101,41 +102,58 @@ def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
     return "; ".join(filter(None, [shown(paired_difference(own, reference)), remark]))
 
 
-def counterpart(label: str, paper: pd.DataFrame) -> Any:
-    """The index of the paper's row (columns ``optimizer, iterations``) that stands beside a label, or None.
+def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:
+    """Return the index of the paper's row that is compared with a label, or None if the paper has no such run.
 
-    ``mkor_released_600`` is beside the paper's MKOR of 600 iterations; a label without a number beside its longest.
+    An optimizer's longest pre-training is compared with the paper's longest, a shorter one with the paper's run of as
+    many iterations.
+
+    Args:
+        label: The pre-training's label.
+        paper: The paper's rows, with the columns ``optimizer`` and ``iterations``.
+        pretraining: Rows of ``bert_pretraining.runs.csv``.
     """
-    _, _, steps = label.rpartition("_")
     rows = paper[paper["optimizer"] == paper_name(label)]
     iterations = rows["iterations"].astype(int)
-    found = rows[iterations == (int(steps) if steps.isdigit() else iterations.max())]
-    return None if found.empty else found.index[0]
+    steps = pretraining.loc[pretraining["optimizer"] == label, "steps"].max()
+    is_shorter = steps < of_any_length(pretraining, label)["steps"].max()
+    same_length = rows[iterations == (steps if is_shorter else iterations.max())]
+    return None if same_length.empty else same_length.index[0]
 
 
-def beside(rows: list[dict[str, Any]], paper: str, columns: Mapping[str, str], here: Sequence[str]) -> pd.DataFrame:
-    """The table: rows of ours, each with a label under ``optimizer here``, beside ``workflow/paper/<paper>.csv``.
+def beside(
+    rows: list[dict[str, Any]],
+    pretraining: pd.DataFrame,
+    paper: str,
+    columns: Mapping[str, str],
+    here: Sequence[str],
+) -> pd.DataFrame:
+    """Return our rows, each with the row of the paper that it is compared with; the paper's other rows come last.
 
-    ``columns`` maps the paper's columns to the table's; ``here`` are our columns, in their order.  Rows of the paper
-    that stand beside none of ours come last.
+    Args:
+        rows: Our rows, each with a label under ``optimizer here``.
+        pretraining: Rows of ``bert_pretraining.runs.csv``.
+        paper: The paper's numbers, ``workflow/paper/<paper>.csv``.
+        columns: The paper's columns and their titles in the table.
+        here: Our columns, in their order.
     """
     theirs = published(paper, as_text=True)
-    matched = [counterpart(row["optimizer here"], theirs) for row in rows]
+    matched = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
     left = [{"optimizer here": ""} for index in theirs.index if index not in matched]
     matched += [index for index in theirs.index if index not in matched]
     table = []
     for row, index in zip([*rows, *left], matched, strict=True):
         cells = {} if index is None else {title: theirs.loc[index, column] for column, title in columns.items()}
         source = (
-            ""
+            NO_SOURCES
             if index is None
-            else chosen(
+            else from_rows(
                 f"workflow/paper/{paper}.csv",
                 optimizer=theirs.loc[index, "optimizer"],
                 iterations=theirs.loc[index, "iterations"],
             )
         )
-        table.append({**row, **cells, "data": joined(row.get("data", ""), source)})
+        table.append({**row, **cells, "data": row.get("data", NO_SOURCES) + source})
     return pd.DataFrame(table, columns=[*here, *columns.values(), "data"])
 
 
@@ -184,7 +202,7 @@ def write_overview(
             score[0]: shown(values[str(label)], SCORE_DIGITS),
             score[1]: difference(values, str(label)),
         }
-        rows.append(cells | found[str(label)] | {"data": joined(scored, found[str(label)]["data"])})
+        rows.append(cells | found[str(label)] | {"data": scored + found[str(label)]["data"]})
     file, column, column_title = paper
     theirs = {
         "optimizer": "optimizer in the paper",
@@ -195,7 +213,7 @@ def write_overview(
     }
     here = ("optimizer here", "runs finished", *score, "iterations here", "time here (s)", "times as fast as LAMB here")
     return write_table(
-        beside(rows, file, theirs, here),
+        beside(rows, pretraining, file, theirs, here),
         folder,
         name,
         title=title,

@@ -18,7 +18,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.claims.verdicts import parse_conditions
-from workflow.bench.results.sources import joined
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
@@ -122,12 +122,15 @@ def _mean(*values: float) -> float:
     return sum(values) / len(values)
 
 
-def _row(*cells: str) -> dict[str, str]:
+Row = dict[str, str | Sources]
+
+
+def _row(*cells: str | Sources) -> Row:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def _file(name: str) -> str:
-    return f"workflow/paper/{name}.csv"
+def _file(name: str) -> Sources:
+    return from_rows(f"workflow/paper/{name}.csv")
 
 
 def _derived(
@@ -137,9 +140,9 @@ def _derived(
     formula: Callable[..., float],
     inputs: Sequence[str],
     how: str,
-    data: str,
+    data: Sources,
     judge: Callable[[Printed, Derived], str] = compare,
-) -> dict[str, str]:
+) -> Row:
     """A row: a stated number beside what ``formula`` makes of the inputs; ``how`` says it, with ``{}`` for each.
 
     A word before the number (``up to 1.5``) is kept.
@@ -150,7 +153,7 @@ def _derived(
     return _row(quantity, where, stated, value, left_open, how.format(*inputs), judge(number, implied), data)
 
 
-def _same(quantity: str, where: str, stated: str, implied: str, how: str, data: str) -> dict[str, str]:
+def _same(quantity: str, where: str, stated: str, implied: str, how: str, data: Sources) -> Row:
     """A row of two texts that should be the same."""
     return _row(quantity, where, stated, implied, "", how, "yes" if stated == implied else "no", data)
 
@@ -170,7 +173,7 @@ def _by(records: Records, key: str, value: str) -> dict[str, str]:
     return {record[key]: record[value] for record in reversed(records)}
 
 
-def speedups(name: str, where: str) -> Iterator[dict[str, str]]:
+def speedups(name: str, where: str) -> Iterator[Row]:
     """Tables 2 and 3: the printed speedups over LAMB."""
     runs = _records(name)
     lamb = _by(runs, "optimizer", "time_h")["LAMB"]
@@ -179,7 +182,7 @@ def speedups(name: str, where: str) -> Iterator[dict[str, str]]:
         yield _derived(what, where, run["speedup"], _ratio, (lamb, run["time_h"]), "{} h / {} h", _file(name))
 
 
-def glue_averages() -> Iterator[dict[str, str]]:
+def glue_averages() -> Iterator[Row]:
     """Tables 3 and 4: the printed averages of the eight metrics."""
     for run in _records("glue"):
         scores = [value for column, value in run.items() if re.search("_(acc|f1|mcc|corr)$", column)]
@@ -188,12 +191,12 @@ def glue_averages() -> Iterator[dict[str, str]]:
         yield _derived(what, "Tables 3 and 4", run["average"], _mean, scores, how, _file("glue"))
 
 
-def iterations() -> Iterator[dict[str, str]]:
+def iterations() -> Iterator[Row]:
     """Tables 2 and 3 tell of one pre-training: LAMB's iterations, and each optimizer's seconds an iteration."""
     runs = [
         run | {"where": where} for name, where in (("squad", "Table 2"), ("glue", "Table 3")) for run in _records(name)
     ]
-    data = joined(_file("squad"), _file("glue"))
+    data = _file("squad") + _file("glue")
     one, other = (run for run in runs if run["optimizer"] == "LAMB")
     hours = f"{one['time_h']} h and {other['time_h']} h"
     yield _same("iterations of LAMB", "Table 2 against Table 3", one["iterations"], other["iterations"], hours, data)
@@ -223,7 +226,7 @@ def _about(claim: dict[str, str]) -> tuple[str, str, str]:
     return f"{claim['id']}: {claim['quantity']}", claim["source"], claim["published"]
 
 
-def ratios() -> Iterator[dict[str, str]]:
+def ratios() -> Iterator[Row]:
     """What abstract and text state as ratios, against the tables."""
     claims = _claims()
     hours, steps = (_by(_records("squad"), "optimizer", column) for column in ("time_h", "iterations"))
@@ -237,11 +240,11 @@ def ratios() -> Iterator[dict[str, str]]:
         ("C06", seconds["SGD"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
         ("C07", seconds["KAISA"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
     ):
-        data = joined(*map(_file, ("claims", *files)))
+        data = sum(map(_file, ("claims", *files)), NO_SOURCES)
         yield _derived(*_about(claims[name]), _ratio, (above, below), how, data)
 
 
-def repeated() -> Iterator[dict[str, str]]:
+def repeated() -> Iterator[Row]:
     """What the text repeats of the tables, which should be the same."""
     claims = _claims()
     average = {(run["optimizer"], run["iterations"]): run["average"] for run in _records("glue")}
@@ -250,7 +253,7 @@ def repeated() -> Iterator[dict[str, str]]:
         ("C05", ("KAISA", "1563"), ("LAMB", "1563")),
         ("C25", ("MKOR-H", "600"), ("MKOR", "600")),
     ):
-        data = joined(_file("claims"), _file("glue"))
+        data = _file("claims") + _file("glue")
         yield _same(*_about(claims[name]), f"{average[left]} vs {average[right]}", "averages of Table 3", data)
     rates = [run["outcome"] for run in _records("lr_sensitivity_resnet50_cifar10") if run["optimizer"] == "MKOR"]
     alexnet = [run for run in _records("training_speedups") if run["experiment"] == "AlexNet/CIFAR-100"]
@@ -278,10 +281,10 @@ def repeated() -> Iterator[dict[str, str]]:
             "complexity",
         ),
     ):
-        yield _same(*_about(claims[name]), implied, how, joined(_file("claims"), _file(file)))
+        yield _same(*_about(claims[name]), implied, how, _file("claims") + _file(file))
 
 
-def period_costs() -> Iterator[dict[str, str]]:
+def period_costs() -> Iterator[Row]:
     """Figure 4a: time at period 1 over that at 100, against the thresholds by which C08 is judged."""
     claim = _claims()["C08"]
     times = {
@@ -299,14 +302,14 @@ def period_costs() -> Iterator[dict[str, str]]:
                 *implied.shown(2),
                 f"{often} ms / {rare} ms",
                 "yes" if condition.holds(implied.value) else "no",
-                joined(_file("claims"), _file("iteration_time_ms")),
+                _file("claims") + _file("iteration_time_ms"),
             )
 
 
-def memory() -> Iterator[dict[str, str]]:
+def memory() -> Iterator[Row]:
     """The memory table: KAISA's memory over MKOR's, whole and over the first-order optimizer, against C13's number."""
     runs = _records("memory_gb")
-    data = joined(_file("claims"), _file("memory_gb"))
+    data = _file("claims") + _file("memory_gb")
     _, where, stated = _about(_claims()["C13"])
     for model in dict.fromkeys(run["model"] for run in runs):
         size = _by([run for run in runs if run["model"] == model], "optimizer", "memory_gb")
@@ -323,7 +326,7 @@ def _ratio_of_overheads(above: float, below: float, base: float) -> float:
     return (above - base) / (below - base)
 
 
-def rows() -> Iterator[dict[str, str]]:
+def rows() -> Iterator[Row]:
     """Every row of the table."""
     yield from speedups("squad", "Table 2")
     yield from speedups("glue", "Table 3")

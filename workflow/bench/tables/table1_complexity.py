@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law, width_law
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number, spans
-from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.sources import NO_SOURCES, from_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 from workflow.bench.tables.table7_memory import sizes
@@ -77,7 +77,7 @@ def _overheads(memory: pd.DataFrame) -> str:
     return ", ".join(parts)
 
 
-def _measured(label: str, own: Mapping[str, pd.DataFrame]) -> dict[str, str]:
+def _measured(label: str, own: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     """One optimizer's cells of ours, and where they come from; own: its rows of each probe."""
     times = own["cost_scaling"]
     return {
@@ -88,16 +88,17 @@ def _measured(label: str, own: Mapping[str, pd.DataFrame]) -> dict[str, str]:
         "preconditioning: slope over d here": number(slope(times[times["part"] == "precondition"])),
         "state over the parameters' bytes here": _overheads(own["memory"]),
         **_communication(own["communication"]),
-        "data": joined(
-            *(chosen(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty)
+        "data": sum(
+            (from_rows(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty),
+            NO_SOURCES,
         ),
     }
 
 
-def _of_paper(paper: pd.DataFrame, name: str) -> dict[str, str]:
+def _of_paper(paper: pd.DataFrame, name: str) -> dict[str, Any]:
     """The paper's cells of one optimizer; paper: its table by optimizer."""
     cells = {title: str(paper.loc[name, column]) for column, title in _THEIRS.items()}
-    return cells | {"data": chosen("workflow/paper/complexity.csv", optimizer=name)}
+    return cells | {"data": from_rows("workflow/paper/complexity.csv", optimizer=name)}
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -120,8 +121,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     for label in ordered:
         ours = _measured(label, {name: rows[rows["optimizer"] == label] for name, rows in probes.items()})
         name = paper_name(label)
-        theirs = _of_paper(paper, name) if name is not None and name in paper.index else {"data": ""}
-        table.append(ours | theirs | {"data": joined(ours["data"], theirs["data"])})
+        theirs = _of_paper(paper, name) if name is not None and name in paper.index else {"data": NO_SOURCES}
+        table.append(ours | theirs | {"data": ours["data"] + theirs["data"]})
     table += [
         _of_paper(paper, name) for name in paper.index.difference([paper_name(label) for label in ordered], sort=False)
     ]

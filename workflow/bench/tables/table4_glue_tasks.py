@@ -61,7 +61,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     theirs = [str(column) for column in published("glue") if column not in _NOT_TASKS]
     tasks = {column: f"{column.replace('_', ' (')}) in the paper" for column in theirs}
     return write_table(
-        _finetuning.beside(rows, "glue", _ABOUT | tasks, ["optimizer here", "runs finished", *titles.values()]),
+        _finetuning.beside(
+            rows, pretraining, "glue", _ABOUT | tasks, ["optimizer here", "runs finished", *titles.values()]
+        ),
         folder,
         "table4_glue_tasks",
         title="The classification tasks one by one, from each optimizer's pre-training",

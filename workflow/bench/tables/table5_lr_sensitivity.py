@@ -15,7 +15,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.sources import chosen, joined, traced
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
@@ -73,6 +73,12 @@ def _published(paper: pd.DataFrame, optimizer: str, rate: float) -> str:
     return f"{row['epochs_to_convergence'].iloc[0]}{_MARKS[outcome]}"
 
 
+def _published_source(optimizer: str | None) -> Sources:
+    """Return the paper's rows of an optimizer as a source; no source without a name."""
+    file = "workflow/paper/lr_sensitivity_resnet50_cifar10.csv"
+    return from_rows(file, optimizer=optimizer) if optimizer else NO_SOURCES
+
+
 def _counts(by_seed: dict[int, int]) -> str:
     """How many rates converge: one number where all seeds agree, else one a seed."""
     found = [by_seed[seed] for seed in sorted(by_seed)]
@@ -105,10 +111,7 @@ def make(results: Results, folder: Path) -> list[Path]:
                 "optimizer in the paper": name,
                 **{f"lr {rate:g} in the paper": _published(paper, name, rate) for rate in rates},
                 "rates that converge in the paper": int((outcome_of_paper == "converged").sum()) if name else "",
-                "data": joined(
-                    traced("resnet_cifar10_lr.csv", mine),
-                    chosen("workflow/paper/lr_sensitivity_resnet50_cifar10.csv", optimizer=name) if name else "",
-                ),
+                "data": from_runs("resnet_cifar10_lr.csv", mine) + _published_source(name),
             }
         )
     said = [target.describe() for target in runs["target"].dropna().unique()]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.sources import NO_SOURCES, Source, Sources, from_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
@@ -48,7 +48,10 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
     trained = runs.dropna(subset=["parameters"]).copy()
     trained["hardware"] = trained["gpu"].astype(object).fillna(trained["cpu"])
-    trained["trained"] = trained["experiment"] + ".runs.csv: runs " + trained["run"]
+    runs_files = zip(trained["experiment"] + ".runs.csv", trained["run"], strict=True)
+    trained["trained"] = pd.Series(
+        [Sources((Source(file, (run,)),)) for file, run in runs_files], trained.index, object
+    )
     trained = trained[[*_MODEL, "train_examples", "validation_examples", "hardware", "trained"]].drop_duplicates(_MODEL)
     rows = rows.merge(trained.astype({"parameters": "int64"}), on=_MODEL, how="left")
     return pd.DataFrame(
@@ -65,11 +68,9 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "hardware here": rows["hardware"],
             "model in the paper": rows["counterpart"],
             "data": [
-                joined(
-                    chosen("probes/sizes.csv", workload=row["workload"], model=row["model"], dataset=row["dataset"]),
-                    trained,
-                )
-                for (_, row), trained in zip(rows.iterrows(), rows["trained"].fillna(""), strict=True)
+                from_rows("probes/sizes.csv", workload=row["workload"], model=row["model"], dataset=row["dataset"])
+                + (row["trained"] if isinstance(row["trained"], Sources) else NO_SOURCES)
+                for _, row in rows.iterrows()
             ],
         }
     )
@@ -111,9 +112,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         paper[column] = paper[column].astype("Int64")
     table = _ours(sizes, runs).merge(paper, on="model in the paper", how="outer", sort=False)
     known = table["model in the paper"].isin(paper["model in the paper"])
-    sources = [chosen("workflow/paper/settings.csv", model=name) for name in table["model in the paper"]]
-    ours = table.pop("data").fillna("")
-    table["data"] = [joined(one, other if both else "") for one, other, both in zip(ours, sources, known, strict=True)]
+    sources = [from_rows("workflow/paper/settings.csv", model=name) for name in table["model in the paper"]]
+    data = [
+        (ours if isinstance(ours, Sources) else NO_SOURCES) + (theirs if is_published else NO_SOURCES)
+        for ours, theirs, is_published in zip(table.pop("data"), sources, known, strict=True)
+    ]
+    table["data"] = pd.Series(data, table.index, object)
     table = table.sort_values("workload", na_position="last", kind="stable")
     for column in ("train here", "test here"):
         table[column] = table[column].astype("Int64")

@@ -11,7 +11,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.sources import chosen, joined
+from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
@@ -107,10 +107,10 @@ def make(results: Results, folder: Path) -> list[Path]:
             )
             beside = (name for name in (base, "kaisa") if name in found)
             named = ", ".join(dict.fromkeys([label, *filter(None, beside)]))
-            data = [chosen("probes/memory.csv", workload=workload, optimizer=named)]
+            data = from_rows("probes/memory.csv", workload=workload, optimizer=named)
             if theirs:
-                data.append(chosen("workflow/paper/memory_gb.csv", model=theirs["model in the paper"]))
-            table.append({**dict(zip(_OURS, ours, strict=True)), **theirs, "data": joined(*data)})
+                data += from_rows("workflow/paper/memory_gb.csv", model=theirs["model in the paper"])
+            table.append({**dict(zip(_OURS, ours, strict=True)), **theirs, "data": data})
     notes = [
         "MB are 10^6 bytes. The overhead is the preconditioner's state: measured, the bytes of its tensors; computed, "
         "from the layers' shapes by each method's formula. The base is the optimizer that the others wrap",

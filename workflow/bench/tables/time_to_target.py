@@ -13,7 +13,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.time_to_target import Setting, by_setting, reaching, speedup, to_target, too_short
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import traced
+from workflow.bench.results.sources import from_runs
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.tables._files import estimated, write_table
 
@@ -97,7 +97,7 @@ def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
             _faster(rows, base, "seconds"),
             _faster(rows, rival, "steps"),
             _faster(rows, rival, "seconds"),
-            traced(f"{setting.experiment}.runs.csv", compared),
+            from_runs(f"{setting.experiment}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
 
