@@ -28,6 +28,10 @@ class NoDataError(Exception):
     """Raised when an artefact has no data, or no readable data; the message is one line for the user."""
 
 
+_NAMED: Final = 5
+"""The most columns that a message names."""
+
+
 def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = frozenset()) -> pd.DataFrame:
     """Return the rows of the CSV file at ``path``, of which the values have the types in ``columns``.
 
@@ -45,7 +49,8 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
     if lacking := [column for column in columns if column not in frame]:
-        raise NoDataError(f"{path} lacks the columns {', '.join(lacking)}. Delete it and run again.")
+        named = ", ".join(lacking[:_NAMED]) + (f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else "")
+        raise NoDataError(f"{path} lacks the columns {named}. Delete it and run again.")
     for column, kind in columns.items():
         if kind in (int, float):
             _check_numbers(path, frame[column], infinite=column in may_be_infinite)
