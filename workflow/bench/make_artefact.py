@@ -12,6 +12,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.plan.artefacts import Kind, available, describe
 from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.support.command_line import FAILURES, run_command
 
 
 def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
@@ -25,25 +26,26 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
     """
     module = import_module(f"workflow.bench.{kind}.{name}")
     try:
-        made: list[Path] = module.make(results, folder)
+        files: list[Path] = module.make(results, folder)
     except NoDataError:
         runs = results.skipped(describe(kind, name).experiments)
         if kind != "figures" or runs is None:
             raise
-        made = _draw_skipped(results, folder, name, runs)
-    return made
+        files = _draw_skipped(results, folder, name, runs)
+    return files
 
 
 def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame) -> list[Path]:
     """Draw a figure without data; its caption names the skipped ``runs`` and the reason."""
     # Matplotlib takes a second to import, which tables do not need.
-    from workflow.bench.figures import _style as style
+    from workflow.bench.figures._axes import explain_empty
+    from workflow.bench.figures._page import save
+    from workflow.bench.figures._style import new_figure
 
-    figure, axes = style.new_figure(1, 1, height=0.6)
+    figure, axes = new_figure(1, 1, height=0.6)
     axes[0, 0].set_axis_off()
-    style.say(axes[0, 0], "every run was skipped")
-    style.finish(figure, [], caption(results, runs, summarised=False))
-    return style.save(figure, folder, name)
+    explain_empty(axes[0, 0], "every run was skipped")
+    return save(figure, folder, name, legend=[], caption=caption(results, runs, summarised=False))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,16 +69,17 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FOLDER",
         help="folders <hardware>/<tier> of other machines, for artefacts that compare hardware",
     )
-    options = parser.parse_args(arguments)
-    kind = kinds[options.name]
-    results = Results(options.results, options.tier_title, tuple(options.compare))
-    try:
-        for path in make(kind, options.name, results, options.out_dir or options.results / kind):
-            print(path)
-    except (NoDataError, OSError) as error:
-        print(f"{options.name}: {error}", file=sys.stderr)
-        return 1
-    return 0
+
+    def work(options: argparse.Namespace) -> None:
+        kind = kinds[options.name]
+        results = Results(options.results, options.tier_title, tuple(options.compare))
+        try:
+            files = make(kind, options.name, results, options.out_dir or options.results / kind)
+        except (NoDataError, OSError) as problem:
+            raise NoDataError(f"{options.name}: {problem}") from problem
+        print(*files, sep="\n")
+
+    return run_command(parser, work, arguments, failures=(*FAILURES, NoDataError))
 
 
 if __name__ == "__main__":

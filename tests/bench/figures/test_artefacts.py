@@ -21,6 +21,7 @@ from tests.support.synthetic_probes import write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from workflow.bench.analysis.common_steps import last_common_values
+from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -403,7 +404,7 @@ def test_a_figure_of_skipped_runs_says_so_and_stops_nothing(tmp_path, capsys, mo
     metrics = metrics.assign(**dict.fromkeys(("step", "split", "metric", "value", "train_seconds")))
     metrics.to_csv(tmp_path / "update_rules.csv", index=False)
     drawn: list[Figure] = []
-    monkeypatch.setattr(style.plt, "close", drawn.append)
+    monkeypatch.setattr(_page.plt, "close", drawn.append)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
     assert [text.get_text() for text in drawn[0].axes[0].texts] == ["every run was skipped"]
     assert "Skipped: autoencoder sgd seed 0-1 [CIFAR-100 not found at data]." in _footer(drawn[0])

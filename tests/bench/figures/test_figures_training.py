@@ -20,6 +20,7 @@ from matplotlib.lines import Line2D
 from tests.support.figures import figure_of
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
+from workflow.bench.figures import _legend, _page
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import ended, targets
 from workflow.bench.figures._training import equal_levels, to_level
@@ -346,7 +347,7 @@ def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
     """All of the styles at once, in four columns where they fit in three."""
     figure, _ = style.new_figure(1, 1, height=1)
-    style.finish(figure, [style.method_handle(label) for label in style.STYLES], "a footer", columns=4)
+    _page.arrange(figure, [_legend.line_entry(look) for look in style.STYLES.values()], "a caption", columns=4)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
     assert figure.legends[0]._ncols == 3

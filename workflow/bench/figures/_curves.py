@@ -1,9 +1,9 @@
-"""What figures of training share: curves over seeds, the marks of runs that broke down, targets, legends."""
+"""Curves over the steps of training: their rows, targets and units, and one curve with its interval per label."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+import zlib
 
 import numpy as np
 import pandas as pd
@@ -15,61 +15,94 @@ from workflow.bench.results.columns import ENDED
 
 
 def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
-    """One metric's rows of the runs that came to an end of their own; the others have no values that count."""
+    """Return the rows of one metric, of runs that finished or broke down."""
     chosen = (metrics["split"] == split) & (metrics["metric"] == metric) & metrics["status"].isin(ENDED)
     return metrics[chosen & metrics["value"].notna()]
 
 
 def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
-    """The limits that ``runs`` have as targets on one metric, rising; none where their targets are on others."""
-    found = runs["target"].dropna().unique()
-    return sorted({target.limit for target in found if (target.split, target.metric) == (split, metric)})
-
-
-def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, rising: bool = False) -> None:
-    """Draw every label's curve with its interval, and a cross where a run broke down; ``x`` is divided by ``scale``.
-
-    The limits and the scale of the value axis must be set before.  On a logarithmic axis the summary over seeds is of
-    the logarithms, or an interval around a mean would reach below 0.  rising: whether more is better, so that a
-    diverged run counts as the lowest value.
-    """
-    limits = axes.get_ylim()
-    is_log = axes.get_yscale() == "log"
-    for label in style.in_order(metrics["optimizer"]):
-        of_label = metrics[metrics["optimizer"] == label]
-        if is_log:
-            positive = of_label["value"].astype(float).clip(lower=np.finfo(float).tiny)
-            found = curve(of_label.assign(value=np.log(positive)))
-            found[["value", "low", "high"]] = np.exp(found[["value", "low", "high"]])
-        else:
-            found = curve(of_label, worst=-math.inf if rising else math.inf)
-        style.draw_curve(axes, found, label, x=x, scale=scale)
-    axes.set_ylim(limits)
-    for label in style.in_order(metrics["optimizer"]):
-        style.mark_failures(axes, metrics[metrics["optimizer"] == label], label, x=x, scale=scale)
+    """Return the limits of the targets that ``runs`` have on one metric, in rising order."""
+    goals = runs["target"].dropna().unique()
+    return sorted({goal.limit for goal in goals if (goal.split, goal.metric) == (split, metric)})
 
 
 def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
-    """The unit in which the training time of ``metrics`` reads well: (seconds a unit, its sign)."""
+    """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
     return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
 
 
-def accuracy_axis(axes: Axes, metrics: pd.DataFrame) -> None:
-    """A linear axis of shares from 0 to 1, as far as ``metrics`` reach, in per cent."""
-    values = metrics["value"].astype(float)
-    values = values[np.isfinite(values)]
-    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
-    margin = max(0.04 * (high - low), 0.005)
-    axes.set_ylim(max(low - margin, 0.0), min(high + margin, 1.0) if high < 1 else 1.01)
-    axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, rising: bool = False) -> None:
+    """Draw every label's curve with its interval, and a cross where a run broke down.
+
+    The limits and the scale of the value axis must be set before. A logarithmic axis shows the statistics of the
+    logarithms, since an interval around a mean could reach below 0.
+
+    Args:
+        axes: the panel.
+        metrics: rows of one metric, of all labels.
+        x: ``step`` or ``train_seconds``.
+        scale: the unit of x.
+        rising: more is better, so that a diverged run counts as the lowest value.
+    """
+    limits = axes.get_ylim()
+    for label, rows in _by_label(metrics):
+        if axes.get_yscale() == "log":
+            positive = rows["value"].astype(float).clip(lower=np.finfo(float).tiny)
+            summary = curve(rows.assign(value=np.log(positive)))
+            summary[["value", "low", "high"]] = np.exp(summary[["value", "low", "high"]])
+        else:
+            summary = curve(rows, worst=-math.inf if rising else math.inf)
+        if not summary.empty:
+            _draw_curve(axes, summary.assign(x=summary[x] / scale), label)
+    axes.set_ylim(limits)
+    for label, rows in _by_label(metrics):
+        _mark_failures(axes, rows.assign(x=rows[x].astype(float) / scale), label)
 
 
-def legend(labels: Iterable[str], metrics: Iterable[pd.DataFrame]) -> list:
-    """Entries for methods, and for bands and crosses where ``metrics`` give rise to any."""
-    frames = [frame for frame in metrics if not frame.empty]
-    handles: list = [style.method_handle(label) for label in style.in_order(labels)]
-    if any(frame["seed"].nunique() > 1 for frame in frames):
-        handles.append(style.band_handle("95 % interval"))
-    if any((frame["status"] != "finished").any() for frame in frames):
-        handles.append(style.failure_handle())
-    return handles
+def _by_label(metrics: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    return [(label, metrics[metrics["optimizer"] == label]) for label in style.in_order(metrics["optimizer"])]
+
+
+def _draw_curve(axes: Axes, summary: pd.DataFrame, label: str) -> None:
+    """Draw one curve (`analysis.curves.curve`, with a column ``x``) and its interval as a band."""
+    look = style.style_of(label)
+    # About six markers per line, shifted by method, so that lines on top of each other can be told apart.
+    every = max(1, len(summary) // 6)
+    axes.plot(
+        summary["x"],
+        summary["value"],
+        color=look.color,
+        linestyle=look.line,
+        marker=look.marker,
+        markevery=(zlib.crc32(label.encode()) % every, every),
+        markersize=3.4,
+    )
+    # An infinite bound (diverged runs) is drawn as a band that leaves the panel.
+    low, high = (np.nan_to_num(summary[bound].to_numpy(float), nan=np.nan, posinf=1e30) for bound in ("low", "high"))
+    band = axes.fill_between(summary["x"], low, high, color=look.color, alpha=0.14, linewidth=0)
+    band.set_in_layout(False)
+
+
+def _mark_failures(axes: Axes, metrics: pd.DataFrame, label: str) -> None:
+    """Put a large × at the last value of each run that did not finish, or at the edge if the value lies outside.
+
+    ``metrics`` has a column ``x``. The limits of ``axes`` must be set before.
+    """
+    failed = metrics[(metrics["status"] != "finished") & metrics["step"].notna()]
+    if failed.empty:
+        return
+    last = failed.sort_values("step").groupby("run").tail(1)
+    (crosses,) = axes.plot(
+        last["x"],
+        last["value"].astype(float).replace(np.nan, np.inf).clip(*axes.get_ylim()),
+        linestyle="none",
+        marker="x",
+        markersize=7,
+        markeredgewidth=1.6,
+        color=style.style_of(label).color,
+        clip_on=False,
+        zorder=5,
+        scalex=False,
+        scaley=False,
+    )
+    crosses.set_in_layout(False)

@@ -1,4 +1,4 @@
-"""What the figures of probes share: reading one, and its workloads in order."""
+"""Rows of a probe, and its workloads in the order of all figures."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ _ORDER = ("bert", "resnet", "autoencoder")
 
 
 def read(results: Results, probe: str) -> pd.DataFrame:
-    """Rows of a probe.  Raises NoDataError where it has none."""
+    """Return the rows of a probe.
+
+    Raises:
+        NoDataError: the probe has no rows.
+    """
     rows = results.probe(probe)
     if rows.empty:
         raise NoDataError(f"no rows in {results.root / 'probes' / probe}.csv: run the probe {probe} first.")
@@ -18,6 +22,6 @@ def read(results: Results, probe: str) -> pd.DataFrame:
 
 
 def workloads(rows: pd.DataFrame) -> list[str]:
-    """The workloads of a probe's rows in the order in which all figures show them."""
-    found = set(rows["workload"].dropna().astype(str))
-    return [name for name in _ORDER if name in found] + sorted(found - set(_ORDER))
+    """Return the workloads of a probe's rows in the order of all figures."""
+    timed = set(rows["workload"].dropna().astype(str))
+    return [name for name in _ORDER if name in timed] + sorted(timed - set(_ORDER))

@@ -1,4 +1,4 @@
-"""What the two figures of rank-1 errors share: the approximations, their names and looks, and the rows."""
+"""Rank-1 errors: the approximations with their names and looks, the rows of the probe, and the caption."""
 
 from __future__ import annotations
 
@@ -18,29 +18,33 @@ APPROXIMATIONS: Final = {
     "scaled_mean": MethodStyle("mean vector, best length", "#E69F00", "s", (0, (5, 1.2, 1, 1.2))),
     "mean": MethodStyle("mean vector (MKOR's)", "#0072B2", "^", (0, (2.5, 1))),
 }
-"""Approximations of a second moment, best first, with the looks that both figures give them."""
+"""Approximations of a second moment with their looks, the best one first."""
 
 
 def read(results: Results) -> pd.DataFrame:
-    """Rows of the probe.  Raises NoDataError where it has none."""
+    """Return the rows of the probe.
+
+    Raises:
+        NoDataError: the probe has no rows.
+    """
     return _probes.read(results, "rank1_error")
 
 
-def footer(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:
-    """The caption, with the moments that have no relative error since they are zero."""
+def caption(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:
+    """Return the caption, which also counts the moments without a relative error."""
     zero = int(rows.loc[rows["approximation"] == "best", "error"].isna().sum())
     steps = ", ".join(f"{step:g}" for step in sorted(rows["step"].unique()))
     trained = ", ".join(
-        f"{style.workload_name(workload)} with {', '.join(_bases(rows, workload))}"
+        f"{style.workload_name(workload)} with {', '.join(_optimizers(rows, workload))}"
         for workload in _probes.workloads(rows)
     )
-    about = [*notes, f"moments of the batch at iterations {steps} of training {trained}"]
+    notes = [*notes, f"moments of the batch at iterations {steps} of training {trained}"]
     if zero:
-        about.append(f"left out: {zero} moments that are zero, which have no relative error")
-    return captions.footer(results, rows, notes=about)
+        notes.append(f"left out: {zero} moments that are zero, which have no relative error")
+    return captions.footer(results, rows, notes=notes)
 
 
-def _bases(rows: pd.DataFrame, workload: str) -> list[str]:
-    """Names of the optimizers that a workload was trained with."""
+def _optimizers(rows: pd.DataFrame, workload: str) -> list[str]:
+    """Return the names of the optimizers that trained a workload."""
     labels = style.in_order(rows.loc[rows["workload"] == workload, "optimizer"])
     return [style.style_of(label).name for label in labels]

@@ -1,21 +1,23 @@
-"""Panels with one row a method: final losses beside the base optimizer's, and what runs took to a target."""
+"""Panels with one row per method: differences from the base optimizer, and times to a target."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.estimates import paired_difference
+from workflow.bench.analysis.estimates import Estimate, paired_difference
 from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _style as style
 
 
 def base_of(runs: pd.DataFrame) -> str | None:
-    """The label of the first-order optimizer that the second-order runs of one workload wrap, if it ran itself."""
+    """Return the label of the first-order optimizer that the second-order runs of a workload wrap.
+
+    None if that optimizer has no run of its own.
+    """
     for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
         base = hyperparameters.get("base", "sgd")
         if base in set(runs["optimizer"]):
@@ -24,71 +26,84 @@ def base_of(runs: pd.DataFrame) -> str | None:
 
 
 def name_rows(axes: Axes, names: Iterable[str]) -> None:
-    """A row for each name, from above; empty names where a panel to the left has them already."""
+    """Set up one row per name, the first on top; names are empty if a panel to the left shows them."""
     shown = list(names)
     axes.set_yticks(range(len(shown)), shown, fontsize=7)
     axes.set_ylim(len(shown) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
 
 
-def draw_differences(axes: Axes, finals: Mapping[str, Mapping[int, float]], base: str, rows: Sequence[str]) -> None:
-    """One row a method: final loss minus the base optimizer's, paired by seed, small dots the seeds.
+def draw_estimate(axes: Axes, estimate: Estimate, row: float, label: str) -> None:
+    """Draw a method's marker at the value of an estimate, and its interval as a bar."""
+    look = style.style_of(label)
+    if estimate.has_interval:
+        axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
+    axes.plot(estimate.value, row, marker=look.marker, color=look.color, markersize=5)
 
-    finals: by label, what `results.by_seed` gives of `results.last_common_values`; a row without any stays empty, and
-    the base optimizer's own has its mark at 0.
+
+def _draw_runs(axes: Axes, values: Sequence[float], row: float, label: str) -> None:
+    """Draw one dot per run, below the row's marker."""
+    axes.plot(values, [row + 0.26] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
+
+
+def draw_differences(axes: Axes, finals: Mapping[str, Mapping[int, float]], base: str, rows: Sequence[str]) -> None:
+    """Draw one row per label: final loss minus the base optimizer's, paired by seed; small dots are the seeds.
+
+    Args:
+        axes: the panel.
+        finals: final losses by label and seed; a diverged run's is infinite. A label without any has an empty row.
+        base: label of the base optimizer, whose own row has its marker at 0.
+        rows: the labels, from top to bottom.
     """
-    axes.axvline(0, color="#444444", linewidth=0.8)
-    for place, label in enumerate(rows):
+    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    for row, label in enumerate(rows):
         look = style.style_of(label)
         if label == base:
-            axes.plot(0, place, marker=look.marker, color=look.color, markersize=5)
-        if label == base or label not in finals:
-            continue
-        pairs = {seed: value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]}
-        finite = [difference for difference in pairs.values() if np.isfinite(difference)]
-        axes.plot(finite, [place + 0.26] * len(finite), ".", color=look.color, markersize=3, alpha=0.75)
-        summary = paired_difference(finals[label], finals[base])
-        if summary is not None:
-            axes.hlines(place, summary.low, summary.high, color=look.color, linewidth=2.2, alpha=0.55)
-            axes.plot(summary.value, place, marker=look.marker, color=look.color, markersize=5)
-        if len(finite) < len(pairs):
-            axes.annotate(
-                f"× {len(pairs) - len(finite)} of {len(pairs)} did not finish",
-                (0.985, place - 0.36),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="center",
-                fontsize=6.5,
-                color=look.color,
-            )
+            axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
+        elif label in finals:
+            pairs = {seed: value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]}
+            finite = [difference for difference in pairs.values() if math.isfinite(difference)]
+            _draw_runs(axes, finite, row, label)
+            summary = paired_difference(finals[label], finals[base])
+            if summary is not None:
+                draw_estimate(axes, summary, row, label)
+            if len(finite) < len(pairs):
+                remark = f"× {len(pairs) - len(finite)} of {len(pairs)} did not finish"
+                _annotate_row(axes, remark, row - 0.36, look.color)
     name_rows(axes, [style.style_of(label).name for label in rows])
     axes.locator_params(axis="x", nbins=5)
     axes.set_xlabel(f"final loss − {style.style_of(base).name}'s")
 
 
-def draw_reaching(axes: Axes, took: Mapping[str, Mapping[int, float]], end: float) -> None:
-    """One row a label: dots are runs, the mark is their summary with its interval.
+def _annotate_row(axes: Axes, remark: str, row: float, color: str) -> None:
+    axes.annotate(
+        remark,
+        (0.985, row),
+        xycoords=("axes fraction", "data"),
+        ha="right",
+        va="center",
+        fontsize=6.5,
+        color=color,
+    )
 
-    took: by label, what `statistics.to_target` gives.  end: where on the axis runs that never got there are counted.
+
+def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw one row per label: dots are runs, the marker is their estimate with its interval.
+
+    Runs that never reached the target are counted at the right edge.
+
+    Args:
+        axes: the panel.
+        took: time or steps to the target by label and seed, infinite for a run that never reached it.
     """
     for row, (label, by_seed) in enumerate(took.items()):
-        found, look = reaching(by_seed), style.style_of(label)
-        if found is None:
+        summary = reaching(by_seed)
+        if summary is None:
             continue
-        there = [value for value in by_seed.values() if math.isfinite(value)]
-        axes.plot(there, [row + 0.27] * len(there), ".", color=look.color, markersize=3, alpha=0.75)
-        if math.isfinite(found.took.value):
-            if found.took.has_interval:
-                axes.hlines(row, found.took.low, found.took.high, color=look.color, linewidth=2.2, alpha=0.55)
-            axes.plot(found.took.value, row, marker=look.marker, color=look.color, markersize=5)
-        if found.censored:
-            axes.annotate(
-                f"{found.censored} of {found.took.n} never \N{RIGHTWARDS ARROW}",
-                (end, row - 0.3 if there else row),
-                xytext=(-2, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=6.5,
-                color=look.color,
-            )
+        reached = [value for value in by_seed.values() if math.isfinite(value)]
+        _draw_runs(axes, reached, row, label)
+        if math.isfinite(summary.took.value):
+            draw_estimate(axes, summary.took, row, label)
+        if summary.censored:
+            remark = f"{summary.censored} of {summary.took.n} never \N{RIGHTWARDS ARROW}"
+            _annotate_row(axes, remark, row - 0.3 if reached else row, style.style_of(label).color)

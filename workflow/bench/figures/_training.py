@@ -1,30 +1,63 @@
-"""What the paper's figures 11 and 12 share: their experiments' headings, and what equal training accuracy is."""
+"""The paper's figures 11 and 12: titles of their experiments, and the time to equal training accuracy."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
 
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._curves import targets
+from workflow.bench.figures._curves import ended, targets
 from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import NoDataError, Results
 
-#: Each experiment's row in the paper's numbers.
 IN_THE_PAPER: Final = {
     "alexnet_cifar100": "AlexNet/CIFAR-100",
     "bert_imdb": "BERT-Large-Cased/IMDB",
     "bert_base_squad": "BERT-Base-Cased/SQuAD",
 }
-#: Whose last training accuracy is the level where an experiment's file has no target on it.
+"""The paper's name of each experiment."""
 BASE: Final = "sgd"
+"""Its last training accuracy is the level if the experiment has no target on the training accuracy."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs of an experiment, and the evaluations of one metric on the training data."""
+
+    runs: pd.DataFrame
+    rows: pd.DataFrame
+    has_results: bool
+    """Whether its CSV file has any row."""
+
+
+def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:
+    """Return the experiments by name, with the rows of one metric on the training data.
+
+    Raises:
+        NoDataError: no experiment has such a row, although one is ``required``.
+    """
+    experiments = {}
+    for name in names:
+        metrics = results.metrics(name)
+        experiments[name] = Experiment(results.runs(name), ended(metrics, "train", metric), not metrics.empty)
+    if required and all(experiment.rows.empty for experiment in experiments.values()):
+        raise NoDataError(f"no training {metric} of {', '.join(names)} in {results.root}: run one of them first.")
+    return experiments
+
+
+def all_runs(experiments: Mapping[str, Experiment]) -> pd.DataFrame:
+    """Return the runs of all experiments in one table."""
+    frames = [experiment.runs for experiment in experiments.values()]
+    return pd.concat([frame for frame in frames if not frame.empty], ignore_index=True)
 
 
 def title(runs: pd.DataFrame, experiment: str) -> str:
-    """A panel's heading: the model and the data of the runs, not of the paper."""
+    """Return a panel's title: the model and the data of the runs, not those of the paper."""
     if runs.empty:
         return IN_THE_PAPER[experiment]
     data = runs["dataset"].dropna() if "dataset" in runs else pd.Series(dtype=str)
@@ -33,7 +66,7 @@ def title(runs: pd.DataFrame, experiment: str) -> str:
 
 
 def why_empty(runs: pd.DataFrame, experiment: str, quantity: str) -> str:
-    """What a panel without any value of ``quantity`` says."""
+    """Return the reason why a panel has no value of ``quantity``."""
     if runs.empty:
         return f"{experiment} has no results"
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
@@ -41,10 +74,10 @@ def why_empty(runs: pd.DataFrame, experiment: str, quantity: str) -> str:
 
 
 def equal_levels(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[int, float]:
-    """The training accuracy, by seed, at which methods are compared.
+    """Return the training accuracy, by seed, at which methods are compared.
 
-    The target of the experiment's file where that is a training accuracy; else what SGD had at the end of its
-    run.  A seed without a finished run of SGD has no level then.
+    It is the experiment's target if that is a training accuracy, else the accuracy of SGD at the end of its run; a seed
+    without a finished run of SGD then has no level.
     """
     fixed = targets(runs, "train", "accuracy")
     if fixed:
@@ -55,9 +88,10 @@ def equal_levels(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[int, floa
 
 
 def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: Mapping[int, float]) -> dict[int, float]:
-    """Training seconds, by seed, until an evaluation of one label's run first showed its seed's level.
+    """Return the training seconds, by seed, until an evaluation of a label's run first reached its seed's level.
 
-    Infinite where a run that ended, well or badly, never showed it.  The untrained model, at step 0, does not count.
+    A run that finished or broke down without reaching it takes infinitely long. The untrained model, at step 0, does
+    not count.
     """
     took: dict[int, float] = {}
     trained = accuracies[accuracies["step"] > 0]
@@ -70,9 +104,9 @@ def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: M
 
 
 def level_note(runs: Mapping[str, pd.DataFrame], where: str) -> str:
-    """What "equal training accuracy" is in each experiment, for the caption."""
-    fixed = {name: targets(frame, "train", "accuracy") for name, frame in runs.items()}
-    named = ", ".join(f"{100 * found[-1]:g} % in {name}" for name, found in fixed.items() if found)
-    others = ", ".join(name for name, found in fixed.items() if not found and not runs[name].empty)
-    parts = [named, f"what SGD had at its end, seed by seed, in {others}" if others else ""]
-    return f"{where}: equal training accuracy is {'; '.join(filter(None, parts))}; seen at evaluations only"
+    """Return the caption's definition of equal training accuracy in each experiment."""
+    levels = {name: targets(frame, "train", "accuracy") for name, frame in runs.items()}
+    fixed = ", ".join(f"{100 * limits[-1]:g} % in {name}" for name, limits in levels.items() if limits)
+    relative = ", ".join(name for name, limits in levels.items() if not limits and not runs[name].empty)
+    parts = [fixed, f"SGD's at the end of its run, by seed, in {relative}" if relative else ""]
+    return f"{where}: equal training accuracy is {'; '.join(filter(None, parts))}; it is measured at evaluations only"

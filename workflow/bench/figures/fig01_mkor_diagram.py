@@ -1,4 +1,4 @@
-"""Figure 1: the four stages of a step of MKOR, drawn, with their equations and costs; no data."""
+"""Figure 1: a diagram of the four stages of a step of MKOR, with their equations and costs."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.figures import _style as style
-from workflow.bench.figures._drawn import INPUTS, OUTPUTS, PLAIN, SOFT, arrow, band, canvas, matrix, write
+from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, arrow, band, canvas, matrix, write
+from workflow.bench.figures._page import save
+from workflow.bench.figures._style import SOFT
 from workflow.bench.results.tables import Results
 
 _LEFT: Final = 20.0  # edge of the stages' frames; the brackets stand left of it
@@ -20,15 +21,15 @@ _GAP: Final = 10.0
 _HEIGHTS: Final = (58.0, 50.0, 76.0, 58.0, 28.0)
 
 CAPTION: Final = (
-    "Drawn from the method's equations, without data. X: inputs of a layer, n rows; G: gradients at its outputs; D: "
-    "the gradient of its weights; J: inverse factors, which start as I; f: the inverse update period, 10 in the paper; "
-    "costs: of a layer with d inputs and d outputs. Stage 3 is the exact rule, Sherman-Morrison; the paper prints "
-    "another one and the released code runs a third, and figure 13 compares them."
+    "A diagram of the method's equations, without data. X: the inputs of a layer, n rows; G: the gradients at its "
+    "outputs; D: the gradient of its weights; J: the inverse factors, which start as I; f: the inverse update period, "
+    "10 in the paper. Costs are those of a layer with d inputs and d outputs. Stage 3 shows the exact rule, "
+    "Sherman-Morrison; the paper prints another rule, the released code runs a third, and figure 13 compares them."
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the stages from the statistics of a batch to the step of the base optimizer; ``results`` are not read."""
+    """Draw the stages from the statistics of a batch to the step of the base optimizer; needs no results."""
     del results
     height = sum(_HEIGHTS) + _GAP * (len(_HEIGHTS) - 1)
     figure, axes = canvas(height)
@@ -44,14 +45,13 @@ def make(results: Results, folder: Path) -> list[Path]:
         axes,
         _PICTURES,
         tops[4] - _HEIGHTS[4] / 2,
-        "SGD with momentum, LAMB, ... : its step, with $V$ in place of $D$",
+        "SGD with momentum, LAMB, ...: its step, with $V$ in place of $D$",
         size=7.5,
         ha="left",
     )
     _bracket(axes, tops[0], tops[2] - _HEIGHTS[2], "every f-th step")
     _bracket(axes, tops[3], tops[4] - _HEIGHTS[4], "every step")
-    style.finish(figure, [], CAPTION)
-    return style.save(figure, folder, "fig01_mkor_diagram")
+    return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION)
 
 
 def _bracket(axes: Axes, top: float, bottom: float, text: str) -> None:
@@ -60,7 +60,7 @@ def _bracket(axes: Axes, top: float, bottom: float, text: str) -> None:
 
 
 def _head(axes: Axes, top: float, number: int, title: str, detail: str, cost: str, kind: str) -> None:
-    """A stage's number, name and cost."""
+    """Write a stage's number, title, detail and cost."""
     write(axes, _TITLES, top - 11, f"{number}  {title}", size=7.5, weight="bold", ha="left")
     write(axes, _TITLES, top - 20, detail, size=6.5, ha="left", va="top", color=SOFT, linespacing=1.25)
     write(axes, _COSTS, top - 11, cost, size=8, ha="right")
@@ -95,7 +95,7 @@ def _all_reduce(axes: Axes, top: float, middle: float) -> None:
 
 
 def _update(axes: Axes, top: float, middle: float) -> None:
-    detail = "stabiliser, then the\nrank-1 inverse; for\n$J_R$ with $v = a$,\n$J_L$ with $v = g$"
+    detail = "stabilizer, then the\nrank-1 inverse; for\n$J_R$ with $v = a$,\n$J_L$ with $v = g$"
     _head(axes, top, 3, "Factor update", detail, "$O(d^2)$", "operations")
     side = 30
     left, low = _PICTURES + 2, middle - side / 2
@@ -104,8 +104,8 @@ def _update(axes: Axes, top: float, middle: float) -> None:
     matrix(axes, left + side + 16, low, 5, side, INPUTS)
     matrix(axes, left + side + 24, middle + side / 2 - 5, side, 5, INPUTS)
     write(axes, left + side + 40, middle - 3, "$(Jv)(Jv)^\\mathrm{T}$", size=6.5)
-    stabiliser = "$\\max_i J_{ii} > \\epsilon$:  $J \\leftarrow \\zeta J + (1-\\zeta) I$"
-    write(axes, _EQUATIONS, middle + 21, stabiliser, ha="left", size=7.5)
+    stabilizer = "$\\max_i J_{ii} > \\epsilon$:  $J \\leftarrow \\zeta J + (1-\\zeta) I$"
+    write(axes, _EQUATIONS, middle + 21, stabilizer, ha="left", size=7.5)
     write(
         axes,
         _EQUATIONS,

@@ -2,25 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._curves import draw_curves, ended, legend, targets, time_scale
-from workflow.bench.figures._rows import base_of, draw_differences, draw_reaching, name_rows
+from workflow.bench.figures._axes import explain_empty, loss_axis, target_line
+from workflow.bench.figures._curves import draw_curves, ended, targets, time_scale
+from workflow.bench.figures._page import save
+from workflow.bench.figures._rows import base_of, draw_differences, draw_times_to_target, name_rows
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining",)
 
+_NOTES: Final = (
+    "Masked-language and next-sentence loss; every run starts from one shared phase-1 checkpoint",
+    "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the first "
+    "evaluation at the target; dots are runs. The training time does not include evaluation",
+)
+_OTHER_SCHEDULE: Final = (
+    "Runs with more or fewer steps than the base optimizer's follow another schedule, so they have no difference"
+)
+
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation loss over steps and over training seconds; below final differences, and the time to the target.
+    """Draw validation loss over steps and over training seconds; below, final differences and time to the target.
 
-    Raises NoDataError where no run of bert_pretraining has a validation loss.
+    Raises:
+        NoDataError: no run of bert_pretraining has a validation loss.
     """
     runs, metrics = results.runs("bert_pretraining"), results.metrics("bert_pretraining")
     losses = ended(metrics, "validation", "loss")
@@ -29,57 +45,68 @@ def make(results: Results, folder: Path) -> list[Path]:
     labels = style.in_order(losses["optimizer"])
     rows = 0.15 * len(labels) + 0.15
     figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
-    length, unit = time_scale(losses)
-    low, high, scale = style.loss_limits(losses)
     goals = targets(runs, "validation", "loss")
-    for panel, x, divisor, name in (
-        (axes[0, 0], "step", 1.0, "iteration"),
-        (axes[0, 1], "train_seconds", length, f"training time ({unit})"),
-    ):
-        panel.set_yscale(scale)
-        panel.set_ylim(low, high)
-        draw_curves(panel, losses, x=x, scale=divisor)
-        for goal in goals:
-            style.target_line(panel, goal)
-        panel.set_xlabel(name)
-    axes[0, 0].set_ylabel("validation loss")
-    axes[0, 1].tick_params(labelleft=False)
-
+    _draw_losses(axes[0], losses, goals)
     base = base_of(runs)
-    # At one iteration of schedules of different lengths, one run is at its end and the other under way.
-    alike = runs.loc[runs["steps"].isin(runs.loc[runs["optimizer"] == base, "steps"]), "run"]
+    compared = _comparable(runs, base)
     broken = metrics[metrics["split"].isna()]
-    compared = losses if broken.empty else pd.concat([losses, broken])
-    try:
-        last, step = last_common_values(compared[compared["run"].isin(alike)])
-        finals = {str(label): by_seed(of_label) for label, of_label in last.groupby("optimizer")}
-        if base not in finals:
-            raise NoDataError("the base optimizer has no run to pair with")
-        draw_differences(axes[1, 0], finals, base, labels)
-        axes[1, 0].set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
-    except NoDataError as error:
-        style.say(axes[1, 0], str(error))
-    by_time = axes[1, 1]
+    both = losses if broken.empty else pd.concat([losses, broken])
+    _draw_differences(axes[1, 0], both[both["run"].isin(compared)], base, labels)
     if goals:
-        took = {label: to_target(runs[runs["optimizer"] == label], "seconds") for label in labels}
-        end = float(losses["train_seconds"].max()) / length
-        for panel in axes[:, 1]:
-            panel.set_xlim(-0.03 * end, 1.03 * end)
-        draw_reaching(
-            by_time,
-            {label: {seed: seconds / length for seed, seconds in of_label.items()} for label, of_label in took.items()},
-            1.03 * end,
-        )
-        name_rows(by_time, [""] * len(labels))
-        by_time.set_xlabel(f"training time to the target ({unit})")
+        _draw_times(list(axes[:, 1]), runs, losses, labels)
     else:
-        style.say(by_time, "the runs have no target on the validation loss")
-    notes = [
-        "Masked-language and next-sentence loss, every run from one shared phase-1 checkpoint",
-        "Below: loss at equal iterations minus the base optimizer's, paired by seed, and training time to the first "
-        "evaluation at the target; dots are runs. Evaluation is not counted in the training time",
-    ]
-    if set(losses["run"]) - set(alike):
-        notes.append("Runs with more or fewer steps than the base optimizer's follow another schedule: no difference")
-    style.finish(figure, legend(labels, [losses]), caption(results, runs, notes=notes), columns=3)
-    return style.save(figure, folder, "fig02_bert_loss")
+        explain_empty(axes[1, 1], "the runs have no target on the validation loss")
+    notes = [*_NOTES, _OTHER_SCHEDULE] if set(losses["run"]) - compared else _NOTES
+    legend = _legend.of_curves(labels, [losses])
+    return save(figure, folder, "fig02_bert_loss", legend=legend, caption=caption(results, runs, notes=notes))
+
+
+def _comparable(runs: pd.DataFrame, base: str | None) -> set[str]:
+    """Return the runs with as many steps as the base optimizer's.
+
+    At one iteration of schedules of different lengths, one run is at its end and the other is not.
+    """
+    steps = runs.loc[runs["optimizer"] == base, "steps"]
+    return set(runs.loc[runs["steps"].isin(steps), "run"])
+
+
+def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, goals: Sequence[float]) -> None:
+    """Draw the loss over iterations in the first panel, and over training time in the second one."""
+    length, unit = time_scale(losses)
+    for panel, x, scale in ((axes[0], "step", 1.0), (axes[1], "train_seconds", length)):
+        loss_axis(panel, losses)
+        draw_curves(panel, losses, x=x, scale=scale)
+        for goal in goals:
+            target_line(panel, goal)
+    axes[0].set_xlabel("iteration")
+    axes[1].set_xlabel(f"training time ({unit})")
+    axes[0].set_ylabel("validation loss")
+    axes[1].tick_params(labelleft=False)
+
+
+def _draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
+    """Draw the difference of every label's final loss from the base optimizer's, or the reason why there is none."""
+    try:
+        last, step = last_common_values(losses)
+    except NoDataError as error:
+        explain_empty(axes, str(error))
+        return
+    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
+    if base is None or base not in finals:
+        explain_empty(axes, "the base optimizer has no run to pair with")
+        return
+    draw_differences(axes, finals, base, labels)
+    axes.set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
+
+
+def _draw_times(axes: Sequence[Axes], runs: pd.DataFrame, losses: pd.DataFrame, labels: Collection[str]) -> None:
+    """Draw the training time to the target in the lower panel, below the same times of the upper one."""
+    length, unit = time_scale(losses)
+    took = {label: to_target(runs[runs["optimizer"] == label], "seconds") for label in labels}
+    scaled = {label: {seed: time / length for seed, time in times.items()} for label, times in took.items()}
+    end = float(losses["train_seconds"].max()) / length
+    for panel in axes:
+        panel.set_xlim(-0.03 * end, 1.03 * end)
+    draw_times_to_target(axes[1], scaled)
+    name_rows(axes[1], [""] * len(labels))
+    axes[1].set_xlabel(f"training time to the target ({unit})")

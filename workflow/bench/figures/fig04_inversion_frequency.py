@@ -1,39 +1,115 @@
-"""Figure 4: what updating the factors less often saves in time, and what it costs in loss."""
+"""Figure 4: iteration time and loss over the inverse update period."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM, estimate
+from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty, period_axis, plain_log_ticks
 from workflow.bench.figures._curves import ended
+from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_inversion")
 PROBES = ("iteration_time",)
 PUBLISHED = ("iteration_time_ms",)
 
-#: Column of panels -> the experiment of its losses, and the model whose iteration times the paper published.
-WORKLOADS = {
+WORKLOADS: Final = {
     "autoencoder": ("autoencoder_inversion", "Autoencoder"),
     "bert": ("bert_inversion", "BERT-Large-Uncased"),
 }
+"""The columns of panels: the experiment with the losses, and the paper's model with published iteration times."""
 
 
-def _labels(frame: pd.DataFrame) -> list[str]:
-    return style.in_order(frame["optimizer"])
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload.
+
+    Raises:
+        NoDataError: neither the probe nor one of the two experiments has results.
+    """
+    times = results.probe("iteration_time")
+    paper = published("iteration_time_ms")
+    metrics = {experiment: results.metrics(experiment) for experiment in EXPERIMENTS}
+    if times.empty and all(frame.empty for frame in metrics.values()):
+        raise NoDataError(
+            f"neither probes/iteration_time.csv nor {' nor '.join(f'{e}.csv' for e in EXPERIMENTS)} "
+            f"has results in {results.root}."
+        )
+    figure, axes = style.new_figure(2, len(WORKLOADS), height=4.3, sharex="col")
+    periods = set(paper["inverse_update_period"]) | set(times["inverse_update_period"])
+    labels = set()
+    steps: list[str] = []
+    for (upper, lower), (workload, (experiment, model)) in zip(axes.T, WORKLOADS.items(), strict=True):
+        upper.set_title(style.workload_name(workload))
+        labels |= _draw_published(upper, paper[paper["model"] == model])
+        labels |= _draw_times(upper, times[times["workload"] == workload])
+        try:
+            last, step = last_common_values(_losses(metrics[experiment]))
+            labels |= _draw_losses(lower, last)
+            steps.append(f"{style.workload_name(workload)} after {step:g} iterations")
+        except NoDataError:
+            reasons = results.runs(experiment).get("reason", pd.Series(dtype=str)).dropna()
+            explain_empty(lower, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run")
+        period_axis(lower, periods)
+        lower.set_xlabel("inverse update period (iterations)")
+    axes[0, 0].set_ylabel("(a) mean iteration time (ms)")
+    axes[1, 0].set_ylabel("(b) validation loss")
+    legend = [
+        *(_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)),
+        _legend.published_entry("published (paper's models and GPUs)"),
+        _legend.bar_entry("95 % interval"),
+    ]
+    notes = ["(a) " + _time_note(times)] if not times.empty else []
+    if steps:
+        notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
+    absent = [] if not times.empty else ["probe iteration_time"]
+    absent += [experiment for experiment, frame in metrics.items() if frame.empty]
+    runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
+    text = caption(results, runs, notes=notes, absent=absent)
+    return save(figure, folder, "fig04_inversion_frequency", legend=legend, caption=text, columns=2)
 
 
-def _draw_times(axes: Axes, times: pd.DataFrame, of_paper: pd.DataFrame) -> set[str]:
-    """Measured mean iteration time over the period, filled, and the paper's, hollow; both in ms, log-log."""
-    for optimizer, rows in of_paper.groupby("optimizer"):
+def _losses(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the validation losses, with the runs that ended before their first evaluation."""
+    losses, unevaluated = ended(metrics, "validation", "loss"), metrics[metrics["split"].isna()]
+    return pd.concat([losses, unevaluated]) if len(unevaluated) else losses
+
+
+def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
+    """Draw a line per label over ``x`` with our own estimates (`analysis.estimates`) and their intervals."""
+    if rows.empty:
+        return
+    sns.lineplot(
+        rows,
+        x=x,
+        y=y,
+        hue="optimizer",
+        style="optimizer",
+        estimator=lambda values: estimate(values).value,
+        errorbar=lambda values: (estimate(values).low, estimate(values).high),
+        **style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])}),
+        **look,
+        markersize=5,
+        markeredgewidth=0.4,
+        legend=False,
+        ax=axes,
+    )
+
+
+def _draw_published(axes: Axes, paper: pd.DataFrame) -> set[str]:
+    """Draw the paper's iteration times, hollow, and return their labels."""
+    for optimizer, rows in paper.groupby("optimizer"):
         look = style.style_of(str(optimizer).lower())
         axes.plot(
             rows["inverse_update_period"],
@@ -47,112 +123,51 @@ def _draw_times(axes: Axes, times: pd.DataFrame, of_paper: pd.DataFrame) -> set[
             markerfacecolor="white",
             markeredgewidth=1.1,
         )
-    for label in _labels(times):
-        look = style.style_of(label)
-        rows = times[times["optimizer"] == label]
-        at = sorted({float(period) for period in rows["inverse_update_period"]})
-        summaries = [
-            estimate(rows.loc[rows["inverse_update_period"] == period, "iteration_ms"].to_numpy(float)) for period in at
-        ]
-        axes.plot(
-            at, [summary.value for summary in summaries], color=look.color, linestyle=look.line, marker=look.marker
-        )
-        low, high = [summary.low for summary in summaries], [summary.high for summary in summaries]
-        axes.fill_between(at, low, high, color=look.color, alpha=0.18, linewidth=0)
+    return {str(name).lower() for name in paper["optimizer"]}
+
+
+def _draw_times(axes: Axes, times: pd.DataFrame) -> set[str]:
+    """Draw the measured mean iteration time over the period, in ms on a log axis, and return the labels."""
+    _draw_estimates(axes, times, "inverse_update_period", "iteration_ms", err_kws={"alpha": 0.18, "linewidth": 0})
+    # Not before the lines are drawn: on a logarithmic axis seaborn passes logarithms to the estimator.
     axes.set_yscale("log")
-    style.plain_log_ticks(axes)
-    return set(_labels(times)) | {str(name).lower() for name in of_paper["optimizer"]}
+    plain_log_ticks(axes)
+    axes.set_ylabel("")
+    return set(times["optimizer"])
 
 
-def _draw_losses(axes: Axes, metrics: pd.DataFrame) -> tuple[set[str], float]:
-    """Last validation loss at equal iterations over the period; returns the labels drawn and the iteration."""
-    last, step = last_common_values(metrics)
-    labels = _labels(last)
-    # Methods are set a little apart, or their error bars would hide each other.
-    shifts = 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2))
-    for label, shift in zip(labels, shifts, strict=True):
-        look = style.style_of(label)
-        points: list[tuple[float, ...]] = []
-        of_label = last[last["optimizer"] == label]
-        for period in sorted({float(period) for period in of_label["inverse_update_period"].dropna()}):
-            values = np.array(list(by_seed(of_label[of_label["inverse_update_period"] == period]).values()))
-            finite = values[np.isfinite(values)]
-            if len(finite):
-                summary = estimate(finite)
-                points.append((period * shift, summary.value, summary.low, summary.high))
-            if len(finite) < len(values):
-                axes.annotate(
-                    f"× {len(values) - len(finite)} of {len(values)} failed",
-                    (period * shift, 0.98),
-                    xycoords=("data", "axes fraction"),
-                    ha="center",
-                    va="top",
-                    fontsize=6,
-                    color=look.color,
-                    rotation=90,
-                )
-        if not points:
-            continue
-        at, value, low, high = np.array(points).T
-        axes.plot(at, value, color=look.color, linestyle=look.line, marker=look.marker)
-        axes.vlines(at, low, high, color=look.color, linewidth=1.6, alpha=0.55)
-    return set(labels), step
+def _draw_losses(axes: Axes, last: pd.DataFrame) -> set[str]:
+    """Draw the last validation loss over the period, count the runs that broke down, and return the labels."""
+    labels = style.in_order(last["optimizer"])
+    # Methods are set a little apart, or their intervals would hide each other.
+    shifts = dict(zip(labels, 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2)), strict=True))
+    last = last.dropna(subset="inverse_update_period")
+    last = last.assign(x=last["inverse_update_period"].astype(float) * last["optimizer"].map(shifts))
+    finite = last[np.isfinite(last["value"].astype(float))]
+    _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
+    axes.set_ylabel("")
+    for (label, x), rows in last.groupby(["optimizer", "x"]):
+        failed = int((rows["value"] == math.inf).sum())
+        if failed:
+            axes.annotate(
+                f"× {failed} of {len(rows)} failed",
+                (x, 0.98),
+                xycoords=("data", "axes fraction"),
+                ha="center",
+                va="top",
+                fontsize=6,
+                color=style.style_of(str(label)).color,
+                rotation=90,
+            )
+    return set(labels)
 
 
-def make(results: Results, folder: Path) -> list[Path]:
-    """Draw (a) the mean iteration time and (b) the test loss over the inverse update period, by workload.
-
-    Raises NoDataError where neither the probe nor one of the two experiments has results.
-    """
-    times = results.probe("iteration_time")
-    of_paper = published("iteration_time_ms")
-    experiments = {name: results.metrics(experiment) for name, (experiment, _) in WORKLOADS.items()}
-    if times.empty and all(metrics.empty for metrics in experiments.values()):
-        raise NoDataError(
-            f"neither probes/iteration_time.csv nor {' nor '.join(f'{e}.csv' for e in EXPERIMENTS)} "
-            f"has results in {results.root}."
-        )
-    figure, axes = style.new_figure(2, len(WORKLOADS), height=4.3, sharex="col")
-    drawn: set[str] = set()
-    absent = [] if not times.empty else ["probe iteration_time"]
-    steps: list[str] = []
-    for column, (workload, (experiment, model)) in enumerate(WORKLOADS.items()):
-        upper, lower = axes[0, column], axes[1, column]
-        upper.set_title(style.workload_name(workload))
-        drawn |= _draw_times(upper, times[times["workload"] == workload], of_paper[of_paper["model"] == model])
-        metrics = experiments[workload]
-        losses = ended(metrics, "validation", "loss")
-        failed = metrics[metrics["split"].isna()]
-        try:
-            labels, step = _draw_losses(lower, pd.concat([losses, failed]) if len(failed) else losses)
-            drawn |= labels
-            steps.append(f"{style.workload_name(workload)} after {step:g} iterations")
-        except NoDataError:
-            reasons = results.runs(experiment).get("reason", pd.Series(dtype=str)).dropna()
-            style.say(lower, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run")
-            if metrics.empty:
-                absent.append(experiment)
-        style.period_axis(lower, set(of_paper["inverse_update_period"]) | set(times["inverse_update_period"]))
-        lower.set_xlabel("inverse update period (iterations)")
-    axes[0, 0].set_ylabel("(a) mean iteration time (ms)")
-    axes[1, 0].set_ylabel("(b) validation loss")
-    handles: list[Any] = [style.method_handle(label) for label in style.in_order(drawn)]
-    handles.append(style.published_handle("published (paper's models and GPUs)"))
-    handles.append(style.bar_handle("95 % interval"))
-    runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
-    notes = ["(a) " + _probe_note(times)] if not times.empty else []
-    if steps:
-        notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
-    style.finish(figure, handles, caption(results, runs, notes=notes, absent=absent), columns=2)
-    return style.save(figure, folder, "fig04_inversion_frequency")
-
-
-def _probe_note(times: pd.DataFrame) -> str:
-    """What was timed here and what was not, for the caption."""
+def _time_note(times: pd.DataFrame) -> str:
+    """Return the caption's sentence on the timing."""
     repeats = times.groupby(["workload", "optimizer", "inverse_update_period"]).size()
     combined = sorted(times.loc[times["estimate"] == "combined", "inverse_update_period"].unique())
     summary = "median" if repeats.min() >= BOOTSTRAP_MINIMUM else "mean"
-    text = f"{summary} of {repeats.min()} repeats, no other job of the pipeline beside them"
+    text = f"{summary} of {repeats.min()} repeats, while no other job of the pipeline ran"
     if combined:
         text += (
             f"; periods {', '.join(f'{period:g}' for period in combined)}: steps timed with and "

@@ -1,67 +1,83 @@
-"""Figure 5: how well rank-1 matrices approximate the second moments of activations and of output gradients."""
+"""Figure 5: errors of rank-1 approximations of the second moments of activations and of output gradients."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
+import pandas as pd
+import seaborn as sns
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow.bench.figures import _probes, _rank1
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
-_WIDTH = 0.26  # of a box, the two sides being 1 apart
+_ALPHA: Final = 0.45
 
 
-def _draw(axes: Axes, errors: np.ndarray, place: float, look: style.MethodStyle) -> None:
-    """One box over all of ``errors [n]``, its whiskers from the smallest to the largest, and every value as a dot."""
-    drawn = axes.boxplot(
-        errors,
-        positions=[place],
-        widths=_WIDTH * 0.8,
+def _draw(axes: Axes, errors: pd.DataFrame) -> None:
+    """Draw a box per side and approximation over all errors of a workload, and every error as a dot."""
+    looks = _rank1.APPROXIMATIONS
+    groups: dict[str, Any] = {
+        "data": errors,
+        "x": "side",
+        "y": "error",
+        "hue": "approximation",
+        "order": list(_rank1.SIDES),
+        "hue_order": list(looks),
+        "palette": {name: look.color for name, look in looks.items()},
+        "legend": False,
+        "ax": axes,
+    }
+    # Whiskers to the extremes: no error counts as an outlier.
+    sns.boxplot(
+        **groups,
         whis=(0, 100),
-        patch_artist=True,
-        medianprops={"color": "#000000", "linewidth": 1.4},
-        manage_ticks=False,
+        gap=0.15,
+        saturation=1,
+        linecolor="#000000",
+        linewidth=0.8,
+        boxprops={"alpha": _ALPHA},
+        medianprops={"linewidth": 1.6},
     )
-    drawn["boxes"][0].set(facecolor=look.color, alpha=0.4, linewidth=0.6)
-    shifts = np.random.default_rng(0).uniform(-0.35, 0.35, len(errors)) * _WIDTH
-    axes.plot(place + shifts, errors, look.marker, color=look.color, markersize=1.5, alpha=0.5, markeredgewidth=0)
+    # seaborn takes the jitter from NumPy's global generator; a seed makes the same data give the same picture.
+    np.random.seed(0)  # noqa: NPY002
+    # Above the boxes and below the medians, which lie a tenth above.
+    sns.stripplot(**groups, dodge=True, jitter=0.33, size=1.6, alpha=0.5, zorder=2.05)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw all layers', iterations' and seeds' relative errors by workload, side and approximation; none is cut off.
+    """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation.
 
-    Raises NoDataError where the probe rank1_error has no rows.
+    Raises:
+        NoDataError: the probe rank1_error has no rows.
     """
     rows = _rank1.read(results)
     names = _probes.workloads(rows)
     figure, axes = style.new_figure(1, len(names), height=2.6, sharey=True)
-    middle = (len(_rank1.APPROXIMATIONS) - 1) / 2
     for panel, workload in zip(axes[0], names, strict=True):
-        for at, side in enumerate(_rank1.SIDES):
-            for index, (approximation, look) in enumerate(_rank1.APPROXIMATIONS.items()):
-                here = (rows["workload"] == workload) & (rows["side"] == side)
-                errors = rows.loc[here & (rows["approximation"] == approximation), "error"].dropna().to_numpy(float)
-                if len(errors):
-                    _draw(panel, errors, at + (index - middle) * _WIDTH, look)
-        layers = rows.loc[rows["workload"] == workload, "layer"].nunique()
-        panel.set_title(f"{style.workload_name(workload)}, {layers} layers")
+        errors = rows[rows["workload"] == workload]
+        _draw(panel, errors)
+        panel.set_title(f"{style.workload_name(workload)}, {errors['layer'].nunique()} layers")
         panel.set_xticks(range(len(_rank1.SIDES)), list(_rank1.SIDES.values()))
-        panel.set_xlim(-0.5, len(_rank1.SIDES) - 0.5)
-        panel.axhline(1, color="#444444", linewidth=0.7, zorder=1)
+        panel.axhline(1, color=style.GUIDE, linewidth=0.7, zorder=1)
         panel.grid(axis="x", visible=False)
+        panel.set(xlabel="", ylabel="relative error")
     axes[0, 0].set_ylim(-0.03, 1.06 * max(1.0, float(rows["error"].max())))
-    axes[0, 0].set_ylabel("relative error")
-    handles: list = [Patch(facecolor=look.color, alpha=0.6, label=look.name) for look in _rank1.APPROXIMATIONS.values()]
-    handles.append(Line2D([], [], color="#444444", linewidth=0.7, label="as far off as zero"))
-    notes = [
-        "Frobenius norm of what is missed over that of the moment; every layer, iteration and seed is a dot, "
-        "boxes are quartiles, whiskers reach the extremes"
+    legend: list[Artist] = [
+        Patch(facecolor=look.color, alpha=_ALPHA, label=look.name) for look in _rank1.APPROXIMATIONS.values()
     ]
-    style.finish(figure, handles, _rank1.footer(results, rows, notes), columns=2)
-    return style.save(figure, folder, "fig05_rank1_error")
+    legend.append(Line2D([], [], color=style.GUIDE, linewidth=0.7, label="error of the zero matrix"))
+    notes = [
+        "Frobenius norm of the difference over that of the moment; every layer, iteration and seed is a dot, boxes are "
+        "quartiles, whiskers reach the extremes"
+    ]
+    caption = _rank1.caption(results, rows, notes)
+    return save(figure, folder, "fig05_rank1_error", legend=legend, caption=caption, columns=2)

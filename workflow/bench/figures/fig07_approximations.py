@@ -1,4 +1,4 @@
-"""Figure 7: how natural gradient, KFAC, sketched natural gradient and MKOR take the Fisher matrix, drawn; no data."""
+"""Figure 7: a diagram of how natural gradient, KFAC, sketched natural gradient and MKOR use the Fisher matrix."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.figures import _style as style
-from workflow.bench.figures._drawn import INPUTS, OUTPUTS, PLAIN, SOFT, arrow, band, canvas, matrix, write
+from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, arrow, band, canvas, matrix, write
+from workflow.bench.figures._page import save
+from workflow.bench.figures._style import SOFT
 from workflow.bench.results.tables import Results
 
 _HEIGHT: Final = 268.0
 _PANEL: Final = (190.0, 129.0)  # width and height
 _SIDE: Final = 60.0  # of a Fisher matrix
-_BLOCKS: Final = (0.25, 0.4, 0.35)  # shares of a Fisher matrix that layers have
+_BLOCKS: Final = (0.25, 0.4, 0.35)  # shares of the layers in the side of a Fisher matrix
 
 CAPTION: Final = (
-    "Drawn from the methods' equations, without data. F: the Fisher matrix of all p parameters; a layer has d inputs, "
-    "d outputs and n rows X of inputs and G of gradients. A, C: their second moments; a, g: their means; U: the "
-    "gradients of single examples as columns; J: inverse factors. Costs: of one inversion or update, of one layer but "
-    "for NGD."
+    "A diagram of the methods' equations, without data. F: the Fisher matrix of all p parameters. A layer has d "
+    "inputs, d outputs, and n rows of inputs X and of gradients G. A, C: their second moments; a, g: their means; U: "
+    "the gradients of single examples as columns; J: inverse factors. Costs are those of one inversion or update of "
+    "one layer, and for NGD of the whole model."
 )
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the four approximations side by side; ``results`` are not read."""
+    """Draw the four approximations side by side; needs no results."""
     del results
     figure, axes = canvas(_HEIGHT)
     width, height = _PANEL
@@ -33,19 +34,18 @@ def make(results: Results, folder: Path) -> list[Path]:
         x, y = (place % 2) * (390 - width), (1 - place // 2) * (_HEIGHT - height)
         band(axes, x + (place % 2 == 0), y, width - 1, height)
         draw(axes, x + 8, y + height)
-    style.finish(figure, [], CAPTION)
-    return style.save(figure, folder, "fig07_approximations")
+    return save(figure, folder, "fig07_approximations", legend=[], caption=CAPTION)
 
 
 def _head(axes: Axes, left: float, top: float, title: str, formula: str, cost: str) -> None:
-    """A panel's title above, and its formula and cost below."""
+    """Write a panel's title, formula and cost."""
     write(axes, left, top - 11, title, size=7.5, weight="bold", ha="left")
     write(axes, left, top - 100, formula, size=7.5, ha="left")
     write(axes, left, top - 118, cost, size=6.5, ha="left", color=SOFT)
 
 
 def _block(axes: Axes, left: float, top: float, name: str) -> float:
-    """A Fisher matrix of which the layers' blocks alone are kept, and an arrow from one; returns the arrow's height."""
+    """Draw a Fisher matrix with its layers' diagonal blocks, and an arrow from one of them; return the arrow's y."""
     low = top - 22 - _SIDE
     matrix(axes, left, low, _SIDE, _SIDE, "white")
     at = 0.0

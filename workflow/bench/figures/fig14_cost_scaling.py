@@ -1,4 +1,4 @@
-"""Figure 14 (ours): what a factor update and preconditioning cost over the width of a layer, with fitted slopes."""
+"""Figure 14 (ours): time of a factor update and of preconditioning over the width of a layer, with fitted slopes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import mean_by_width, width_law
-from workflow.bench.figures import _probes
+from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import fixed_ticks, plain_log_ticks
+from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
@@ -23,7 +25,7 @@ FLOOR: Final = "floor"
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, label: str) -> None:
-    """Geometric means of the repeats over the width, their range, and the fitted law."""
+    """Draw the geometric means of the repeats over the width, their range, and the fitted power law."""
     look = style.style_of(label)
     times, law = mean_by_width(rows), width_law(rows)
     spread = rows.groupby("dimension")["ms"].agg(["min", "max"])
@@ -36,19 +38,20 @@ def _draw(axes: Axes, rows: pd.DataFrame, label: str) -> None:
         )
 
 
-def _handle(rows: pd.DataFrame, label: str) -> Line2D:
-    """A legend entry with the slopes of the parts, in the order of the panels."""
+def _entry(rows: pd.DataFrame, label: str) -> Artist:
+    """Return a legend entry with the slopes of the parts, in the order of the panels."""
     look = style.style_of(label)
     of_label = rows[rows["optimizer"] == label]
     laws = [width_law(of_label[of_label["part"] == part]) for part in (FLOOR, *PARTS) if part in set(of_label["part"])]
     slopes = "; ".join("no slope" if law is None else f"{law.exponent:.2f}" for law in laws)
-    return Line2D([], [], color=look.color, linestyle="none", marker=look.marker, label=f"{look.name} ({slopes})")
+    return _legend.marker_entry(look, label=f"{look.name} ({slopes})")
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the times of both parts over the width, log-log, beside a copy of a matrix of that width.
+    """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes.
 
-    Raises NoDataError where the probe cost_scaling has no rows.
+    Raises:
+        NoDataError: the probe cost_scaling has no rows.
     """
     rows = _probes.read(results, "cost_scaling")
     figure, (panels,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
@@ -58,35 +61,33 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_xscale("log")
         panel.set_yscale("log")
         for label in labels:
-            own = rows[(rows["optimizer"] == label) & rows["part"].isin((part, FLOOR))]
-            if len(own):
-                _draw(panel, own, label)
-        panel.xaxis.set_major_locator(FixedLocator(sorted(rows["dimension"].unique())))
-        panel.xaxis.set_minor_locator(NullLocator())
-        panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            times = rows[(rows["optimizer"] == label) & rows["part"].isin((part, FLOOR))]
+            if len(times):
+                _draw(panel, times, label)
+        fixed_ticks(panel.xaxis, rows["dimension"].unique())
         panel.set_xlabel("width d of the layer")
-    style.plain_log_ticks(panels[0])
+    plain_log_ticks(panels[0])
     panels[0].set_ylabel("time (ms)")
-    handles: list = [_handle(rows, label) for label in labels]
-    handles.append(Line2D([], [], color="#444444", linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law"))
+    legend = [_entry(rows, label) for label in labels]
+    legend.append(Line2D([], [], color="#444444", linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law"))
     notes = [
         "markers: geometric means of the repeats; bars: fastest and slowest repeat; in brackets: slopes of the "
-        "logarithms, fitted to the means of all widths, of the factor update (of the copy for the memory floor), then "
-        "of preconditioning",
-        "factor update: one factor of width d, captured rows not counted; preconditioning: a gradient [d, d] from both "
-        "sides' factors; memory floor: a new copy of a float32 matrix [d, d]",
+        "logarithms, fitted to the means of all widths, for the factor update (for the copy in case of the memory "
+        "floor), then for preconditioning",
+        "factor update: one factor of width d, without the capture of its rows; preconditioning: a gradient [d, d] "
+        "with the factors of both sides; memory floor: a new copy of a float32 matrix [d, d]",
     ]
     if once := _timed_once(rows):
-        notes.append(f"timed but once, since long: {once}")
-    style.finish(figure, handles, footer(results, rows, notes=notes), columns=2)
-    return style.save(figure, folder, "fig14_cost_scaling")
+        notes.append(f"timed only once, because slow: {once}")
+    caption = footer(results, rows, notes=notes)
+    return save(figure, folder, "fig14_cost_scaling", legend=legend, caption=caption, columns=2)
 
 
 def _timed_once(rows: pd.DataFrame) -> str:
-    """What was timed once only, for the caption: optimizers, parts and widths."""
+    """Return the optimizers, parts and widths that were timed only once, for the caption."""
     counts = rows.groupby(["optimizer", "part", "dimension"]).size()
     once = counts[(counts == 1) & (counts.max() > 1)].reset_index()
     return ", ".join(
-        f"{label} {part} at {', '.join(f'{d:g}' for d in own['dimension'])}"
-        for (label, part), own in once.groupby(["optimizer", "part"])
+        f"{label} {part} at {', '.join(f'{d:g}' for d in timed['dimension'])}"
+        for (label, part), timed in once.groupby(["optimizer", "part"])
     )

@@ -1,4 +1,4 @@
-"""Figure 15 (ours): bytes that a factor update sends, over the width of a layer and over workers."""
+"""Figure 15 (ours): bytes sent in a factor update, over the width of a layer and over workers."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from pathlib import Path
 from typing import Final
 
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law
-from workflow.bench.figures import _probes
+from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import fixed_ticks
+from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
@@ -21,9 +24,9 @@ UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def of_update(rows: pd.DataFrame) -> pd.DataFrame:
-    """Bytes of one update, all collectives together, of the rank that hands in most: measured, predicted, the paper's.
+    """Return the bytes of one update in all collectives, of the rank that sends most: measured, predicted, the paper's.
 
-    One row an optimizer, width and number of workers, in that order.
+    There is one row per optimizer, width and number of workers, in that order.
     """
     keys = ["optimizer", "dimension", "workers"]
     by_rank = rows.groupby([*keys, "rank"], as_index=False)[["bytes", "predicted_bytes"]].sum()
@@ -33,7 +36,7 @@ def of_update(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def amount(size: float) -> str:
-    """Bytes in the unit that reads well."""
+    """Return bytes in the unit that is easy to read."""
     for scale, unit in UNITS:
         if size >= scale:
             return f"{size / scale:g} {unit}"
@@ -41,20 +44,20 @@ def amount(size: float) -> str:
 
 
 def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
-    """Measured markers, the formula's dashed lines and the paper's hollow markers over a column."""
+    """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over a column."""
     labels = style.in_order(sent["optimizer"])
     values = sorted(sent[over].unique())
     step = 1.05 if len(values) > 2 else 1.02
     for place, label in enumerate(labels):
         look = style.style_of(label)
-        own = sent[sent["optimizer"] == label].sort_values(over)
+        rows = sent[sent["optimizer"] == label].sort_values(over)
         # Methods that send the same are set apart, or one would hide the other.
-        at = own[over] * step ** (place - (len(labels) - 1) / 2)
-        axes.plot(own[over], own["predicted_bytes"], color=look.color, linestyle=style.MODEL_LINE, linewidth=0.8)
-        axes.plot(at, own["bytes"], color=look.color, linestyle="none", marker=look.marker)
+        x = rows[over] * step ** (place - (len(labels) - 1) / 2)
+        axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=style.MODEL_LINE, linewidth=0.8)
+        axes.plot(x, rows["bytes"], color=look.color, linestyle="none", marker=look.marker)
         axes.plot(
-            at,
-            own["paper_bytes"],
+            x,
+            rows["paper_bytes"],
             color=look.color,
             linestyle="none",
             marker=look.marker,
@@ -63,27 +66,26 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
             markeredgewidth=0.9,
         )
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(FixedLocator(values))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    fixed_ticks(axes.xaxis, values)
     margin = step ** max(len(labels), 4)
     axes.set_xlim(values[0] / margin, values[-1] * margin)
 
 
-def _handle(sent: pd.DataFrame, label: str) -> Line2D:
-    """A legend entry with the slope of the measured bytes over the width; sent: of one number of workers."""
+def _entry(sent: pd.DataFrame, label: str) -> Artist:
+    """Return a legend entry with the slope of the measured bytes over the width, at one number of workers."""
     look = style.style_of(label)
-    own = sent[sent["optimizer"] == label]
+    rows = sent[sent["optimizer"] == label]
     slope = ""
-    if own["dimension"].nunique() > 1 and (own["bytes"] > 0).all():
-        slope = f" ({power_law(list(own['dimension']), list(own['bytes'])).exponent:.2f})"
-    return Line2D([], [], color=look.color, linestyle="none", marker=look.marker, label=look.name + slope)
+    if rows["dimension"].nunique() > 1 and (rows["bytes"] > 0).all():
+        slope = f" ({power_law(list(rows['dimension']), list(rows['bytes'])).exponent:.2f})"
+    return _legend.marker_entry(look, label=look.name + slope)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw the bytes over the width at the largest number of workers, and over workers at the largest width.
 
-    Raises NoDataError where the probe communication has no rows.
+    Raises:
+        NoDataError: the probe communication has no rows.
     """
     rows = _probes.read(results, "communication")
     sent = of_update(rows)
@@ -92,23 +94,24 @@ def make(results: Results, folder: Path) -> list[Path]:
     at_workers, at_width = sent[sent["workers"] == workers], sent[sent["dimension"] == width]
     _draw(panels[0], at_workers, "dimension")
     _draw(panels[1], at_width, "workers")
-    panels[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes an update")
+    panels[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
     panels[1].set(xlabel="workers", title=f"d = {width:g}")
     panels[0].set_yscale("log")
     panels[0].yaxis.set_major_locator(LogLocator(numticks=12))
     panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
-    handles: list = [_handle(at_workers, label) for label in style.in_order(sent["optimizer"])]
-    handles.append(Line2D([], [], color="#444444", linestyle=style.MODEL_LINE, linewidth=0.8, label="formula"))
+    legend = [_entry(at_workers, label) for label in style.in_order(sent["optimizer"])]
+    legend.append(Line2D([], [], color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, label="formula"))
     if sent["paper_bytes"].notna().any():
-        handles.append(style.published_handle("Table 1 of the paper, as float32"))
+        legend.append(_legend.published_entry("Table 1 of the paper, as float32"))
     differing = sent[sent["bytes"] != sent["predicted_bytes"]]
     without = style.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
     notes = [
-        "payload that the busiest rank hands to the collectives in one step with its refresh, counted there, of a "
-        "layer [d, d]; gradients, which every optimizer exchanges alike, left out; in brackets: slopes over d",
+        "payload that the busiest rank hands to the collectives in one step with a refresh, for a layer [d, d], "
+        "counted in the collectives, without the gradients, which every optimizer exchanges; in brackets: slopes "
+        "over d",
         f"formula: of this implementation; it is exact in {len(sent) - len(differing)} of {len(sent)} cases",
     ]
     if without:
         notes.append(f"not in Table 1: {', '.join(style.style_of(label).name for label in without)}")
-    style.finish(figure, handles, footer(results, rows, notes=notes), columns=2)
-    return style.save(figure, folder, "fig15_communication")
+    caption = footer(results, rows, notes=notes)
+    return save(figure, folder, "fig15_communication", legend=legend, caption=caption, columns=2)

@@ -1,4 +1,4 @@
-"""What the drawn figures are made of: a canvas measured in points, matrices as rectangles, arrows, and text."""
+"""Parts of diagrams: a canvas measured in points, matrices as rectangles, arrows, and text."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._style import INK
 
-INK: Final = "#222222"
-SOFT: Final = "#666666"
 INPUTS: Final = "#BFDDF2"
-"""Fill of what belongs to a layer's inputs: X, a, the right factor."""
+"""Fill for a layer's inputs: X, a, the right factor."""
 OUTPUTS: Final = "#F7D9A8"
-"""Fill of what belongs to the gradients of a layer's outputs: G, g, the left factor."""
+"""Fill for the gradients at a layer's outputs: G, g, the left factor."""
 PLAIN: Final = "#DDDDDD"
-"""Fill of what belongs to neither side, as a gradient."""
+"""Fill for matrices of both sides, such as a gradient."""
 WIDTH: Final = 390.0
 """Points from the left to the right edge of a canvas."""
 
 
 def canvas(height: float) -> tuple[Figure, Axes]:
-    """An empty figure, one column wide and ``height`` points high, whose data units are points from the lower left."""
+    """Return an empty figure, ``height`` points high, and its axes, whose units are points from the lower left."""
     figure, axes = style.new_figure(1, 1, height=(height + 6) / 72)
     panel: Axes = axes[0, 0]
     panel.set_axis_off()
@@ -36,7 +35,7 @@ def canvas(height: float) -> tuple[Figure, Axes]:
 
 
 def band(axes: Axes, x: float, y: float, width: float, height: float, fill: str = "#F6F6F6") -> None:
-    """A frame with round corners, its lower left corner at (x, y)."""
+    """Draw a frame with round corners, its lower left corner at (x, y)."""
     look: dict[str, Any] = {
         "boxstyle": "round,pad=0,rounding_size=4",
         "linewidth": 0.6,
@@ -49,7 +48,10 @@ def band(axes: Axes, x: float, y: float, width: float, height: float, fill: str 
 def matrix(
     axes: Axes, x: float, y: float, width: float, height: float, fill: str, name: str = "", *, rows: int = 0
 ) -> None:
-    """A matrix or vector as a rectangle, its lower left corner at (x, y), its name inside; ``rows`` as thin lines."""
+    """Draw a matrix or vector as a rectangle with its name inside, its lower left corner at (x, y).
+
+    ``rows`` is the number of rows to tell apart by thin lines.
+    """
     axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=INK, linewidth=0.7, zorder=2))
     for row in range(1, rows):
         at = y + height * row / rows
@@ -59,7 +61,7 @@ def matrix(
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
-    """An arrow between two points."""
+    """Draw an arrow between two points."""
     look: dict[str, Any] = {
         "arrowstyle": "-|>",
         "mutation_scale": 6,
@@ -72,5 +74,5 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> N
 
 
 def write(axes: Axes, x: float, y: float, text: str, *, size: float = 7, **look: Any) -> None:
-    """Text around (x, y), centred unless ``look`` says otherwise."""
+    """Write text at (x, y), centered unless ``look`` aligns it otherwise."""
     axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": INK, **look})

@@ -1,0 +1,62 @@
+"""Entries of a legend: methods, intervals, failures, published values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from workflow.bench.figures import _style as style
+
+
+def line_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+    """Return an entry with a method's line and marker; ``instead`` replaces properties of the line."""
+    shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
+    return Line2D([], [], **(shown | instead))
+
+
+def marker_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+    """Return an entry with a method's marker alone."""
+    return line_entry(look, **({"linestyle": "none"} | instead))
+
+
+def band_entry(name: str) -> Patch:
+    """Return an entry for intervals drawn as bands."""
+    return Patch(color="#999999", alpha=0.35, linewidth=0, label=name)
+
+
+def bar_entry(name: str) -> Line2D:
+    """Return an entry for intervals drawn as bars."""
+    return Line2D([], [], color="#777777", linestyle="none", marker="|", markersize=9, markeredgewidth=1.6, label=name)
+
+
+def failure_entry() -> Line2D:
+    """Return an entry for runs that did not finish."""
+    return Line2D([], [], color=style.GUIDE, linestyle="none", marker="x", markersize=6, label="run ended here")
+
+
+def hollow_entry(name: str, marker: str = "o", **look: Any) -> Line2D:
+    """Return an entry with a hollow marker, which means a published value unless the figure says otherwise."""
+    return Line2D(
+        [], [], color=style.GUIDE, linestyle="none", marker=marker, markerfacecolor="none", label=name, **look
+    )
+
+
+def published_entry(name: str) -> Line2D:
+    """Return an entry for published values."""
+    return hollow_entry(name, markeredgewidth=1.1)
+
+
+def of_curves(labels: Iterable[str], metrics: Iterable[pd.DataFrame]) -> list[Artist]:
+    """Return entries for methods, and for bands and crosses if the curves of ``metrics`` have any."""
+    frames = [frame for frame in metrics if not frame.empty]
+    entries: list[Artist] = [line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    if any(frame["seed"].nunique() > 1 for frame in frames):
+        entries.append(band_entry("95 % interval"))
+    if any((frame["status"] != "finished").any() for frame in frames):
+        entries.append(failure_entry())
+    return entries

@@ -1,0 +1,101 @@
+"""The page of a figure: the legend above the panels, the caption below, and the files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+from matplotlib.artist import Artist
+from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import text_to_path
+
+from workflow.bench.analysis.captions import as_rst
+from workflow.bench.figures import _style as style
+from workflow.bench.support.files import write_atomically
+
+_CAPTION_POINTS: Final = 6.0
+
+
+def save(
+    figure: Figure, folder: Path, name: str, *, legend: Sequence[Artist], caption: str, columns: int = 3
+) -> list[Path]:
+    """Add the legend and the caption to a figure, write it to ``folder`` and return its files.
+
+    Args:
+        figure: the drawn panels; it grows by the height of legend and caption.
+        folder: where to write.
+        name: of the files, without a suffix.
+        legend: its entries; none leaves it out.
+        caption: one paragraph of plain text.
+        columns: of the legend, at most.
+    """
+    arrange(figure, legend, caption, columns)
+    return write(figure, folder, name, caption)
+
+
+def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int) -> None:
+    """Put the legend above the panels and the caption below them; both make the figure higher."""
+    width, height = figure.get_size_inches()
+    lines = _wrapped(caption, 0.985 * width * 72)
+    below = (len(lines) * _CAPTION_POINTS * 1.28 + 5) / 72
+    columns = _legend_columns([str(entry.get_label()) for entry in legend], columns, width * 72)
+    legend_rows = -(-len(legend) // columns)
+    above = (legend_rows * 12.1 + 6) / 72 if legend else 0.0
+    total = height + below + above
+    figure.set_size_inches(width, total)
+    figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
+    if legend:
+        figure.legend(handles=list(legend), loc="upper center", ncol=columns, bbox_to_anchor=(0.5, 1.0))
+    look: dict[str, Any] = {"fontsize": _CAPTION_POINTS, "color": style.GUIDE, "va": "bottom", "linespacing": 1.25}
+    figure.text(0.008, 3 / 72 / total, "\n".join(lines), **look)
+
+
+def write(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
+    """Write ``folder/name.pdf``, ``.png`` and the caption ``.rst``, each whole or not at all, and close the figure."""
+    contents: dict[str, bytes | str] = {}
+    # No dates nor versions, so that the same data gives the same picture.
+    for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
+        content = BytesIO()
+        figure.savefig(content, format=suffix[1:], metadata=metadata)
+        contents[suffix] = content.getvalue()
+    plt.close(figure)
+    contents[".rst"] = as_rst(caption)
+    for suffix, data in contents.items():
+        write_atomically(folder / f"{name}{suffix}", data)
+    return [folder / f"{name}{suffix}" for suffix in contents]
+
+
+def _text_width(text: str, size: float) -> float:
+    """Return the width of ``text`` in points, in letters of ``size`` points, at any resolution of the figure."""
+    width: float = text_to_path.get_text_width_height_descent(text, FontProperties(size=size), ismath=False)[0]
+    return width
+
+
+def _legend_columns(names: Sequence[str], most: int, points: float) -> int:
+    """Return the most columns, up to ``most``, in which a legend of ``names`` is no wider than ``points``."""
+    size = mpl.rcParams["legend.fontsize"]
+    widths = [_text_width(name, size) for name in names]
+    for columns in range(min(most, len(names)), 1, -1):
+        rows = max(1, -(-len(names) // columns))
+        texts = sum(max(widths[first : first + rows]) for first in range(0, len(names), rows))
+        # Matplotlib's own spaces, in heights of a letter: handle and its distance 2.8, between columns 2, around 0.8.
+        if texts + size * (2.8 * columns + 2 * (columns - 1) + 0.8) <= points:
+            return columns
+    return 1
+
+
+def _wrapped(text: str, points: float) -> list[str]:
+    """Break ``text`` into lines of the caption's type that are at most ``points`` wide."""
+    lines: list[str] = []
+    for word in text.split():
+        longer = f"{lines[-1]} {word}" if lines else word
+        if lines and _text_width(longer, _CAPTION_POINTS) <= points:
+            lines[-1] = longer
+        else:
+            lines.append(word)
+    return lines
