@@ -120,7 +120,7 @@ MISTAKES = {
     ),
     "batch of nothing": (
         EXPERIMENT.replace("batch_size: 128", "batch_size: 0"),
-        f"{BLOCK}.workload.batch_size = 0: must be at least 1: images a step",
+        f"{BLOCK}.workload.batch_size = 0: must be at least 1: images per step",
     ),
     "unknown tier": (
         EXPERIMENT.replace("embedded:", "embeded:"),

@@ -153,8 +153,8 @@ def test_defaults_satisfy_their_own_schema(name):
     [
         ("autoencodr", {}, "workload 'autoencodr': did you mean 'autoencoder'?"),
         ("autoencoder", {"batchsize": 2}, "batchsize = 2: unknown key; did you mean 'batch_size'?"),
-        ("autoencoder", {"batch_size": 0}, "batch_size = 0: must be at least 1: images a step"),
-        ("autoencoder", {"batch_size": "many"}, 'batch_size = "many": must be an integer: images a step'),
+        ("autoencoder", {"batch_size": 0}, "batch_size = 0: must be at least 1: images per step"),
+        ("autoencoder", {"batch_size": "many"}, 'batch_size = "many": must be an integer: images per step'),
         (
             "autoencoder",
             {"dataset": "mnist"},
