@@ -1,4 +1,4 @@
-"""MKOR for torch: the method, its fallback variant, and the preconditioner that any training loop can attach."""
+"""MKOR for PyTorch: the method, its variant MKOR-H, and the preconditioner that applies them in any training loop."""
 
 from __future__ import annotations
 

@@ -10,25 +10,25 @@ from dataclasses import dataclass
 class Grid:
     """Ranks in a grid; rank r is in row ``r // columns`` and column ``r % columns``.
 
-    A column is a group of gradient workers: they precondition the layers assigned to it. A row is a group of receivers:
-    each of its ranks sends the updates of its column's layers to the others. On 4 ranks with 2 gradient workers the
-    columns are (0, 2) and (1, 3), the rows (0, 1) and (2, 3).
+    A column is a group of gradient workers, which precondition the layers assigned to it. A row is a group of
+    receivers: each rank in it sends the updates of its column's layers to the rest. With 4 ranks and 2 gradient workers
+    per layer, the columns are (0, 2) and (1, 3), and the rows are (0, 1) and (2, 3).
     """
 
     rows: int
     columns: int
 
     def column(self, index: int) -> tuple[int, ...]:
-        """Return the ranks of a column."""
+        """Return the ranks in a column."""
         return tuple(range(index, self.rows * self.columns, self.columns))
 
     def row(self, index: int) -> tuple[int, ...]:
-        """Return the ranks of a row."""
+        """Return the ranks in a row."""
         return tuple(range(index * self.columns, (index + 1) * self.columns))
 
 
 def make_grid(world_size: int, worker_fraction: float) -> Grid:
-    """Return the grid with ``max(1, world_size * worker_fraction)`` gradient workers a layer.
+    """Return the grid with ``max(1, world_size * worker_fraction)`` gradient workers per layer.
 
     Raises:
         ValueError: the number of gradient workers is not whole, or does not divide the number of ranks.

@@ -26,10 +26,10 @@ class Attachment:
         step: preconditions the gradients; called before every step of the optimizer with the value of its closure, or
             None if it has none.
         save: returns the preconditioner's state dict.
-        load: restores it; called with None, to start anew, if the optimizer's state dict holds none.
+        load: restores it; called with None if the optimizer's state dict holds none, to start anew.
 
     Raises:
-        TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times a step.
+        TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
         RuntimeError: another preconditioner is attached to the optimizer.
     """
 
@@ -43,7 +43,7 @@ class Attachment:
     ) -> None:
         self._optimizer = _unwrapped(optimizer)
         if any(isinstance(_owner(hook), Attachment) for hook in self._optimizer._optimizer_step_pre_hooks.values()):
-            raise RuntimeError("The optimizer has a Preconditioner already: it would precondition twice.")
+            raise RuntimeError("The optimizer already has a Preconditioner: a second one would precondition twice.")
         self._step = step
         self._save = save
         self._load = load
@@ -112,7 +112,7 @@ class Attachment:
     def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if STATE_KEY not in state:
             warnings.warn(
-                "The optimizer's state dict holds no preconditioner state: its factors start anew.",
+                "The optimizer's state dict holds no preconditioner state: the preconditioner starts anew.",
                 stacklevel=2,
             )
         self._load(state.get(STATE_KEY))
@@ -123,10 +123,10 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
         optimizer = inner
     if not isinstance(optimizer, Optimizer):
         raise TypeError(
-            f"{type(optimizer).__name__} is no torch.optim.Optimizer (DeepSpeed's is not): attach to one, e.g. SGD."
+            f"{type(optimizer).__name__} is not a torch.optim.Optimizer (nor is DeepSpeed's): attach to one, e.g. SGD."
         )
     if isinstance(optimizer, LBFGS):
-        raise TypeError("LBFGS evaluates its closure many times a step; attach to a first-order optimizer, e.g. SGD.")
+        raise TypeError("LBFGS evaluates its closure many times per step: attach to a first-order optimizer, e.g. SGD.")
     return optimizer
 
 
@@ -138,7 +138,9 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
     """Make ``copy.deepcopy(optimizer)`` warn that the copy has no hooks."""
 
     def copy_without_hooks(memo: dict[int, Any]) -> Optimizer:
-        warnings.warn("A copied optimizer preconditions no more: attach a new Preconditioner to it.", stacklevel=3)
+        warnings.warn(
+            "The copy of an optimizer is not preconditioned: attach a new Preconditioner to it.", stacklevel=3
+        )
         duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
         memo[id(optimizer)] = duplicate
         duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
@@ -153,7 +155,7 @@ def _rate(layer: Layer, rates: Sequence[LearningRate]) -> LearningRate:
     weight, bias = rates[0], rates[-1]
     if weight is None or bias is None or weight is bias or (isinstance(weight, float) and weight == bias):
         return weight
-    # One rate a column of D, whose last one is the bias.
+    # One rate per column of D; the last column is the bias.
     columns = torch.as_tensor(weight, device=layer.module.weight.device).expand(layer.d_in).clone()
     columns[-1] = bias
     return columns

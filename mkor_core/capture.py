@@ -65,7 +65,7 @@ class Captured(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """The rows of one call of a layer, all locations of an example after each other."""
+    """The rows of one call of a layer; those of an example's locations are adjacent."""
 
     x: Tensor
     """Input rows X, ``[n, d_in (+1)]`` with n = examples * locations."""
@@ -125,7 +125,7 @@ class Capture:
     Args:
         layers: the layers to hook, by name.
         statistic: what to reduce their rows to.
-        micro_batches: backward passes a step.
+        micro_batches: backward passes per step.
         shares: number of equal parts that the global mean loss is split into over ranks; gradient rows are divided by
             it.
         shard: (this rank, number of ranks); decides which examples of the global batch this rank holds.

@@ -47,7 +47,7 @@ def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     if left_out:
         logger.info("Left to the base optimizer: %s.", "; ".join(left_out))
     if not layers:
-        raise ValueError("The model has no Linear or Conv2d layer to precondition that is not excluded.")
+        raise ValueError("The model has no Linear or Conv2d layer to precondition, or all of them are excluded.")
     return layers
 
 

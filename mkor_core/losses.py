@@ -31,11 +31,11 @@ class DeferredScalar:
 
 
 class LossHistory:
-    """The mean training loss between one record (a step with statistics) and the next.
+    """The history of the training loss: its means between records, which are the steps with statistics.
 
     Args:
-        model: the root module, whose outputs' ``.loss`` is one of the sources.
-        micro_batches: backward passes a step.
+        model: the root module; the attribute ``.loss`` of its output is one of the sources.
+        micro_batches: backward passes per step.
     """
 
     SOURCES = ("closure", "output.loss", "observe")

@@ -24,7 +24,7 @@ OVERSAMPLING = 8
 
 @dataclass(frozen=True, kw_only=True)
 class MKOR(Method):
-    """MKOR: ``V = J_L D J_R``, its inverse factors J updated in place by one rank a period; no damping."""
+    """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping."""
 
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
     """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released

@@ -40,7 +40,7 @@ class Preconditioner:
         method: the second-order method, such as ``MKOR()``.
         exclude: regular expressions searched for in module names, or modules; modules inside them are excluded too.
         lr: the learning rate that kl_clip uses; None means that of each parameter group.
-        accumulation_steps: micro-batches (backward passes) a step; the loss must be divided by their number.
+        accumulation_steps: micro-batches (backward passes) per step; the loss must be divided by their number.
         grad_scale: the loss scale that captured gradients are divided by: a number, a ``GradScaler`` or a callable.
         process_group: the ranks that share the global batch; None means all.
 
@@ -62,7 +62,7 @@ class Preconditioner:
         process_group: ProcessGroup | None = None,
     ) -> None:
         if not isinstance(method, Method):
-            raise TypeError(f"{method!r} is no method; pass one, such as MKOR().")
+            raise TypeError(f"method={method!r} is not an instance of Method; pass one, such as MKOR().")
         require("accumulation_steps", accumulation_steps, Annotated[int, AT_LEAST_1])
         require("lr", lr, Annotated[float | None, POSITIVE])
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
@@ -106,11 +106,11 @@ class Preconditioner:
         not step are left alone. ``copy.deepcopy`` of the optimizer warns, since the copy has no hooks.
 
         Raises:
-            TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times a step.
+            TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
             RuntimeError: this preconditioner is attached already, or another one is attached to the optimizer.
         """
         if self._attachment is not None:
-            raise RuntimeError("This Preconditioner is attached already; call remove() and make a new one.")
+            raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
         self._attachment = Attachment(
             optimizer, step=self._step_with_loss, save=self.state_dict, load=self._load_or_restart
         )
@@ -171,10 +171,7 @@ class Preconditioner:
         return self._states.bytes_by_tensor([] if self._released else [layer.name for layer in self._active_layers()])
 
     def non_finite_layers(self) -> list[str]:
-        """Return the layers whose state holds a NaN or an infinity.
-
-        The host waits for the device: do not call it in every step.
-        """
+        """Return the layers whose state holds a NaN or an infinity; waits for the device, so not for every step."""
         return self._states.non_finite()
 
     def state_dict(self) -> dict[str, Any]:
@@ -204,12 +201,13 @@ class Preconditioner:
 
         Raises:
             ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
-            RuntimeError: MKOR-H has switched here, so its hooks are gone, but had not in the state.
+            RuntimeError: MKOR-H has switched, so its hooks are gone, but had not when the state was saved.
         """
-        if state["method"] != type(self.method).__name__:
-            raise ValueError(f"This state is {state['method']}'s; the method here is {type(self.method).__name__}.")
+        method = type(self.method).__name__
+        if state["method"] != method:
+            raise ValueError(f"The state was saved by {state['method']}, but this Preconditioner's method is {method}.")
         if self.switch_step is not None and state["switch_step"] is None:
-            raise RuntimeError("This Preconditioner has handed over to the base optimizer: load into a new one.")
+            raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
         self._states.load(state["layers"])
         self._step = state["step"]
         self._skipped = None
@@ -263,7 +261,7 @@ class Preconditioner:
         self._capture.enabled = self.method.accumulates(self._step) or (accumulated_now and will_step is not None)
 
     def _follow_loss(self, losses: LossHistory) -> None:
-        """Switch to the base optimizer if the method says so."""
+        """Switch to the base optimizer if the method is over."""
         if not losses.has_loss and self.method.loss_is_due(self._step):
             raise RuntimeError(
                 f"{type(self.method).__name__} follows the training loss and has received none in {self._step} steps: "
@@ -301,7 +299,7 @@ class Preconditioner:
             statistics, loss = exchange(self._active_layers(), captured, loss, method=self.method, group=self._group)
         if self._losses:
             self._losses.record(loss)
-        # On several ranks every layer takes part in the sums, whether any rank used it or not; its number says so.
+        # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
         summed = comm.world_size(self._group) > 1 and not self.method.gathers_rows
         counts: dict[str, Tensor | None] = {}
         with self.phases("factor"):
@@ -312,7 +310,7 @@ class Preconditioner:
         return counts
 
     def _refresh(self, accumulated: Mapping[str, Tensor | None], will_step: Tensor | None) -> None:
-        """Refresh the layers that are due, each on its owner, and send the refreshed tensors to who needs them."""
+        """Refresh the layers that are due, each on its owner, and send the tensors to its gradient workers."""
         with self.phases("factor"):
             if self.method.refresh_needs_statistics:
                 due = dict(accumulated)
@@ -327,7 +325,7 @@ class Preconditioner:
                 sharing.share_refreshed({name: self._states.of(name) for name in due}, list(due))
 
     def _precondition(self) -> None:
-        """Replace the gradients D by the finished updates V; a gradient worker computes V for its row of ranks."""
+        """Replace the gradients D by the updates V, which gradient workers compute and send to their row of ranks."""
         layers = [layer for layer in self._active_layers() if layer.has_gradient()]
         scale = None if self._attachment is None else self._attachment.grad_scale
         values: dict[str, Tensor] = {}

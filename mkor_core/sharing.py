@@ -16,9 +16,9 @@ from mkor_core.method import LayerShape, LayerState, Method
 
 
 class Sharing:
-    """Which rank does what for which layer, and the broadcasts that follow from it.
+    """The assignment of layers to ranks, and the broadcasts that it requires.
 
-    Every rank constructs one, with the same layers, at the same time: process groups are created.
+    All ranks must construct it together, with the same layers, because it creates process groups.
 
     Raises:
         ValueError: the method's worker fraction does not fit the number of ranks.
@@ -32,7 +32,7 @@ class Sharing:
         self._assignments = assign(costs, self._grid)
         columns = [self._grid.column(index) for index in range(self._grid.columns)]
         rows = [self._grid.row(index) for index in range(self._grid.rows)]
-        # Every rank creates every group, its own or not: torch.distributed.new_group is collective.
+        # new_group is a collective call: every rank must create every group, even those that it is not in.
         self._column_groups = [_make_group(ranks, group) for ranks in columns]
         self._row_groups = [_make_group(ranks, group) for ranks in rows]
         self._group = group
@@ -55,7 +55,7 @@ class Sharing:
         return state if self.works_on(name) else {k: v for k, v in state.items() if k not in self._refreshed}
 
     def share_refreshed(self, states: Mapping[str, LayerState], names: Sequence[str]) -> None:
-        """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast an owner."""
+        """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast per owner."""
         if self._grid.rows == 1:
             return
         column = self._rank % self._grid.columns
@@ -69,7 +69,7 @@ class Sharing:
                 states[name][key] = tensor
 
     def share_updates(self, updates: dict[str, Tensor]) -> None:
-        """Send updates from gradient workers to the other ranks of their row, one broadcast a worker, in place."""
+        """Send updates from gradient workers to the other ranks of their row, one broadcast per worker, in place."""
         if self._grid.columns == 1:
             return
         row = self._rank // self._grid.columns
@@ -83,15 +83,15 @@ class Sharing:
 
         Args:
             states: this rank's states.
-            blank: returns a layer's initial state, whose shapes tell how much to receive.
+            blank: returns a layer's initial state, for the shapes of the tensors to receive.
         """
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}
             owner = self._global(self._assignments[name].owner)
             tensors = [full[key] for key in self._refreshed]
-            # LAPACK leaves matrices in column-major order, and the order of memory decides how products are rounded.
-            # Send it along and restore it, so that a resumed run continues bit by bit. All ranks transpose alike.
+            # LAPACK returns matrices in column-major order, and the memory layout decides how products are rounded.
+            # Send the layout along and restore it, so that a resumed run equals the uninterrupted one bit by bit.
             flags = torch.tensor(
                 [_is_column_major(tensor) for tensor in tensors], dtype=torch.int32, device=tensors[0].device
             )

@@ -18,7 +18,7 @@ class LayerStates:
     Args:
         layers: the layers by name.
         method: creates their states.
-        sharing: which rank holds what; None on one process.
+        sharing: the assignment of layers to ranks; None on one process.
     """
 
     def __init__(self, layers: Mapping[str, Layer], method: Method, sharing: Sharing | None) -> None:
@@ -66,7 +66,7 @@ class LayerStates:
         return sizes
 
     def non_finite(self) -> list[str]:
-        """Return the layers whose state holds a NaN or an infinity; makes the host wait."""
+        """Return the layers whose state holds a NaN or an infinity; waits for the device."""
         finite = [
             (name, torch.stack([tensor.isfinite().all() for tensor in state.values()]).all())
             for name, state in self._states.items()
@@ -118,11 +118,14 @@ class LayerStates:
 
     def _loaded(self, name: str, saved: LayerState) -> LayerState:
         if name not in self._layers:
-            raise ValueError(f"The state has a layer {name!r} that is not preconditioned here.")
+            raise ValueError(f"The saved state has a layer {name!r} that this Preconditioner does not precondition.")
         initial = self._local_part(name, self._initial(name))
         tensors = dict(self._local_part(name, saved))
         if differing := sorted(initial.keys() ^ tensors.keys()):
-            raise ValueError(f"The state of layer {name!r} and the method here differ in tensor {differing[0]!r}.")
+            raise ValueError(
+                f"The saved state of layer {name!r} and this method's differ in tensor {differing[0]!r}: "
+                "construct the method with the hyperparameters that it was saved with."
+            )
         for key, tensor in tensors.items():
             if not _fits(tensor.shape, initial[key].shape):
                 shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"

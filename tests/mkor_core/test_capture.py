@@ -99,7 +99,7 @@ def test_a_convolutions_rows_are_its_unfolded_patches(options):
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_means_are_the_means_of_the_rows(kind):
-    """x / number is the mean input row, g the mean gradient row scaled by rows (Linear) or examples (Conv2d)."""
+    """x / number is the mean input row; g is the mean gradient row times the rows (Linear) or examples (Conv2d)."""
     model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1, stride=2))
     inputs = vectors(4, 6) if kind == "linear" else images()
     by_rows, _ = capture(model, ROWS)
@@ -121,7 +121,7 @@ def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_clamped_means_are_taken_over_clamped_rows(kind):
-    """Gradient rows are clamped once they are scaled; a convolution's are first averaged over their locations."""
+    """Gradient rows are scaled before they are clamped; a convolution's are averaged over locations before that."""
     limit = 0.3
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()
@@ -171,7 +171,7 @@ def test_the_first_examples_are_counted_over_ranks(rank, kept):
 
 
 class Reused(nn.Module):
-    """Uses a layer twice in a forward, leaves one unused, and has a frozen one."""
+    """A model that uses one layer twice, leaves one unused and has a frozen one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -183,7 +183,7 @@ class Reused(nn.Module):
         return self.frozen(self.twice(torch.relu(self.twice(inputs))))
 
 
-def test_a_layer_used_twice_keeps_its_rows_in_pairs():
+def test_a_layer_used_twice_keeps_the_rows_of_each_call():
     model = Reused()
     hooks, layers = capture(model, ROWS)
     model(vectors(8)).square().mean().backward()
@@ -194,7 +194,7 @@ def test_a_layer_used_twice_keeps_its_rows_in_pairs():
 
 
 def test_checkpointed_layers_are_captured_once():
-    """Their forward runs again inside the backward pass, which ends no micro-batch."""
+    """Their forward runs again inside the backward pass, which does not start a new micro-batch."""
     model = nn.Sequential(linear(), nn.ReLU(), nn.Linear(3, 3, dtype=torch.float64))
     hooks, layers = capture(model, ROWS)
     hidden = checkpoint(model[:2], vectors(8).requires_grad_(), use_reentrant=False)
@@ -258,8 +258,8 @@ def test_moments_of_micro_batches_are_averaged_whatever_their_size():
     assert_close(moments.x / moments.number, sum(x.T @ x / len(x) for x in rows) / 2)
 
 
-def test_what_a_skipped_step_left_is_dropped():
-    """The micro-batches of the step that was never taken must not mix with the next one's."""
+def test_statistics_of_a_skipped_step_are_dropped():
+    """The micro-batches of a step that the optimizer never took must not mix with those of the next."""
     model = nn.Sequential(linear())
     hooks, _ = capture(model, MEAN, micro_batches=2)
     skipped, taken = vectors(8).split(4)
@@ -270,7 +270,7 @@ def test_what_a_skipped_step_left_is_dropped():
     assert_close(means.x[:5], taken.sum(0))
 
 
-def test_a_copy_of_the_model_captures_nothing_and_says_so():
+def test_a_copy_of_the_model_captures_nothing_and_warns():
     model = nn.Sequential(linear())
     hooks, _ = capture(model, MEAN)
     with pytest.warns(UserWarning, match="copy of a model"):
@@ -279,7 +279,7 @@ def test_a_copy_of_the_model_captures_nothing_and_says_so():
     assert hooks.take() == {}
 
 
-def test_remove_takes_every_hook_away():
+def test_remove_removes_every_hook():
     model = nn.Sequential(linear())
     hooks, _ = capture(model, MEAN)
     hooks.remove()
@@ -299,7 +299,7 @@ def test_a_written_gradient_reads_back(kind):
     assert_close(layer.module.weight.grad.flatten(1), matrix[:, :-1], rtol=0, atol=0)
 
 
-def test_what_is_not_supported_is_said():
+def test_an_unsupported_module_has_a_reason():
     assert unsupported_reason(nn.Linear(2, 2)) is None
     assert "groups=2" in (unsupported_reason(nn.Conv2d(2, 2, 1, groups=2)) or "")
     assert "LayerNorm" in (unsupported_reason(nn.LayerNorm(2)) or "")

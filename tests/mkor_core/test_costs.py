@@ -1,9 +1,10 @@
-"""README's table of costs, each cell evaluated as it stands and compared with what is counted on a Linear layer.
+"""README's table of costs: every cell is evaluated as a formula and compared with counts on a Linear layer.
 
-Memory is the bytes of the state's tensors; bytes sent are those that one of two ranks hands to collectives, which here
-talk to nobody (test_distributed.py has ranks that do). Work is counted operation by operation, as the numbers
+Memory is the bytes of the state's tensors. Bytes sent are those that one of two ranks hands to collectives; the process
+group is fake, while test_distributed.py counts on real ranks. Work is counted operation by operation, as the numbers
 multiplied, read or written; a cell is right if its ratio to the count hardly changes over a wide range of sizes. A
-decomposition is one operation: that it costs d³ is LAPACK's word; what this shows is which are called, and on what.
+decomposition counts as one operation of cost d³, which is taken from LAPACK's documentation; so the test shows which
+decompositions are called, and on which shapes.
 """
 
 from __future__ import annotations
@@ -30,18 +31,19 @@ from workflow.bench.support.config import ROOT
 EXAMPLES, TOKENS = 8, 8
 N = EXAMPLES * TOKENS
 SHAPES = [(40, 48), (80, 96), (160, 192), (320, 384), (40, 384), (384, 40)]
-"""Of the gradient matrix, ``(m, n)``."""
+"""Shapes ``(m, n)`` of the gradient matrix."""
 MEMORY, STEP, UPDATE, SENT, TESTS = range(5)
 """Columns of the table."""
 DECOMPOSITIONS = ("_linalg_eigh", "_linalg_svd", "linalg_inv_ex", "linalg_qr", "_linalg_solve_ex")
 
 
 class Row(NamedTuple):
-    """A row of the table: the method that it is about, its options, and what the row's letters stand for."""
+    """How to count for one row of the table."""
 
     method: str
     options: dict[str, Any]
     letters: dict[str, int]
+    """Values of the letters in the row's formulas, except m and n."""
 
 
 KAISA = {"factor_update_period": 1, "inverse_update_period": 2}
@@ -69,7 +71,7 @@ def table() -> dict[str, list[str]]:
 
 
 def value(formula: str, **letters: int) -> int:
-    """Evaluate a cell: ``2mn(m + n)`` with its letters' values."""
+    """Evaluate a cell, such as ``2mn(m + n)``, for the values of its letters."""
     powers = formula.replace("²", "**2").replace("³", "**3")
     return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", powers), {}, letters)
 
@@ -106,7 +108,7 @@ def numbers(tensors: Any) -> int:
 
 
 class Counted(NamedTuple):
-    """What two steps took: the first updates the preconditioner, the second only KAISA's factors."""
+    """Costs of two steps: the first updates the preconditioner, the second only KAISA's factors."""
 
     memory: dict[str, int]
     steps: list[int]
@@ -144,7 +146,7 @@ def count(row: Row, m: int, n: int) -> Counted:
 
 
 def share(name: str, counted: Counted) -> tuple[int, int, int, int]:
-    """Return what belongs in a row's first four columns: KAISA's count is split between two rows."""
+    """Return the counts for a row's first four columns; KAISA's are split between two rows."""
     factors = sum(counted.memory.get(key, 0) for key in ("left", "right"))
     if name == "KAISA, factors":
         return factors, 0, counted.updates[1], counted.sent[1]
@@ -156,11 +158,11 @@ def share(name: str, counted: Counted) -> tuple[int, int, int, int]:
 
 @pytest.fixture(scope="module")
 def two_ranks() -> Iterator[None]:
-    """A process group of two whose collectives do nothing, but that the other rank's rows are noise."""
+    """A process group of two ranks whose collectives do nothing, except that gathered rows are noise."""
 
-    def gather(parts: list[Tensor], own: Tensor, group: Any = None) -> None:
+    def gather(parts: list[Tensor], local: Tensor, group: Any = None) -> None:
         for part in parts:
-            part.copy_(torch.randn_like(own) if own.is_floating_point() else own)
+            part.copy_(torch.randn_like(local) if local.is_floating_point() else local)
 
     dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from mkor_core import comm
 from mkor_core.assignment import Grid, assign, make_grid
 from tests.support import ranks
 
-LEFT_OUT = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
+UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
 D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
 
 
@@ -39,7 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     ("world", "case"),
     [
         *[(world, case) for world in (2, 4) for case in ranks.cases_for(world)],
-        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in LEFT_OUT.items()],
+        *[pytest.param(2, n, marks=pytest.mark.skip(f"{n}: {reason}")) for n, reason in UNSUPPORTED.items()],
     ],
 )
 def test_ranks_train_like_one_process(trained, world, case):
@@ -51,7 +51,7 @@ def test_ranks_train_like_one_process(trained, world, case):
 
 @pytest.mark.parametrize("case", ranks.IN_MICRO_BATCHES)
 def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained, case):
-    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once a step."""
+    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once per step."""
     alone = trained[1][0][case]
     for result in trained[2]:
         accumulated = result[f"{case}, micro-batches"]
@@ -66,8 +66,8 @@ def test_a_process_group_of_some_ranks_trains_like_one_process(trained, case):
         assert_close(result[f"{case}, pair"]["weights"], trained[1][0][case]["weights"], rtol=1e-9, atol=1e-12)
 
 
-def test_every_method_is_distributed_or_says_why_not():
-    assert {name for name, _ in ranks.CASES.values()} | set(LEFT_OUT) == set(available())
+def test_every_method_is_distributed_or_gives_a_reason():
+    assert {name for name, _ in ranks.CASES.values()} | set(UNSUPPORTED) == set(available())
 
 
 @pytest.mark.parametrize("case", ["kaisa half", "kaisa mem"])
@@ -78,7 +78,7 @@ def test_a_consolidated_state_is_whole_on_every_rank(trained, case):
         assert {name: set(tensors) for name, tensors in state.items()} == {
             name: set(tensors) for name, tensors in alone.items()
         }
-        if case == "kaisa half":  # inverses are unique; eigenvectors are so only up to their signs
+        if case == "kaisa half":  # inverses are unique, eigenvectors only up to their signs
             assert_close(state, alone, rtol=1e-9, atol=1e-12)
 
 
@@ -96,7 +96,7 @@ def test_mkor_sends_the_vectors_and_nothing_else(trained):
 
 
 def test_mkor_sends_half_in_half_precision_and_trains_nearly_alike(trained):
-    """The vectors' 2 bytes a number; counts go on their own, before them, in float64."""
+    """Each number of a vector takes 2 bytes; the counts are sent separately before them, in float64."""
     result, exact, start = trained[2][0]["mkor bfloat16"], trained[1][0]["mkor"], ranks.Branched()
     numbers = sum(d_out + d_in for d_out, d_in in D_OUT_IN.values())
     assert result["bytes"] == {"all_reduce": 3 * (2 * numbers + 8 * len(D_OUT_IN))}
@@ -105,7 +105,7 @@ def test_mkor_sends_half_in_half_precision_and_trains_nearly_alike(trained):
 
 
 def test_kaisa_sends_triangles_of_the_factors(trained):
-    """Factors every step; every rank owns some layers, and the decompositions travel at steps 0, 2 and 4."""
+    """Factors are sent every step; every rank owns some layers and sends their decompositions at steps 0, 2 and 4."""
     triangles = sum(d * (d + 1) // 2 for shape in D_OUT_IN.values() for d in shape) + len(D_OUT_IN)
     sent = trained[2][0]["kaisa"]["bytes"]
     assert sent["all_reduce"] == 5 * 8 * triangles
@@ -133,15 +133,15 @@ def test_a_fraction_that_does_not_fit_the_ranks_is_refused(world, fraction):
     shape=st.sampled_from([(1, 1), (1, 4), (2, 4), (4, 1), (8, 1)]),
 )
 def test_every_layer_gets_an_owner_in_its_column_and_no_rank_is_overloaded(costs, shape):
-    """Greedy balancing: no rank's load exceeds the mean by more than the costliest layer."""
+    """Greedy balancing: no rank's load exceeds the mean by more than twice the costliest layer."""
     grid = Grid(*shape)
     named = {f"layer{i}": cost for i, cost in enumerate(costs)}
-    places = assign(named, grid)
-    assert list(places) == list(named)
+    assignments = assign(named, grid)
+    assert list(assignments) == list(named)
     load = dict.fromkeys(range(grid.rows * grid.columns), 0.0)
-    for name, place in places.items():
-        assert place.owner in grid.column(place.column)
-        load[place.owner] += named[name]
+    for name, assignment in assignments.items():
+        assert assignment.owner in grid.column(assignment.column)
+        load[assignment.owner] += named[name]
     assert max(load.values()) <= sum(costs) / len(load) + 2 * max(costs)
 
 

@@ -1,4 +1,4 @@
-"""What is rare in training and common in use: each of these once went wrong. Truth: the plain case, or no effect."""
+"""Rare cases, each of which once went wrong. Truth: the ordinary case, or no effect."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_disabled_gradient_scaler_scales_nothing():
 
 
 class Wrapped(nn.Module):
-    """A model with a child that is really called module."""
+    """A model with a child that is called module without being in a wrapper."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,8 +70,8 @@ def test_states_fit_models_with_and_without_a_wrapper(saved, loaded):
     source(inputs()).square().mean().backward()
     one.step()
     other.load_state_dict(one.state_dict())
-    mine, theirs = (list(p.state_dict()["layers"].values()) for p in (other, one))
-    assert_close(mine, theirs, rtol=0, atol=0)
+    loaded_state, saved_state = (list(p.state_dict()["layers"].values()) for p in (other, one))
+    assert_close(loaded_state, saved_state, rtol=0, atol=0)
 
 
 def test_a_wrapped_single_layer_has_the_bare_layers_name():
@@ -79,7 +79,7 @@ def test_a_wrapped_single_layer_has_the_bare_layers_name():
 
 
 @pytest.mark.parametrize("pattern", ["^0$", re.compile("^0$")], ids=str)
-def test_exclude_sees_the_names_that_layers_tells(pattern):
+def test_exclude_matches_the_names_in_layers(pattern):
     assert Preconditioner(nn.DataParallel(network()), MKOR(), exclude=pattern).layers == ("2",)
 
 
@@ -89,8 +89,8 @@ def test_a_module_of_another_model_cannot_be_excluded():
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_a_layer_that_nobody_passes_changes_nothing(method):
-    """An expert that gets no example has zero rows: its gradient stays, and so does its state."""
+def test_a_layer_without_examples_changes_nothing(method):
+    """An expert that receives no example has zero rows: its gradient and its state stay as they are."""
     model = network()
     expert = nn.Linear(4, 3).double()
     together = nn.ModuleList([model, expert])
@@ -116,7 +116,7 @@ def test_eva_takes_no_statistics_from_examples_beyond_its_first():
 
 
 def test_a_step_with_infinite_gradients_does_not_raise():
-    """A fused optimizer will skip it; until then nobody on the host knows."""
+    """A fused optimizer will skip the step, but the host does not know that yet."""
     for method in METHODS[:2]:
         model = network()
         preconditioner = Preconditioner(model, method)
@@ -154,8 +154,8 @@ def test_layers_of_another_optimizer_are_left_alone(method):
 
 
 @pytest.mark.parametrize("method", METHODS, ids=repr)
-def test_a_layer_that_was_never_seen_keeps_its_gradient_but_for_kfacs_identity(method):
-    """A model fine-tuned in evaluation mode has gradients and no statistics."""
+def test_a_layer_without_statistics_keeps_its_gradient_up_to_kfacs_damping(method):
+    """A model fine-tuned in evaluation mode has gradients but no statistics."""
     model = network()
     preconditioner = Preconditioner(model, method)
     model.eval()(inputs()).square().mean().backward()
@@ -171,7 +171,7 @@ def test_attention_leaves_its_projections_to_the_base_optimizer():
     assert Preconditioner(model, MKOR()).layers == ("linear1", "linear2")
 
 
-def test_a_parametrized_layer_is_named_among_those_left_out(caplog):
+def test_a_parametrized_layer_is_logged_as_left_out(caplog):
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(2, 2)), nn.Linear(2, 2))
     with caplog.at_level("INFO", "mkor_core"):
         assert Preconditioner(model, MKOR()).layers == ("1",)
@@ -190,7 +190,7 @@ def test_a_copied_optimizer_warns_and_steps_like_its_base():
     )
     assert preconditioner is not None
     preconditioner.remove()
-    copy.deepcopy(optimizer)  # pytest turns no warning into an error here, but nothing is left to warn of
+    copy.deepcopy(optimizer)  # does not warn: its hook is gone
     assert "__deepcopy__" not in vars(optimizer)
 
 
@@ -212,7 +212,7 @@ def test_a_model_under_mkor_h_can_be_copied_and_pickled_whole():
 def test_the_loss_of_a_skipped_step_is_forgotten():
     model = network()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1))
-    for losses in ((100.0, 1.0), (1.0,)):  # the first of two was of a step that the scaler skipped
+    for losses in ((100.0, 1.0), (1.0,)):  # the first of two belongs to a step that the scaler skipped
         for loss in losses:
             model.zero_grad()
             model(inputs()).square().mean().backward()
@@ -222,7 +222,7 @@ def test_the_loss_of_a_skipped_step_is_forgotten():
 
 
 def test_ground_truth_options_are_accepted():
-    """float64 factors, a stabiliser that never fires, moments without a past."""
+    """float64 factors, a stabilizer that never acts, moments without a running average."""
     state = MKOR(factor_dtype=torch.float64, stabilizer_threshold=float("inf"))
     assert Preconditioner(network().float(), state).memory_by_tensor()["left"] == 8 * (25 + 9)
     assert KAISA(factor_decay=0.0).factor_decay == Eva(factor_decay=0.0).factor_decay == 0
@@ -239,21 +239,21 @@ def test_ground_truth_options_are_accepted():
         (lambda: Preconditioner(network(), MKOR(), grad_scale="x"), "grad_scale='x' must be a number"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_named(make, message):
+def test_a_value_of_the_wrong_type_is_refused_by_name(make, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         make()
 
 
-def test_a_method_that_was_not_made_is_refused():
-    with pytest.raises(TypeError, match=r"is no method; pass one, such as MKOR\(\)"):
+def test_a_method_class_in_place_of_an_instance_is_refused():
+    with pytest.raises(TypeError, match=r"is not an instance of Method; pass one, such as MKOR\(\)"):
         Preconditioner(network(), MKOR)
 
 
-def test_a_state_dict_without_the_preconditioners_starts_it_anew():
+def test_an_optimizer_state_without_the_preconditioners_restarts_it():
     optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1, "momentum": 0.0})
     model(inputs()).square().mean().backward()
     optimizer.step()
-    with pytest.warns(UserWarning, match="start anew"):
+    with pytest.warns(UserWarning, match="starts anew"):
         optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.1).state_dict())
     assert preconditioner is not None
     assert (preconditioner.state_dict()["step"], preconditioner.state_dict()["layers"]) == (0, {})
@@ -287,7 +287,7 @@ def test_kl_clip_weighs_weight_and_bias_by_their_own_rates():
     assert_close(gradients(model), [nu * weight / 1e6, nu * bias / 1e6], rtol=1e-5, atol=0)
 
 
-def test_eva_counts_examples_right_under_reentrant_checkpointing():
+def test_eva_counts_examples_correctly_under_reentrant_checkpointing():
     results = []
     for checkpointed in (False, True):
         model = network()
@@ -302,7 +302,7 @@ def test_eva_counts_examples_right_under_reentrant_checkpointing():
 
 
 def test_an_input_changed_in_place_under_autocast_is_captured_as_it_was():
-    """Autograd keeps the cast copy there, so the change is legal."""
+    """Autograd keeps the cast copy, so the change is legal."""
     results: list[Any] = []
     for change in (False, True):
         model = network().float()

@@ -1,4 +1,4 @@
-"""Truth: the recurrences of ALGORITHMS.md by hand, dense and in float64; limits where MKOR is something else."""
+"""Truth: the recurrences of ALGORITHMS.md by hand, dense and in float64; limits in which MKOR is another method."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_every_step_follows_the_recurrence(rule, rescale):
     factors = [[factor.double() for factor in pair] for pair in factors]
     for step, batch in enumerate(batches(7)):
         backward(model, batch)
-        # The same forward by hand; what is added to a layer's output receives the gradient with respect to it.
+        # The same forward by hand: the gradient of a zero added to a layer's output is that of the output.
         probes = [torch.zeros(12, width, dtype=torch.float64, requires_grad=True) for width in (5, 3)]
         hidden = torch.relu(batch[0] @ layers[0].weight.T + layers[0].bias + probes[0])
         by_hand = (hidden @ layers[1].weight.T + probes[1] - batch[1]).square().mean()
@@ -145,7 +145,7 @@ def test_half_precision_factors_stay_finite_and_close(dtype):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 8])
 @pytest.mark.parametrize("rule", ["sherman_morrison", "released"])
-def test_ten_thousand_half_precision_updates_without_a_non_finite_value(rule, window, dtype):
+def test_ten_thousand_half_precision_updates_stay_finite(rule, window, dtype):
     method = MKOR(update_rule=rule, factor_dtype=dtype, window=window)
     state = method.initial_state(LayerShape(4, 6), torch.float32, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
@@ -194,8 +194,8 @@ def test_a_bad_hyperparameter_is_refused_by_name(options, message):
     assert message in str(caught.value)
 
 
-def test_mkor_h_hands_over_at_the_knee():
-    """Losses that stop falling: the factors and hooks go, and the step is told."""
+def test_mkor_h_switches_at_the_knee():
+    """Once the loss stops falling, the hooks are removed and the step is recorded."""
     model = perceptron()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=5, knee_beta=0.2))
     losses = [1 / (1 + step) for step in range(10)] + [0.1] * 30
@@ -215,7 +215,7 @@ def test_mkor_h_hands_over_at_the_knee():
     assert not model[0]._forward_hooks
 
 
-def test_mkor_h_stays_while_the_loss_falls_steadily():
+def test_mkor_h_does_not_switch_while_the_loss_falls_steadily():
     model = perceptron()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=5, knee_beta=0.2))
     for step, batch in zip(range(40), itertools.cycle(batches(4)), strict=False):
@@ -225,7 +225,7 @@ def test_mkor_h_stays_while_the_loss_falls_steadily():
     assert preconditioner.switch_step is None
 
 
-def test_mkor_h_without_a_loss_says_what_to_do():
+def test_mkor_h_without_a_loss_raises():
     model = perceptron()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=2))
     for batch in batches(2):
@@ -245,7 +245,7 @@ def test_a_knee_needs_a_slowing_curve():
     assert not is_knee(flat[:2], 0.5)
 
 
-def test_the_knee_scheduler_lowers_the_rate_once_a_knee():
+def test_the_knee_scheduler_lowers_the_rate_once_per_knee():
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
     scheduler = KneePointScheduler(optimizer, factor=0.1, beta=0.1, patience=3)
     rates = []

@@ -1,4 +1,4 @@
-"""Truth: a step taken by hand, the uninterrupted run, the same gradients without the trick under test."""
+"""Truth: a step taken by hand, the uninterrupted run, the same gradients without the feature under test."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def loss_of(model: nn.Module, step: int) -> Tensor:
 
 
 def train(name: str, options: dict[str, Any], steps: int, interrupt: int | None = None) -> list[Tensor]:
-    """Train with a learning-rate schedule; at ``interrupt``, save all, build everything anew and load."""
+    """Train with a learning-rate schedule; at step ``interrupt``, save, build new objects and load."""
 
     def make(model: nn.Module) -> tuple[Any, ...]:
         optimizer, preconditioner = build(name, model, {"lr": 0.05, **options})
@@ -174,13 +174,13 @@ def test_a_pattern_that_matches_nothing_is_refused():
         Preconditioner(network(), MKOR(), exclude=("heads",))
 
 
-def test_a_model_with_no_layer_to_work_on_is_refused():
+def test_a_model_without_a_layer_to_precondition_is_refused():
     with pytest.raises(ValueError, match="no Linear or Conv2d"):
         Preconditioner(nn.LayerNorm(4), MKOR())
 
 
-class Odd(nn.Module):
-    """Tied, grouped, frozen, unused and normalising modules around one plain layer."""
+class Mixed(nn.Module):
+    """Tied, grouped, frozen, unused and normalizing modules around one plain layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -197,8 +197,8 @@ class Odd(nn.Module):
         return self.head(self.grouped(hidden[:, :, None, None]).flatten(1))
 
 
-def test_what_cannot_be_preconditioned_is_left_alone_and_named_once(caplog):
-    model, plain = Odd(), Odd()
+def test_unsupported_layers_are_left_alone_and_logged_once(caplog):
+    model, plain = Mixed(), Mixed()
     plain.load_state_dict(model.state_dict())
     with caplog.at_level(logging.INFO, "mkor_core"):
         preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
@@ -229,7 +229,7 @@ def test_a_layer_with_zero_gradient_stays_finite():
 
 
 def test_a_published_factor_that_overflows_is_named():
-    """Along a persistent mean the printed rule doubles its factor an update, stabilised or not."""
+    """Along a persistent mean the printed rule doubles its factor at every update, in spite of the stabilizer."""
     model = nn.Sequential(nn.Linear(4, 2))
     preconditioner = Preconditioner(model, MKOR(update_rule="published", inverse_update_period=1))
     inputs = torch.ones(3, 4)
@@ -238,7 +238,7 @@ def test_a_published_factor_that_overflows_is_named():
         model(inputs).sum().backward()
         preconditioner.step()
     assert preconditioner.non_finite_layers() == ["0"]
-    assert_close(model[0].weight.grad, torch.full((2, 4), 3.0))  # rescaling fell back on the gradient
+    assert_close(model[0].weight.grad, torch.full((2, 4), 3.0))  # rescaling falls back on the gradient
 
 
 def test_memory_is_what_the_state_tensors_hold():
@@ -250,7 +250,7 @@ def test_memory_is_what_the_state_tensors_hold():
     assert preconditioner.memory_bytes() == sum(by_tensor.values())
 
 
-def test_remove_gives_the_plain_optimizer_back():
+def test_after_remove_the_optimizer_is_the_plain_one():
     model, plain = network(), network()
     optimizer, preconditioner = build("mkor", model, {"lr": 0.1, "inverse_update_period": 1})
     base = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
@@ -266,7 +266,7 @@ def test_remove_gives_the_plain_optimizer_back():
 
 
 class Wrapper(torch.optim.Optimizer):
-    """An optimizer around another, as accelerate's: it keeps the true one as ``.optimizer`` and lacks its hooks."""
+    """A wrapper like accelerate's: it keeps the true optimizer as ``.optimizer`` and lacks its hooks."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
@@ -285,20 +285,20 @@ def test_lbfgs_and_a_second_attach_are_refused():
     with pytest.raises(TypeError, match="LBFGS"):
         preconditioner.attach(torch.optim.LBFGS(model.parameters()))
     preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
-    with pytest.raises(RuntimeError, match="attached already"):
+    with pytest.raises(RuntimeError, match="already attached"):
         preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def test_a_state_of_another_method_layer_or_shape_is_refused():
     state = Preconditioner(network(), MKOR()).state_dict()
-    with pytest.raises(ValueError, match="is MKOR's; the method here is KAISA"):
+    with pytest.raises(ValueError, match="saved by MKOR, but this Preconditioner's method is KAISA"):
         Preconditioner(network(), KAISA()).load_state_dict(state)
     optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1})
     loss_of(model, 0).backward()
     optimizer.step()
     assert preconditioner is not None
     state = preconditioner.state_dict()
-    with pytest.raises(ValueError, match="a layer '5' that is not preconditioned here"):
+    with pytest.raises(ValueError, match="a layer '5' that this Preconditioner does not precondition"):
         Preconditioner(network(), MKOR(), exclude=("^5$",)).load_state_dict(state)
     with pytest.raises(ValueError, match="differ in tensor"):
         Preconditioner(network(), MKOR(window=3)).load_state_dict(state)
@@ -310,7 +310,7 @@ def test_a_state_of_another_method_layer_or_shape_is_refused():
 def test_an_optimizer_state_without_the_preconditioners_warns():
     optimizer, _ = build("mkor", network(), {"lr": 0.1})
     plain = torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9)
-    with pytest.warns(UserWarning, match="start anew"):
+    with pytest.warns(UserWarning, match="starts anew"):
         optimizer.load_state_dict(plain.state_dict())
 
 
@@ -338,7 +338,7 @@ def test_a_scaled_loss_gives_the_same_factors(given):
 
 
 def train_scaled(*, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[int, ...]) -> tuple[Any, ...]:
-    """Train by GradScaler; at some steps a batch's loss overflows, so that the step must not happen."""
+    """Train with a GradScaler; in some steps the loss overflows first, so that the step is skipped and repeated."""
     model = network()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10_000)
     # Without momentum: torch's fused SGD starts its buffer from a skipped first step.
@@ -349,7 +349,7 @@ def train_scaled(*, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[i
     setattr(optimizer, "_step_supports_amp_scaling", fused)  # noqa: B010  (not in torch's stubs)
     step = 0
     while step < 8:
-        for _ in range(1 + (step in overflow_at)):  # a skipped step is tried again with the same batch
+        for _ in range(1 + (step in overflow_at)):  # a skipped step is repeated with the same batch
             optimizer.zero_grad()
             inputs, targets = batch(step)
             bad = step in overflow_at and _ == 0
@@ -364,8 +364,8 @@ def train_scaled(*, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[i
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("overflow_at", [(0,), (3,), (2, 4)], ids=str)
-def test_a_step_that_the_scaler_skips_leaves_no_trace(fused, overflow_at):
-    """Truth: the same run with a loss that never overflows. Step 0 and 3 update factors, 2 and 4 do not."""
+def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at):
+    """Truth: the same run with a loss that never overflows. Steps 0 and 3 update factors, 2 and 4 do not."""
     weights, state = train_scaled(fused=fused, dtype=None, overflow_at=overflow_at)
     true_weights, true_state = train_scaled(fused=fused, dtype=None, overflow_at=())
     assert state["step"] == true_state["step"] == 8
@@ -391,7 +391,7 @@ def test_autocast_training_comes_close_to_float32(dtype):
 
 
 class FullyShardedDataParallel(nn.Sequential):
-    """Stands in for torch's, which is known by its name."""
+    """Stands in for torch's class, which is recognized by its name."""
 
 
 def test_sharded_models_are_refused_by_name():
@@ -416,12 +416,12 @@ def test_dtensor_parameters_are_refused_by_name():
 
 
 def test_an_optimizer_that_is_not_torchs_is_refused():
-    with pytest.raises(TypeError, match=r"DeepSpeedEngine is no torch.optim.Optimizer"):
+    with pytest.raises(TypeError, match=r"DeepSpeedEngine is not a torch.optim.Optimizer"):
         Preconditioner(network(), MKOR()).attach(type("DeepSpeedEngine", (), {})())
 
 
-class Waiting(TorchDispatchMode):
-    """Refuses to read a tensor's value back to the host, which makes a GPU's host wait."""
+class NoWaiting(TorchDispatchMode):
+    """Raises if a tensor's value is read back to the host, which would make the host wait for a GPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
@@ -433,13 +433,13 @@ class Waiting(TorchDispatchMode):
     ("name", "options"), [case for case in METHODS if case[0] in ("mkor", "kaisa", "eva")], ids=str
 )
 def test_no_step_reads_a_value_back_to_the_host(name, options):
-    """But for HyLo, whose kept rows differ in number, and MKOR-H, which reads last update's loss."""
+    """Except in HyLo, whose kept rows differ in number, and MKOR-H, which reads the loss of the last update."""
     model = network()
     _, preconditioner = build(name, model, {"lr": 0.05, **options})
     for step in range(4):
         model.zero_grad()
         loss_of(model, step).backward()
-        with Waiting():
+        with NoWaiting():
             preconditioner.step()
 
 
@@ -455,7 +455,7 @@ class Scored(nn.Module):
 
 
 @pytest.mark.parametrize("sources", [("closure", "output", "observe"), ("output", "observe"), ("observe",)], ids=str)
-def test_mkor_h_takes_its_loss_from_the_first_source_that_speaks(sources):
+def test_mkor_h_takes_its_loss_from_the_first_source_that_gives_one(sources):
     """The closure's value, else output.loss at the root, else observe."""
     model = Scored()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=0))
@@ -481,7 +481,7 @@ def test_mkor_h_takes_its_loss_from_the_first_source_that_speaks(sources):
 
 @pytest.mark.parametrize("name", ["mkor", "kaisa", "hylo"])
 def test_a_compiled_model_is_preconditioned_like_the_plain_one(name):
-    """Compiled by AOTAutograd, whose graphs end at every layer's hook."""
+    """AOTAutograd compiles the model into graphs that end at every layer's hook."""
     results = []
     for compiled in (False, True):
         model = network()
