@@ -103,7 +103,7 @@ MISTAKES = {
     ),
     "seed twice": (
         EXPERIMENT.replace("[0, 1]", "[1, 1]"),
-        f"{BLOCK}.seeds = [1, 1]: must not hold the same value twice: seeds of data order and initial weights, "
+        f"{BLOCK}.seeds = [1, 1]: must not contain the same value twice: seeds of data order and initial weights, "
         "shared by all optimizers",
     ),
     "tuning on a seed that counts": (
@@ -198,9 +198,9 @@ MISTAKES = {
     ),
     "key twice": (
         EXPERIMENT.replace("steps: 20", "steps: 20\n      steps: 30"),
-        "config/experiments/trial.yaml: is no valid YAML: the key 'steps' stands twice, line 8",
+        "config/experiments/trial.yaml: not valid YAML: the key 'steps' appears twice, line 8",
     ),
-    "no YAML": ("tiers: [", "config/experiments/trial.yaml: is no valid YAML: "),
+    "no YAML": ("tiers: [", "config/experiments/trial.yaml: not valid YAML: "),
     "empty": ("", "config/experiments/trial.yaml: must be a mapping of keys to values"),
     "numbers as keys": ("1: 2", "config/experiments/trial.yaml: a key must be text; put it in quotes"),
 }
@@ -262,7 +262,7 @@ def test_unknown_names_on_the_command_line(folder: Path, capsys: pytest.CaptureF
 
 
 def test_the_line_names_the_file_of_an_absent_folder(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"nowhere/config\.yaml: there is no such file"):
+    with pytest.raises(ConfigError, match=r"nowhere/config\.yaml: no such file"):
         Plan.load(tmp_path / "nowhere")
 
 
@@ -322,5 +322,5 @@ def test_a_mapping_takes_over_another_one_s_keys(tmp_path: Path):
     a, b = {"x": 1, "y": {"z": 2}}, {"x": 3, "y": {"z": 2}}
     assert config.read_yaml(file) == {"a": a, "b": b, "c": {**b, "w": 4}, "d": b}
     file.write_text("a: &a {x: 1}\nb: {<<: *a, x: 2, x: 3}\n")
-    with pytest.raises(ConfigError, match="the key 'x' stands twice, line 2"):
+    with pytest.raises(ConfigError, match="the key 'x' appears twice, line 2"):
         config.read_yaml(file)

@@ -1,4 +1,4 @@
-"""Configuration files: read strictly, checked against JSON Schema, refused in one line."""
+"""Read configuration files strictly, check them against JSON Schemas, and report errors in one line."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ CONFIG: Final = ROOT / "config"
 SCHEMAS: Final = ROOT / "workflow" / "schemas"
 
 Key = Sequence[str | int]
+"""The place of a value in a file: the names of keys and the indices of list items on the way to it."""
 
 
 class ConfigError(ValueError):
-    """Bad input from a user: one line that names the file, the key, the value and what would do."""
+    """Faulty input from a user; the message is one line with the file, the key, the value and what is allowed."""
 
 
 def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
-    """Return the `ConfigError` that says: ``file: key = value: what would do``."""
+    """Return a `ConfigError` with the message ``file: key = value: must``."""
     where = f"{shown_path(file)}: "
     if key:
         where += f"{shown_key(key)} = {shown_value(value)}: "
@@ -34,24 +35,24 @@ def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
 
 
 def shown_path(file: Path | str) -> str:
-    """Return ``file`` as a user would type it: relative to the working directory where it lies inside."""
+    """Return ``file`` as a user would type it: relative to the working directory if it is inside, else as it is."""
     path = Path(file)
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
 def shown_key(key: Key) -> str:
-    """Return a key's path as ``tiers.embedded[0].steps``."""
+    """Return a key as text, such as ``tiers.embedded[0].steps``."""
     return re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key))
 
 
 def shown_value(value: Any) -> str:
-    """Return ``value`` as short JSON."""
+    """Return ``value`` as JSON, cut to 80 characters."""
     text = json.dumps(value, default=str, ensure_ascii=False)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
-    """Return ``did you mean 'x'?`` for the nearest of ``known``, else the list of what is known."""
+    """Return ``did you mean 'x'?`` with the most similar of ``known``, or the list of them if none is similar."""
     names = sorted(known)
     near = difflib.get_close_matches(str(word), names, n=1, cutoff=0.6)
     if near:
@@ -60,30 +61,34 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose ``1e-3`` is a number, and whose keys stand once; ``<<: *anchor`` takes over another mapping's."""
+    """A YAML loader that reads ``1e-3`` as a number and refuses duplicate keys."""
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
-        self._flat: set[int] = set()
+        self._flattened: set[int] = set()
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put what ``<<`` stands for in its place, once; what a mapping says itself counts more."""
-        if id(node) in self._flat:
+        """Refuse duplicate keys, then replace ``<<: *anchor`` by the entries of the other mapping.
+
+        A mapping's own entries override those. The method may be called again for a node that is flattened already,
+        which then has a key from both.
+        """
+        if id(node) in self._flattened:
             return
-        self._flat.add(id(node))
+        self._flattened.add(id(node))
         keys: list[Any] = []
         for key, _ in node.value:
             if key.tag == "tag:yaml.org,2002:merge":
                 continue
-            found = self.construct_object(key, deep=True)
-            if found in keys:
-                twice = f"the key '{found}' stands twice, line {key.start_mark.line + 1}"
+            name = self.construct_object(key, deep=True)
+            if name in keys:
+                twice = f"the key '{name}' appears twice, line {key.start_mark.line + 1}"
                 raise yaml.constructor.ConstructorError(None, None, twice, None)
-            keys.append(found)
+            keys.append(name)
         super().flatten_mapping(node)
 
 
-# YAML 1.1 takes 1e-3 for text, since it has no point; everyone who writes it means the number.
+# YAML 1.1 reads 1e-3 as text because it has no decimal point.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(
@@ -95,27 +100,35 @@ _Loader.add_implicit_resolver(
 
 
 def read_yaml(file: Path) -> Any:
-    """Return what ``file`` holds.  Raises `ConfigError` where it is absent, no YAML, or holds NaN or infinity."""
+    """Return the content of a YAML file.
+
+    Raises:
+        ConfigError: the file is missing, not YAML, or contains a value that JSON cannot express, such as NaN.
+    """
     try:
         value = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-        _refuse_odd_values(file, (), value)
+        _refuse_unlike_json(file, (), value)
     except FileNotFoundError:
-        raise ConfigError(f"{shown_path(file)}: there is no such file") from None
+        raise ConfigError(f"{shown_path(file)}: no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{shown_path(file)}: cannot be read: {problem}") from None
     except RecursionError:
-        raise ConfigError(f"{shown_path(file)}: a value contains itself, or is nested too deep") from None
+        raise ConfigError(f"{shown_path(file)}: a value contains itself or is nested too deeply") from None
     except yaml.YAMLError as problem:
-        raise error(file, (), None, f"is no valid YAML: {_without_excerpt(problem)}") from None
-    except ValueError as problem:  # a date such as 2026-13-45 fails inside the YAML library
+        raise error(file, (), None, f"not valid YAML: {_without_excerpt(problem)}") from None
+    except ValueError as problem:  # from the YAML library, for a date such as 2026-13-45
         if isinstance(problem, ConfigError):
             raise
-        raise error(file, (), None, f"is no valid YAML: {problem}") from None
+        raise error(file, (), None, f"not valid YAML: {problem}") from None
     return value
 
 
 def read_mapping(file: Path) -> dict[str, Any]:
-    """Return what ``file`` holds.  Raises `ConfigError` as `read_yaml` does, and where it is no mapping."""
+    """Return the content of a YAML file that is a mapping.
+
+    Raises:
+        ConfigError: as in `read_yaml`, or the content is not a mapping.
+    """
     content = read_yaml(file)
     if not isinstance(content, dict):
         raise error(file, (), None, "must be a mapping of keys to values")
@@ -123,23 +136,24 @@ def read_mapping(file: Path) -> dict[str, Any]:
 
 
 def _without_excerpt(problem: yaml.YAMLError) -> str:
+    """Return a YAML error in one line, without the library's excerpt of the file."""
     mark = getattr(problem, "problem_mark", None)
-    said = getattr(problem, "problem", None) or str(problem)
-    return f"{said}, line {mark.line + 1}" if mark else said
+    text = getattr(problem, "problem", None) or str(problem)
+    return f"{text}, line {mark.line + 1}" if mark else text
 
 
-def _refuse_odd_values(file: Path, key: tuple[str | int, ...], value: Any) -> None:
-    """Refuse what YAML can say and JSON cannot."""
+def _refuse_unlike_json(file: Path, key: tuple[str | int, ...], value: Any) -> None:
+    """Raise `ConfigError` on a value that YAML can express and JSON cannot."""
     if isinstance(value, float) and not math.isfinite(value):
         raise error(file, key, str(value), "must be a finite number")
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
                 raise error(file, key, str(name), "a key must be text; put it in quotes")
-            _refuse_odd_values(file, (*key, name), inner)
+            _refuse_unlike_json(file, (*key, name), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _refuse_odd_values(file, (*key, index), inner)
+            _refuse_unlike_json(file, (*key, index), inner)
 
 
 @cache
@@ -150,7 +164,7 @@ def schema(name: str) -> dict[str, Any]:
     return content
 
 
-# An integer is an integer: JSON Schema would let 1.0 pass, and a seed of 1.0 is a slip.
+# JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
 _Validator = validators.extend(
     Draft202012Validator,
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
@@ -160,58 +174,75 @@ _Validator = validators.extend(
 
 
 def check(value: Any, against: Mapping[str, Any], file: Path | str, key: Key = ()) -> None:
-    """Raise `ConfigError` on the first place where ``value``, found in ``file`` at ``key``, breaks a schema."""
+    """Check a value against a schema.
+
+    Args:
+        value: the value to check.
+        against: the JSON Schema.
+        file: the file that contains the value, for the message.
+        key: the place of the value in the file.
+
+    Raises:
+        ConfigError: the first place at which the value breaks the schema.
+    """
     errors = sorted(_Validator(against).iter_errors(value), key=lambda problem: list(map(str, problem.path)))
     if errors:
         raise _in_one_line(errors[0], file, tuple(key))
 
 
 def _in_one_line(problem: ValidationError, file: Path | str, key: tuple[str | int, ...]) -> ConfigError:
+    """Return a schema error as one line, with the description of the value that the schema gives."""
     where = (*key, *problem.absolute_path)
-    value, rule, limit = problem.instance, problem.validator, problem.validator_value
     constraint = problem.schema if isinstance(problem.schema, Mapping) else {}
-    about = constraint.get("description", "")
-    if rule == "additionalProperties":
-        known = constraint.get("properties", {})
-        unknown = next(name for name in value if name not in known)
-        return error(file, (*where, unknown), value[unknown], f"unknown key; {did_you_mean(unknown, known)}")
-    if rule == "required":
-        missing = next(name for name in limit if name not in value)
-        about = constraint.get("properties", {}).get(missing, {}).get("description", "")
-        return error(file, where, value, f"the key '{missing}' is missing{f': {about}' if about else ''}")
-    match rule:
+    properties = constraint.get("properties", {})
+    if problem.validator == "additionalProperties":
+        unknown = next(name for name in problem.instance if name not in properties)
+        must = f"unknown key; {did_you_mean(unknown, properties)}"
+        return error(file, (*where, unknown), problem.instance[unknown], must)
+    if problem.validator == "required":
+        missing = next(name for name in problem.validator_value if name not in problem.instance)
+        must, description = f"the key '{missing}' is missing", properties.get(missing, {}).get("description", "")
+    else:
+        must, description = _rule(problem), constraint.get("description", "")
+        if not must:
+            rule = f"breaks the rule {problem.validator}: {problem.validator_value}"
+            must, description = (f"must be {description}" if description else rule), ""
+    return error(file, where, problem.instance, f"{must}: {description}" if description else must)
+
+
+def _rule(problem: ValidationError) -> str:
+    """Return a broken rule of a schema in words; nothing for a rule that only the schema's description explains."""
+    limit = problem.validator_value
+    match problem.validator:
         case "type":
             kinds = [limit] if isinstance(limit, str) else limit
-            must = "must be " + " or ".join(_KINDS[kind] for kind in kinds)
+            return "must be " + " or ".join(_KINDS[kind] for kind in kinds)
         case "enum":
-            must = f"must be one of the known values; {did_you_mean(value, map(str, limit))}"
+            return f"must be one of the known values; {did_you_mean(problem.instance, map(str, limit))}"
         case "minimum":
-            must = f"must be at least {limit}"
+            return f"must be at least {limit}"
         case "exclusiveMinimum":
-            must = f"must be greater than {limit}"
+            return f"must be greater than {limit}"
         case "maximum":
-            must = f"must be at most {limit}"
+            return f"must be at most {limit}"
         case "exclusiveMaximum":
-            must = f"must be less than {limit}"
+            return f"must be less than {limit}"
         case "uniqueItems":
-            must = "must not hold the same value twice"
+            return "must not contain the same value twice"
         case "minItems" | "minProperties" | "minLength":
-            must = "must not be empty"
-        case _:
-            must = f"must be {about}" if about else f"breaks the rule {rule}: {limit}"
-            about = ""
-    return error(file, where, value, f"{must}{f': {about}' if about else ''}")
+            return "must not be empty"
+    return ""
 
 
 def with_defaults(value: Mapping[str, Any], against: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checked mapping with its schema's defaults filled in, and 1 as 1.0 where a number is due."""
-    filled = {}
+    """Return a checked mapping with its schema's defaults filled in, and integers as floats where a number is due."""
+    complete = dict(value)
     for name, constraint in against.get("properties", {}).items():
         if name in value or "default" in constraint:
             given = value.get(name, constraint.get("default"))
-            real = constraint.get("type") == "number" and isinstance(given, int)
-            filled[name] = float(given) if real else given
-    return {**value, **filled}
+            is_real = constraint.get("type") == "number" and isinstance(given, int)
+            complete[name] = float(given) if is_real else given
+    return complete
 
 
 _KINDS: Final = {

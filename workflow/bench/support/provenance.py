@@ -1,4 +1,4 @@
-"""Where a number comes from: machine, code, packages.  Imports no torch."""
+"""The provenance of a number: machine, code and package versions. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from workflow.bench.support.config import ROOT, ConfigError, shown_path
 from workflow.bench.support.files import write_json
 from workflow.bench.support.source_code import code_fingerprint
 
-#: The hardware of a tier that computes on a GPU, planned on a machine that has none.
 NO_GPU: Final = "no-gpu"
+"""The hardware name in the plan of a GPU tier on a machine without a GPU."""
 
-PACKAGES: Final = (
+_PACKAGES: Final = (
     "torch",
     "torchvision",
     "transformers",
@@ -39,27 +39,30 @@ PACKAGES: Final = (
 
 
 def hardware_slug(results: Path, device: str) -> str:
-    """Return this machine's name in ``[a-z0-9-]+``: its GPU's for the device ``cuda``, else its CPU's.
+    """Return this machine's name in ``[a-z0-9-]+``, made from its GPU's name for the device ``cuda``, else its CPU's.
 
-    The name is kept in the file ``hardware`` of the results folder from the first call on, so that it does not
-    change while results gather under it.  Where there is no GPU it is `NO_GPU`, and nothing is kept: that much is
-    enough to plan.  Raises `ConfigError` where the folder is unwritable.
+    The first call saves the name in the file ``hardware`` of the results folder, so that it stays the same while
+    results accumulate under it. Without a GPU the name for ``cuda`` is `NO_GPU`, which is enough to plan; it is not
+    saved.
+
+    Raises:
+        ConfigError: the folder is not writable, or the saved file is damaged.
     """
     file = results / "hardware"
     try:
-        known = json.loads(file.read_text()) if file.is_file() else {}
-        if device not in known:
+        names = json.loads(file.read_text()) if file.is_file() else {}
+        if device not in names:
             if device == "cuda" and not gpu_names():
                 return NO_GPU
-            known[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
-            write_json(file, known)
-        return str(known[device])
+            names[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
+            write_json(file, names)
+        return str(names[device])
     except OSError as problem:
         raise ConfigError(
-            f"{shown_path(file)}: cannot be used: {problem.strerror}; give a writable folder as 'results'"
+            f"{shown_path(file)}: cannot be written: {problem.strerror}; give a writable folder as 'results'"
         ) from None
     except ValueError as problem:
-        raise ConfigError(f"{shown_path(file)}: is no valid JSON: {problem}; delete it") from None
+        raise ConfigError(f"{shown_path(file)}: not valid JSON: {problem}; delete it") from None
 
 
 def _gpu_slug() -> str:
@@ -72,8 +75,8 @@ def _cpu_slug() -> str:
 
 
 def _slug(name: str) -> str:
-    trade_marks = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*?ghz", " ", name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", trade_marks).strip("-") or "unknown"
+    without_trade_marks = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*?ghz", " ", name.lower())
+    return re.sub(r"[^a-z0-9]+", "-", without_trade_marks).strip("-") or "unknown"
 
 
 @cache
@@ -81,32 +84,32 @@ def cpu_name() -> str:
     """Return the CPU's model name."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():
-        found = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
-        if found:
-            return found[1].strip()
+        match = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE)
+        if match:
+            return match[1].strip()
     return platform.processor() or platform.machine()
 
 
 @cache
 def gpu_names() -> tuple[str, ...]:
-    """Return the names of this machine's NVIDIA GPUs, as their driver tells them."""
+    """Return the names of this machine's NVIDIA GPUs, as nvidia-smi lists them."""
     return tuple(line.split(", ")[0] for line in _nvidia_smi("name"))
 
 
 def _nvidia_smi(query: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
-    called = subprocess.run(
+    process = subprocess.run(
         ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
         capture_output=True,
         text=True,
         check=False,
     )
-    return called.stdout.strip().splitlines() if called.returncode == 0 else []
+    return process.stdout.strip().splitlines() if process.returncode == 0 else []
 
 
 def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
-    """Return the commit, and whether tracked files differ from it; (None, None) outside a git checkout."""
+    """Return the commit and whether tracked files differ from it, or (None, None) outside a git checkout."""
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         return None, None
@@ -116,17 +119,17 @@ def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
 
 def _git(root: Path, *arguments: str) -> str | None:
     try:
-        called = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
+        process = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return None
-    return called.stdout.strip() if called.returncode == 0 else None
+    return process.stdout.strip() if process.returncode == 0 else None
 
 
 @cache
 def package_versions() -> dict[str, str]:
     """Return the installed versions of the packages that numbers depend on."""
     versions = {}
-    for package in PACKAGES:
+    for package in _PACKAGES:
         try:
             versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
@@ -136,7 +139,7 @@ def package_versions() -> dict[str, str]:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return this machine's hardware: CPU, cores, memory in bytes, GPUs with driver and memory."""
+    """Return this machine's CPU, number of cores, memory in bytes, GPUs (name, driver, memory) and operating system."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
@@ -147,13 +150,16 @@ def machine() -> dict[str, Any]:
 
 
 def collect(specs: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the provenance part of a run.json; ``specs`` as in `code_fingerprint`."""
+    """Return the provenance part of a run.json.
+
+    specs: as in `code_fingerprint`.
+    """
     return {"code_fingerprint": code_fingerprint(specs), **_of_process()}
 
 
 @cache
 def _of_process() -> dict[str, Any]:
-    """Return what does not change while a process lives; later edits of its files do not matter to it."""
+    """Return the part that stays the same during a process, whose code was loaded at its start."""
     commit, dirty = git_state()
     return {
         "git_commit": commit,

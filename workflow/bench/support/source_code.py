@@ -1,7 +1,7 @@
-"""The project's own source files: which ones a file imports, and a fingerprint of those that decide a number.
+"""The project's source files: the imports between them, and fingerprints of the code that a number depends on.
 
-A fingerprint covers syntax, not text: comments, docstrings and formatting do not change it. It imports none of the
-files, so it needs no torch.
+A fingerprint covers syntax, not text: comments, docstrings and formatting do not change it. The files are parsed and
+not imported, so this module needs no torch.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> s
 
 
 def probe_fingerprint(root: Path = ROOT) -> str:
-    """Return a hash of the code that probes' numbers depend on: a probe may measure every method and workload."""
+    """Return a hash of the code that the probes' numbers depend on. A probe may measure any method and workload."""
     return _hashed(_snapshot(root), root)
 
 
@@ -47,8 +47,9 @@ def is_current(summary: Mapping[str, Any], specs: Iterable[Mapping[str, Any]]) -
 def run_files(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> frozenset[Path]:
     """Return the source files behind a run's `code_fingerprint`.
 
-    These are mkor_core, the training room, the code that builds optimizers, and what the specs name: the workload,
-    the method and its base optimizer, each with the modules of data, workloads and baselines that it imports.
+    These are mkor_core, workflow/bench/training, the code that builds optimizers, and the files that the specs name:
+    the workload, the method and its base optimizer, each with the modules of data, workloads and baselines that it
+    imports.
     """
     return frozenset().union(*(_spec_files(*_named(spec), root) for spec in specs))
 
@@ -61,13 +62,13 @@ def _named(spec: Mapping[str, Any]) -> tuple[str, str, str | None]:
 
 @cache
 def _spec_files(workload: str, method: str, base: str | None, root: Path) -> frozenset[Path]:
-    # mkor and mkor_h have no file in baselines: they are a part of mkor_core, which counts anyway.
+    # mkor and mkor_h have no file in baselines: they are part of mkor_core, all of which is included.
     names = [f"{_WORKLOADS}/{workload}.py", *(f"{_METHODS}/{name}.py" for name in (method, base) if name)]
     entries = [root / name for name in names if (root / name).is_file()]
     always = [
         file for file in _snapshot(root) if file.is_relative_to(root / _CORE) or file.is_relative_to(root / _TRAINING)
     ]
-    # Not followed: it imports several methods for its users' sake.
+    # It builds the optimizers. Its imports are not followed, because it re-exports methods other than the run's.
     builder = root / _METHODS / "__init__.py"
     reached = reachable(entries, [_DATA, _WORKLOADS, _METHODS], root, stop_at=[builder])
     return frozenset([*always, builder, *reached])
@@ -84,7 +85,7 @@ def _hashed(files: Iterable[Path], root: Path) -> str:
 def _snapshot(root: Path) -> tuple[Path, ...]:
     """Return all files of `_FOLDERS`, read at the first call.
 
-    A process goes on with the code that it loaded at its start, so later edits must not enter its fingerprints.
+    Later edits must not enter a process's fingerprints, because it keeps running the code that it loaded.
     """
     files = tuple(sorted(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")))
     for file in files:
