@@ -119,7 +119,7 @@ def test_slices_that_bring_nothing_forward_come_to_an_end(cluster):
     chain = cluster.submit(f'{a_run(7)}; touch "$MKOR_SAVED"; exit 1')
     word, said = cluster.end(chain)
     assert word == "failed"
-    assert "2 slices in a row brought nothing forward" in said
+    assert "2 slices in a row made no progress" in said
     assert len(cluster.server.jobs()) == 3, "the first brought 7 steps"
 
 
@@ -154,7 +154,7 @@ def test_a_job_killed_otherwise_has_failed(cluster, does):
     subprocess.run(["qdel", "1.standin"], env=cluster.environment, check=True)
     word, said = cluster.end(chain)
     assert word == "failed"
-    assert "was killed, and not for its time limit" in said
+    assert "was killed, but not for its time limit" in said
     assert len(cluster.server.jobs()) == 1
 
 
@@ -288,7 +288,7 @@ def test_a_damaged_ledger_fails_the_job_and_not_the_workflow(cluster, damage):
     (cluster.folder / LEDGER / chain / "chain.json").write_text(damage)
     word, said = cluster.status(chain)
     assert word == "failed"
-    assert "chain.json is gone or damaged" in said
+    assert "chain.json is missing or damaged" in said
     assert cluster.status("no-such-chain")[0] == "failed"
 
 
@@ -301,7 +301,7 @@ def test_a_status_script_that_cannot_work_says_running(cluster):
     lock.mkdir()
     word, said = cluster.status(chain)
     assert word == "running"
-    assert f"{chain}: cannot be looked at now" in said
+    assert f"{chain}: its state cannot be read now" in said
     lock.rmdir()
     cluster.variables = {"PYTHONHOME": "/nowhere"}
     assert cluster.status(chain)[0] == "running"
@@ -425,14 +425,14 @@ def test_the_estimate_is_what_is_left_to_do(tmp_path):
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(content))
     plan = experiments.load(folder)
     cluster = settings.Cluster.load(str(tmp_path), plan)
-    (found,) = preflight.estimate(plan, cluster)
+    (found,) = preflight.cost_estimates(plan, cluster)
     assert (found.runs, found.steps) == (2, (40,))
     assert found.slices == 7, "4,000 s in slices of 600 s"
     assert found.node_hours == pytest.approx(2 * (4000 + 7 * 120) / 3600)
     first, second = (RunFolder.of(plan.results, run.id) for run in plan.jobs[0].runs)
     write_json(first.summary, {"status": "finished", "steps_done": 20})
     write_json(second.summary, {"status": "interrupted", "steps_done": 15})
-    (found,) = preflight.estimate(plan, cluster)
+    (found,) = preflight.cost_estimates(plan, cluster)
     assert (found.runs, found.steps) == (1, (5,))
 
 

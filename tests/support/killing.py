@@ -22,22 +22,22 @@ from tests.support.experiments import TIMES, block, load, make_folder, optimizer
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT
-from workflow.bench.training import checkpoint
+from workflow.bench.training import checkpoint, launcher
 from workflow.bench.training.record import RunFolder, read_summary
 
-#: Optimizers with a state of their own: momentum and factors whose updates lie steps apart.
 METHODS: dict[str, dict[str, Any]] = {
     "mkor": {"lr": 0.01, "inverse_update_period": 7, "base": "sgd", "momentum": 0.9},
     "kaisa": {"lr": 0.01, "factor_update_period": 3, "inverse_update_period": 7},
 }
-#: What training imports as it goes.
-_LATE = (
+"""Optimizers with state: momentum, and factors that are updated only every few steps."""
+
+_LATE_IMPORTS = (
     "workflow.bench.training.runner",
     "workflow.bench.workloads.autoencoder",
     "sklearn.datasets",
     *(f"baselines.{method}" for method in METHODS),
 )
-_PATIENCE = 120.0
+_TIMEOUT_SECONDS = 120.0
 
 
 class Command:
@@ -65,7 +65,7 @@ class Command:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code; what it said is in ``said``."""
-        _, self.said = self.process.communicate(timeout=_PATIENCE)
+        _, self.said = self.process.communicate(timeout=_TIMEOUT_SECONDS)
         return self.process.returncode
 
 
@@ -74,8 +74,15 @@ class Fork:
 
     def __init__(self, subject: Subject) -> None:
         context = multiprocessing.get_context("forkserver")
+        # Tests in this process that start ranks share the server, and need this variable set before torch is imported.
+        launcher.prepare(launcher.Place(size=2))
         context.set_forkserver_preload(
-            ["tests.support.killing", "workflow.bench.training.runner", "workflow.bench.workloads.autoencoder", *_LATE]
+            [
+                "tests.support.killing",
+                "workflow.bench.training.runner",
+                "workflow.bench.workloads.autoencoder",
+                *_LATE_IMPORTS,
+            ]
         )
         self.process = context.Process(target=_train, args=(subject.arguments,))
         self.process.start()
@@ -90,7 +97,7 @@ class Fork:
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
-        self.process.join(_PATIENCE)
+        self.process.join(_TIMEOUT_SECONDS)
         assert self.process.exitcode is not None, "it does not end"
         return self.process.exitcode
 
@@ -156,7 +163,7 @@ class Subject:
 
     def wait_for_life(self, process: Command | Fork) -> None:
         """Wait until a process has written to metrics.csv or a checkpoint, or has ended."""
-        limit, before = time.monotonic() + _PATIENCE, self._stamps()
+        limit, before = time.monotonic() + _TIMEOUT_SECONDS, self._stamps()
         while process.is_alive() and self._stamps() == before:
             assert time.monotonic() < limit, "it does not train"
             time.sleep(0.001)

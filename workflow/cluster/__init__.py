@@ -1,8 +1,9 @@
-"""Running the pipeline through a scheduler.
+"""Running the pipeline through a batch scheduler.
 
-`settings` and `preflight` say what the jobs need of a cluster, for the Snakefile.  The rest is what a profile's scripts
-call on a login node, with the standard library only: `submit`, `status` and `cancel` lead chains of jobs, kept in the
-ledger of `chains`, through the scheduler behind `pbs`.
+`settings` and `preflight` tell the Snakefile what jobs ask of a cluster. The other modules belong to a profile's
+scripts, which run on a login node for every job and minute: `submit`, `status` and `cancel` drive chains of jobs, which
+`chains` keeps in a ledger, through the scheduler that `pbs` wraps. At start they import nothing beyond the standard
+library and filelock.
 """
 
 from __future__ import annotations

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import sys
 import time
+from typing import Final
 
 from workflow.cluster import pbs
 from workflow.cluster.chains import held, load
 
-_TRIES = 5
-_PAUSE_SECONDS = 10
+_TRIES: Final = 5
+_PAUSE_SECONDS: Final = 10
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Delete the present jobs of the chains named; return 1 where the scheduler did not take that."""
-    waiting = []
-    for name in sys.argv[1:] if arguments is None else arguments:
-        with held(name):
-            chain = load(name)
-        # Called again meanwhile, Snakemake may have begun the chain anew: its mark is gone then.
+    """Delete the current jobs of the named chains; return 1 if the scheduler did not accept all requests."""
+    jobs = []
+    for chain_id in sys.argv[1:] if arguments is None else arguments:
+        with held(chain_id):
+            chain = load(chain_id)
+        # If Snakemake was started again meanwhile, it may have begun the chain anew, which removes the mark.
         if chain is not None and chain.is_cancelled and chain.state != "done":
-            # A slice whose submission is not confirmed may be at the scheduler all the same.
+            # A slice whose submission is not confirmed may have reached the scheduler all the same.
             job = chain.last.job or (_find(chain.job_name()) if chain.last.tried else None)
-            waiting += [job] if job else []
+            jobs += [job] if job else []
     for attempt in range(_TRIES):
-        waiting = [job for job in waiting if not pbs.delete(job)]
-        if not waiting:
+        jobs = [job for job in jobs if not pbs.delete(job)]
+        if not jobs:
             return 0
         if attempt < _TRIES - 1:
             time.sleep(_PAUSE_SECONDS)

@@ -1,8 +1,13 @@
-"""The ledger: a folder for every chain of jobs that makes one Snakemake job's outputs.
+"""The ledger: a folder for every chain of jobs that makes the outputs of one Snakemake job.
 
-A chain is known by its outputs, so that a coordinator that was killed and started again finds what it had submitted.
-Its folder ``.snakemake/cluster/<chain>`` holds ``chain.json``, Snakemake's script ``job.sh``, ``environment`` (what the
-submitting shell hands on), and of every slice its output ``<slice>.log`` and, once it has ended, ``<slice>.exit``.
+A training run may be longer than a queue allows, so a chain has several jobs, its slices, one after the other. It is
+identified by its outputs, so that a Snakemake that was killed and restarted finds the jobs that it had submitted. Its
+folder ``.snakemake/cluster/<chain>`` contains
+
+- ``chain.json``, the `Chain` and its slices;
+- ``job.sh``, Snakemake's script, and ``environment``, the variables that the job's shell gets;
+- ``<slice>.log``, the output of every slice, and ``<slice>.exit``, its exit code, once it has ended;
+- ``cancelled``, if the profile's cancel script was called.
 """
 
 from __future__ import annotations
@@ -10,19 +15,24 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.support.files import locked, write_atomically, write_json
 
-#: Relative to the working directory, as is everything that Snakemake itself keeps.
 LEDGER: Final = Path(".snakemake") / "cluster"
+"""Relative to the working directory, like everything that Snakemake itself keeps."""
+
 Progress = dict[str, dict[str, Any]]
-#: How far a run is that has left nothing yet.
-NOTHING: Final[dict[str, Any]] = {"steps": 0, "status": None, "recorded": 0, "saved": 0}
+"""How far runs have come, by folder: ``steps`` and ``status`` of the record, and the times in nanoseconds at which
+record (``recorded``) and checkpoint (``saved``) were written."""
+
+NO_PROGRESS: Final[dict[str, Any]] = {"steps": 0, "status": None, "recorded": 0, "saved": 0}
+"""The progress of a run that has written nothing yet."""
 
 
 @dataclass
@@ -31,16 +41,17 @@ class Slice:
 
     number: int
     job: str | None = None
-    """The scheduler's id; None as long as the scheduler has not taken it, as far as is known."""
+    """The scheduler's id; None until the scheduler is known to have accepted the job."""
     submitted: float = 0.0
     """Seconds since 1970, by the submitting host's clock."""
     refusals: int = 0
-    """How often the scheduler refused it for a reason that this program does not know."""
+    """How often the scheduler refused it for an unrecognized reason."""
     tried: float = 0.0
+    """Time of the last attempt to submit it, in seconds since 1970; 0 before the first."""
     misses: int = 0
-    """How often in a row the scheduler said that it knows no such job."""
+    """How often in a row the scheduler reported that it knows no such job."""
     before: Progress = field(default_factory=dict)
-    """How far the runs were when it was submitted."""
+    """Progress of the runs when it was submitted."""
 
 
 @dataclass
@@ -50,21 +61,21 @@ class Chain:
     id: str
     outputs: list[str]
     runs: list[str]
-    """Folders of the training runs that it advances; empty where the job is none of training."""
+    """Folders of the training runs that it advances; empty if the job does not train."""
     nodes: int
     minutes: int
     queue: str
     options: list[str]
-    """What every submission is given beside nodes, minutes and queue."""
+    """Options of every submission besides nodes, minutes and queue."""
     script: str
     """The profile's job script."""
     mark: str
-    """Tells its jobs' names from those of an earlier chain for the same outputs."""
+    """Distinguishes the names of its jobs from those of an earlier chain for the same outputs."""
     state: str = "open"
     """``open``, ``done``, or ``failed``."""
     reason: str = ""
     stalls: int = 0
-    """Slices in a row that brought nothing forward."""
+    """Number of slices in a row without progress."""
     slices: list[Slice] = field(default_factory=list)
 
     @property
@@ -74,7 +85,7 @@ class Chain:
 
     @property
     def last(self) -> Slice:
-        """The slice that runs, waits, or ran last."""
+        """The slice that is waiting or running, or that ran last."""
         return self.slices[-1]
 
     @property
@@ -83,74 +94,76 @@ class Chain:
         return (self.folder / "cancelled").exists()
 
     def job_name(self) -> str:
-        """Return the last slice's name at the scheduler: at most 15 characters, and no other job's."""
+        """Return the last slice's name at the scheduler, which is unique and has at most 15 characters."""
         return f"m{self.id[-6:]}{self.mark}-{self.last.number}"
 
     def output_of(self, number: int) -> Path:
-        """Return the file that takes a slice's output."""
+        """Return the file that a slice's output goes to."""
         return self.folder / f"{number}.log"
 
     def exit_code(self) -> int | None:
-        """Return the code that the last slice ended with; None where it did not get to say one."""
+        """Return the exit code of the last slice; None if it has not ended, or was killed before it could write it."""
         try:
             return int((self.folder / f"{self.last.number}.exit").read_text())
         except (FileNotFoundError, ValueError):
             return None
 
     def save(self) -> None:
-        """Write ``chain.json``, whole or not at all."""
+        """Write ``chain.json`` atomically."""
         write_json(self.folder / "chain.json", asdict(self))
 
     def write_scripts(self, job: str, environment: Mapping[str, str]) -> None:
-        """Write Snakemake's script, and the variables that the job's shell is to have."""
+        """Write Snakemake's script, and the variables for the job's shell."""
         write_atomically(self.folder / "job.sh", job)
-        exports = "".join(f"export {name}={_quoted(value)}\n" for name, value in sorted(environment.items()))
+        exports = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
         write_atomically(self.folder / "environment", exports)
 
     def begin_slice(self) -> None:
-        """Append a slice that is still to be submitted."""
+        """Append a slice that is yet to be submitted."""
         number = self.slices[-1].number + 1 if self.slices else 1
         self.slices.append(Slice(number, before=self.progress()))
 
     def progress(self) -> Progress:
-        """Return how far every run is: its record's steps and status, and when record and checkpoint were written."""
-        found: Progress = {}
-        for run in map(Path, self.runs):
-            far = dict(NOTHING)
-            try:
-                record = json.loads((run / "run.json").read_text(encoding="utf-8"))
-                far |= {"steps": record["steps_done"], "status": record["status"]}
-                far["recorded"] = (run / "run.json").stat().st_mtime_ns
-            except (OSError, ValueError, KeyError, TypeError):
-                far |= NOTHING  # absent, or damaged: the run counts as not begun, as it does for training
-            times = [file.stat().st_mtime_ns for file in run.glob("checkpoint*") if file.is_file()]
-            found[str(run)] = {**far, "saved": max(times, default=0)}
-        return found
+        """Return the current progress of every run."""
+        return {run: _progress_of(Path(run)) for run in self.runs}
 
 
-def load(chain: str) -> Chain | None:
-    """Return a chain by its id, None where there is none, or its file is damaged."""
+def _progress_of(run: Path) -> dict[str, Any]:
+    # Needed only when a slice begins or ends: reading records takes YAML and JSON Schema, whose import would slow down
+    # the status of every job in every minute.
+    from workflow.bench.training.record import RunFolder, read_summary
+
+    folder = RunFolder(run)
+    progress = dict(NO_PROGRESS)
+    with suppress(OSError):
+        summary = read_summary(folder)
+        # A skipped or failed run has a record without steps. Like a damaged one, it counts as not begun.
+        if summary is not None and "steps_done" in summary:
+            recorded = folder.summary.stat().st_mtime_ns
+            progress |= {"steps": summary["steps_done"], "status": summary["status"], "recorded": recorded}
+    times = [file.stat().st_mtime_ns for file in run.glob(f"{folder.checkpoint.stem}*") if file.is_file()]
+    return {**progress, "saved": max(times, default=0)}
+
+
+def load(chain_id: str) -> Chain | None:
+    """Return a chain by its id; None if it does not exist or its file is damaged."""
     try:
-        content = json.loads((LEDGER / chain / "chain.json").read_text(encoding="utf-8"))
-        slices = [Slice(**part) for part in content.pop("slices")]
+        content = json.loads((LEDGER / chain_id / "chain.json").read_text(encoding="utf-8"))
+        slices = [Slice(**each) for each in content.pop("slices")]
         return Chain(**content, slices=slices)
     except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 def id_of(rule: str, wildcards: Mapping[str, str], outputs: list[str]) -> str:
-    """Return the id of the chain that makes ``outputs``: readable, and the same at every start."""
+    """Return the id of the chain that makes ``outputs``: readable, and the same each time."""
     digest = hashlib.sha256("\n".join(sorted(str(Path(file).absolute()) for file in outputs)).encode()).hexdigest()
     name = re.sub(r"[^A-Za-z0-9_.]+", "-", "-".join([rule, *wildcards.values()]))
     return f"{name[:60]}-{digest[:8]}"
 
 
 @contextmanager
-def held(chain: str) -> Iterator[None]:
-    """Keep other scripts from the chain meanwhile."""
-    with locked(LEDGER / chain / "lock"):
+def held(chain_id: str) -> Iterator[None]:
+    """Keep other scripts away from a chain."""
+    with locked(LEDGER / chain_id / "lock"):
         yield
-
-
-def _quoted(value: str) -> str:
-    return "'" + value.replace("'", "'\\''") + "'"

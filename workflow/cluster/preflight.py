@@ -1,4 +1,4 @@
-"""What is said and set before anything is submitted: node-hours, account, data, disk.  Imports no torch."""
+"""Checks and notes before anything is submitted: node-hours, account, data, disk. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from workflow.cluster.submit import SubmitError, account
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """What the training jobs of one experiment are reckoned to take, from where their runs stand."""
+class CostEstimate:
+    """The estimated cost of the training jobs that one experiment still needs."""
 
     experiment: str
     need: Training
     margin_minutes: float
     steps: tuple[int, ...]
-    """Steps that are left, by job."""
+    """Remaining steps of each unfinished job."""
     runs: int
-    """Runs that are not done."""
+    """Number of unfinished runs."""
 
     @property
     def hours(self) -> float:
-        """Hours of all its jobs, one after the other."""
+        """Hours of training, if the jobs run one after the other."""
         return sum(self.steps) * self.need.step_seconds / 3600
 
     @property
     def slices(self) -> int:
-        """Jobs that the scheduler gets: each leaves the margin unused."""
+        """Jobs at the scheduler; each trains for its minutes less the margin."""
         minutes = self.need.minutes - self.margin_minutes
         return sum(math.ceil(steps * self.need.step_seconds / 60 / minutes) for steps in self.steps)
 
     @property
     def node_hours(self) -> float:
-        """Node-hours, with the margin of every slice."""
+        """Node-hours, including the margin of every slice."""
         return self.need.nodes * (self.hours + self.slices * self.margin_minutes / 60)
 
 
-def estimate(plan: Plan, cluster: Cluster) -> list[Estimate]:
-    """Return what is left to train, by experiment; a run that several experiments share counts once."""
+def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
+    """Return the estimates of all experiments with unfinished runs; a run that several share counts once."""
     counted: set[str] = set()
-    found = []
+    estimates = []
     for name, experiment in plan.experiments.items():
         steps, runs = [], 0
         for job in experiment.jobs.values():
@@ -61,29 +61,29 @@ def estimate(plan: Plan, cluster: Cluster) -> list[Estimate]:
             if sum(left):
                 steps.append(sum(left))
         if steps:
-            found.append(Estimate(name, cluster.training(name), cluster.margin_minutes, tuple(steps), runs))
-    return found
+            estimates.append(CostEstimate(name, cluster.training(name), cluster.margin_minutes, tuple(steps), runs))
+    return estimates
 
 
 def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
-    """Yield what a user should know before the plan is submitted; none of it stops anything."""
-    left = estimate(plan, cluster)
-    yield from _table(plan, cluster, left)
+    """Yield notes for the user before the plan is submitted; none of them stops it."""
+    estimates = cost_estimates(plan, cluster)
+    yield from _table(plan, cluster, estimates)
     yield f"account: {_account(cluster)}"
-    wanted = dict.fromkeys(name for each in left for name in each.need.data)
-    missing = [name for name in wanted if not (data_folder() / name).exists()]
-    users = {name: [each.experiment for each in left if name in each.need.data] for name in missing}
+    needed = dict.fromkeys(name for each in estimates for name in each.need.data)
+    missing = [name for name in needed if not (data_folder() / name).exists()]
+    users = {name: [each.experiment for each in estimates if name in each.need.data] for name in missing}
     for name in missing:
         yield f"data: {name} is not in {shown_path(data_folder())}: runs of {', '.join(users[name])} will be skipped"
-    if wanted and not missing:
+    if needed and not missing:
         yield f"data: all in {shown_path(data_folder())}"
-    yield _disk(plan, left)
+    yield _disk(plan, estimates)
     for name in sorted(set(cluster.trainings) - {"default"} - set(plan.experiments)):
         yield f"note: {shown_path(cluster.file)}: training.{name}: no experiment of tier '{plan.tier.name}'"
 
 
 def _account(cluster: Cluster) -> str:
-    """Return who is charged, or what to do about it."""
+    """Return the account to be charged, or how to name one."""
     if cluster.scheduler == "slurm":
         return os.environ.get("SBATCH_ACCOUNT") or "your cluster's default; export SBATCH_ACCOUNT to name another"
     try:
@@ -93,16 +93,16 @@ def _account(cluster: Cluster) -> str:
 
 
 def set_environment() -> None:
-    """Let what runs on the submitting host find the Python that runs this, and take one thread.
+    """Put this Python first on PATH, for the profile's scripts, and limit the submitting host to one thread.
 
-    The profile's scripts need the one.  Login nodes allow few threads; on the nodes that compute, launch says how many.
+    Login nodes allow few threads; on compute nodes, the profile's launch script sets their number.
     """
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
-def _table(plan: Plan, cluster: Cluster, left: list[Estimate]) -> Iterator[str]:
-    if not left:
+def _table(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Iterator[str]:
+    if not estimates:
         yield f"node-hours: nothing is left to train at tier '{plan.tier.name}'"
         return
     heads = ("experiment", "queue", "nodes", "runs", "hours", "jobs", "node-hours")
@@ -116,28 +116,29 @@ def _table(plan: Plan, cluster: Cluster, left: list[Estimate]) -> Iterator[str]:
             f"{each.slices}",
             f"{each.node_hours:,.1f}",
         )
-        for each in left
+        for each in estimates
     ]
-    total = f"{sum(each.node_hours for each in left):,.1f}"
-    rows.append(("all", "", "", f"{sum(each.runs for each in left)}", "", f"{sum(e.slices for e in left)}", total))
+    runs, slices = sum(each.runs for each in estimates), sum(each.slices for each in estimates)
+    node_hours = sum(each.node_hours for each in estimates)
+    rows.append(("all", "", "", f"{runs}", "", f"{slices}", f"{node_hours:,.1f}"))
     widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
-    yield f"node-hours, if all that is left at tier '{plan.tier.name}' is trained; reckoned from the seconds a step in"
+    yield f"node-hours to train all that is left at tier '{plan.tier.name}', estimated from the seconds per step in"
     yield f"{shown_path(cluster.file)}, not measured:"
     for names, numbers in ((row[:2], row[2:]) for row in (heads, *rows)):
-        words = [word.ljust(width) for word, width in zip(names, widths[:2], strict=True)]
-        yield "  " + "  ".join(words + [word.rjust(width) for word, width in zip(numbers, widths[2:], strict=True)])
+        cells = [cell.ljust(width) for cell, width in zip(names, widths[:2], strict=True)]
+        yield "  " + "  ".join(cells + [cell.rjust(width) for cell, width in zip(numbers, widths[2:], strict=True)])
 
 
-def _disk(plan: Plan, left: list[Estimate]) -> str:
-    asked = sum(each.runs * each.need.gigabytes for each in left)
+def _disk(plan: Plan, estimates: list[CostEstimate]) -> str:
+    needed = sum(each.runs * each.need.gigabytes for each in estimates)
     folder = next(parent for parent in (plan.results, *plan.results.absolute().parents) if parent.is_dir())
     free = shutil.disk_usage(folder).free / 1e9
-    shown = f"disk: at most {asked:,.0f} GB to come, {free:,.0f} GB free in {shown_path(plan.results)}"
-    return shown if asked <= free else f"{shown}: TOO LITTLE, make room first"
+    line = f"disk: at most {needed:,.0f} GB needed, {free:,.0f} GB free in {shown_path(plan.results)}"
+    return line if needed <= free else f"{line}: TOO LITTLE, make room first"
 
 
 def _steps_left(plan: Plan, run: Run) -> int:
-    """Return the steps that a run has to go."""
+    """Return the steps that a run still needs; at least 1 if it is not done."""
     folder = RunFolder.of(plan.results, run.id)
     if is_done(folder, needs_weights=run.id in plan.started_from):
         return 0

@@ -1,4 +1,4 @@
-"""What jobs ask of a cluster: ``profiles/<cluster>/cluster.yaml``, checked.  Imports no torch."""
+"""What jobs ask of a cluster: ``profiles/<cluster>/cluster.yaml``, checked. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT: Final = "default"
 
 @dataclass(frozen=True)
 class Need:
-    """What one job asks for."""
+    """The resources that one job asks for."""
 
     nodes: int
     minutes: int
@@ -36,46 +36,53 @@ class Need:
 
 @dataclass(frozen=True)
 class Training(Need):
-    """What the training jobs of an experiment ask for, and what is reckoned to come of it."""
+    """The resources that an experiment's training jobs ask for, and their estimated cost."""
 
     ranks_per_node: int
     step_seconds: float
+    """Estimated seconds per step."""
     gigabytes: float
+    """Disk space that a run needs."""
     data: tuple[str, ...]
+    """Folders of the data folder that its runs read."""
     stage: bool
+    """Whether to copy ``data`` to the disk of each node first."""
 
     @property
     def ranks(self) -> int:
-        """Processes that train together."""
+        """Number of processes that train together."""
         return self.nodes * self.ranks_per_node
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A cluster's file."""
+    """The content of a cluster's file, for one plan."""
 
     file: Path
     scheduler: str
-    """``pbs``, by the profile's own scripts, or ``slurm``, by Snakemake's plugin for it."""
+    """``pbs``, through the profile's own scripts, or ``slurm``, through Snakemake's plugin."""
     gpus_per_node: int
-    """0 at a tier that computes on CPUs."""
+    """0 at a tier that trains on CPUs."""
     cores_per_node: int
     margin_minutes: float
     trainings: Mapping[str, Training]
+    """By experiment; ``default`` for those without an entry."""
     probes: Mapping[str, Need]
+    """By probe; ``default`` for those without an entry."""
 
     @classmethod
     def load(cls, name: str, plan: Plan) -> Cluster:
-        """Return a cluster by the name of its folder in profiles/, or the folder's path.
+        """Return a cluster by the name of its folder in profiles/, or by a path (with a slash) to its folder.
 
-        Raises `ConfigError` on the first mistake: in the file itself, in what a queue does not take, and where a
-        plan's batch cannot be shared out among the ranks.
+        Raises:
+            ConfigError: the file is invalid, no queue takes a job, or a batch of the plan cannot be divided equally
+                among the ranks.
         """
         folder = Path(name) if "/" in name else PROFILES / name
         file = folder / _FILE
         if not file.is_file():
-            known = did_you_mean(name, (found.parent.name for found in PROFILES.glob(f"*/{_FILE}")))
-            raise ConfigError(f"cluster = '{name}': there is no {file}; {known}")
+            known = did_you_mean(name, (path.parent.name for path in PROFILES.glob(f"*/{_FILE}")))
+            raise ConfigError(f"cluster = '{name}': {file} does not exist; {known}")
         content = read_mapping(file)
         check(content, schema("cluster"), file)
         kinds = schema("cluster")["properties"]
@@ -88,7 +95,7 @@ class Cluster:
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)
         probes = {probe: Need(**given) for probe, given in content["probes"].items()}
-        made = cls(
+        cluster = cls(
             file,
             content.get("scheduler", kinds["scheduler"]["default"]),
             content["gpus_per_node"] if plan.tier.device == "cuda" else 0,
@@ -97,15 +104,15 @@ class Cluster:
             trainings,
             probes,
         )
-        made.check_plan(plan)
-        return made
+        cluster.check_plan(plan)
+        return cluster
 
     def training(self, experiment: str) -> Training:
-        """Return what an experiment's training jobs ask for."""
+        """Return the resources that an experiment's training jobs ask for."""
         return self.trainings.get(experiment, self.trainings[_DEFAULT])
 
     def check_plan(self, plan: Plan) -> None:
-        """Raise `ConfigError` where a run's batch has no whole share for every rank."""
+        """Raise `ConfigError` if a run's batch cannot be divided equally among the ranks."""
         for job in plan.jobs:
             need = self.training(job.experiment)
             for run in job.runs:
@@ -115,7 +122,7 @@ class Cluster:
                     raise error(self.file, key, need.nodes, f"{ranks}: {job.experiment}/{job.label}: {why}")
 
     def launch(self, experiment: str) -> str:
-        """Return the words that start a training command on all ranks: the profile's launch, and its options."""
+        """Return the prefix that starts a training command on all ranks: the profile's launch script and options."""
         need = self.training(experiment)
         options = {
             "--nodes": need.nodes,
@@ -127,8 +134,8 @@ class Cluster:
         words = [str(self.file.parent.absolute() / "launch"), *(str(word) for pair in options.items() for word in pair)]
         return shlex.join([*words, *(word for name in need.data if need.stage for word in ("--stage", name))])
 
-    def asks(self, need: Need) -> dict[str, Any]:
-        """Return what a job asks for as Snakemake's resources, in its scheduler's words."""
+    def resources(self, need: Need) -> dict[str, Any]:
+        """Return a job's resources as Snakemake's, with the names that the scheduler's plugin or profile expects."""
         ranks = need.ranks if isinstance(need, Training) else 1
         if self.scheduler == "pbs":
             return {"nodes": need.nodes, "minutes": need.minutes, "queue": need.queue}
@@ -136,37 +143,37 @@ class Cluster:
             "nodes": need.nodes,
             "tasks": ranks,
             "cpus_per_task": max(1, self.cores_per_node * need.nodes // ranks),
-            # Even an empty one tells the plugin to start the command as it is, whose launch starts the ranks.
+            # Any value, even an empty one, makes the plugin start the command as it is; its launch script starts the
+            # ranks.
             "mpi": "srun" if ranks > 1 else "",
             "runtime": need.minutes,
             "slurm_partition": need.queue,
-            # The plugin's own words for GPUs bring a number of tasks for each of them.
+            # The plugin's own options for GPUs would also set a number of tasks per GPU.
             "slurm_extra": f"--gpus-per-node={self.gpus_per_node}" if self.gpus_per_node else "",
         }
 
 
 def training_resources(cluster: Cluster | None) -> dict[str, Any]:
-    """Return the resources of the rule that trains: on a cluster functions of its wildcards, elsewhere no launch."""
+    """Return the resources of the rule that trains, as functions of its wildcards; without a cluster, no launch."""
     if cluster is None:
         return {"launch": ""}
-    known = cluster
 
-    def of(key: str) -> Callable[[Any], Any]:
-        return lambda wildcards: known.asks(known.training(wildcards.experiment))[key]
+    def of_experiment(key: str) -> Callable[[Any], Any]:
+        return lambda wildcards: cluster.resources(cluster.training(wildcards.experiment))[key]
 
     return {
-        **{key: of(key) for key in known.asks(known.training(_DEFAULT))},
-        "launch": lambda wildcards: known.launch(wildcards.experiment),
+        **{key: of_experiment(key) for key in cluster.resources(cluster.training(_DEFAULT))},
+        "launch": lambda wildcards: cluster.launch(wildcards.experiment),
     }
 
 
 def probe_resources(cluster: Cluster | None, probe: str) -> dict[str, Any]:
-    """Return the resources of a probe's rule: none where there is no cluster."""
-    return {} if cluster is None else cluster.asks(cluster.probes.get(probe, cluster.probes[_DEFAULT]))
+    """Return the resources of a probe's rule; none without a cluster."""
+    return {} if cluster is None else cluster.resources(cluster.probes.get(probe, cluster.probes[_DEFAULT]))
 
 
 def _check_need(file: Path, key: tuple[str, str], given: Mapping[str, Any], content: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` where no queue takes a job: some schedulers drop such a job without a word."""
+    """Raise `ConfigError` if no queue takes a job: some schedulers drop such a job silently."""
     queues = content["queues"]
     if given["queue"] not in queues:
         raise error(file, (*key, "queue"), given["queue"], f"unknown queue; {did_you_mean(given['queue'], queues)}")

@@ -1,37 +1,39 @@
-"""Tells Snakemake how a chain of jobs is doing, and submits its next slice where one is due."""
+"""Reports the state of a chain of jobs to Snakemake, and submits its next slice when one is due."""
 
 from __future__ import annotations
 
 import sys
+from typing import Final
 
 from workflow.cluster import slices
 from workflow.cluster.chains import LEDGER, held, load
 
-_WORDS = {"open": "running", "done": "success", "failed": "failed"}
+_SNAKEMAKE_WORDS: Final = {"open": "running", "done": "success", "failed": "failed"}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print ``running``, ``success`` or ``failed``, and on stderr what a user should hear.
+    """Print ``running``, ``success`` or ``failed`` to stdout, and messages for the user to stderr.
 
-    Ends with code 0 always: Snakemake gives up a whole workflow, and leaves its jobs behind, on any other.
+    The exit code is always 0: on any other, Snakemake stops the whole workflow and leaves its jobs behind.
     """
-    name = (sys.argv[1:] if arguments is None else arguments)[0]
+    chain_id = (sys.argv[1:] if arguments is None else arguments)[0]
     try:
-        print(_WORDS[_state(name)])
-    except OSError as problem:  # a full disk or a lost file system: the job may well be fine
-        print(f"{name}: cannot be looked at now: {problem}", file=sys.stderr)
-        print(_WORDS["open"])
+        print(_SNAKEMAKE_WORDS[_state(chain_id)])
+    except OSError as problem:  # a full disk or a lost file system: the job itself may be fine
+        print(f"{chain_id}: its state cannot be read now: {problem}", file=sys.stderr)
+        print(_SNAKEMAKE_WORDS["open"])
     return 0
 
 
-def _state(name: str) -> str:
-    if not (LEDGER / name).is_dir():
-        print(f"{name}: there is no folder {LEDGER / name} any more; its jobs cannot be followed", file=sys.stderr)
+def _state(chain_id: str) -> str:
+    folder = LEDGER / chain_id
+    if not folder.is_dir():
+        print(f"{chain_id}: the folder {folder} is gone; its jobs cannot be followed", file=sys.stderr)
         return "failed"
-    with held(name):
-        chain = load(name)
+    with held(chain_id):
+        chain = load(chain_id)
         if chain is None:
-            print(f"{name}: {LEDGER / name / 'chain.json'} is gone or damaged", file=sys.stderr)
+            print(f"{chain_id}: {folder / 'chain.json'} is missing or damaged", file=sys.stderr)
             return "failed"
         for line in slices.advance(chain):
             print(line, file=sys.stderr)

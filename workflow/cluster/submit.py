@@ -1,4 +1,4 @@
-"""Submits the script of a Snakemake job as the first slice of a chain, or finds the chain that already makes it."""
+"""Submits the script of a Snakemake job as the first slice of a chain, or finds its chain if it has one."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from typing import Any, Final
 from workflow.cluster import pbs, slices
 from workflow.cluster.chains import Chain, held, id_of, load
 
-#: The variable that names the allocation to be charged.
 ACCOUNT: Final = "MKOR_ACCOUNT"
-#: What the job's shell gets of the submitting one's variables, which the scheduler does not hand on.
-HANDED_ON: Final = "MKOR_"
+"""The environment variable that names the allocation to be charged."""
+PASSED_PREFIX: Final = "MKOR_"
+"""Variables with this prefix are passed from the submitting shell to the job's; the scheduler passes none."""
 
 
 class SubmitError(Exception):
-    """A job cannot be submitted; the message says why, and what would do."""
+    """A job cannot be submitted; the message says why, and what to do."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Submit a job script of Snakemake's and print the id of its chain, which Snakemake asks about from then on."""
+    """Submit a job script of Snakemake and print the id of its chain, whose status Snakemake then asks for."""
     parser = argparse.ArgumentParser(prog="python -m workflow.cluster.submit", description=main.__doc__)
     parser.add_argument("--script", type=Path, required=True, help="the profile's job script")
-    parser.add_argument("--select", default="", help="what every chunk of nodes is asked for, as in system=polaris")
-    parser.add_argument("--option", action="append", default=[], help="another resource, as in place=scatter")
+    parser.add_argument("--select", default="", help="resources of every chunk of nodes, such as system=polaris")
+    parser.add_argument("--option", action="append", default=[], help="another resource, such as place=scatter")
     parser.add_argument("job", type=Path, help="the script that Snakemake wrote")
     given = parser.parse_args(arguments)
     try:
-        chain, said = submit(given.job, given.script, given.select, given.option)
+        chain, messages = submit(given.job, given.script, given.select, given.option)
     except (SubmitError, OSError) as problem:
         print(problem, file=sys.stderr)
         return 1
-    for line in said:
+    for line in messages:
         print(line, file=sys.stderr)
     if chain.state == "failed":
         return 1
@@ -45,47 +45,52 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def account() -> str:
-    """Return the allocation to be charged.  Raises `SubmitError` where none is named."""
-    named = os.environ.get(ACCOUNT, "").strip()
-    if not named:
+    """Return the allocation to be charged.
+
+    Raises:
+        SubmitError: none is named.
+    """
+    name = os.environ.get(ACCOUNT, "").strip()
+    if not name:
         raise SubmitError(f"{ACCOUNT} is not set: export {ACCOUNT}=<the allocation that the jobs are charged to>")
-    return named
+    return name
 
 
 def submit(job: Path, script: Path, select: str, options: list[str]) -> tuple[Chain, list[str]]:
-    """Return the chain for a job script of Snakemake's, new or still open, and what a user should hear.
+    """Return the chain for a job script of Snakemake, new or still open, and messages for the user.
 
-    Raises `SubmitError` where no account is named, or the job does not say what it needs.
+    Raises:
+        SubmitError: no account is named, or the job does not state what it needs.
     """
     text = job.read_text(encoding="utf-8")
-    about = _properties(job, text)
+    properties = _properties(job, text)
     charged = account()
     if "," in str(Path.cwd()):
-        raise SubmitError(f"{Path.cwd()}: qsub cannot hand on a folder with a comma in its name; work in another")
-    environment = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
-    outputs = about["output"] or []
-    name = id_of(about["rule"], about.get("wildcards", {}), outputs)
-    with held(name):
-        chain = load(name)
-        # An orderly end with its outputs gone is work to be done anew; every other open chain is taken up.
+        raise SubmitError(f"{Path.cwd()}: qsub cannot pass on a folder with a comma in its name; work in another")
+    environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_PREFIX)}
+    outputs = properties["output"] or []
+    chain_id = id_of(properties["rule"], properties.get("wildcards", {}), outputs)
+    with held(chain_id):
+        chain = load(chain_id)
+        # An open chain is continued, unless it ended well and its outputs were removed: that is work to do anew.
         lost = chain is not None and chain.exit_code() == 0 and not all(Path(file).exists() for file in outputs)
         if chain is not None and chain.state == "open" and not chain.is_cancelled and not lost:
             chain.write_scripts(text, environment)
-            return chain, [f"{name}: goes on with job {chain.last.job or 'to be submitted'}, submitted before"]
+            return chain, [f"{chain_id}: continues with job {chain.last.job or 'to be submitted'}, submitted before"]
         if chain is not None and chain.is_cancelled and chain.last.job:
-            pbs.delete(chain.last.job)  # the script that cancels may not have come to it yet
-        needs = about["resources"]
+            pbs.delete(chain.last.job)  # the cancel script may not have reached it yet
+        needs = properties["resources"]
         chain = Chain(
-            id=name,
+            id=chain_id,
             outputs=outputs,
-            runs=_run_folders(about),
+            runs=_run_folders(properties),
             nodes=needs["nodes"],
             minutes=needs["minutes"],
             queue=needs["queue"],
             options=_options(charged, needs["nodes"], select, options),
             script=str(script.absolute()),
             mark=secrets.token_hex(2),
-            slices=chain.slices[-1:] if chain else [],  # so that numbers, and with them logs, go on
+            slices=chain.slices[-1:] if chain else [],  # so that the numbers of slices, and of their logs, continue
         )
         (chain.folder / "cancelled").unlink(missing_ok=True)
         chain.write_scripts(text, environment)
@@ -94,19 +99,23 @@ def submit(job: Path, script: Path, select: str, options: list[str]) -> tuple[Ch
 
 
 def _properties(job: Path, text: str) -> dict[str, Any]:
-    """Return what Snakemake says of a job in its script.  Raises `SubmitError`."""
+    """Return the properties of a job that Snakemake writes into its script as a comment.
+
+    Raises:
+        SubmitError: the script has none, is for a group of jobs, or lacks a resource.
+    """
     lines = [line for line in text.splitlines() if line.startswith("# properties = ")]
     if not lines:
-        raise SubmitError(f"{job}: no script of Snakemake's: it has no line '# properties = '")
-    about: dict[str, Any] = json.loads(lines[0].partition(" = ")[2])
-    if about["type"] != "single":
+        raise SubmitError(f"{job}: not a script of Snakemake: it has no line '# properties = '")
+    properties: dict[str, Any] = json.loads(lines[0].partition(" = ")[2])
+    if properties["type"] != "single":
         raise SubmitError("groups of jobs cannot be submitted by this profile: call Snakemake without --groups")
-    missing = [name for name in ("nodes", "minutes", "queue") if name not in about["resources"]]
+    missing = [name for name in ("nodes", "minutes", "queue") if name not in properties["resources"]]
     if missing:
         raise SubmitError(
-            f"rule {about['rule']}: needs the resources {', '.join(missing)} to be submitted, or localrule"
+            f"rule {properties['rule']}: needs the resources {', '.join(missing)} to be submitted, or localrule"
         )
-    return about
+    return properties
 
 
 def _options(account: str, nodes: int, select: str, options: list[str]) -> list[str]:
@@ -114,10 +123,10 @@ def _options(account: str, nodes: int, select: str, options: list[str]) -> list[
     return ["-A", account, *(part for option in (chunk, *options) for part in ("-l", option))]
 
 
-def _run_folders(about: dict[str, Any]) -> list[str]:
+def _run_folders(properties: dict[str, Any]) -> list[str]:
     """Return the folders of a training job's runs; its output is ``<results>/<experiment>/<label>.csv``."""
-    results = Path(about["output"][0]).parents[1]
-    return [str(results / "runs" / run) for run in about.get("params", {}).get("runs", [])]
+    results = Path(properties["output"][0]).parents[1]
+    return [str(results / "runs" / run) for run in properties.get("params", {}).get("runs", [])]
 
 
 if __name__ == "__main__":

@@ -88,8 +88,8 @@ def test_host_and_port_come_from_the_job_where_nothing_names_them(tmp_path: Path
         ({"RANK": "-1"}, "RANK = '-1': must be a whole number"),
         ({"RANK": "one"}, "RANK = 'one': must be a whole number"),
         ({"WORLD_SIZE": "0"}, "WORLD_SIZE = '0': must be a whole number, at least 1"),
-        ({"WORLD_SIZE": None}, "RANK = 5: of how many?"),
-        ({"RANK": None}, "WORLD_SIZE = 8: which of them"),
+        ({"WORLD_SIZE": None}, "RANK = 5: WORLD_SIZE is not set"),
+        ({"RANK": None}, "WORLD_SIZE = 8: RANK is not set"),
         ({"LOCAL_RANK": None}, "LOCAL_RANK is not set"),
         ({"MASTER_ADDR": None}, "MASTER_ADDR is not set"),
         ({"MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be at most 65535"),
@@ -97,7 +97,7 @@ def test_host_and_port_come_from_the_job_where_nothing_names_them(tmp_path: Path
 )
 def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str):
     environment = {key: value for key, value in {**TORCHRUN, **changes}.items() if value is not None}
-    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
+    with pytest.raises(ConfigError, match=message):
         place(environment)
 
 

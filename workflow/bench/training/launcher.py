@@ -1,4 +1,7 @@
-"""Which rank of how many this process is, as its launcher tells it in the environment.  Imports no torch."""
+"""This process's rank among those that train together, read from the launcher's environment variables.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from typing import Final
 
 from workflow.bench.support.config import ConfigError
 
-# By torchrun (or a wrapper that speaks its language), by MPICH's mpiexec and the sites' built on it, by Open MPI's, by
-# srun. A job script of Slurm has SLURM_PROCID too; only inside a step is there a number of tasks.
+# In this order: torchrun (or a wrapper that sets the same), MPICH's mpiexec and variants of it, Open MPI, srun.
+# A Slurm job script has SLURM_PROCID too, but the number of tasks is set only inside a step of srun.
 _RANK: Final = ("RANK", "PMI_RANK", "PALS_RANKID", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
 _SIZE: Final = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
 _LOCAL_RANK: Final = (
@@ -26,54 +29,57 @@ _LOCAL_RANK: Final = (
 )
 _LOCAL_SIZE: Final = ("LOCAL_WORLD_SIZE", "PMI_LOCAL_SIZE", "MPI_LOCALNRANKS", "OMPI_COMM_WORLD_LOCAL_SIZE")
 _JOB: Final = ("PBS_JOBID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PALS_APID")
-_HERE: Final = "127.0.0.1"
-_PORTS: Final = (20000, 10000)  # the first, and how many, to derive one from a job's id
-_PORT: Final = 29500
+_LOCALHOST: Final = "127.0.0.1"
+_JOB_PORTS: Final = range(20000, 30000)
+"""Ports from which one is chosen by the job's id."""
+_DEFAULT_PORT: Final = 29500
 
 
 class MeetingError(ConfigError):
-    """A process that does not find the others: each says so for itself, since rank 0 may not be there."""
+    """A process did not find the others. Every rank prints this error, because rank 0 may be the missing one."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """A process among those that train together; by default it is alone."""
+    """A process among those that train together; by default it is the only one."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    """Its number on its machine, which chooses its GPU."""
-    host: str = _HERE
-    """Where rank 0 listens."""
-    port: int = _PORT
+    """Number on its machine, which selects its GPU."""
+    host: str = _LOCALHOST
+    """Host of rank 0."""
+    port: int = _DEFAULT_PORT
     has_store: bool = False
-    """Whether torchrun listens there already, in rank 0's place."""
+    """Whether torchrun already listens at ``host`` and ``port``, so that rank 0 need not."""
     attempt: str = "0"
-    """Tells a start of the same processes under the same torchrun from the one before it."""
+    """Distinguishes restarts of the same processes by the same torchrun."""
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Place:
     """Return this process's place.
 
-    Rank, number of ranks and rank on the machine come from torchrun, an mpiexec (PMI, PALS, Open MPI) or srun;
-    ``MASTER_ADDR`` and ``MASTER_PORT`` from the same, or else the first host of the job and a port made of its id.
-    Raises `ConfigError` where they contradict each other or one is missing.
+    torchrun, mpiexec (PMI, PALS, Open MPI) or srun sets rank, number of ranks and rank on the machine. If
+    ``MASTER_ADDR`` and ``MASTER_PORT`` are not set, the first host of the job and a port derived from its id are used.
+
+    Raises:
+        ConfigError: a variable is missing, or two contradict each other.
     """
     size_name, size = _number(environment, _SIZE, least=1)
     if size is None or size == 1:
         name, rank = _number(environment, _RANK, least=0)
-        # srun's rank without its step is that of a job script, which is alone.
+        # SLURM_PROCID without a step belongs to a job script, which is a single process.
         if size is None and rank is not None and name != "SLURM_PROCID":
-            raise ConfigError(f"{name} = {rank}: of how many? WORLD_SIZE is not set")
+            raise ConfigError(f"{name} = {rank}: WORLD_SIZE is not set; it must give the number of ranks")
         return Place()
     name, rank = _number(environment, _RANK, least=0)
     if rank is None:
-        raise ConfigError(f"{size_name} = {size}: which of them is this process? RANK is not set")
+        raise ConfigError(f"{size_name} = {size}: RANK is not set; it must give the rank of this process")
     if rank >= size:
         raise ConfigError(f"{name} = {rank}: must be less than {size_name} = {size}")
     local_rank = _number(environment, _LOCAL_RANK, least=0)[1]
     if local_rank is None:
-        raise ConfigError(f"{size_name} = {size}: which rank on its machine is this process? LOCAL_RANK is not set")
+        raise ConfigError(f"{size_name} = {size}: LOCAL_RANK is not set; it must give the rank on its machine")
     return Place(
         rank=rank,
         size=size,
@@ -86,13 +92,13 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
 
 
 def prepare(place: Place) -> None:
-    """Set what torch reads of the environment as it is imported: of a lost rank we tell in one line, not in stacks."""
+    """Set environment variables that torch reads when imported: a lost rank is then one line, not stack traces."""
     if place.size > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _number(environment: Mapping[str, str], names: tuple[str, ...], *, least: int) -> tuple[str, int | None]:
-    """Return the first of ``names`` that is set, and its value."""
+    """Return the first of ``names`` that is set, and its value; the first name and None if none is set."""
     for name in names:
         if name in environment:
             text = environment[name]
@@ -111,16 +117,16 @@ def _host(environment: Mapping[str, str], size: int) -> str:
     if environment.get("SLURM_STEP_NODELIST"):
         return _first_host(environment["SLURM_STEP_NODELIST"])
     if _number(environment, _LOCAL_SIZE, least=1)[1] == size:
-        return _HERE
+        return _LOCALHOST
     raise ConfigError("MASTER_ADDR is not set: it must name the host of rank 0 (on one machine: 127.0.0.1)")
 
 
 def _first_host(nodes: str) -> str:
-    """Return ``node03`` for ``node[03-08,11],other``."""
-    found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
-    if found is None:
-        raise ConfigError(f"SLURM_STEP_NODELIST = '{nodes}': no host in it; set MASTER_ADDR")
-    return "".join(part or "" for part in found.groups())
+    """Return the first host of Slurm's compressed list: ``node03`` for ``node[03-08,11],other``."""
+    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+    if match is None:
+        raise ConfigError(f"SLURM_STEP_NODELIST = '{nodes}': contains no host; set MASTER_ADDR")
+    return "".join(part or "" for part in match.groups())
 
 
 def _port(environment: Mapping[str, str]) -> int:
@@ -130,5 +136,5 @@ def _port(environment: Mapping[str, str]) -> int:
             raise ConfigError(f"{name} = {port}: must be at most 65535")
         return port
     job = ".".join(environment[key] for key in _JOB if key in environment)
-    first, number = _PORTS
-    return first + zlib.crc32(job.encode()) % number if job else _PORT
+    # All ranks of a job compute the same port; two jobs on one machine rarely do.
+    return _JOB_PORTS[zlib.crc32(job.encode()) % len(_JOB_PORTS)] if job else _DEFAULT_PORT
