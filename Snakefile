@@ -1,4 +1,4 @@
-"""The workflow, for ``snakemake`` called at the top of the repository; its main file is workflow/Snakefile."""
+"""Include workflow/Snakefile, the main file, so that ``snakemake`` works at the top of the repository."""
 
 
 include: "workflow/Snakefile"

@@ -1,4 +1,4 @@
-"""Figures, each from the tidy tables that its module names, and their copies under figures/."""
+"""Figures, each made from the tidy tables that its module declares, and their copies in figures/."""
 
 for figure in FIGURES:
 

@@ -1,8 +1,8 @@
-"""Snakemake's own report of the artefacts: one file that opens offline."""
+"""Snakemake's report of the artefacts: one file that opens offline."""
 
 
 rule report_sources:
-    """List the data, code and texts behind the report with their checksums."""
+    """List the checksums of the data, code and texts that the report is made from."""
     input:
         sorted({file for artefact in FIGURES + TABLES for files in inputs(artefact, PLAN).values() for file in files}),
         [description(artefact) for artefact in FIGURES + TABLES],
@@ -20,15 +20,16 @@ rule report_sources:
 
 
 rule html_report:
-    """Bind figures and tables with their captions and provenance into report.html."""
+    """Combine figures and tables with their captions and provenance in report.html."""
     input:
-        # Captions are made with what they describe, which so comes first. Ancient: a picture that is drawn again from
-        # the same sources asks for no other report.
+        # A caption is made together with its figure or table, so the report waits for both. They are ancient, because a
+        # figure that is drawn again from the same sources needs no new report.
         captions=ancient(
             [f"{R}/figures/{figure.name}.rst" for figure in FIGURES]
             + [f"{R}/tables/{table.name}.rst" for table in TABLES]
         ),
-        # A rule's output, since Snakemake asks no other file's age where one of the ancient is made anew.
+        # The sources are listed in a rule's output: when an ancient input is made anew, Snakemake does not look at the
+        # age of files that no rule makes.
         sources=f"{R}/report/sources.txt",
     output:
         page=f"{R}/report.html",
@@ -49,7 +50,7 @@ rule html_report:
         + [f"{R}/tables/{table.name}.html" for table in TABLES],
     shell:
         "(python -m workflow.bench.report --results {params.results:q} --tier-title {params.tier:q} && "
-        # A report is made by a second Snakemake, which only reads; the first one holds the lock.
+        # A second Snakemake makes the report. It only reads, so it needs no lock, which the first one holds.
         "snakemake --snakefile {params.snakefile:q} --nolock --cores 1 --config {params.settings:q} "
         "--report {output.page} --report-stylesheet {params.look:q} --report-metadata {output.counts} "
         "-- {params.artefacts}) 2> {log}"

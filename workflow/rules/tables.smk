@@ -1,4 +1,4 @@
-"""Tables, the claims among them: CSV for programs, Markdown for repositories, HTML for the report."""
+"""Tables, including the claims: CSV for programs, Markdown for repositories, HTML for the report."""
 
 for table in TABLES:
 

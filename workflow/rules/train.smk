@@ -1,8 +1,8 @@
-"""Training runs, and the tidy table of each experiment."""
+"""Training runs, and the tidy tables of each experiment."""
 
 
 rule train:
-    """Train the runs of one optimizer in one experiment that are not there yet."""
+    """Train the unfinished runs of one optimizer in one experiment."""
     input:
         lambda wildcards: [
             f"{R}/{experiment}/{label}.csv"
@@ -27,7 +27,7 @@ rule train:
 
 
 rule aggregate:
-    """Gather one experiment's runs in two tidy tables: evaluations, and runs."""
+    """Write the two tidy tables of an experiment: evaluations and runs."""
     input:
         lambda wildcards: [
             f"{R}/{wildcards.experiment}/{label}.csv" for label in PLAN.experiment(wildcards.experiment).jobs
@@ -41,7 +41,7 @@ rule aggregate:
     conda:
         "../../environment.yml"
     params:
-        # Targets and labels are no part of a run's id, but the tables hold them.
+        # The tables hold targets and labels, which are not part of a run's id: Snakemake must notice their changes.
         runs=lambda wildcards: [
             f"{label} {planned.run.id} {planned.target} {planned.tuned}"
             for label, job in PLAN.experiment(wildcards.experiment).jobs.items()
