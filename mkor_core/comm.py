@@ -52,6 +52,7 @@ def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = Non
     if world_size(group) == 1 or not tensors:
         return list(tensors)
     summed: list[Tensor] = [torch.empty(0)] * len(tensors)
+    # Sorted by dtype, in the same order on every rank: tensors of one dtype share a buffer.
     by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
     for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
         indices = list(group_of_indices)

@@ -36,6 +36,7 @@ def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     layers: dict[str, Layer] = {}
     left_out: list[str] = []
     for name, module in modules.items():
+        # Not module.weight, which would compute a parametrized weight.
         weight = module._parameters.get("weight")
         if module in excluded or (weight is None and not is_parametrized(module, "weight")):
             continue
@@ -95,6 +96,7 @@ def refuse_sharded(model: nn.Module) -> None:
         TypeError: FSDP, a DTensor parameter or DeepSpeed ZeRO-3, by name.
     """
     advice = "second-order methods need whole parameters on every rank: use DistributedDataParallel"
+    # Recognized by name: importing the classes would cost time, and DeepSpeed need not be installed.
     for module in model.modules():
         if "FullyShardedDataParallel" in type(module).__name__:
             raise TypeError(f"FSDP shards the parameters; {advice}.")

@@ -47,6 +47,7 @@ def exchange(
         total, losses = _add(local, losses, group)
     by_name = {layer.name: statistic for layer, statistic in zip(layers, total, strict=True)}
     if method.gathers_rows:
+        # The host knows the numbers of rows by now, so layers that no rank used are simply left out.
         by_name = {name: rows for name, rows in by_name.items() if len(rows.x)}
     return by_name, losses[0] if losses else None
 
@@ -67,6 +68,7 @@ def _gather(rows: Captured, group: ProcessGroup | None) -> Captured:
 
 
 def _add(local: Sequence[Captured], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
+    # x, g and number of the first layer, then of the second, ..., then the loss.
     flat = comm.sum_across_ranks([*(part for sums in local for part in sums), *losses], group)
     return [Captured(*flat[i : i + 3]) for i in range(0, 3 * len(local), 3)], flat[3 * len(local) :]
 
@@ -89,8 +91,10 @@ def _add_means(
 
     g needs no division: raw gradient rows are rows of the global mean loss.
     """
+    # First the numbers of all layers, and the loss, in full precision.
     heads = comm.sum_across_ranks([*(sums.number for sums in local), *losses], group)
     numbers = heads[: len(local)]
+    # Every rank divides by the number over all ranks, so that the sum of what they send is the global mean.
     divisors = [number.clamp(min=1) for number in numbers]
     halves = [
         part.to(dtype) for sums, divisor in zip(local, divisors, strict=True) for part in (sums.x / divisor, sums.g)

@@ -106,6 +106,7 @@ class WindowedInverse(NamedTuple):
 
     def matmul(self, other: Tensor) -> Tensor:
         """Return ``J M`` for M ``[d]`` or ``[d, m]``. O(w d m)."""
+        # Multiply from right to left, so that no [d, d] matrix is formed.
         weights = self.weights if other.dim() == 1 else self.weights[:, None]
         return self.scale * other - self.columns @ (weights * (self.columns.T @ other))
 

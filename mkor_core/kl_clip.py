@@ -41,6 +41,7 @@ def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
     for update in updates:
         if update.lr is None:
             raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
+        # Layers may be on different devices. lr is a tensor [d_in] if weight and bias have different rates.
         total = total + (update.value * update.grad * update.lr**2).sum().to(total.device)
     nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
     return [update.value * nu.to(update.value.device) for update in updates]

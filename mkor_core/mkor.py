@@ -83,6 +83,7 @@ class MKOR(Method):
 
     @override
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        # The default, float32, means the dtype of the gradients, which is float64 for a float64 model.
         stored = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
         state: LayerState = {"updates": torch.zeros((), dtype=torch.int64, device=device)}
         for side, dimension in (("left", shape.d_out), ("right", shape.d_in)):
@@ -122,7 +123,7 @@ class MKOR(Method):
     def refresh(self, state: LayerState, step: int) -> None:
         """Stabilize both inverse factors and update them with their vectors."""
         first = state["updates"] == 0
-        for side in ("right", "left"):
+        for side in ("right", "left"):  # the order of the released code
             vectors = state[f"{side}_vectors"]
             # Factors stored in half precision are updated in float32, and rounded once at the end.
             vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
@@ -173,5 +174,6 @@ class MKOR(Method):
         dimension = like.shape[0]
         generator = torch.Generator().manual_seed(step)
         matrix = torch.randn(dimension, self._sketch_width(dimension), generator=generator, dtype=torch.float64)
+        # Drawn on the CPU in float64: the same numbers on every device.
         orthonormal: Tensor = torch.linalg.qr(matrix).Q
         return orthonormal.to(like.device, like.dtype)

@@ -85,7 +85,7 @@ class Preconditioner:
             shares=1 if method.rank_rows else world,
             shard=(0, 1) if method.rank_rows else (comm.rank(process_group), world),
             grad_scale=self._loss_scale,
-            phases=lambda name: self.phases(name),
+            phases=lambda name: self.phases(name),  # looked up at every call: a clock may be set later
         )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
@@ -126,13 +126,14 @@ class Preconditioner:
         if self.switch_step is not None:
             return
         if self._attachment is not None:
+            # Read anew in every step: parameter groups can be added during training.
             self._stepped = self._attachment.parameter_ids
         if self._capture.is_empty and not any(layer.has_gradient() for layer in self._active_layers()):
             self._capture.drop()
             return  # no backward pass: this is not a training step
         self._states.forget_consolidated()
         self._settle_step()
-        will_step = self._note_validity()
+        will_step = self._optimizer_will_step()
         loss = self._losses.take(self._any_weight()) if self._losses else None
         accumulated: dict[str, Tensor | None] = {}
         if self.method.accumulates(self._step):
@@ -239,16 +240,18 @@ class Preconditioner:
             return cast("Tensor | float", scale())
         return None if scale == 1.0 else cast("float", scale)
 
-    def _note_validity(self) -> Tensor | None:
-        """Return whether a fused optimizer will take this step, a device scalar; None: it certainly will."""
+    def _optimizer_will_step(self) -> Tensor | None:
+        """Return whether the optimizer will take this step: None for yes, a device scalar if it is fused."""
         found_inf = None if self._attachment is None else self._attachment.found_inf
         if found_inf is None:
             return None
+        # A fused optimizer decides on the device whether to skip a step with infinite gradients. The host must not wait
+        # for that, so it reads the decision in the next step (see `_settle_step`).
         self._skipped = DeferredScalar(found_inf)
         return found_inf == 0
 
     def _settle_step(self) -> None:
-        """Subtract the last step if it was skipped: with an unfused optimizer it would not have been counted."""
+        """Subtract the last step if it was skipped; an unfused optimizer would not have called `step` at all."""
         if self._skipped is not None and self._skipped.read():
             self._step -= 1
         self._skipped = None
@@ -316,6 +319,7 @@ class Preconditioner:
                 due = dict(accumulated)
             else:
                 due = {layer.name: will_step for layer in self._active_layers()}
+            # MKOR has no refreshed tensors: all ranks have the same vectors and update all factors themselves.
             sharing = self._sharing if self.method.refreshed else None
             for name, accept in due.items():
                 if sharing is None or sharing.owns(name):
@@ -330,9 +334,11 @@ class Preconditioner:
         scale = None if self._attachment is None else self._attachment.grad_scale
         values: dict[str, Tensor] = {}
         with self.phases("precondition"):
+            # The method sees unscaled gradients. A fused optimizer unscales in its step, so V is scaled again below.
             grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer in layers]
             for layer, grad in zip(layers, grads, strict=True):
                 works = self._sharing is None or self._sharing.works_on(layer.name)
+                # A receiver's D only has the right shape; share_updates replaces it.
                 values[layer.name] = self.method.precondition(self._states.of(layer.name), grad) if works else grad
         if self._sharing is not None:
             with self.phases("communication"):
