@@ -1,4 +1,4 @@
-"""What the processes of a distributed test run; importable, because spawned processes import it by name."""
+"""The training that the processes of a distributed test run; spawned processes import this module by name."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ CASES = WITH_OPTIONS | {
     if "data_parallel" not in limits(name) and name not in {chosen for chosen, _ in WITH_OPTIONS.values()}
 }
 IN_MICRO_BATCHES = ("mkor", "mkor released", "mkor rank 2", "kaisa", "eva", "hylo")
-"""Cases that two ranks also train by two micro-batches each, the first under DDP's ``no_sync``."""
+"""Cases that two ranks also train with two micro-batches each, the first under DDP's ``no_sync``."""
 IN_PAIRS = ("mkor", "kaisa", "kaisa half")
-"""Cases that four ranks also train as two pairs that know nothing of each other."""
+"""Cases that four ranks also train as two independent pairs."""
 
 
 class Branched(nn.Module):
-    """A network with a layer that only the flagged examples of a batch pass."""
+    """A network with a layer that only the flagged examples of a batch go through."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,9 +77,15 @@ def train(
     micro_batches: int = 1,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """Train ``STEPS`` steps; return the weights, the bytes sent and the state's size.
+    """Train ``STEPS`` steps; return the weights, the bytes sent and, for a second-order method, its state.
 
-    rank, world: within the group, if one is given.
+    Args:
+        name: the optimizer.
+        options: its hyperparameters.
+        rank: this process's rank, within the group if one is given.
+        world: the number of ranks, of the group if one is given.
+        micro_batches: backward passes per step.
+        group: the ranks that train together; None means all.
     """
     model: nn.Module = Branched()
     network: Any = model
@@ -120,12 +126,12 @@ def train(
 
 
 def cases_for(world: int) -> list[str]:
-    """Return the cases that have at least one gradient worker on so many ranks."""
+    """Return the cases that have at least one gradient worker on ``world`` ranks."""
     return [case for case, (_, options) in CASES.items() if world * options.get("grad_worker_fraction", 1) >= 1]
 
 
 def run_all(rank: int, world: int, folder: str, port: int) -> None:
-    """Train every case on ``world`` gloo ranks, and leave each rank's results in a file."""
+    """Train every case on ``world`` gloo ranks, and write each rank's results to ``<folder>/<rank>.pt``."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
     dist.init_process_group("gloo", rank=rank, world_size=world)

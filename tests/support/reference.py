@@ -1,4 +1,4 @@
-"""Dense float64 ground truths, written from the equations and sharing no code with what they check."""
+"""Dense float64 ground truths, written from the equations, without using the code that they check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def random_spd(dimension: int, generator: torch.Generator) -> Tensor:
 
 
 def published_update(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """A2, entry by entry."""
+    """Return A2, computed entry by entry."""
     d = len(v)
     jv = [sum(inverse[i, k] * v[k] for k in range(d)) for i in range(d)]
     quadratic = sum(v[i] * jv[i] for i in range(d))
@@ -26,23 +26,23 @@ def published_update(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
 
 
 def averaged_inverse(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """A3's meaning: build the averaged factor, invert it densely."""
+    """Return the meaning of A3: the averaged factor, inverted densely."""
     return (gamma * inverse.inverse() + (1 - gamma) * torch.outer(v, v)).inverse()
 
 
 def released_inverse(inverse: Tensor, v: Tensor, beta: float) -> Tensor:
-    """A4's meaning: blend, add ``v v^T`` to the factor, invert it densely."""
+    """Return the meaning of A4: the blended inverse's factor plus ``v v^T``, inverted densely."""
     blended = beta * inverse + (1 - beta) * torch.eye(len(v), dtype=inverse.dtype)
     return (blended.inverse() + torch.outer(v, v)).inverse()
 
 
 def kron_precondition(left: Tensor, grad: Tensor, right: Tensor) -> Tensor:
-    """``L D R`` through the Kronecker product: row-stacked ``vec(L D R) = (L (x) R^T) vec(D)``."""
+    """Return ``L D R`` by the Kronecker product: row-stacked ``vec(L D R) = (L (x) R^T) vec(D)``."""
     return (torch.kron(left.contiguous(), right.T.contiguous()) @ grad.flatten()).reshape(grad.shape)
 
 
 def kfac_solve(c: Tensor, grad: Tensor, a: Tensor, damping: float) -> Tensor:
-    """``(C (x) A + damping I)^-1 vec(D)``, row-stacked."""
+    """Return ``(C (x) A + damping I)^-1 vec(D)``, row-stacked."""
     matrix = torch.kron(c, a) + damping * torch.eye(grad.numel(), dtype=grad.dtype)
     return torch.linalg.solve(matrix, grad.flatten()).reshape(grad.shape)
 
