@@ -1,12 +1,12 @@
-"""Lets torchvision be imported beside a torch that its wheel was not built for.
+"""Makes torchvision importable with a torch build that its wheel does not fit; import this module first.
 
-torchvision's wheel from the default index carries CUDA operators.  Beside a CPU build of torch they cannot be loaded,
-and ``import torchvision`` stops with "operator torchvision::nms does not exist": it describes two operators that
-nobody defined.  transformers, timm, torchmetrics and Lightning import torchvision.  Importing this module first
-declares the two, without an implementation: nothing here calls them.
+torchvision's wheel from the default index contains CUDA operators. A CPU build of torch cannot load them, and
+``import torchvision`` fails with "operator torchvision::nms does not exist", since it refers to two operators that are
+not defined. transformers, timm, torchmetrics and Lightning import torchvision. This module declares the two operators
+without an implementation; nothing in the project calls them.
 
-Where torchvision's operators load, this loads them and declares nothing; where torchvision is not installed, it does
-nothing.
+If torchvision's own operators can be loaded, this module loads them and declares nothing. If torchvision is not
+installed, it does nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 import torch
 
 NAMES = ("nms", "qnms")
-"""The operators that ``import torchvision`` takes for granted."""
+"""The operators that ``import torchvision`` needs."""
 
 
 def _load() -> None:
-    """Load torchvision's own operators, if it is installed and they fit this torch."""
+    """Load torchvision's own operators if it is installed and they fit this torch."""
     package = importlib.util.find_spec("torchvision")
     if package is None or package.origin is None:
         return
@@ -33,7 +33,7 @@ def _load() -> None:
 
 
 def _declare() -> torch.library.Library | None:
-    """Declare the operators that are missing; the declaration lives as long as what is returned."""
+    """Declare the missing operators; the declaration lasts as long as the returned library."""
     missing = [name for name in NAMES if not hasattr(torch.ops.torchvision, name)]
     if not missing or importlib.util.find_spec("torchvision") is None:
         return None

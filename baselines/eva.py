@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mkor_core.capture import MEAN, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
@@ -14,15 +15,12 @@ from mkor_core.method import LayerShape, LayerState, Method
 from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
-"""The first examples of a batch, whose rows Eva looks at."""
+"""Number of examples of a batch, from its start, whose rows enter the means, as upstream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eva(KLClipping, Method):
-    """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient, a and g running means of raw rows.
-
-    The first batch's means enter unweighted.
-    """
+    """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
 
     refresh_needs_statistics: ClassVar[bool] = True
 
@@ -36,44 +34,47 @@ class Eva(KLClipping, Method):
     does."""
 
     @property
+    @override
     def statistic(self) -> Statistic:
-        """Means over the first examples."""
         return MEAN.first(EXAMPLES)
 
     @property
+    @override
     def rank_rows(self) -> bool:
-        """As `rows` says."""
         return self.rows == "rank"
 
+    @override
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        """Means of zero, and the number of batches seen."""
         return {
             "left": torch.zeros(shape.d_out, dtype=dtype, device=device),
             "right": torch.zeros(shape.d_in, dtype=dtype, device=device),
             "batches": torch.zeros((), dtype=torch.int64, device=device),
         }
 
+    @override
     def accumulates(self, step: int) -> bool:
-        """Every step."""
         return True
 
+    @override
     def refreshes(self, step: int) -> bool:
-        """Never: there is nothing but the means."""
-        return False
+        return False  # the means need no periodic work
 
+    @override
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        """``a <- factor_decay a + (1 - factor_decay) a_batch``, and g alike."""
+        # m <- factor_decay m + (1 - factor_decay) m_batch for both means; the first batch's enter unweighted.
         old = self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
         for side, total in (("left", captured.g), ("right", captured.x)):
             state[side] = old * state[side] + (1 - old) * total / captured.number
         state["batches"] = state["batches"] + 1
 
+    @override
     def refresh(self, state: LayerState, step: int) -> None:
-        """Nothing to do."""
+        pass
 
+    @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        """Return ``(D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping``."""
+        # V = (D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping, by Sherman-Morrison
         g, a = state["left"], state["right"]
         weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
         update = (grad - torch.outer(weight * g, a)) / self.damping
-        return torch.where(state["batches"] > 0, update, grad)  # a layer that was never seen keeps its gradient
+        return torch.where(state["batches"] > 0, update, grad)  # unchanged as long as the layer has no statistics

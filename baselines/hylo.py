@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mkor_core.capture import ROWS, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
@@ -14,14 +15,15 @@ from mkor_core.method import LayerShape, LayerState, Method
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE
 
 JITTER = 1e-10
-"""What the original adds beside the damping."""
+"""Number that the original adds to the damping."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HyLo(KLClipping, Method):
-    """``(U U^T / r + damping I)^-1`` by Sherman-Morrison-Woodbury, U's columns the gradients of r kept rows.
+    """HyLo: ``(U U^T / r + damping I)^-1`` by Sherman-Morrison-Woodbury.
 
-    Rows are scaled to their number; a Conv2d has one an example, averaged over its locations.
+    The columns of U are the gradients of r kept rows. Gradient rows are scaled by the number of rows. A Conv2d has one
+    row per example, averaged over its locations.
     """
 
     gathers_rows: ClassVar[bool] = True
@@ -36,28 +38,29 @@ class HyLo(KLClipping, Method):
     """None, the original's value, leaves the update unchanged."""
 
     @property
+    @override
     def statistic(self) -> Statistic:
-        """The rows themselves."""
         return ROWS
 
+    @override
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        """No rows yet."""
         return {
             "left": torch.zeros(0, shape.d_out, dtype=dtype, device=device),
             "right": torch.zeros(0, shape.d_in, dtype=dtype, device=device),
             "kernel_inverse": torch.zeros(0, 0, dtype=dtype, device=device),
         }
 
+    @override
     def accumulates(self, step: int) -> bool:
-        """Every update_period steps."""
         return step % self.update_period == 0
 
+    @override
     def refreshes(self, step: int) -> bool:
-        """In the same steps."""
         return self.accumulates(step)
 
+    @override
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        """Keep r rows, and the inverse of their small kernel matrix."""
+        # The state keeps r = kept rows and the inverse of their small kernel matrix [r, r].
         x, g = captured.x, captured.g * captured.x.shape[0]
         kept = max(int(self.sample_fraction * len(x)), 1)
         importance = x.square().sum(1) * g.square().sum(1)
@@ -72,13 +75,15 @@ class HyLo(KLClipping, Method):
         state["right"], state["left"] = x, g
         state["kernel_inverse"] = torch.linalg.inv(kernel(x, g) / kept + middle)
 
+    @override
     def refresh(self, state: LayerState, step: int) -> None:
-        """Nothing is left to do: the kept rows carry all."""
+        pass
 
+    @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        """Return ``(D - G^T diag(y) X / r) / damping`` with ``y = (K_r / r + M)^-1 diag(G D X^T)``."""
+        # V = (D - G^T diag(y) X / r) / damping with y = (K_r / r + M)^-1 diag(G D X^T)
         x, g = state["right"], state["left"]
-        if len(x) == 0:  # a layer that was never seen
+        if len(x) == 0:  # no statistics yet
             return grad
         y = state["kernel_inverse"] @ ((g @ grad) * x).sum(1)
         return (grad - (g.T * y) @ x / len(x)) / self.damping
@@ -90,11 +95,12 @@ def kernel(x: Tensor, g: Tensor) -> Tensor:
 
 
 def interpolated_middle(matrix: Tensor, rank: int, damping: float) -> Tensor:
-    """Return KID's ``M = (P (E + damping I)^-1 P^T)^-1`` ``[r, r]`` for a kernel ``[n, n]``, most important first.
+    """Return KID's ``M = (P (E + damping I)^-1 P^T)^-1`` ``[r, r]`` for a kernel K ``[n, n]``.
 
-    ``P = [I, R11^-1 R12]``, ``E = [0, Q2 R22]`` with ``K = Q R`` unpivoted (ALGORITHMS.md, HyLo). ``R11^-1 R12`` is the
-    least-squares solution of K's first r columns for the others, ``Q2 R22`` its residual: so they are taken here, by a
-    pseudo-inverse, since a layer that learns nothing gives a kernel without full rank.
+    The rows of K are sorted, the most important first. ``P = [I, R11^-1 R12]`` and ``E = [0, Q2 R22]`` with ``K = Q R``
+    unpivoted (ALGORITHMS.md, HyLo). ``R11^-1 R12`` is the least-squares solution that expresses the other columns of K
+    by its first r, and ``Q2 R22`` is the residual. Both are computed with a pseudo-inverse, since the kernel of a layer
+    that learns nothing is rank-deficient.
     """
     number = len(matrix)
     kept, rest = matrix[:, :rank], matrix[:, rank:]
@@ -110,7 +116,7 @@ def interpolated_middle(matrix: Tensor, rank: int, damping: float) -> Tensor:
 def sample_without_replacement(weights: Tensor, number: int, seed: int) -> Tensor:
     """Return ``number`` indices drawn without replacement with probability proportional to ``weights`` ``[n]``.
 
-    By Gumbel keys made on the CPU, so that all ranks, and all devices, draw alike.
+    The Gumbel keys are drawn on the CPU, so that all ranks and devices draw the same indices.
     """
     noise = torch.rand(len(weights), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
     gumbel = -torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float64).tiny)))

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mkor_core.capture import MOMENT, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
@@ -38,29 +39,29 @@ class KAISA(KLClipping, Method):
     rank's own loss, as upstream does."""
 
     @property
+    @override
     def statistic(self) -> Statistic:
-        """Second moments of the rows; a Conv2d's are divided by its output locations."""
         return MOMENT
 
     @property
+    @override
     def rank_rows(self) -> bool:
-        """As `rows` says."""
         return self.rows == "rank"
 
     @property
+    @override
     def worker_fraction(self) -> float:
-        """As `grad_worker_fraction` says."""
         return self.grad_worker_fraction
 
     @property
+    @override
     def refreshed(self) -> tuple[str, ...]:
-        """The decomposition or the inverses."""
         if self.compute_method == "eigen":
             return ("left_vectors", "left_values", "right_vectors", "right_values")
         return ("left_inverse", "right_inverse")
 
+    @override
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        """A = C = I, and what a decomposition of them gives."""
         state: LayerState = {}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
             identity = torch.eye(d, dtype=dtype, device=device)
@@ -72,38 +73,39 @@ class KAISA(KLClipping, Method):
                 state[f"{side}_inverse"] = identity / (1 + self.damping)
         return state
 
+    @override
     def accumulates(self, step: int) -> bool:
-        """Every factor_update_period steps."""
         return step % (self.factor_update_period or self.inverse_update_period) == 0
 
+    @override
     def refreshes(self, step: int) -> bool:
-        """Every inverse_update_period steps."""
         return step % self.inverse_update_period == 0
 
+    @override
     def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        """``A <- factor_decay A + (1 - factor_decay) A_batch``, and C alike."""
         for side, moment in (("left", captured.g), ("right", captured.x)):
-            batch = moment / captured.number
+            batch = moment / captured.number  # the mean second moment of the batch
             state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
 
+    @override
     def refresh(self, state: LayerState, step: int) -> None:
-        """Decompose (eigenvalues clamped at 0) or invert both factors."""
         for side in ("left", "right"):
             if self.compute_method == "eigen":
                 values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
-                state[f"{side}_values"] = values.clamp(min=0)
+                state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
             else:
                 damped = state[side] + self.damping * torch.eye(len(state[side])).to(state[side])
                 state[f"{side}_inverse"] = torch.linalg.inv(damped)
 
+    @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        """Return ``Q_C [(Q_C^T D Q_A) / (d_C d_A^T + damping)] Q_A^T``, or the product with both inverses."""
         if self.compute_method == "inverse":
             return state["left_inverse"] @ grad @ state["right_inverse"]
+        # V = Q_C [(Q_C^T D Q_A) / (d_C d_A^T + damping)] Q_A^T for C = Q_C diag(d_C) Q_C^T, A = Q_A diag(d_A) Q_A^T
         left, right = state["left_vectors"], state["right_vectors"]
         eigenvalues = torch.outer(state["left_values"], state["right_values"])
         return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
 
+    @override
     def refresh_cost(self, shape: LayerShape) -> float:
-        """The cubes of the dimensions."""
-        return float(shape.d_out**3 + shape.d_in**3)
+        return float(shape.d_out**3 + shape.d_in**3)  # decompositions are cubic

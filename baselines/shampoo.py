@@ -12,12 +12,13 @@ from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting, build_gra
 from pytorch_optimizer.optimizer.utils.partition import PreConditionerType
 from pytorch_optimizer.optimizer.utils.preconditioner import PreConditioner
 from torch import Tensor, nn
+from typing_extensions import override
 
 from baselines._groups import decay_matrices_only
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE, POSITIVE_DECAY
 
 MAX_DIMENSION = 8192
-"""A tensor with a longer axis, such as a large embedding, is not preconditioned (the library's default)."""
+"""Longest axis of a tensor that is preconditioned (the library's default); large embeddings exceed it."""
 
 
 def optimizer(
@@ -33,12 +34,14 @@ def optimizer(
     block_size: Annotated[int, AT_LEAST_1, "the longest side of a block with factors of its own"] = 512,
     graft: Literal["none", "sgd", "adagrad", "rmsprop"] = "sgd",
 ) -> ScalableShampoo:
-    """Return ``pytorch_optimizer.ScalableShampoo``; vectors (biases, norms) get the graft's step and are not decayed.
+    """Return ``pytorch_optimizer.ScalableShampoo``; vectors (biases, norms) take the graft's step and are not decayed.
 
-    Every axis of a tensor (a Conv2d's weight has four, k axes in general), cut into blocks of at most ``block_size``,
-    has a factor ``L <- factor_decay L + (1 - factor_decay) G G^T``, updated every step; every
-    ``inverse_update_period`` steps its root ``(L + damping |L|_2 I)^(-1/2k)`` follows by Newton's iteration, before
-    that it is I. ``graft`` names the optimizer whose step length each tensor takes; Shampoo gives the direction.
+    A tensor with k axes (a Conv2d's weight has four) is cut into blocks of at most ``block_size`` along each axis. Each
+    axis of a block has a factor ``L <- factor_decay L + (1 - factor_decay) G G^T``, updated every step. Its root
+    ``(L + damping |L|_2 I)^(-1/2k)`` is I at first, and is computed by Newton's iteration every
+    ``inverse_update_period`` steps.
+
+    Shampoo determines the direction of a tensor's step, and the optimizer that ``graft`` names determines its length.
     Momentum and weight decay act on the preconditioned gradient. State of a ``[m, n]`` matrix in one block: two
     gradient copies and ``2 (m^2 + n^2)`` numbers.
     """
@@ -61,10 +64,11 @@ def optimizer(
 
 
 class _PreConditioner(PreConditioner):
-    """The library's factors of one tensor; their roots do not touch the global random numbers."""
+    """The library's factors of one tensor, with roots that leave the global random state alone."""
 
+    @override
     def compute_pre_conditioners(self) -> None:
-        """Compute the roots; the power iteration inside starts from the same vector each time and on every rank."""
+        # The power iteration inside starts from a random vector: the same one each time and on every rank.
         device = self.statistics[0].device if len(self.statistics) else torch.device("cpu")
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)
@@ -72,8 +76,9 @@ class _PreConditioner(PreConditioner):
 
 
 class _Shampoo(ScalableShampoo):
-    """The library's Shampoo, whose checkpoints hold tensors and not the library's objects."""
+    """The library's Shampoo, with checkpoints that hold tensors in place of the library's objects."""
 
+    @override
     def init_group(self, group: dict[str, Any], **kwargs: Any) -> None:
         group.setdefault("step", 0)
         for parameter in group["params"]:
@@ -100,6 +105,7 @@ class _Shampoo(ScalableShampoo):
             "graft": build_graft(parameter, self.graft_type, self.diagonal_eps),
         }
 
+    @override
     def state_dict(self) -> dict[str, Any]:
         saved: dict[str, Any] = super().state_dict()
         saved["state"] = {
@@ -108,6 +114,7 @@ class _Shampoo(ScalableShampoo):
         }
         return saved
 
+    @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         states: dict[Any, dict[str, Any]] = {}
         for group, saved_group in zip(self.param_groups, state_dict["param_groups"], strict=True):
@@ -122,9 +129,9 @@ class _Shampoo(ScalableShampoo):
 
 
 def _tensors(holder: object) -> dict[str, Tensor | list[Tensor]]:
-    """Return what an object of the library holds in tensors or lists of tensors."""
-    held = {name: [*value] if isinstance(value, list) else value for name, value in vars(holder).items()}
-    return {name: value for name, value in held.items() if _is_tensors(value)}
+    """Return the attributes of an object that are tensors or lists of tensors."""
+    attributes = {name: [*value] if isinstance(value, list) else value for name, value in vars(holder).items()}
+    return {name: value for name, value in attributes.items() if _is_tensors(value)}
 
 
 def _is_tensors(value: object) -> bool:

@@ -1,8 +1,14 @@
-"""SINGD (Lin et al., ICML 2024): KFAC without inverses, its factors updated multiplicatively, by the package singd."""
+"""SINGD (Lin et al., ICML 2024): KFAC with multiplicative updates in place of inverses, by the package singd.
+
+``V = C C^T D K K^T``. Every ``update_period`` steps, K and C take a step toward the damped inverses of KFAC's factors,
+with rate ``factor_lr`` (the package's lr_cov) and momentum ``factor_momentum`` (its alpha1; none if ``kfac_like``).
+They need about ``update_period / factor_lr`` steps to warm up: 1000 by default. For short runs use a period of 1 and a
+rate of 0.05.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -17,12 +23,12 @@ from mkor_core import comm
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "singd"
-"""The entry of the state dict that carries the factors."""
+"""The entry of the state dict that contains the factors."""
 
 LIMITS: Mapping[str, str] = {
-    "data_parallel": "the package refuses the wrapper and reduces inside the backward pass, where a layer that one "
-    "rank does not use makes the others wait for ever",
-    "grad_scaler": "the package keeps its own account of a GradScaler's scales, and AdamW beside it another: train in "
+    "data_parallel": "the package refuses the wrapper, and it reduces inside the backward pass, where a layer that one "
+    "rank does not use makes the others wait forever",
+    "grad_scaler": "the package and AdamW would each keep their own account of a GradScaler's scales; train in "
     "bfloat16 instead",
 }
 
@@ -49,37 +55,26 @@ def optimizer_for(
     beta2: Annotated[float, DECAY, "AdamW's weight of the old second moment"] = 0.999,
     eps: Annotated[float, POSITIVE, "the number added to AdamW's denominator"] = 1e-8,
 ) -> Optimizer:
-    """Return ``singd``'s SINGD over the model's layers and ``torch.optim.AdamW`` over the rest, as one optimizer.
+    """Return ``singd``'s SINGD for the model's layers and ``torch.optim.AdamW`` for the rest, as one optimizer.
 
-    ``V = C C^T D K K^T``; every ``update_period`` steps K and C take a step of rate ``factor_lr`` (the package's
-    lr_cov) with momentum ``factor_momentum`` (its alpha1; none if ``kfac_like``) towards the damped inverses. So they
-    need about ``update_period / factor_lr`` steps to warm up, 1000 by default: short runs want 1 and 0.05.
-    The rest, with ``adamw_lr``: whatever lies outside the layers, and layers with a frozen parameter.
+    AdamW trains all parameters outside the layers, and layers with a frozen parameter. A layer without a gradient in a
+    step is skipped. Biases of layers are decayed with their weights. State of a layer with dense factors: one gradient
+    copy and ``2 (d_in^2 + d_out^2)`` numbers.
 
-    normalize_factor_lr: bounds that step; without it (the package's default) large inputs end in NaN.
-    structure: of both factors; all but dense and diagonal need a model narrower than float64.
-    kfac_like: leave out the traces that couple K and C, so that they track KFAC's inverses.
-    kfac_approx: how a layer that is applied to many tokens or locations counts them.
-    loss_average: what the loss is a mean over: examples, or tokens (locations) of examples.
-
-    A layer without a gradient in a step is left alone. Biases of layers are decayed with them. State of a layer with
-    dense factors: one gradient copy and ``2 (d_in^2 + d_out^2)`` numbers.
+    - ``normalize_factor_lr`` bounds the step of the factors; without it (the package's default), large inputs give NaN.
+    - ``structure`` applies to both factors; all but dense and diagonal need a model narrower than float64.
+    - ``kfac_like`` leaves out the traces that couple K and C, so that they approximate the inverses of KFAC's factors.
+    - ``kfac_approx`` is the treatment of a layer that is applied to many tokens or locations.
+    - ``loss_average`` says what the loss averages: examples, or tokens (locations) of examples.
 
     Raises:
-        ValueError: a model under data parallelism, without a layer that can be trained whole, or too wide for the
-            structure.
+        ValueError: a model that is trained data-parallel, has no layer whose parameters are all trainable, or is too
+            wide for the structure.
     """
-    if model.is_parallel or comm.world_size() > 1:
-        raise ValueError(f"singd cannot train data-parallel: {LIMITS['data_parallel']}.")
-    owned = [[*layer.module.parameters()] for layer in model.layers.values()]
-    taken = [parameter for layer in owned if all(p.requires_grad for p in layer) for parameter in layer]
-    if not taken:
-        raise ValueError("singd has no layer to train: each has a frozen parameter.")
-    if structure not in ("dense", "diagonal") and any(parameter.dtype == torch.float64 for parameter in taken):
-        raise ValueError(f"{structure=} has no float64 arithmetic in singd: take dense, diagonal or a narrower model.")
+    matrices = _layer_parameters(model, structure)
     singd = _SINGD(
         model.model,
-        taken,
+        matrices,
         model.accumulation_steps,
         lr=lr,
         momentum=momentum,
@@ -94,14 +89,37 @@ def optimizer_for(
         kfac_like=kfac_like,
         normalize_lr_cov=normalize_factor_lr,
     )
-    rest = decay_matrices_only(model.all_but(taken), weight_decay)
-    both = Combined(singd, AdamW(rest, lr=adamw_lr, betas=(beta1, beta2), eps=eps)) if rest else Combined(singd)
-    both.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
-    both.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state))
-    both.register_step_pre_hook(lambda optimizer, *_: _refuse_scaler(optimizer))
-    # Else a GradScaler would unscale the gradients and say nothing: the factors have seen scaled ones by then.
-    both._step_supports_amp_scaling = True  # type: ignore[attr-defined]  # the name that torch looks for
-    return both
+    rest = decay_matrices_only(model.all_but(matrices), weight_decay)
+    return _combine(singd, [AdamW(rest, lr=adamw_lr, betas=(beta1, beta2), eps=eps)] if rest else [])
+
+
+def _layer_parameters(model: LayeredModel, structure: str) -> list[nn.Parameter]:
+    """Return the parameters of all layers without a frozen parameter.
+
+    Raises:
+        ValueError: as `optimizer_for`.
+    """
+    if model.is_parallel or comm.world_size() > 1:
+        raise ValueError(f"singd cannot train data-parallel: {LIMITS['data_parallel']}.")
+    layers = [[*layer.module.parameters()] for layer in model.layers.values()]
+    trainable = [parameter for layer in layers if all(p.requires_grad for p in layer) for parameter in layer]
+    if not trainable:
+        raise ValueError("singd has no layer to train: each has a frozen parameter.")
+    if structure not in ("dense", "diagonal") and any(parameter.dtype == torch.float64 for parameter in trainable):
+        raise ValueError(f"{structure=} has no float64 arithmetic in singd: take dense, diagonal or a narrower model.")
+    return trainable
+
+
+def _combine(singd: _SINGD, others: Sequence[Optimizer]) -> Combined:
+    """Join singd with other optimizers; its factors enter the state dict under `STATE_KEY`."""
+    combined = Combined(singd, *others)
+    combined.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
+    combined.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state))
+    combined.register_step_pre_hook(lambda optimizer, *_: _refuse_scaler(optimizer))
+    # torch reads this attribute. Without it a GradScaler would unscale the gradients silently, after the factors have
+    # seen scaled ones; with it, the step sees the scaler's `found_inf` and refuses.
+    combined._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    return combined
 
 
 def _refuse_scaler(optimizer: Optimizer) -> None:
@@ -110,7 +128,7 @@ def _refuse_scaler(optimizer: Optimizer) -> None:
 
 
 class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
-    """SINGD that passes over layers without a gradient, weighs micro-batches right and saves plain tensors."""
+    """SINGD that skips layers without a gradient, weighs micro-batches correctly and saves plain tensors."""
 
     FACTORS = ("Ks", "Cs", "m_Ks", "m_Cs")
     module_names: dict[nn.Module, str]
@@ -120,21 +138,21 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
         self._micro_batches = micro_batches
 
     def factors(self) -> dict[str, Any]:
-        """Return the steps taken and the factors' tensors (not copied), between two steps all there is."""
-        kept = {
+        """Return the number of steps and the factors' tensors, not copied: the whole state between two steps."""
+        factors = {
             kind: {layer: dict(matrix.named_tensors()) for layer, matrix in getattr(self, kind).items()}
             for kind in self.FACTORS
         }
-        return {"steps": self.steps, **kept}
+        return {"steps": self.steps, **factors}
 
     def load_factors(self, state: Mapping[str, Any]) -> None:
-        """Take up what `factors` returned, from a state dict.
+        """Restore a state dict's `factors`.
 
         Raises:
-            ValueError: another optimizer's state dict.
+            ValueError: the state dict is another optimizer's.
         """
         if STATE_KEY not in state:
-            raise ValueError("This state dict holds no factors of singd: it is another optimizer's.")
+            raise ValueError("This state dict contains no factors of singd: it is another optimizer's.")
         saved = state[STATE_KEY]
         self.steps = saved["steps"]
         self._grad_scales = {self.steps - 1: 1.0}
@@ -145,7 +163,7 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
 
     def _step(self) -> None:
         modules = self.module_names
-        # An unused layer, such as a pooler without its task, has no gradient: the package would stop at it.
+        # An unused layer, such as a pooler without its task, has no gradient, and the package would fail on it.
         self.module_names = {
             module: name for module, name in modules.items() if all(p.grad is not None for p in module.parameters())
         }
@@ -157,8 +175,9 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
     def _update_preconditioner(self, module: nn.Module) -> None:
         name = self.module_names[module]
         if name not in self.H_Ks:
-            return  # no update is due, or no backward pass has gone through the layer since the last
-        # The package adds up micro-batches: k times the inputs' moment, and a k-th of the gradients'.
+            return  # no update is due, or no backward pass has reached the layer since the last one
+        # The package sums over k micro-batches: the inputs' moment is k times too large, the gradients' k times too
+        # small.
         self.H_Ks[name].mul_(1 / self._micro_batches)
         self.H_Cs[name].mul_(self._micro_batches)
         super()._update_preconditioner(module)
