@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from workflow.bench import workloads
-from workflow.bench.plan.experiments import label_of
+from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.support.config import CONFIG, ROOT, read_mapping
 
 PAGES = ROOT / "docs" / "experiments"

@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.experiments import make_folder
 from tests.support.synthetic_probes import PROBES, write_probe
-from workflow.bench.plan.experiments import label_of
+from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.hyperparameters import TUNED
 from workflow.bench.support.config import CONFIG, ROOT
 from workflow.bench.support.files import locked

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import Artefact, Kind, made_from
+from workflow.bench.plan.artefacts import Artefact, Kind, planned_artefacts
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command
@@ -78,7 +78,7 @@ def draw(plan: Plan) -> Drawn:
     results = Results(plan.partial, f"{plan.tier.title}, partial results", plan.compared)
     drawn = Drawn()
     for kind in KINDS:
-        for artefact in made_from(plan, kind):
+        for artefact in planned_artefacts(plan, kind):
             problem = _make(artefact, plan, results)
             if problem is None:
                 drawn.made[kind].append(artefact.name)

@@ -14,7 +14,7 @@ from statistics import mean
 from typing import Any, Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import made_from, measured_by
+from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.files import is_locked
@@ -182,9 +182,9 @@ def report(plan: Plan) -> Iterator[str]:
 def _artefacts(plan: Plan) -> Iterator[str]:
     """Yield for probes, figures and tables how many are made, and which are left."""
     planned: dict[str, list[Path]] = {
-        "probes": [plan.results / "probes" / f"{probe.name}.csv" for probe in measured_by(plan)],
-        "figures": [plan.results / "figures" / f"{figure.name}.pdf" for figure in made_from(plan, "figures")],
-        "tables": [plan.results / "tables" / f"{table.name}.csv" for table in made_from(plan, "tables")],
+        "probes": [plan.results / "probes" / f"{probe.name}.csv" for probe in planned_probes(plan)],
+        "figures": [plan.results / "figures" / f"{figure.name}.pdf" for figure in planned_artefacts(plan, "figures")],
+        "tables": [plan.results / "tables" / f"{table.name}.csv" for table in planned_artefacts(plan, "tables")],
     }
     for kind, files in planned.items():
         left = [file.stem for file in files if not file.is_file()]

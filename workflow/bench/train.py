@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from workflow.bench.plan import MOST_THREADS, Plan, add_arguments, load_from
+from workflow.bench.plan import MAX_THREADS, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
@@ -51,8 +51,8 @@ def _work(options: argparse.Namespace) -> int | None:
 
 def _check_options(options: argparse.Namespace, job: Job) -> None:
     """Raise `ConfigError` on the first option that is out of range."""
-    if options.threads is not None and not 1 <= options.threads <= MOST_THREADS:
-        raise ConfigError(f"--threads = {options.threads}: must be from 1 to {MOST_THREADS}")
+    if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
+        raise ConfigError(f"--threads = {options.threads}: must be from 1 to {MAX_THREADS}")
     if options.minutes is not None and not (math.isfinite(options.minutes) and options.minutes > 0):
         raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0")
     seeds = sorted({run.seed for run in job.runs})

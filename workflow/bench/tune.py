@@ -14,7 +14,7 @@ from typing import Any, Final
 import yaml
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.runs import Contender, Experiment, Trial
+from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
 from workflow.bench.results.rows import write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
@@ -55,13 +55,13 @@ def best_of(scores: Sequence[Score], best: str) -> Score | None:
     return pick(finished, key=lambda score: score.value)
 
 
-def score(plan: Plan, contender: Contender, trial: Trial) -> Score:
+def score(plan: Plan, optimizer: TunedOptimizer, trial: Trial) -> Score:
     """Read a trial's score from its run folder."""
     folder = RunFolder.of(plan.results, trial.run.id)
     status = (read_summary(folder) or {"status": "missing"})["status"]
     if status != "finished":
         return Score(trial, status, math.nan)
-    metric = (contender.metric["split"], contender.metric["metric"])
+    metric = (optimizer.metric["split"], optimizer.metric["metric"])
     rows = [row for row in read_metrics(folder) if (row["split"], row["metric"]) == metric]
     return Score(trial, status, float(rows[-1]["value"]))
 
@@ -75,13 +75,13 @@ def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
     entries: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     remarks: list[str] = []
-    for contender in experiment.contenders:
-        scores = [score(plan, contender, trial) for trial in contender.trials]
-        best = best_of(scores, contender.metric["best"])
-        rows += [_row(experiment, contender, result, chosen=result is best) for result in scores]
+    for optimizer in experiment.tuned_optimizers:
+        scores = [score(plan, optimizer, trial) for trial in optimizer.trials]
+        best = best_of(scores, optimizer.metric["best"])
+        rows += [_row(experiment, optimizer, result, chosen=result is best) for result in scores]
         if best is not None:
-            entries.append(_entry(contender, best))
-        remarks += [f"{contender.workload['name']}, {contender.label}: {text}" for text in _remarks(contender, best)]
+            entries.append(_entry(optimizer, best))
+        remarks += [f"{optimizer.workload['name']}, {optimizer.label}: {text}" for text in _remarks(optimizer, best)]
     header = (
         f"# Made by python -m workflow.bench.tune {experiment.name}; {experiment.name}.trials.csv lists the trials.\n"
         "# Every optimizer of a block had the same number of trials, on a seed that its runs do not use.\n"
@@ -99,29 +99,29 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _entry(contender: Contender, best: Score) -> dict[str, Any]:
-    """Return a contender's entry in the file of tuned values."""
+def _entry(optimizer: TunedOptimizer, best: Score) -> dict[str, Any]:
+    """Return an optimizer's entry in the file of tuned values."""
     return {
-        "workload": dict(contender.workload),
-        "label": contender.label,
+        "workload": dict(optimizer.workload),
+        "label": optimizer.label,
         "hyperparameters": dict(best.trial.values),
         "score": best.value,
-        "trials": [trial.run.id for trial in contender.trials],
+        "trials": [trial.run.id for trial in optimizer.trials],
     }
 
 
-def _remarks(contender: Contender, best: Score | None) -> Iterator[str]:
-    """Yield what a user should know about a contender's result."""
+def _remarks(optimizer: TunedOptimizer, best: Score | None) -> Iterator[str]:
+    """Yield what a user should know about an optimizer's result."""
     if best is None:
         yield "no trial finished; change its space"
         return
     values = ", ".join(f"{name} = {value}" for name, value in best.trial.values.items())
-    yield f"{values}, {contender.metric['metric']} {best.value:.5g}"
+    yield f"{values}, {optimizer.metric['metric']} {best.value:.5g}"
     for name, value in best.trial.values.items():
-        if _is_at_an_end(value, [trial.values[name] for trial in contender.trials]):
+        if _is_at_an_end(value, [trial.values[name] for trial in optimizer.trials]):
             yield f"{name} = {value} is at an end of its space; widen it"
-    if contender.given:
-        names = ", ".join(contender.given)
+    if optimizer.given:
+        names = ", ".join(optimizer.given)
         yield f"not in use, the experiment's file gives {names}; write 'tuned' there"
 
 
@@ -129,18 +129,18 @@ def _is_at_an_end(value: Any, tried: Sequence[Any]) -> bool:
     return isinstance(value, float) and value in (min(tried), max(tried)) and len(tried) > 1
 
 
-def _row(experiment: Experiment, contender: Contender, result: Score, *, chosen: bool) -> dict[str, Any]:
+def _row(experiment: Experiment, optimizer: TunedOptimizer, result: Score, *, chosen: bool) -> dict[str, Any]:
     """Return a row of `TRIAL_COLUMNS`."""
     return {
         "experiment": experiment.name,
-        "workload": contender.workload["name"],
-        "optimizer": contender.label,
+        "workload": optimizer.workload["name"],
+        "optimizer": optimizer.label,
         "values": json.dumps(result.trial.values),
         "seed": result.trial.run.seed,
         "run": result.trial.run.id,
         "status": result.status,
-        "split": contender.metric["split"],
-        "metric": contender.metric["metric"],
+        "split": optimizer.metric["split"],
+        "metric": optimizer.metric["metric"],
         "score": result.value if math.isfinite(result.value) else None,
         "chosen": chosen,
     }
@@ -166,7 +166,7 @@ def _tune(options: argparse.Namespace) -> int | None:
 
     runner = Runner(plan)
     for experiment in experiments:
-        if not runner.train(trial.run for contender in experiment.contenders for trial in contender.trials):
+        if not runner.train(trial.run for optimizer in experiment.tuned_optimizers for trial in optimizer.trials):
             print("interrupted and saved; the same command resumes it", file=sys.stderr)
             return EXIT_RESUMABLE
         folder = options.config_dir / "tuned" / plan.tier.name
@@ -179,9 +179,9 @@ def _tune(options: argparse.Namespace) -> int | None:
 def _chosen(plan: Plan, names: Sequence[str]) -> list[Experiment]:
     """Return the named experiments, by default all that have a tuning."""
     if not names:
-        return [experiment for experiment in plan.experiments.values() if experiment.contenders]
+        return [experiment for experiment in plan.experiments.values() if experiment.tuned_optimizers]
     for name in names:
-        if not plan.experiment(name).contenders:
+        if not plan.experiment(name).tuned_optimizers:
             raise ConfigError(f"experiment = '{name}': has no 'tuning' with a 'space' at this tier")
     return [plan.experiment(name) for name in names]
 

@@ -116,7 +116,7 @@ class Cluster:
         for job in plan.jobs:
             need = self.training(job.experiment)
             for run in job.runs:
-                if why := run.why_not_on(need.ranks):
+                if why := run.split_problem(need.ranks):
                     key = ("training", job.experiment if job.experiment in self.trainings else _DEFAULT, "nodes")
                     ranks = f"nodes times ranks_per_node, {need.ranks_per_node}, are {need.ranks} ranks"
                     raise error(self.file, key, need.nodes, f"{ranks}: {job.experiment}/{job.label}: {why}")

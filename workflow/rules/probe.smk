@@ -1,6 +1,6 @@
 """Measurements that need no training run: probes, each a module of workflow.bench.probes."""
 
-PROBES = measured_by(PLAN)
+PROBES = planned_probes(PLAN)
 
 for probe in PROBES:
 

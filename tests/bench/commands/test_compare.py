@@ -15,7 +15,7 @@ from tests.support.synthetic_probes import write_probe
 from workflow.bench import compare, plan
 from workflow.bench.analysis.machines import STEPPED, Machine, TargetTime, gather, projection_check, target_times
 from workflow.bench.plan import Plan
-from workflow.bench.plan.artefacts import compared, describe, inputs, made_from
+from workflow.bench.plan.artefacts import compared, describe, inputs, planned_artefacts
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.support.config import ConfigError
 
@@ -266,7 +266,9 @@ def test_the_pipeline_makes_both_again_when_another_machine_changes(here, bare, 
     assert files == {*probes, kept / "bert_pretraining.runs.csv"}
     assert compared(figure, chosen) == [str(bare), str(kept)]
     for kind in ("figures", "tables"):
-        showing = {artefact.name for artefact in made_from(chosen, kind) if inputs(artefact, chosen)["compared"]}
+        showing = {
+            artefact.name for artefact in planned_artefacts(chosen, kind) if inputs(artefact, chosen)["compared"]
+        }
         assert showing == {"fig16_hardware" if kind == "figures" else "hardware"}
     with pytest.raises(ConfigError, match=r"compare\[0\]"):
         Plan.load(results=str(here.parents[1]), hardware="test-cpu", compare=[str(tmp_path / "nowhere")])

@@ -25,7 +25,7 @@ from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
-from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, made_from, sources, workloads_of
+from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
 from workflow.bench.results.tables import NoDataError, Results, published
 
 FIGURES = available("figures")
@@ -317,7 +317,7 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert needed["published"] == ["workflow/paper/iteration_time_ms.csv"]
     assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
-    assert {artefact.name for artefact in made_from(plan, "figures")} == set(FIGURES)
+    assert {artefact.name for artefact in planned_artefacts(plan, "figures")} == set(FIGURES)
     assert len(workloads_of(describe("probes", "iteration_time"), plan)) == 2
 
 

@@ -26,7 +26,7 @@ from workflow.bench.figures._curves import ended, targets
 from workflow.bench.figures._training import equal_levels, to_level
 from workflow.bench.figures.fig11_training_time import contests
 from workflow.bench.make_artefact import main
-from workflow.bench.plan.experiments import label_of
+from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.support.config import CONFIG, read_mapping

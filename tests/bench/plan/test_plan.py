@@ -13,6 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -159,7 +160,7 @@ def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
         assert {run.seed: run.start_from for run in job.runs} == sources
 
     write(folder, "after", {**block, "seeds": [0, 7], "start_from": {"experiment": "first"}})
-    with pytest.raises(config.ConfigError, match=r"start_from\.seed = 7: must mean one run; .* has 0 of 'sgd'"):
+    with pytest.raises(config.ConfigError, match=r"start_from\.seed = 7: must select one run; .* has 0 of 'sgd'"):
         load(folder)
     other = {**BLOCK["optimizers"][0], "label": "other"}
     write(folder, "after", {**BLOCK, "optimizers": [other], "start_from": {"experiment": "first"}})
@@ -185,15 +186,15 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
     write(folder, "one", block)
     waiting = load(folder, for_tuning=True)
     assert list(waiting.experiments["one"].jobs) == ["mkor_released"]
-    contender = waiting.experiments["one"].contenders[0]
-    assert [trial.values for trial in contender.trials] == [{"lr": 0.1}, {"lr": 1.0}, {"lr": 10.0}]
-    assert {trial.run.seed for trial in contender.trials} == {9}
+    optimizer = waiting.experiments["one"].tuned_optimizers[0]
+    assert [trial.values for trial in optimizer.trials] == [{"lr": 0.1}, {"lr": 1.0}, {"lr": 10.0}]
+    assert {trial.run.seed for trial in optimizer.trials} == {9}
 
     entry = {
-        "workload": dict(contender.workload),
+        "workload": dict(optimizer.workload),
         "label": "sgd",
         "hyperparameters": {"lr": 0.5},
-        "trials": [trial.run.id for trial in contender.trials],
+        "trials": [trial.run.id for trial in optimizer.trials],
         "score": 0.1,
     }
     file = folder / "tuned" / "embedded" / "one.yaml"
@@ -208,7 +209,7 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
     block["steps"] = 30  # the trials had 20
     write(folder, "one", block)
     (note,) = load(folder).notes
-    assert note.endswith("one.yaml: autoencoder, sgd: tuned on an older form of its block")
+    assert note.endswith("one.yaml: autoencoder, sgd: tuned with an older version of its block")
 
 
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
@@ -241,7 +242,7 @@ def test_the_committed_experiments_are_planned_in_full(tier: str):
                 seeds = tuple(sorted({other.seed for other in job.runs if other.workload == run.workload}))
                 by_workload.setdefault(run.workload, set()).add(seeds)
         assert all(len(seeds) == 1 for seeds in by_workload.values())
-        trials = {(c.workload["name"], len(c.trials)) for c in experiment.contenders}
+        trials = {(c.workload["name"], len(c.trials)) for c in experiment.tuned_optimizers}
         assert len(trials) == len({workload for workload, _ in trials})
     for job in plan.jobs:
         named = {"mkor_published": "published", "mkor_released": "released"}
@@ -294,7 +295,7 @@ def test_a_second_order_optimizer_takes_its_bases_hyperparameters():
 
 @pytest.mark.parametrize("trials", [1, 2, 5, 8])
 def test_trials_fill_their_space_evenly_and_are_always_the_same(trials: int):
-    """Truth: a grid with equal factors for one dimension; distinct points inside the ranges for several."""
+    """Truth: a grid with equal factors, or equal differences."""
     line = [values["lr"] for values in trial_values({"lr": {"log": [0.01, 100.0]}}, trials)]
     if trials == 1:
         assert line == [1.0]
@@ -302,11 +303,11 @@ def test_trials_fill_their_space_evenly_and_are_always_the_same(trials: int):
         assert (line[0], line[-1]) == (0.01, 100.0)
         factors = [after / before for before, after in pairwise(line)]
         assert factors == pytest.approx([factors[0]] * len(factors), rel=0.02)
-    space = {"lr": {"log": [0.01, 1.0]}, "momentum": {"linear": [0.5, 0.9]}, "rule": {"choices": ["a", "b"]}}
-    points = trial_values(space, trials)
-    assert points == trial_values(space, trials)
-    assert len({tuple(point.values()) for point in points}) == trials
-    assert all(0.01 <= p["lr"] <= 1 and 0.5 <= p["momentum"] <= 0.9 and p["rule"] in "ab" for p in points)
+    middle = [values["momentum"] for values in trial_values({"momentum": {"linear": [0.5, 0.9]}}, trials)]
+    assert middle == pytest.approx([0.7] if trials == 1 else np.linspace(0.5, 0.9, trials).tolist(), abs=5e-4)
+    rules = [values["rule"] for values in trial_values({"rule": {"choices": ["a", "b"]}}, trials)]
+    assert rules == sorted(rules)
+    assert set(rules) == {"b"} if trials == 1 else {"a", "b"}
 
 
 def test_the_machines_name_is_kept(tmp_path: Path):

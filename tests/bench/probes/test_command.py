@@ -17,7 +17,7 @@ from baselines import limits, method_class
 from mkor_core import comm
 from tests.support import experiments
 from tests.support.small_models import autoencoder
-from workflow.bench.plan.artefacts import available, describe, measured_by
+from workflow.bench.plan.artefacts import available, describe, planned_probes
 from workflow.bench.probes import _command, _ranks
 from workflow.bench.probes._models import bert_large, probe_models, resnet50
 from workflow.bench.probes._optimizers import VARIANTS, TimedOptimizer, method_of, optimizers
@@ -147,8 +147,8 @@ def test_a_rank_that_fails_is_an_error_here():
 
 def test_probes_of_experiments_need_one_in_the_plan(folder):
     plan = experiments.load(folder)
-    assert [probe.name for probe in measured_by(plan)] == list(available("probes"))
-    left = {probe.name for probe in measured_by(replace(plan, experiments={}))}
+    assert [probe.name for probe in planned_probes(plan)] == list(available("probes"))
+    left = {probe.name for probe in planned_probes(replace(plan, experiments={}))}
     assert left == {name for name in available("probes") if not describe("probes", name).experiments}
     assert {"numerics", "half_precision", "communication", "cost_scaling"} <= left
 

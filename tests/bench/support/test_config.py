@@ -108,7 +108,7 @@ MISTAKES = {
     ),
     "tuning on a seed that counts": (
         EXPERIMENT.replace("seed: 9", "seed: 1"),
-        f"{BLOCK}.tuning.seed = 1: must be a seed of its own, none of 'seeds'",
+        f"{BLOCK}.tuning.seed = 1: must differ from all of 'seeds'",
     ),
     "unknown workload": (
         EXPERIMENT.replace("name: autoencoder", "name: autoencodr"),
@@ -160,28 +160,28 @@ MISTAKES = {
     ),
     "swept and given": (
         EXPERIMENT.replace("{base: sgd, lr: 0.1}", "{base: sgd, lr: 0.1, inverse_update_period: 5}"),
-        f"{BLOCK}.optimizers[1].sweep.inverse_update_period = [1, 10]: stands under 'hyperparameters' too",
+        f"{BLOCK}.optimizers[1].sweep.inverse_update_period = [1, 10]: is also given under 'hyperparameters'",
     ),
     "the same label twice": (
         EXPERIMENT.replace("name: mkor,", "name: mkor, label: sgd,"),
-        f'{BLOCK}.optimizers[1].label = "sgd": stands twice in this block; give another',
+        f'{BLOCK}.optimizers[1].label = "sgd": is used twice in this block; give another',
     ),
     "falling space": (
         EXPERIMENT.replace("[0.1, 10]", "[10, 0.1]"),
-        f"{BLOCK}.tuning.space.lr.log = [10, 0.1]: must rise from its first end to its second",
+        f"{BLOCK}.tuning.space.lr.log = [10, 0.1]: the first end must be less than the second",
     ),
     "space of integers": (
         _with(**_sgd(name="mkor", space={"inverse_update_period": {"log": [1, 10]}})),
-        f"{BLOCK}.optimizers[0].space.inverse_update_period.log = [1, 10]: is for real numbers; give 'choices'",
+        f"{BLOCK}.optimizers[0].space.inverse_update_period.log = [1, 10]: needs real numbers; give 'choices'",
     ),
     "tuned without a space": (
         EXPERIMENT.replace("momentum: 0.9", "momentum: tuned"),
         f"{BLOCK}.optimizers[0].hyperparameters.momentum = \"tuned\": needs a 'tuning' in this block, "
-        "with a 'space' that holds this name",
+        "with a 'space' that contains this name",
     ),
     "tuned before tune": (
         EXPERIMENT.replace("lr: 0.1, m", "lr: tuned, m"),
-        f'{BLOCK}.optimizers[0].hyperparameters.lr = "tuned": config/tuned/embedded/trial.yaml holds no value for '
+        f'{BLOCK}.optimizers[0].hyperparameters.lr = "tuned": config/tuned/embedded/trial.yaml contains no value for '
         "this workload and label: run python -m workflow.bench.tune trial, or give a number",
     ),
     "start from nowhere": (
@@ -190,7 +190,7 @@ MISTAKES = {
     ),
     "start from itself": (
         _with(start_from={"experiment": "trial", "optimizer": "sgd", "seed": 0}),
-        "config/experiments/trial.yaml: start_from goes in a circle: trial -> trial",
+        "config/experiments/trial.yaml: start_from forms a circle: trial -> trial",
     ),
     "not a number": (
         EXPERIMENT.replace("momentum: 0.9", "momentum: .nan"),

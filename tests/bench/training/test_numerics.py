@@ -261,7 +261,7 @@ def test_a_gpu_tier_is_planned_without_one_and_training_names_what_is_missing(
     write(folder, "one", block(optimizer("sgd")), tier=tier)
     plan = load(folder, tier=tier, hardware="auto")
     assert plan.hardware == provenance.NO_GPU
-    assert plan.notes[-1].startswith(f"tier '{tier}' trains on a GPU, and nvidia-smi lists none")
+    assert plan.notes[-1].startswith(f"tier '{tier}' trains on a GPU, but nvidia-smi lists none")
     assert not plan.results.parents[1].exists()
     assert train.main(["one", "sgd", "--tier", tier, *options(folder)]) == 1
     said = capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""``python -m workflow.bench.plan``: print what is trained at a tier, and under which ids."""
+"""``python -m workflow.bench.plan``: print a tier's jobs and runs, with the ids of the runs."""
 
 from __future__ import annotations
 
@@ -6,33 +6,31 @@ import argparse
 import sys
 
 from workflow.bench.plan.plan import add_arguments, load_from
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.command_line import run_command
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print the plan: jobs, runs, and what is left out."""
+    """Print the plan: jobs, runs, and notes on what is left out."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.plan", description=main.__doc__)
     parser.add_argument("experiment", nargs="*", help="print only these experiments, with every run")
     add_arguments(parser)
-    given = parser.parse_args(arguments)
-    try:
-        plan = load_from(given)
-        chosen = [plan.experiment(name) for name in given.experiment] or list(plan.experiments.values())
-    except ConfigError as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    jobs = [job for experiment in chosen for job in experiment.jobs.values()]
-    print(f"tier {plan.tier.name}, {len(jobs)} jobs, {len({i for job in jobs for i in job.run_ids})} runs, ", end="")
-    print(f"results in {plan.results}")
+    return run_command(parser, _print_plan, arguments)
+
+
+def _print_plan(options: argparse.Namespace) -> None:
+    plan = load_from(options)
+    experiments = [plan.experiment(name) for name in options.experiment] or list(plan.experiments.values())
+    jobs = [job for experiment in experiments for job in experiment.jobs.values()]
+    run_ids = {run_id for job in jobs for run_id in job.run_ids}
+    print(f"tier {plan.tier.name}, {len(jobs)} jobs, {len(run_ids)} runs, results in {plan.results}")
     for job in jobs:
         after = "".join(f", after {experiment}/{label}" for experiment, label in job.upstream)
         print(f"{job.experiment}/{job.label}: {len(job.runs)} runs{after}")
-        if given.experiment:
+        if options.experiment:
             for run in job.runs:
                 print(f"  {run.id}  {run.describe()}")
     for note in plan.notes:
         print(f"note: {note}")
-    return 0
 
 
 if __name__ == "__main__":

@@ -1,23 +1,25 @@
-"""Figures and tables found by file name, and what each is made from.
+"""Figures, tables and probes by file name, and the inputs of each.
 
-A module of ``workflow.bench.figures`` or ``workflow.bench.tables`` is an artefact, one of ``workflow.bench.probes``
-measures for them.  It names its inputs as literals, read here without importing it, so that planning needs no
-matplotlib:
-``EXPERIMENTS`` (tidy CSVs), ``PROBES`` (``probes/<name>.csv``), ``PUBLISHED`` (``workflow/paper/<name>.csv``).
-``COMPARES = True`` adds what other machines' folders hold of these (`Plan.compared`).
+Each module of ``workflow.bench.figures`` and ``workflow.bench.tables`` makes one artefact, and each module of
+``workflow.bench.probes`` makes one CSV of measurements for them. A module names its inputs in constants, which must be
+literals. They are read without importing the module, so that planning needs no matplotlib:
 
-A probe states its needs as literals in the same way: ``CORES`` (a number, or ``"all"``), ``USES_GPU``, ``TIMING``.
+- ``EXPERIMENTS``: experiments whose tidy CSVs it reads; ``("*",)`` means all of the tier.
+- ``PROBES``: names of ``probes/<name>.csv``.
+- ``PUBLISHED``: names of ``workflow/paper/<name>.csv``.
+- ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.compared`).
+- ``CORES`` (a number, or ``"all"``), ``USES_GPU`` and ``TIMING`` state what a probe needs.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from workflow.bench.plan import Plan
+from workflow.bench.plan.literals import read_literals
 from workflow.bench.support.source_code import reachable
 
 Kind = Literal["figures", "tables", "probes"]
@@ -28,16 +30,16 @@ _FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
 
 @dataclass(frozen=True)
 class Artefact:
-    """One figure or table: its file name without a suffix, and what its module names as its inputs."""
+    """One figure, table or probe, and the inputs that its module names."""
 
     kind: Kind
     name: str
+    """The name of its module, and of its file without suffix."""
     experiments: tuple[str, ...] = ()
-    """Experiments whose tidy tables it reads; ``*`` means all of the tier."""
     probes: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
     compares: bool = False
-    """Whether it shows other machines' results beside this one's."""
+    """Whether it also shows other machines' results."""
     cores: int | Literal["all"] = 1
     """Cores that a probe needs for itself, so that other jobs neither disturb its times nor are disturbed."""
     uses_gpu: bool = True
@@ -47,46 +49,33 @@ class Artefact:
 
     @property
     def module(self) -> Path:
-        """The file that makes it."""
+        """The file of its module."""
         return BENCH / self.kind / f"{self.name}.py"
 
 
 def available(kind: Kind) -> tuple[str, ...]:
-    """Names of the artefacts of a kind, by file name."""
+    """Return the names of all artefacts of a kind, sorted."""
     return tuple(sorted(path.stem for path in (BENCH / kind).glob("*.py") if not path.stem.startswith("_")))
 
 
 def describe(kind: Kind, name: str) -> Artefact:
-    """The artefact ``name``, its inputs read from its file.  Raises ValueError where a list is no literal."""
-    file = Artefact(kind, name).module
-    found: dict[str, Any] = {}
-    for node in ast.parse(file.read_text(encoding="utf-8")).body:
-        if not isinstance(node, ast.Assign | ast.AnnAssign) or node.value is None:
-            continue
-        target = node.target if isinstance(node, ast.AnnAssign) else node.targets[0]
-        if not isinstance(target, ast.Name) or target.id not in (*_INPUTS, *_FACTS):
-            continue
-        try:
-            value = ast.literal_eval(node.value)
-        except ValueError:
-            raise ValueError(f"{file.name}: {target.id} must be a literal.") from None
-        found[target.id.lower()] = value if target.id in _FACTS else tuple(value)
-    return Artefact(kind, name, **found)
+_INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED")
+_FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
 
 
-def made_from(plan: Plan, kind: Kind) -> list[Artefact]:
-    """The artefacts of a kind that a plan has something for, or that show nothing measured."""
+def planned_artefacts(plan: Plan, kind: Kind) -> list[Artefact]:
+    """Return the artefacts of a kind that have an input in the plan, or need none."""
     return [artefact for name in available(kind) if _has_input(artefact := describe(kind, name), plan)]
 
 
-def measured_by(plan: Plan) -> list[Artefact]:
-    """The probes of a plan: those that measure experiments' workloads only where it has one of them."""
+def planned_probes(plan: Plan) -> list[Artefact]:
+    """Return the probes of a plan; a probe that measures experiments' workloads needs one of them in the plan."""
     probes = [describe("probes", name) for name in available("probes")]
     return [probe for probe in probes if not probe.experiments or _experiments(probe, plan)]
 
 
 def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
-    """The files that an artefact is made from: measured here and elsewhere, published, and the code that draws it."""
+    """Return the files that an artefact is made from, by kind: measured, compared, published and code."""
     results = plan.results.as_posix()
     tables = [
         f"{results}/{experiment}{suffix}"
@@ -102,12 +91,12 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
 
 
 def description(artefact: Artefact) -> str:
-    """The file with what the report says of an artefact, whatever the run: ``workflow/report/<name>.rst``."""
+    """Return the file of an artefact's description in the report, ``workflow/report/<name>.rst``."""
     return _relative(BENCH.parent / "report" / f"{artefact.name}.rst")
 
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
-    """The workloads, with their parameters, of the experiments that an artefact names."""
+    """Return the workloads, as JSON with their parameters, of the experiments that an artefact names."""
     jobs = [job for name in _experiments(artefact, plan) for job in plan.experiments[name].jobs.values()]
     return sorted({json.dumps(run.spec["workload"], sort_keys=True) for job in jobs for run in job.runs})
 
@@ -118,7 +107,6 @@ def _experiments(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _probes(artefact: Artefact, plan: Plan) -> list[str]:
-    """A probe that measures experiments' workloads needs one of them in the plan."""
     probes = [describe("probes", name) for name in artefact.probes]
     return [probe.name for probe in probes if not probe.experiments or _experiments(probe, plan)]
 
@@ -130,12 +118,12 @@ def _has_input(artefact: Artefact, plan: Plan) -> bool:
 
 
 def compared(artefact: Artefact, plan: Plan) -> list[str]:
-    """Other machines' folders that an artefact shows beside this one's."""
+    """Return other machines' folders whose results an artefact also shows."""
     return [_relative(folder) for folder in plan.compared] if artefact.compares else []
 
 
 def _compared_files(artefact: Artefact, plan: Plan) -> list[str]:
-    """What these folders hold of an artefact's inputs, as much as there is: nothing here makes it."""
+    """Return the existing files of an artefact's inputs in other machines' folders; no rule makes missing ones."""
     tables = [f"{name}.runs.csv" for name in artefact.experiments]
     patterns = tables + [f"probes/{name}.csv" for name in artefact.probes]
     folders = map(Path, compared(artefact, plan))
@@ -143,7 +131,7 @@ def _compared_files(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _relative(file: Path) -> str:
-    """A file of the repository as seen from the working directory, where it lies inside: so plans read well."""
+    """Return a path relative to the working directory if it lies inside, so that plans stay readable."""
     return str(file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file)
 
 

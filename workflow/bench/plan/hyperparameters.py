@@ -57,9 +57,9 @@ def check_space(
             if kind == "choices":
                 continue
             if not known[name].domain.is_real:
-                raise error(file, (*key, name, kind), values, "is for real numbers; give 'choices'")
+                raise error(file, (*key, name, kind), values, "needs real numbers; give 'choices'")
             if not values[0] < values[1]:
-                raise error(file, (*key, name, kind), values, "must rise from its first end to its second")
+                raise error(file, (*key, name, kind), values, "the first end must be less than the second")
 
 
 def resolved(given: Mapping[str, Any], name: str, signatures: Mapping[str, Signature]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The plan: what is to be trained at a tier on a machine, under which id, and what waits for what.
+"""The plan: all jobs and runs of a tier on a machine, with their ids and their order.
 
-Imports no torch, since Snakemake reads it at every start.
+Imports no torch, since Snakemake loads the plan at every start.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from workflow.bench.support.config import (
 )
 from workflow.bench.support.provenance import NO_GPU, hardware_slug
 
-#: Other machines' small results, kept in the repository: ``<hardware>/<tier>``.
 REFERENCE: Final = ROOT / "results" / "reference"
-#: As in the schema of a tier: what a machine may have, and torch may take.
-MOST_THREADS: Final = 1024
+"""Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
+MAX_THREADS: Final = 1024
+"""The most CPU threads a run may have, as in the schema of a tier."""
 
 
 @dataclass(frozen=True)
 class Tier:
-    """A tier's file: what captions say of it, and how its runs compute."""
+    """A tier's file: its title in captions, and how its runs compute."""
 
     name: str
     title: str
@@ -43,14 +43,14 @@ class Tier:
     threads: int
     checkpoint_minutes: float
     precision: str
-    """What forward passes compute in where an experiment's block says nothing."""
+    """The dtype of forward passes, for blocks that give none."""
     checkpoint_steps: int | None = None
-    """Steps between two checkpoints, whatever the time; None: by `checkpoint_minutes` alone."""
+    """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Everything that is to be trained at one tier on one machine."""
+    """All experiments of one tier on one machine."""
 
     tier: Tier
     hardware: str
@@ -58,23 +58,29 @@ class Plan:
     """The folder ``<results>/<hardware>/<tier>``: runs, CSVs, figures and tables."""
     experiments: Mapping[str, Experiment]
     notes: tuple[str, ...]
-    """What was left out, or is not quite as it should be; nothing that stops anything."""
+    """Remarks that do not prevent training, such as experiments that were left out."""
     compared: tuple[Path, ...] = ()
-    """Other machines' folders ``<hardware>/<tier>`` to compare with: config.yaml's ``compare``, and the reference."""
+    """Results of other machines to compare with: config.yaml's ``compare``, and the tier's folders of `REFERENCE`."""
 
     @classmethod
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
-        """Return the plan of a configuration folder; ``settings`` override its config.yaml, None overrides nothing.
+        """Return the plan of a configuration folder.
 
-        ``for_tuning`` leaves out what waits for tuned values that are not there yet, instead of refusing it.
-        Raises `ConfigError`, in one line, on the first mistake in any file, whatever its tier.  Writes nothing but
-        the machine's name, once, after all is checked (`hardware_slug`).  Needs no GPU, whatever the tier.
+        Writes only the machine's name, once, after all files are checked (`hardware_slug`). Needs no GPU at any tier.
+
+        Args:
+            config_dir: The configuration folder.
+            for_tuning: Leave out entries whose tuned values are missing, instead of refusing them.
+            **settings: Replacements for values of config.yaml; None replaces nothing.
+
+        Raises:
+            ConfigError: the first mistake in any file, at any tier, in one line.
         """
         folder = Path(config_dir)
         file = folder / "config.yaml"
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
-        tiers = {found.stem: _read_tier(found) for found in sorted((folder / "tiers").glob("*.yaml"))}
+        tiers = {path.stem: _read_tier(path) for path in sorted((folder / "tiers").glob("*.yaml"))}
         if chosen["tier"] not in tiers:
             must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
             raise error(file, ("tier",), chosen["tier"], must)
@@ -87,41 +93,49 @@ class Plan:
         notes = list(files.notes)
         if hardware == NO_GPU:
             notes.append(
-                f"tier '{tier.name}' trains on a GPU, and nvidia-smi lists none here: this plan cannot be run here"
+                f"tier '{tier.name}' trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
             )
         compared = _compared(file, chosen.get("compare", []), tier.name)
         return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
-        """All jobs, by experiment, in the order of the files."""
+        """All jobs, grouped by experiment, in the order of the files."""
         return tuple(job for experiment in self.experiments.values() for job in experiment.jobs.values())
 
     @cached_property
     def runs(self) -> dict[str, Run]:
-        """All runs by id, once each: experiments may share one."""
+        """All runs by id; experiments may share a run."""
         return {run.id: run for job in self.jobs for run in job.runs}
 
     @cached_property
     def started_from(self) -> frozenset[str]:
-        """The ids of the runs whose final weights others start from."""
+        """The ids of the runs whose final weights other runs or trials start from."""
         trials = (
             trial.run
             for experiment in self.experiments.values()
-            for contender in experiment.contenders
-            for trial in contender.trials
+            for optimizer in experiment.tuned_optimizers
+            for trial in optimizer.trials
         )
         return frozenset(run.start_from for run in (*self.runs.values(), *trials) if run.start_from)
 
     def experiment(self, name: str) -> Experiment:
-        """Return an experiment by its file's name.  Raises `ConfigError`."""
+        """Return an experiment by the name of its file.
+
+        Raises:
+            ConfigError: the tier has no such experiment.
+        """
         if name not in self.experiments:
             known = did_you_mean(name, self.experiments)
             raise ConfigError(f"experiment = '{name}': unknown at tier '{self.tier.name}'; {known}")
         return self.experiments[name]
 
     def job(self, experiment: str, label: str) -> Job:
-        """Return a job by experiment and label.  Raises `ConfigError`."""
+        """Return a job by experiment and label.
+
+        Raises:
+            ConfigError: the tier has no such experiment, or the experiment no such label.
+        """
         jobs = self.experiment(experiment).jobs
         if label not in jobs:
             known = did_you_mean(label, jobs)
@@ -130,11 +144,11 @@ class Plan:
 
     @property
     def partial(self) -> Path:
-        """Return the folder of what is drawn while runs are missing."""
+        """The folder of figures and tables that are made while runs are missing."""
         return self.results.parents[1] / "partial" / self.hardware / self.tier.name
 
     def csv_of(self, job: Job) -> Path:
-        """Return the file in which a job publishes its runs' metrics."""
+        """Return the file to which a job writes the metrics of its runs."""
         return self.results / job.experiment / f"{job.label}.csv"
 
 
@@ -145,16 +159,20 @@ def _read_tier(file: Path) -> Tier:
 
 
 def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:
-    """Return the folders given, and the reference's at a tier.  Raises `ConfigError` where one is no such folder."""
+    """Return the given folders, and those of `REFERENCE` at a tier.
+
+    Raises:
+        ConfigError: a given folder does not exist, or is not a folder of this tier.
+    """
     for index, folder in enumerate(given):
         if not Path(folder).is_dir() or Path(folder).resolve().name != tier:
-            must = f"must be a folder results/<hardware>/{tier}, of the tier that is compared"
+            must = f"must be an existing folder results/<hardware>/{tier}, of the plan's tier"
             raise error(file, ("compare", index), folder, must)
     return (*map(Path, given), *sorted(path for path in REFERENCE.glob(f"*/{tier}") if path.is_dir()))
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that every command of the bench takes to choose its plan."""
+    """Add the options by which every command of the bench selects its plan."""
     parser.add_argument("--tier", help="a file of <config>/tiers (default: config.yaml's)")
     parser.add_argument("--results", help="the folder of all results (default: config.yaml's)")
     parser.add_argument("--hardware", help="this machine's name in results, or auto (default: config.yaml's)")
@@ -162,7 +180,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False, compare: Sequence[str] = ()) -> Plan:
-    """Return the plan that `add_arguments`' options choose, and what to compare with.  Raises `ConfigError`."""
+    """Return the plan that the options of `add_arguments` select; ``compare`` replaces config.yaml's folders.
+
+    Raises:
+        ConfigError: as `Plan.load`.
+    """
     return Plan.load(
         arguments.config_dir,
         for_tuning=for_tuning,

@@ -1,4 +1,4 @@
-"""What the bench trains: a run and its id, and how jobs, experiments and tuning group runs."""
+"""Runs and their ids, and the jobs, experiments and tuning trials that group them."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from workflow.bench.plan.targets import Target
 
 Spec = dict[str, Any]
 
-#: The precision that a spec leaves out.
+"""A run's resolved description: JSON values only."""
+
 PLAIN_PRECISION: Final = "float32"
+"""The precision that is left out of a spec."""
 
 
 def run_id(spec: Spec) -> str:
@@ -24,16 +26,14 @@ def run_id(spec: Spec) -> str:
 
 @dataclass(frozen=True)
 class Run:
-    """One training run: all that its numbers depend on but code and hardware.
-
-    ``spec`` holds tier, workload (with all its parameters), data_version, steps, evaluate_every, seed, schedule,
-    start_from (a run's id, or None) and optimizer (name and hyperparameters, with their defaults); precision and
-    micro_batch_size where they are not float32 and the whole batch.
-    """
+    """One training run, identified by everything that its numbers depend on except code and hardware."""
 
     spec: Spec = field(compare=False)
+    """The keys tier, workload (with all its parameters), data_version, steps, evaluate_every, seed, schedule,
+    start_from (a run's id, or None) and optimizer (name and hyperparameters, with defaults); precision and
+    micro_batch_size only if they differ from float32 and the whole batch."""
     upstream: Run | None = field(default=None, compare=False)
-    """The run whose final weights it starts from, `start_from`."""
+    """The run with the id `start_from`, whose final weights this one starts from."""
     id: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -61,29 +61,29 @@ class Run:
 
     @property
     def start_from(self) -> str | None:
-        """The id of the run whose final weights it starts from."""
+        """The id of the run whose final weights this one starts from."""
         return self.spec["start_from"]
 
     @property
     def lineage(self) -> tuple[Spec, ...]:
-        """The specs that its numbers depend on: its own, and those of the runs that it starts from."""
+        """The specs that its numbers depend on: its own, and those of the runs it starts from, directly or not."""
         return (self.spec, *(self.upstream.lineage if self.upstream else ()))
 
     @property
     def precision(self) -> str:
-        """What forward passes compute in: float32, bfloat16 or float16."""
+        """The dtype of forward passes: float32, bfloat16 or float16."""
         return self.spec.get("precision", PLAIN_PRECISION)
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro-batches in a step."""
+        """Micro-batches per step."""
         size: int | None = self.spec.get("micro_batch_size")
         return self.spec["workload"]["batch_size"] // size if size else 1
 
-    def why_not_on(self, ranks: int) -> str | None:
-        """Say why so many ranks cannot have equal parts of the run's batches; None where they can.
+    def split_problem(self, ranks: int) -> str | None:
+        """Return why a number of ranks cannot share the run's batches equally; None if they can.
 
-        A rank has whole micro-batches, or micro-batches have whole numbers of ranks.
+        Each rank takes whole micro-batches, or a whole number of ranks shares each micro-batch.
         """
         batch, parts = self.spec["workload"]["batch_size"], self.accumulation_steps
         fits = [n for n in range(1, batch + 1) if batch % n == 0 and (parts % n == 0 or n % parts == 0)]
@@ -96,39 +96,42 @@ class Run:
         return f"{ranks} ranks cannot have equal parts of {whole}; {' or '.join(map(str, near))} can"
 
     def describe(self) -> str:
-        """Return the run in a few words, for messages."""
-        shown = [f"{name}={self.hyperparameters[name]}" for name in _TELLING if name in self.hyperparameters]
+        """Return a short description for messages: workload, optimizer, main hyperparameters and seed."""
+        shown = [
+            f"{name}={self.hyperparameters[name]}" for name in _MAIN_HYPERPARAMETERS if name in self.hyperparameters
+        ]
         return " ".join([self.workload, self.method, *shown, f"seed={self.seed}"])
 
 
-_TELLING = ("update_rule", "inverse_update_period", "lr")
+_MAIN_HYPERPARAMETERS = ("update_rule", "inverse_update_period", "lr")
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run as an experiment uses it: its target, and whether tuning chose one of its hyperparameters.
+class PlannedRun:
+    """A run as part of an experiment.
 
-    Experiments may share a run and differ in the target, since a target does not change what is trained.
+    Experiments may share a run and have different targets, since a target does not change the training.
     """
 
     run: Run
     target: Target | None
     tuned: bool
+    """Whether tuning chose one of its hyperparameters."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What one Snakemake job trains: all runs of one label in one experiment."""
+    """All runs of one label in one experiment, which one Snakemake job trains."""
 
     experiment: str
     label: str
-    planned: tuple[Planned, ...]
+    planned: tuple[PlannedRun, ...]
     upstream: tuple[tuple[str, str], ...]
-    """The jobs (experiment, label) of the runs whose weights this one's runs start from."""
+    """The jobs (experiment, label) of the runs whose weights this job's runs start from."""
 
     @property
     def runs(self) -> tuple[Run, ...]:
-        """The job's runs, in the order in which they are trained."""
+        """The job's runs, in training order."""
         return tuple(planned.run for planned in self.planned)
 
     @property
@@ -139,31 +142,31 @@ class Job:
 
 @dataclass(frozen=True)
 class Trial:
-    """A tuning run, and the values that it tries."""
+    """A tuning run, and the hyperparameter values that it tries."""
 
     run: Run
     values: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Contender:
-    """An optimizer of a block with the trials of its tuning; every contender of a block has as many."""
+class TunedOptimizer:
+    """An optimizer of a block with its tuning trials; all optimizers of a block have the same number of trials."""
 
     label: str
     workload: Mapping[str, Any]
     metric: Mapping[str, str]
-    """What a trial is judged by after its last step: split, metric, and ``best``, lowest or highest."""
+    """The metric that decides, measured after the last step: split, metric, and ``best`` (lowest or highest)."""
     trials: tuple[Trial, ...]
     given: tuple[str, ...]
-    """The tuned hyperparameters for which the experiment file gives a value of its own all the same."""
+    """Hyperparameters in the tuning space for which the experiment file gives a value, which is used instead."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """An experiment file at one tier."""
+    """An experiment file, expanded for one tier."""
 
     name: str
     title: str
     paper: str
     jobs: Mapping[str, Job]
-    contenders: tuple[Contender, ...]
+    tuned_optimizers: tuple[TunedOptimizer, ...]

@@ -1,4 +1,4 @@
-"""When a run reaches its target: pure functions on its evaluations."""
+"""Targets of runs, and when a run reaches one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 
 class Reached(NamedTuple):
-    """The first evaluation at which a target held: optimizer steps, and training seconds until then."""
+    """The first evaluation at which a target holds: optimizer steps and training seconds so far."""
 
     step: int
     train_seconds: float
@@ -16,7 +16,7 @@ class Reached(NamedTuple):
 
 @dataclass(frozen=True)
 class Target:
-    """A metric of a split that is to fall to ``limit`` or below, or to rise to it or above."""
+    """A metric of a split that must fall to ``limit`` or below, or rise to ``limit`` or above."""
 
     split: str
     metric: str
@@ -25,12 +25,12 @@ class Target:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Target:
-        """Return the target of an experiment file's ``target``, which its schema has checked."""
+        """Return the target that an experiment file's checked ``target`` describes."""
         direction: Literal["below", "above"] = "below" if "below" in given else "above"
         return cls(given["split"], given["metric"], direction, float(given[direction]))
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the target as the experiment file has it."""
+        """Return the target in the form of an experiment file."""
         return {"split": self.split, "metric": self.metric, self.direction: self.limit}
 
     def describe(self) -> str:
@@ -38,11 +38,11 @@ class Target:
         return f"{self.split} {self.metric} {'≤' if self.direction == 'below' else '≥'} {self.limit:g}"
 
     def holds(self, value: float) -> bool:
-        """Tell whether ``value`` reaches the target; NaN never does."""
+        """Return whether ``value`` reaches the target; NaN never does."""
         return value <= self.limit if self.direction == "below" else value >= self.limit
 
     def first_reached(self, evaluations: Iterable[Mapping[str, Any]]) -> Reached | None:
-        """Return where rows of metrics.csv, in their order, first reach the target; None: censored."""
+        """Return the first of a run's evaluations, in order, that reaches the target; None if none does (censored)."""
         for row in evaluations:
             if (row["split"], row["metric"]) == (self.split, self.metric) and self.holds(float(row["value"])):
                 return Reached(int(row["step"]), float(row["train_seconds"]))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.runs import Job, Planned
+from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
@@ -75,7 +75,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
         }
 
 
-def _record(folder: RunFolder, planned: Planned, forgiving: bool) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
+def _record(folder: RunFolder, planned: PlannedRun, forgiving: bool) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
     """Return a run's evaluations and its run.json; the evaluations give its status if it has no run.json."""
     summary = read_summary(folder)
     try:
@@ -93,7 +93,7 @@ def _record(folder: RunFolder, planned: Planned, forgiving: bool) -> tuple[list[
     return evaluations, {"status": "interrupted", "reason": reason, "steps_done": done}
 
 
-def _identity(job: Job, planned: Planned) -> dict[str, Any]:
+def _identity(job: Job, planned: PlannedRun) -> dict[str, Any]:
     run = planned.run
     return {
         "experiment": job.experiment,

@@ -9,7 +9,7 @@ from typing import Any
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import available
-from workflow.bench.plan.runs import Planned, Spec, run_id
+from workflow.bench.plan.runs import PlannedRun, Spec, run_id
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, STATUSES, probe_columns
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ConfigError, shown_key, shown_path, shown_value
@@ -102,7 +102,7 @@ def _verify_run(file: Path, row: Mapping[str, str], spec: Spec | None, plan: Pla
         raise VerificationError(file, f"target = {row['target'] or 'none'}: must be {target or 'none'}, as here")
 
 
-def _nearest_difference(spec: Spec, planned: Iterable[Planned]) -> str:
+def _nearest_difference(spec: Spec, planned: Iterable[PlannedRun]) -> str:
     """Describe how a spec differs from the planned spec that is most similar to it."""
     differences = [list(_differing(spec, candidate.run.spec)) for candidate in planned]
     if not differences:

@@ -45,7 +45,7 @@ def share_of(run: Run, ranks: Ranks) -> Share:
         ConfigError: the batch cannot be divided equally among the ranks.
     """
     batch_size, micro_batches = run.spec["workload"]["batch_size"], run.accumulation_steps
-    if why := run.why_not_on(ranks.size):
+    if why := run.split_problem(ranks.size):
         raise ConfigError(f"{run.describe()}: {why}")
     rows_per_rank = batch_size // ranks.size
     rows = slice(ranks.rank * rows_per_rank, (ranks.rank + 1) * rows_per_rank)

@@ -1,0 +1,147 @@
+"""Reading and checking of experiment files.
+
+The checks follow the structure of a file: blocks of a tier, then a block's optimizers. They raise `ConfigError` with
+the file, the key, the value and what it must be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workflow.bench import workloads
+from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_space, check_value
+from workflow.bench.plan.optimizer_signatures import REQUIRED, Hyperparameter, Signature
+from workflow.bench.plan.tuning_space import Space
+from workflow.bench.support.config import check, did_you_mean, error, read_mapping, schema, with_defaults
+
+
+def read_experiment(file: Path, tiers: Sequence[str], signatures: Mapping[str, Signature]) -> dict[str, Any]:
+    """Return the content of an experiment file.
+
+    Raises:
+        ConfigError: the first mistake at any tier.
+    """
+    content = read_mapping(file)
+    check(content, schema("experiment"), file)
+    for tier, blocks in content["tiers"].items():
+        if tier not in tiers:
+            raise error(file, ("tiers", tier), blocks, f"unknown tier; {did_you_mean(tier, tiers)}")
+        for index, block in enumerate(blocks):
+            _check_block(file, ("tiers", tier, index), block, signatures)
+    return content
+
+
+def label_of(entry: Mapping[str, Any]) -> str:
+    """Return the label of an optimizer entry; by default its name."""
+    return entry.get("label", entry["name"])
+
+
+def space_of(entry: Mapping[str, Any], tuning: Mapping[str, Any] | None) -> Space | None:
+    """Return the tuning space of an optimizer entry; by default its block's."""
+    return entry.get("space", (tuning or {}).get("space"))
+
+
+def schedule_schema(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema of a learning-rate schedule with this name."""
+    return schema("experiment")["$defs"]["schedules"][schedule["name"]]
+
+
+def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Mapping[str, Signature]) -> None:
+    workload = dict(block["workload"])
+    name = workload.pop("name")
+    if name not in workloads.NAMES:
+        must = f"unknown workload; {did_you_mean(name, workloads.NAMES)}"
+        raise error(file, (*key, "workload", "name"), name, must)
+    check(workload, workloads.parameters(name), file, (*key, "workload"))
+    _check_schedule(file, (*key, "schedule"), block)
+    _check_micro_batches(file, key, block, workload)
+    if block.get("target"):
+        _check_metric(file, (*key, "target"), name, block["target"])
+    tuning = block.get("tuning")
+    if tuning:
+        _check_metric(file, (*key, "tuning", "metric"), name, tuning["metric"])
+    if tuning and tuning["seed"] in block["seeds"]:
+        must = "must differ from all of 'seeds'"
+        raise error(file, (*key, "tuning", "seed"), tuning["seed"], must)
+    labels: list[str] = []
+    for index, entry in enumerate(block["optimizers"]):
+        where = (*key, "optimizers", index)
+        if label_of(entry) in labels:
+            raise error(file, (*where, "label"), label_of(entry), "is used twice in this block; give another")
+        labels.append(label_of(entry))
+        _check_optimizer(file, where, entry, tuning, signatures)
+
+
+def _check_schedule(file: Path, key: Key, block: Mapping[str, Any]) -> None:
+    schedule = block.get("schedule")
+    if schedule is None:
+        return
+    check(schedule, schedule_schema(schedule), file, key)
+    for index, milestone in enumerate(schedule.get("milestones", [])):
+        if milestone >= block["steps"]:
+            must = f"must be less than the number of steps, {block['steps']}"
+            raise error(file, (*key, "milestones", index), milestone, must)
+
+
+def _check_micro_batches(file: Path, key: Key, block: Mapping[str, Any], workload: Mapping[str, Any]) -> None:
+    size = block.get("micro_batch_size")
+    if size is None:
+        return
+    batch = with_defaults(workload, workloads.parameters(block["workload"]["name"]))["batch_size"]
+    if batch % size:
+        raise error(file, (*key, "micro_batch_size"), size, f"must divide the workload's batch_size, {batch}")
+
+
+def _check_metric(file: Path, key: Key, workload: str, given: Mapping[str, Any]) -> None:
+    measured = schema(f"workloads/{workload}")
+    known = ["loss", *measured.get("training_metrics", [])] if given["split"] == "train" else measured["metrics"]
+    if given["metric"] not in known:
+        must = f"unknown metric of {workload} on {given['split']}; {did_you_mean(given['metric'], known)}"
+        raise error(file, (*key, "metric"), given["metric"], must)
+
+
+def _check_optimizer(
+    file: Path,
+    key: Key,
+    entry: Mapping[str, Any],
+    tuning: Mapping[str, Any] | None,
+    signatures: Mapping[str, Signature],
+) -> None:
+    name, given = entry["name"], entry["hyperparameters"]
+    if name not in signatures:
+        raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
+    known = accepted(name, given.get("base"), signatures)
+    space = space_of(entry, tuning)
+    _check_given(file, (*key, "hyperparameters"), entry, known, tunable=space if tuning and space else {})
+    _check_sweep(file, (*key, "sweep"), entry, known)
+    if space:
+        where = (*key, "space") if "space" in entry else (*key[:-2], "tuning", "space")
+        check_space(file, where, name, known, space)
+    for parameter, hyperparameter in known.items():
+        if hyperparameter.default is REQUIRED and parameter not in {**given, **entry.get("sweep", {})}:
+            must = f"the hyperparameter '{parameter}' of {name} is missing"
+            raise error(file, (*key, "hyperparameters"), given, must)
+
+
+def _check_given(
+    file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter], *, tunable: Space
+) -> None:
+    for parameter, value in entry["hyperparameters"].items():
+        if value == TUNED and parameter in tunable:
+            continue
+        if value == TUNED and parameter in known:
+            must = "needs a 'tuning' in this block, with a 'space' that contains this name"
+            raise error(file, (*key, parameter), value, must)
+        check_value(file, (*key, parameter), entry["name"], known, parameter, value)
+
+
+def _check_sweep(file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter]) -> None:
+    for parameter, values in entry.get("sweep", {}).items():
+        if parameter == "base":
+            raise error(file, (*key, parameter), values, "cannot be swept; give an entry for each base")
+        if parameter in entry["hyperparameters"]:
+            raise error(file, (*key, parameter), values, "is also given under 'hyperparameters'")
+        for index, value in enumerate(values):
+            check_value(file, (*key, parameter, index), entry["name"], known, parameter, value)
