@@ -59,8 +59,14 @@ def available(kind: Kind) -> tuple[str, ...]:
 
 
 def describe(kind: Kind, name: str) -> Artefact:
-_INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED")
-_FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
+    """Return an artefact, with the inputs and facts that its module names.
+
+    Raises:
+        ValueError: one of the constants is not a literal.
+    """
+    constants = read_literals(Artefact(kind, name).module, (*_INPUTS, *_FACTS))
+    fields = {key.lower(): value if key in _FACTS else tuple(value) for key, value in constants.items()}
+    return Artefact(kind, name, **fields)
 
 
 def planned_artefacts(plan: Plan, kind: Kind) -> list[Artefact]:
