@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.literals import read_literals
@@ -65,7 +65,7 @@ def describe(kind: Kind, name: str) -> Artefact:
         ValueError: one of the constants is not a literal.
     """
     constants = read_literals(Artefact(kind, name).module, (*_INPUTS, *_FACTS))
-    fields = {key.lower(): value if key in _FACTS else tuple(value) for key, value in constants.items()}
+    fields: dict[str, Any] = {key.lower(): value if key in _FACTS else tuple(value) for key, value in constants.items()}
     return Artefact(kind, name, **fields)
 
 
