@@ -1,4 +1,4 @@
-# Needs make, a Python of at least 3.11 and a package index; everything else goes into .venv. `make help` lists what there is.
+# Needs make, Python 3.11 or later and a package index; everything else is installed in .venv. `make help` lists the targets.
 
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -14,27 +14,27 @@ CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks do
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
-# The stamp comes last, so that an interrupted installation is taken up again, and a changed lock is installed anew. A
-# .venv that already holds a suitable PyTorch (a CPU build, say) keeps it.
+# The stamp is written last, so that make resumes an interrupted installation and installs a changed lock. A suitable
+# PyTorch that is already in .venv, such as a CPU build, is kept.
 $(INSTALLED): requirements.lock
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	        if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
 	    done; \
 	    if [ -z "$$found" ]; then \
-	        echo "No Python >= 3.11 on the PATH: install one, or name it: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; \
+	        echo "No Python >= 3.11 on the PATH: install one, or give its path: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; \
 	    fi; \
 	    echo "Making .venv with $$($$found --version)"; \
-	    $$found -m venv --clear .venv || { echo "$$found cannot make .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
+	    $$found -m venv --clear .venv || { echo "$$found cannot create .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
 	fi
 	$(BIN)/python -m pip install --disable-pip-version-check --requirement requirements.lock
 	@touch $@
 
-reproduce: $(INSTALLED) ## train, measure, and make every figure, table, claim and the report
+reproduce: $(INSTALLED) ## train, measure, and make every figure, table and claim, and the report
 	$(BIN)/snakemake --cores $(CORES)
-	@echo "Figures are in figures/, tables and all else in results/; the report: $$(ls -t results/*/*/report.html | head -n 1)"
+	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
 
-test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among them
+test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
 	$(BIN)/ruff check $(CHECKED)
 	$(BIN)/ruff format --check $(CHECKED)
 	$(BIN)/mypy
@@ -42,42 +42,42 @@ test: $(INSTALLED) ## lint, types, and all tests, a miniature pipeline run among
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope
 
-test-faults: $(INSTALLED) ## the long forms: kills at random moments, full disks, damaged files; half an hour, prints its figures
+test-faults: $(INSTALLED) ## long fault tests, half an hour: kills at random moments, full disks, damaged files; prints counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/data/test_damaged_data.py
 
-# The plugin lies beside the installation and not in it, since its import alone costs every start of Snakemake seconds.
-test-slurm: $(INSTALLED) ## the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge, and root
+# The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.
+test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["slurm"], sep="\n")' > .venv/slurm.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/slurm --requirement .venv/slurm.txt
 	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venv/slurm $(BIN)/pytest -rs tests/slurm
 
-timing: $(INSTALLED) ## measure this machine anew: time, memory and bytes of a step; 5 minutes, no data set
+timing: $(INSTALLED) ## measure time, memory and bytes of a step on this machine again; 5 minutes, no data set
 	$(BIN)/snakemake --cores $(CORES) --forceall timing
-	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1); make compare sets them beside other machines'"
+	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1); make compare compares them with other machines'"
 
-compare: $(INSTALLED) ## this machine beside others: results/reference, and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
+compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(FOLDERS) $(if $(TIER),--tier $(TIER))
 
-tune: $(INSTALLED) ## tune learning rates anew, all of them or those of EXPERIMENT=update_rules; writes config/tuned
+tune: $(INSTALLED) ## tune learning rates again, of all experiments or of EXPERIMENT=update_rules; writes config/tuned
 	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)
 
-partial: $(INSTALLED) ## draw what has data while runs are missing, in results/partial; captions name the missing runs
+partial: $(INSTALLED) ## draw every artefact that has data while runs are missing, in results/partial
 	$(BIN)/python -m workflow.bench.partial
 
-status: $(INSTALLED) ## what ran, runs, failed and is left, how long it takes, and what older code made
+status: $(INSTALLED) ## list runs that are done, running, failed or left, the time left, and runs made by older code
 	@$(BIN)/python -m workflow.bench.status
 
-refresh: $(INSTALLED) ## train again what older code made
+refresh: $(INSTALLED) ## train the runs made by older code again
 	$(BIN)/python -m workflow.bench.refresh
 	$(MAKE) reproduce
 
-benchmark: $(INSTALLED) ## what the bench costs a training step; wants the machine to itself
+benchmark: $(INSTALLED) ## measure the bench's own cost per training step; keep the machine otherwise idle
 	$(BIN)/python -m benchmarks.bench_overhead
 
-lock: $(INSTALLED) ## after a change of pyproject.toml's pins: install them and write requirements.lock and environment.yml
+lock: $(INSTALLED) ## after changing pins in pyproject.toml: install them, write requirements.lock and environment.yml
 	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > .venv/direct.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement .venv/direct.txt
 	$(BIN)/python .ci/lock.py
 
-clean: ## remove .venv and the tools' caches; results stay
+clean: ## delete .venv and the tools' caches; results stay
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

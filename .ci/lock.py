@@ -1,7 +1,7 @@
-"""Pin what pyproject.toml's direct dependencies brought along: writes requirements.lock and environment.yml.
+"""Pin the direct dependencies of pyproject.toml and all packages they need, in requirements.lock and environment.yml.
 
-Run by ``make lock`` in ``.venv`` once the direct dependencies are installed there. Only what they need is
-pinned, so that whatever else was installed by hand stays out.
+``make lock`` runs it in ``.venv`` after installing the direct dependencies. Packages that were installed by hand and are
+not needed by them are not pinned.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 
 LOCK_HEADER = """\
 # Every package of the harness, pinned. Made by `make lock` from the direct dependencies in pyproject.toml.
-# PyTorch's pin has no build label, so that it takes a CPU build and a CUDA build alike; the latter brings the
-# CUDA packages that it pins itself.
+# PyTorch's pin has no build label, so a CPU build and a CUDA build both satisfy it. A CUDA build pins its own CUDA
+# packages.
 """
 
 ENVIRONMENT_HEADER = """\
@@ -35,18 +35,18 @@ dependencies:
 
 
 def direct_requirements() -> list[str]:
-    """Return the pins of pyproject.toml that the lock holds: the harness's own and the development tools'."""
+    """Return the pins in pyproject.toml of the harness and of the development tools."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
 
 
 def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
-    """Yield what an installed package needs apart from what suits one platform's build of PyTorch."""
+    """Yield the requirements of an installed package, without those of one platform's build of PyTorch."""
     for line in distribution(name).requires or []:
         requirement = Requirement(line)
         if requirement.marker is None:
             applies = True
-        elif name == "torch":  # its CUDA packages: it pins them itself, and not every platform has them
+        elif name == "torch":  # its CUDA packages, which it pins itself and not every platform has
             applies = False
         else:
             applies = any(requirement.marker.evaluate({"extra": extra}) for extra in extras | {""})
@@ -55,7 +55,7 @@ def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
 
 
 def closure(requirements: list[str]) -> dict[str, str]:
-    """Return ``{name: version}`` of the requirements and of all that they need, as installed."""
+    """Return ``{name: version}`` of the requirements and of all packages that they need, as installed."""
     pins: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(line) for line in requirements]
@@ -63,7 +63,7 @@ def closure(requirements: list[str]) -> dict[str, str]:
         requirement = waiting.pop()
         package = distribution(requirement.name)
         name, extras = package.metadata["Name"], frozenset(requirement.extras)
-        if (name, extras) not in seen:  # one package may be wanted bare and, by another, with an extra
+        if (name, extras) not in seen:  # a package may be required both with and without an extra
             seen.add((name, extras))
             pins[name] = Version(package.version).public
             waiting.extend(needed_by(name, set(extras)))
@@ -71,7 +71,7 @@ def closure(requirements: list[str]) -> dict[str, str]:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+    """Write a file atomically."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
         file.write(text)
         file.flush()
