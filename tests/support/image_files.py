@@ -1,4 +1,4 @@
-"""Small image data sets in the format of the real ones, for tests of what reads them."""
+"""Small image data sets in the format of the real ones, for tests."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ CLASSES = {"cifar10": 10, "cifar100": 100}
 def write_cifar(
     root: Path, name: str, patch: pytest.MonkeyPatch, *, train: int = 60, test: int = 20
 ) -> tuple[NDArray[np.uint8], list[int]]:
-    """Write a CIFAR with random pixels: pickled batches of flat images, the red of all pixels first.
+    """Write a CIFAR data set with random pixels: pickled batches of flat images, all red values first.
 
-    ``patch`` makes torchvision expect these files' checksums in place of the published ones.  Returns all images,
-    ``[train + test, 3, 32, 32]``, and their labels, those to train on first.
+    ``patch`` makes torchvision expect these files' checksums instead of the published ones.
+
+    Returns:
+        All images, ``[train + test, 3, 32, 32]``, and their labels, the training images first.
     """
     kind = KINDS[name]
     folder = root / kind.base_folder
@@ -51,16 +53,22 @@ def write_cifar(
 
 
 def _dump(file: Path, content: dict[str, Any]) -> str:
-    """Write a pickle, and return its MD5."""
-    written = pickle.dumps(content, protocol=2)
-    file.write_bytes(written)
-    return hashlib.md5(written, usedforsecurity=False).hexdigest()
+    """Write a pickle and return its MD5."""
+    pickled = pickle.dumps(content, protocol=2)
+    file.write_bytes(pickled)
+    return hashlib.md5(pickled, usedforsecurity=False).hexdigest()
 
 
 def write_imagenet(root: Path, *, classes: int, train: int, validation: int) -> None:
-    """Write ``imagenet/{train,val}/<class>/*.JPEG``: so many images of each class, of several sizes, one of them grey.
+    """Write ``imagenet/{train,val}/<class>/*.JPEG``, with images of several sizes, one of them gray.
 
-    The red channel of an image tells its class, ``20 + 60 * class``; its blue channel rises from left to right.
+    The red channel of an image encodes its class, ``20 + 60 * class``; its blue channel rises from left to right.
+
+    Args:
+        root: the data folder.
+        classes: number of classes.
+        train: number of training images of each class.
+        validation: number of validation images of each class.
     """
     for split, number in (("train", train), ("val", validation)):
         for label in range(classes):

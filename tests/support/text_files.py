@@ -1,4 +1,4 @@
-"""Small text data sets in the format of the real ones, and a small published vocabulary, for tests of their readers."""
+"""Small text data sets in the format of the real ones, and a small vocabulary in the published format, for tests."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ MNLI = [
 ]
 QQP = ["id", "qid1", "qid2", "question1", "question2", "is_duplicate"]
 STSB = ["index", "genre", "filename", "year", "old_index", "source1", "source2", "sentence1", "sentence2", "score"]
-#: Folder, header (none in CoLA), columns that hold texts, and what the label's column, which may not be last, holds.
 GLUE = {
     "mnli": ("MNLI", MNLI, ("sentence1", "sentence2"), "gold_label", ("contradiction", "entailment", "neutral")),
     "qqp": ("QQP", QQP, ("question1", "question2"), "is_duplicate", ("0", "1")),
@@ -62,26 +61,27 @@ GLUE = {
         ("entailment", "not_entailment"),
     ),
 }
+"""For each task: folder, header (which CoLA's files lack), columns of texts, column of the label, and its values."""
 
 
 def write_vocabulary(root: Path, *names: str) -> None:
-    """Write the vocabularies ``bert-uncased`` and ``bert-cased``, or those named."""
+    """Write the vocabularies ``bert-uncased`` and ``bert-cased``, or only those of ``names``."""
     for name in names or ("bert-uncased", "bert-cased"):
         (root / name).mkdir(parents=True, exist_ok=True)
         (root / name / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
 
 
 def sentence(rng: np.random.Generator, words: int = 6) -> str:
-    """Return a sentence of known words."""
+    """Return a random sentence of known words."""
     return " ".join(rng.choice(WORDS, words)).capitalize() + "."
 
 
 def write_glue(root: Path, task: str, *, train: int = 24, development: int = 12) -> list[tuple[list[str], str]]:
-    """Write a task's official files, a quote never closed among their texts; return texts and labels to train on."""
+    """Write a task's files, with an unmatched quote in one text; return the texts and labels of the training split."""
     folder, header, texts, label, values = GLUE[task]
     rng = np.random.default_rng(0)
     (root / "glue" / folder).mkdir(parents=True, exist_ok=True)
-    written: list[tuple[list[str], str]] = []
+    examples: list[tuple[list[str], str]] = []
     for split, number in (("train", train), ("dev_matched" if task == "mnli" else "dev", development)):
         rows = []
         for row in range(number):
@@ -91,14 +91,14 @@ def write_glue(root: Path, task: str, *, train: int = 24, development: int = 12)
             fields[label] = values[row % len(values)]
             rows.append("\t".join(fields[name] for name in header))
             if split == "train":
-                written.append(([fields[name] for name in texts], fields[label]))
+                examples.append(([fields[name] for name in texts], fields[label]))
         lines = rows if task == "cola" else ["\t".join(header), *rows]
         (root / "glue" / folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return written
+    return examples
 
 
 def write_imdb(root: Path, each: int = 8) -> None:
-    """Write as many reviews of each class into both splits, positive ones calling the film good."""
+    """Write ``each`` reviews of each class to both splits; positive ones call the film good, negative ones bad."""
     rng = np.random.default_rng(0)
     for split in ("train", "test"):
         for name, word in (("neg", "bad"), ("pos", "good")):
@@ -111,7 +111,7 @@ def write_imdb(root: Path, each: int = 8) -> None:
 
 
 def write_squad(root: Path, *, filler: int = 150) -> None:
-    """Write both files: contexts with a name after ``filler`` words, a question for it, and right answers."""
+    """Write both files: contexts with a name after ``filler`` words, a question for it, and the correct answers."""
     (root / "squad").mkdir(parents=True)
     rng = np.random.default_rng(0)
     for file, articles in (("train-v1.1.json", 3), ("dev-v1.1.json", 2)):
@@ -124,7 +124,7 @@ def write_squad(root: Path, *, filler: int = 150) -> None:
                 answers = [{"text": name, "answer_start": start}]
                 if file.startswith("dev"):
                     answers.append({"text": f"by ({name})", "answer_start": start - 4})
-                asked = {"id": f"{article}-{number}", "question": " Who wrote it?", "answers": answers}
-                paragraphs.append({"context": context, "qas": [asked]})
+                question = {"id": f"{article}-{number}", "question": " Who wrote it?", "answers": answers}
+                paragraphs.append({"context": context, "qas": [question]})
             data.append({"title": str(article), "paragraphs": paragraphs})
         (root / "squad" / file).write_text(json.dumps({"version": "1.1", "data": data}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Damaged files of every data set: a line that names the file, or data that train; never a traceback."""
+"""Damaged files of every data set give an error of one line that names the file, or data to train on."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ BERT: dict[str, Any] = {
 REAL: dict[str, Any] = {**BERT, "cased": False, "pretrained": None}
 
 
-#: 100 in `make test`, 1000 in `make test-faults`.
-MOST = settings.default.max_examples if settings.default else 100
+MAX_EXAMPLES = settings.default.max_examples if settings.default else 100
+"""100 in `make test`, 1000 in `make test-faults`."""
 
 
 @dataclass(frozen=True)
 class Loader:
-    """A data set as tests write it, and the workload that reads it."""
+    """A small data set and the workload that reads it."""
 
     write: Callable[[Path, pytest.MonkeyPatch], object]
     workload: str
     parameters: dict[str, Any]
     files: str = "*"
-    """Which of the written files are damaged."""
+    """A pattern of the written files to damage."""
 
 
 def _write_glue(task: str) -> Callable[[Path, pytest.MonkeyPatch], object]:
@@ -78,7 +78,7 @@ def _write_shards(root: Path, _: pytest.MonkeyPatch) -> None:
 def _write_imagenet(root: Path, patch: pytest.MonkeyPatch) -> None:
     patch.setattr(imagenet, "CLASSES", 3)
     patch.setitem(images.FACTS, "imagenet", images.FACTS["imagenet"]._replace(classes=3))
-    # Readers beside the training tell of a damaged file as one in this process does, only slower.
+    # With one core, images are read in this process: it reports damaged files as reading processes do, but faster.
     patch.setattr(os, "sched_getaffinity", lambda _: {0})
     image_files.write_imagenet(root, classes=3, train=3, validation=2)
 
@@ -106,7 +106,7 @@ LOADERS = {
 
 @pytest.fixture(scope="module", params=list(LOADERS))
 def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Loader, Path]]:
-    """A loader, and the data folder with its whole files."""
+    """A loader, and the data folder with its intact files."""
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("data")
         patch.setenv("MKOR_DATA", str(root))
@@ -116,10 +116,10 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def use(loader: Loader) -> str:
-    """Load the data, train on an epoch and evaluate; return what was said of damage, nothing where all went well."""
+    """Load the data, train for an epoch and evaluate; return the message of the error, or an empty string."""
     try:
         workload = workloads.create(loader.workload, **loader.parameters)
-        # As large as a model of text may be, and far from what images need.
+        # The image classifiers would take too long.
         model = _Quick() if isinstance(workload, ImageClassifier) else workload.model(0)
         for _, batch in zip(range(workload.steps_per_epoch), workload.batches(0), strict=False):
             assert torch.isfinite(workload.loss(model, batch))
@@ -127,38 +127,38 @@ def use(loader: Loader) -> str:
     except (DataNotFound, DataDamaged) as problem:
         return str(problem)
     except ValueError as problem:
-        said = str(problem)
-        # What the reader of a vocabulary that lost a line says.
-        if "word pieces" not in said:
+        message = str(problem)
+        # The error of a vocabulary that lost a line.
+        if "word pieces" not in message:
             raise
-        return said
+        return message
     return ""
 
 
 class _Quick(nn.Module):
-    """A classifier of images by their mean colours."""
+    """A classifier of images by their mean colors."""
 
     def __init__(self) -> None:
         super().__init__()
         self.linear = nn.Linear(3, 100)
 
     def forward(self, images: Tensor) -> Tensor:
-        found: Tensor = self.linear(images.mean(dim=(2, 3)))
-        return found
+        logits: Tensor = self.linear(images.mean(dim=(2, 3)))
+        return logits
 
 
 def damaged(loader: Loader, root: Path, file: Path, content: bytes) -> str:
-    """Return what is said of the data with another content of ``file``, which then is what it was."""
-    whole = file.read_bytes()
+    """Return the error message of the data with another content of ``file``, and restore the file."""
+    intact = file.read_bytes()
     try:
         file.write_bytes(content)
-        said = use(loader)
+        message = use(loader)
     finally:
-        file.write_bytes(whole)
+        file.write_bytes(intact)
         shutil.rmtree(root / "prepared", ignore_errors=True)
-    assert "\n" not in said
-    assert "Traceback" not in said
-    return said
+    assert "\n" not in message
+    assert "Traceback" not in message
+    return message
 
 
 def files_of(loader: Loader, root: Path) -> list[Path]:
@@ -168,13 +168,13 @@ def files_of(loader: Loader, root: Path) -> list[Path]:
 @given(data=st.data())
 @settings(
     deadline=None,
-    max_examples=MOST // 4,
+    max_examples=MAX_EXAMPLES // 4,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_a_changed_file_is_named_or_can_be_trained_on(data: st.DataObject, written: tuple[Loader, Path]):
     loader, root = written
     file = data.draw(st.sampled_from(files_of(loader, root)))
     change = changed_json if file.suffix == ".json" else changed_bytes
-    said = damaged(loader, root, file, data.draw(change(file.read_bytes())))
-    event(f"{file.name}: {'told' if said else 'trained'}")
-    count(f"changed files of data sets {'refused' if said else 'trained on'}")
+    message = damaged(loader, root, file, data.draw(change(file.read_bytes())))
+    event(f"{file.name}: {'refused' if message else 'trained on'}")
+    count(f"changed files of data sets {'refused' if message else 'trained on'}")

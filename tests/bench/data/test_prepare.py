@@ -1,4 +1,4 @@
-"""Pre-training shards, from a folder of text to masked batches: truths are the text, and BERT's recipe by counting."""
+"""Pre-training shards, from a folder of text to masked batches, checked against the text and BERT's recipe."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SIZE = {"layers": 1, "hidden_size": 16, "heads": 2, "vocabulary_size": len(PIECE
 
 
 def write_text(folder: Path, documents: int = 60, *, sentences: int = 12) -> Path:
-    """Write a file a document: lines of two sentences."""
+    """Write one file per document, with lines of two sentences, and return ``folder``."""
     rng = np.random.default_rng(0)
     for number in range(documents):
         lines = [f"{text_files.sentence(rng)} {text_files.sentence(rng, 4)}" for _ in range(sentences // 2)]
@@ -43,7 +43,7 @@ def arguments(text: Path, *more: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory):
-    """A data folder with shards of several parts."""
+    """A data folder with shards made in several parts."""
     with pytest.MonkeyPatch.context() as patch:
         root = tmp_path_factory.mktemp("data")
         patch.setenv("MKOR_DATA", str(root))
@@ -61,7 +61,7 @@ def bert(**given) -> BertPretraining:
 
 
 def test_shards_hold_whole_pairs_of_the_text(root):
-    """Truth: the documents' word pieces, in which both segments stand."""
+    """Truth: the documents' word pieces, which contain both segments."""
     manifest = Manifest("bert-uncased", LENGTH)
     texts = {
         path: " ".join(path.read_text().lower().replace(".", " .").split()) for path in (root / "text").rglob("*.txt")
@@ -69,7 +69,7 @@ def test_shards_hold_whole_pairs_of_the_text(root):
     held_out = {path for path in texts if make_shards.is_validation(str(path.relative_to(root / "text")), 6)}
     assert 0 < len(held_out) < len(texts) / 2
     for split in ("train", "validation"):
-        mine = [text for path, text in texts.items() if (path in held_out) == (split == "validation")]
+        split_texts = [text for path, text in texts.items() if (path in held_out) == (split == "validation")]
         shards = Shards(manifest, split)
         tokens, pairs = shards.rows(np.arange(len(shards)))
         for row, (second, length, is_random) in zip(tokens, pairs, strict=True):
@@ -78,9 +78,9 @@ def test_shards_hold_whole_pairs_of_the_text(root):
             segments = [
                 " ".join(PIECES[token] for token in part) for part in (row[1 : second - 1], row[second : length - 1])
             ]
-            assert all(any(segment in text for text in mine) for segment in segments)
+            assert all(any(segment in text for text in split_texts) for segment in segments)
             if not is_random:
-                assert any(segments[0] in text and segments[1] in text for text in mine)
+                assert any(segments[0] in text and segments[1] in text for text in split_texts)
         assert 0.3 < pairs[:, 2].mean() < 0.75
         assert np.median(pairs[:, 1]) > LENGTH - 3, "most sequences are full"
     assert len(manifest.content["shards"]["train"]) > 2
@@ -101,8 +101,8 @@ def test_shards_do_not_depend_on_the_number_of_processes(root, monkeypatch, tmp_
     st.integers(8, 48),
     st.integers(0, 5),
 )
-def test_pairs_of_any_documents_fit_and_are_no_one_s_invention(lengths, length, seed):
-    """Truth: tokens that say where they are from, document and place."""
+def test_pairs_of_any_documents_fit_and_are_running_text(lengths, length, seed):
+    """Truth: each token states its document and its place, as 1000 * document + place."""
     documents = []
     for number, sizes in enumerate(lengths):
         ends = np.cumsum([0, *sizes])
@@ -118,10 +118,10 @@ def test_pairs_of_any_documents_fit_and_are_no_one_s_invention(lengths, length, 
             assert second[0] > first[-1]
 
 
-def test_blank_lines_part_documents(tmp_path):
+def test_blank_lines_separate_documents(tmp_path):
     (tmp_path / "a.txt").write_text("\nOne.\nTwo.\n\n \nThree.\n")
-    found = list(make_shards.read(tmp_path, "blank-lines"))
-    assert found == [make_shards.Document("a.txt:0", "One.\nTwo.\n"), make_shards.Document("a.txt:1", "Three.\n")]
+    documents = list(make_shards.read(tmp_path, "blank-lines"))
+    assert documents == [make_shards.Document("a.txt:0", "One.\nTwo.\n"), make_shards.Document("a.txt:1", "Three.\n")]
     assert list(make_shards.read(tmp_path, "files")) == [make_shards.Document("a.txt", "\nOne.\nTwo.\n\n \nThree.\n")]
 
 
@@ -135,20 +135,20 @@ def test_blank_lines_part_documents(tmp_path):
         (b"Text.", ["--vocabulary=bert-cased"], "bert-cased's vocabulary not found at"),
     ],
 )
-def test_what_cannot_be_prepared_is_said_in_one_line(tmp_path, monkeypatch, capsys, content, given, message):
+def test_text_that_cannot_be_prepared_is_refused_in_one_line(tmp_path, monkeypatch, capsys, content, given, message):
     monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
     text_files.write_vocabulary(tmp_path / "data", "bert-uncased")
     (tmp_path / "text").mkdir()
     if content is not None:
         (tmp_path / "text" / "a.txt").write_bytes(content)
     assert prepare.main([*arguments(tmp_path / "text"), *given]) == 1
-    said = capsys.readouterr().err
-    assert message in said
-    assert said.count("\n") == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
 
 
 def test_batches_of_shards_follow_bert_s_recipe(root):
-    """Truth: 15 % of each text, rounded, at most 5 in 32 tokens; of these 80 % masked, 10 % replaced."""
+    """Truth: 15 % of each text is predicted, rounded, at most 5 in 32 tokens; 80 % of these masked, 10 % replaced."""
     workload = bert(batch_size=16)
     masked = replaced = predicted = 0
     for batch in islice(workload.batches(seed=1), 2 * workload.steps_per_epoch):
@@ -179,7 +179,7 @@ def test_a_batch_of_shards_is_a_function_of_seed_and_position(root):
 
 
 def test_pre_training_on_shards_learns_and_a_second_phase_starts_from_it(root):
-    """Truth: the loss of one that knows nothing, and the weights of the first phase."""
+    """Truth: the loss of uniform predictions, and the weights of the first phase."""
     workload = bert()
     model = workload.model(0)
     assert model.config.max_position_embeddings == 512
@@ -196,7 +196,7 @@ def test_pre_training_on_shards_learns_and_a_second_phase_starts_from_it(root):
     assert workload.evaluate(second) == workload.evaluate(model)
 
 
-def test_absent_and_damaged_shards_are_named_with_the_command(root, tmp_path, monkeypatch):
+def test_missing_and_damaged_shards_are_named_with_the_command(root, tmp_path, monkeypatch):
     with pytest.raises(DataNotFound, match=r"prepare FOLDER_OF_TEXT --vocabulary bert-uncased --sequence-length 64"):
         bert(sequence_length=64)
     with pytest.raises(ValueError, match=f"vocabulary_size=300: .* has {len(PIECES)} word pieces"):
@@ -221,7 +221,7 @@ def test_an_unfinished_folder_has_no_manifest(root, tmp_path, monkeypatch):
     text_files.write_vocabulary(tmp_path)
     text = write_text(tmp_path / "text", 20)
     assert prepare.main(arguments(text)) == 0
-    monkeypatch.setattr(make_shards, "make_part", None)  # what the pool then fails on
+    monkeypatch.setattr(make_shards, "make_part", None)  # so that the pool fails
     with pytest.raises(TypeError):
         prepare.main(arguments(text))
     with pytest.raises(DataNotFound):

@@ -1,4 +1,4 @@
-"""The docstrings, from source file to masked pairs: truths are files made here, and tokens that name their place."""
+"""The docstrings, from source files to masked pairs, checked on small files and on tokens that state their place."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_sentences_of_any_text_are_single_lines_with_words(text):
 
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
-    """Install a package made of ``{file name: source}``, as a wheel would, where Python finds it."""
+    """Return a function that installs a package made of ``{file name: source}`` as a wheel would."""
 
     def install(files: dict[str, str | None]) -> None:
         folder = tmp_path / "invented-1.0.dist-info"
@@ -128,13 +128,13 @@ async def last():
             "invented/tests/test_a.py": '"""Of the tests."""\n',
             "invented/__config__.py": '"""Of the build."""\n',
             "invented/data.txt": "no source",
-            "invented/odd.py": '"""An odd \\d escape."""\n',
+            "invented/escape.py": '"""An invalid \\d escape."""\n',
         }
     )
     assert docstrings.read(["invented"]) == [
         Document("invented/a.py", [["First here."], ["Second here."], ["Third here."], ["Fourth here."]]),
-        Document("invented/b.py", [["Of file b."]]),  # without the copy of what stands in a.py
-        Document("invented/odd.py", [["An odd \\d escape."]]),
+        Document("invented/b.py", [["Of file b."]]),  # without the docstring that a.py has too
+        Document("invented/escape.py", [["An invalid \\d escape."]]),
     ]
     assert "invented" not in sys.modules
 
@@ -147,13 +147,13 @@ async def last():
         ({}, "no source has a docstring"),
     ],
 )
-def test_absent_sources_are_named_with_the_remedy(installed, files, reason):
+def test_missing_sources_are_named_with_the_remedy(installed, files, reason):
     installed(files)
     with pytest.raises(DataNotFound, match=rf"the docstrings of invented not found at .*{reason}.*; install invented"):
         docstrings.read(["invented"])
 
 
-def test_an_absent_package_is_named():
+def test_a_missing_package_is_named():
     with pytest.raises(DataNotFound, match=r"the docstrings of no-such-package .* \(it is not installed\)"):
         docstrings.read(["no-such-package"])
 
@@ -162,7 +162,7 @@ def test_an_absent_package_is_named():
 
 
 def words(*numbers: int) -> str:
-    """A sentence of invented words, one a number."""
+    """Return a sentence with one invented word for each number."""
     return " ".join(
         "".join("bdfgklmnprstvz"[int(digit)] + "aeiou"[int(digit) % 5] for digit in str(n)) for n in numbers
     )
@@ -194,7 +194,7 @@ def test_one_document_in_ten_is_held_out():
 
 
 def test_tokens_spell_the_text():
-    """Truth: the sentences themselves, put together from word pieces."""
+    """Truth: the sentences themselves, spelled from word pieces."""
     documents = invented_documents()
     built = corpus.build(documents, 200)
     assert len(set(built.vocabulary)) == len(built.vocabulary) == 200
@@ -202,20 +202,20 @@ def test_tokens_spell_the_text():
     by_name = {document.name: document for document in documents}
     for split in (built.train, built.validation):
         for m, name in enumerate(split.names):
-            found = []
+            spelled = []
             for d in range(split.documents[m], split.documents[m + 1]):
                 ranges = split.sentences[split.docstrings[d] : split.docstrings[d + 1] + 1]
                 pieces = [built.vocabulary[split.tokens[a:b]] for a, b in pairwise(ranges)]
-                found.append([" ".join(sentence).replace(" ##", "") for sentence in pieces])
-            assert found == by_name[name].docstrings
+                spelled.append([" ".join(sentence).replace(" ##", "") for sentence in pieces])
+            assert spelled == by_name[name].docstrings
         assert split.sentences[-1] == len(split.tokens)
 
 
-def test_foreign_letters_are_unknown_and_case_and_accents_do_not_count():
+def test_letters_outside_the_alphabet_are_unknown_and_case_and_accents_are_ignored():
     text = ["Naïve NAIVE naive", "a β c"]
     built = corpus.build([Document("x.py", [text * 20]), Document("y.py", [text])], 110)
-    start = built.train if len(built.train.names) else built.validation
-    first, second = (start.tokens[start.sentences[i] : start.sentences[i + 1]] for i in (0, 1))
+    split = built.train if len(built.train.names) else built.validation
+    first, second = (split.tokens[split.sentences[i] : split.sentences[i + 1]] for i in (0, 1))
     thirds = np.split(first, 3)
     assert np.array_equal(thirds[0], thirds[1])
     assert np.array_equal(thirds[1], thirds[2])
@@ -224,14 +224,14 @@ def test_foreign_letters_are_unknown_and_case_and_accents_do_not_count():
 
 def test_the_vocabulary_learns_from_training_documents_only():
     documents = invented_documents()
-    shouted = [
+    changed = [
         Document(document.name, [["quixotic quixotic"] * 50]) if corpus.is_validation(document.name) else document
         for document in documents
     ]
-    assert list(corpus.build(shouted, 200).vocabulary) == list(corpus.build(documents, 200).vocabulary)
+    assert list(corpus.build(changed, 200).vocabulary) == list(corpus.build(documents, 200).vocabulary)
 
 
-def test_a_vocabulary_beyond_the_text_is_refused():
+def test_a_vocabulary_larger_than_the_text_s_is_refused():
     with pytest.raises(ValueError, match=r"vocabulary_size=5000: the text gives \d+ word pieces"):
         corpus.build(invented_documents(), 5000)
 
@@ -244,7 +244,7 @@ from workflow.bench.data import corpus
 from workflow.bench.data.docstrings import Document
 print(corpus.build([Document(*document) for document in json.load(sys.stdin)], 200).fingerprint)
 """
-    elsewhere = [
+    fingerprints = [
         subprocess.run(
             [sys.executable, "-c", code],
             input=json.dumps(documents),
@@ -256,22 +256,21 @@ print(corpus.build([Document(*document) for document in json.load(sys.stdin)], 2
         ).stdout.strip()
         for seed in ("1", "2")
     ]
-    here = corpus.build(documents, 200)
-    assert elsewhere == [here.fingerprint] * 2
+    built = corpus.build(documents, 200)
+    assert fingerprints == [built.fingerprint] * 2
 
     other = [*documents[:-1], Document(documents[-1].name, [*documents[-1].docstrings, ["another"]])]
-    renamed = dataclasses.replace(here, vocabulary=here.vocabulary[::-1])
-    swapped = Corpus(here.vocabulary, here.validation, here.train)
-    found = {here.fingerprint, corpus.build(other, 200).fingerprint, renamed.fingerprint, swapped.fingerprint}
-    assert len(found) == 4
+    renamed = dataclasses.replace(built, vocabulary=built.vocabulary[::-1])
+    swapped = Corpus(built.vocabulary, built.validation, built.train)
+    assert len({each.fingerprint for each in (built, corpus.build(other, 200), renamed, swapped)}) == 4
 
 
-# Keeping it
+# The kept file
 
 
 @pytest.fixture
 def reads(monkeypatch, tmp_path):
-    """Count how often the text is read, from invented documents into a folder of its own."""
+    """A list with one entry for each time that the text is read: invented documents, in an empty data folder."""
     read = []
 
     def documents() -> list[Document]:
@@ -289,7 +288,7 @@ def test_a_corpus_is_kept_whole(reads, tmp_path):
     assert first.fingerprint == second.fingerprint
     assert corpus.load(210).fingerprint != first.fingerprint
     assert len(reads) == 2
-    assert len(list((tmp_path / "data").iterdir())) == 2, "one file a vocabulary, and no temporary one"
+    assert len(list((tmp_path / "data").iterdir())) == 2, "one file for each vocabulary, and no temporary one"
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign"])
@@ -306,11 +305,11 @@ def test_a_damaged_file_is_made_anew(reads, tmp_path, damage, caplog):
     assert str(kept) in caplog.text
     assert "made anew" in caplog.text
     corpus.load(200)
-    assert len(reads) == 2, "the new file is whole"
+    assert len(reads) == 2, "the new file is intact"
 
 
 def test_a_folder_that_cannot_be_written_costs_time_only(reads, tmp_path, monkeypatch, caplog):
-    (tmp_path / "file").write_text("in the way")
+    (tmp_path / "file").write_text("not a folder")
     monkeypatch.setenv("MKOR_DATA", str(tmp_path / "file" / "data"))
     with caplog.at_level(logging.WARNING):
         first, second = corpus.load(200), corpus.load(200)
@@ -321,7 +320,7 @@ def test_a_folder_that_cannot_be_written_costs_time_only(reads, tmp_path, monkey
 
 # Pairs and masks
 
-DISTINCT = 60_000  # word pieces, so that a token tells its place
+DISTINCT = 60_000  # word pieces, so that each token can state its place
 
 
 @st.composite
@@ -354,7 +353,7 @@ def split_of(shape: list[list[list[int]]]) -> Split:
 @settings(max_examples=60, deadline=None)
 @given(texts(), st.integers(5, 24), st.integers(0, 2**32 - 1))
 def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
-    """Truth: each token tells its place, so its sentence, docstring and document."""
+    """Truth: each token states its place, and so its sentence, docstring and document."""
     pairs = Pairs(split, DISTINCT, length)
     per_docstring = np.diff(split.docstrings)
     assert len(pairs) == (per_docstring - 1).sum()
@@ -373,30 +372,30 @@ def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
         assert (inputs[[0, first_sep, second_sep]] == [CLS, SEP, SEP]).all(), "the marks are never masked"
         assert (labels[[0, first_sep, second_sep]] == IGNORED).all()
 
-        one = text[1:first_sep] - len(SPECIAL_TOKENS)
-        two = text[first_sep + 1 : second_sep] - len(SPECIAL_TOKENS)
-        for segment in (one, two):
+        first = text[1:first_sep] - len(SPECIAL_TOKENS)
+        second = text[first_sep + 1 : second_sep] - len(SPECIAL_TOKENS)
+        for segment in (first, second):
             assert len(segment) >= 1
             assert (np.diff(segment) == 1).all()
             assert len(set(np.searchsorted(ends, segment, side="right"))) == 1, "one docstring"
-        assert one[-1] + 1 in split.sentences, "a sentence ends here"
-        assert two[0] in split.sentences, "a sentence starts here"
-        assert two[0] not in ends, "no docstring starts here"
-        docstring = np.searchsorted(ends, [one[0], two[0]], side="right") - 1
+        assert first[-1] + 1 in split.sentences, "a sentence ends here"
+        assert second[0] in split.sentences, "a sentence starts here"
+        assert second[0] not in ends, "no docstring starts here"
+        docstring = np.searchsorted(ends, [first[0], second[0]], side="right") - 1
         document = np.searchsorted(split.documents, docstring, side="right") - 1
-        is_next = two[0] == one[-1] + 1 and docstring[0] == docstring[1]
+        is_next = second[0] == first[-1] + 1 and docstring[0] == docstring[1]
         assert batch["next_sentence_label"][row] == (NEXT if is_next else RANDOM)
         assert is_next or document[0] != document[1]
 
-        before = one[-1] + 1 - ends[docstring[0]]
-        after = ends[docstring[1] + 1] - two[0]
-        assert len(one) + len(two) == min(length - 3, before + after), "no room is wasted"
-        assert len(one) >= min(before, (length - 3) // 2)
-        assert len(two) >= min(after, length - 3 - (length - 3) // 2)
+        before = first[-1] + 1 - ends[docstring[0]]
+        after = ends[docstring[1] + 1] - second[0]
+        assert len(first) + len(second) == min(length - 3, before + after), "the sequence is full"
+        assert len(first) >= min(before, (length - 3) // 2)
+        assert len(second) >= min(after, length - 3 - (length - 3) // 2)
         assert (labels != IGNORED).any()
 
 
-def test_each_pair_of_the_split_is_met_once_in_order():
+def test_each_pair_of_the_split_occurs_once_in_order():
     split = split_of([[[2, 3, 4], [5]], [[1, 6]]])
     batch = Pairs(split, DISTINCT, 30).batch(np.arange(3), np.random.default_rng(0))
     text = np.where(batch["labels"] != IGNORED, batch["labels"], batch["input_ids"])
@@ -430,7 +429,7 @@ def test_masking_rates():
     labels, inputs = batch["labels"].numpy(), batch["input_ids"].numpy()
     predicted = labels != IGNORED
     share = predicted.sum() / (4000 * 29)
-    # A pair in which nothing would be predicted, 0.85^29 = 0.9 % of them, gives one token.
+    # A pair in which nothing would be predicted (0.85^29 = 0.9 % of them) has one predicted token.
     assert share == pytest.approx(0.15 + 0.85**29 / 29, abs=0.006)
     masked = inputs[predicted] == MASK
     kept = inputs[predicted] == labels[predicted]
@@ -443,11 +442,11 @@ def test_masking_rates():
     assert np.median(pieces) == pytest.approx(DISTINCT / 2, rel=0.1)
     assert (inputs[~predicted] != MASK).all()
     per_position = predicted[:, 1:15].mean(axis=0)
-    assert per_position == pytest.approx(0.15, abs=0.03), "every position alike"
+    assert per_position == pytest.approx(0.15, abs=0.03), "every position is equally likely"
 
 
 def test_pairs_of_the_real_text_are_consecutive_in_it():
-    """Truth: the token stream of each docstring of a real package, searched for the joined segments."""
+    """Truth: the tokens of each docstring of a real package, searched for the joined segments."""
     built = corpus.build(docstrings.read(["scikit-learn"]), 600)
     split = built.train
     pairs = Pairs(split, 600, 32)
@@ -456,21 +455,22 @@ def test_pairs_of_the_real_text_are_consecutive_in_it():
     ends = split.sentences[split.docstrings]
     streams = [split.tokens[a:b].tobytes() for a, b in pairwise(ends)]
 
-    def stands_somewhere(tokens: np.ndarray) -> bool:
-        return any(_aligned(stream, tokens.tobytes()) for stream in streams)
+    def occurs(tokens: np.ndarray) -> bool:
+        return any(_contains(stream, tokens.tobytes()) for stream in streams)
 
-    found = []
+    consecutive = []
     for row in text:
         first, second = np.flatnonzero(row == SEP)
-        found.append(stands_somewhere(np.delete(row[1:second], first - 1)))
+        consecutive.append(occurs(np.delete(row[1:second], first - 1)))
     is_next = batch["next_sentence_label"].numpy() == NEXT
-    assert all(np.array(found)[is_next])
-    assert np.mean(np.array(found)[~is_next]) < 0.05, "a random segment seldom happens to read on"
+    assert all(np.array(consecutive)[is_next])
+    assert np.mean(np.array(consecutive)[~is_next]) < 0.05, "few random segments happen to follow"
     assert 0.35 < is_next.mean() < 0.65
 
 
-def _aligned(stream: bytes, wanted: bytes) -> bool:
-    at = stream.find(wanted)
-    while at >= 0 and at % 2:
-        at = stream.find(wanted, at + 1)
-    return at >= 0
+def _contains(stream: bytes, tokens: bytes) -> bool:
+    """Return whether a stream of uint16 contains others, aligned to whole numbers."""
+    position = stream.find(tokens)
+    while position >= 0 and position % 2:
+        position = stream.find(tokens, position + 1)
+    return position >= 0

@@ -1,4 +1,4 @@
-"""The experiments on image classifiers: the paper's settings, counted in epochs, and their rivals at every tier."""
+"""The experiments on image classifiers: the paper's settings, in epochs, and the optimizers at every tier."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RATES = [10.0, 1.0, 0.1, 0.01]
 
 
 def blocks(experiment: str, tier: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read_yaml(CONFIG / "experiments" / f"{experiment}.yaml")["tiers"][tier]
-    return found
+    blocks_of_tier: list[dict[str, Any]] = read_yaml(CONFIG / "experiments" / f"{experiment}.yaml")["tiers"][tier]
+    return blocks_of_tier
 
 
-def labels(found: list[dict[str, Any]]) -> set[str]:
-    return {entry.get("label", entry["name"]) for block in found for entry in block["optimizers"]}
+def labels(tier_blocks: list[dict[str, Any]]) -> set[str]:
+    return {entry.get("label", entry["name"]) for block in tier_blocks for entry in block["optimizers"]}
 
 
 def steps_per_epoch(block: dict[str, Any]) -> int:
@@ -31,7 +31,7 @@ def steps_per_epoch(block: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize(
-    ("experiment", "rivals"),
+    ("experiment", "optimizers"),
     [
         ("alexnet_cifar100", {"sgd", "mkor", "kaisa", "hylo"}),
         ("resnet_cifar10_lr", {"sgd", "mkor", "kaisa", "kaisa_no_clip", "hylo"}),
@@ -39,16 +39,16 @@ def steps_per_epoch(block: dict[str, Any]) -> int:
     ],
 )
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
-def test_every_tier_has_the_papers_rivals_and_one_target(experiment, rivals, tier):
-    found = blocks(experiment, tier)
-    assert labels(found) == rivals | ({"mkor_released"} if tier == "paper" else set())
-    (target,) = {tuple(block["target"].items()) for block in found}
+def test_every_tier_has_the_papers_optimizers_and_one_target(experiment, optimizers, tier):
+    tier_blocks = blocks(experiment, tier)
+    assert labels(tier_blocks) == optimizers | ({"mkor_released"} if tier == "paper" else set())
+    (target,) = {tuple(block["target"].items()) for block in tier_blocks}
     assert target[2][0] == "above"
 
 
 @pytest.mark.parametrize("tier", ["single_gpu", "paper"])
 def test_mkors_rate_halves_at_the_papers_epochs(tier):
-    """Truth: the paper's epochs; warm-up for five of them."""
+    """Truth: the paper's epochs, with a warm-up of five."""
     (block,) = (block for block in blocks("resnet50_imagenet", tier) if "mkor" in labels([block]))
     schedule, epoch = block["schedule"], steps_per_epoch(block)
     assert schedule["milestones"] == [epoch * decay for decay in PAPERS_DECAYS]
@@ -58,14 +58,14 @@ def test_mkors_rate_halves_at_the_papers_epochs(tier):
     assert block["target"] == {"split": "validation", "metric": "accuracy", "above": 0.759}
 
 
-def test_the_embedded_stand_in_decays_at_the_same_shares_of_its_run():
+def test_the_embedded_stand_in_decays_at_the_same_fractions_of_its_run():
     (block,) = blocks("resnet50_imagenet", "embedded")
-    shares = [milestone / block["steps"] for milestone in block["schedule"]["milestones"]]
-    assert shares == pytest.approx([decay / 60 for decay in PAPERS_DECAYS], abs=0.006)
+    fractions = [milestone / block["steps"] for milestone in block["schedule"]["milestones"]]
+    assert fractions == pytest.approx([decay / 60 for decay in PAPERS_DECAYS], abs=0.006)
 
 
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
-def test_the_learning_rates_are_the_papers_for_all_alike(tier):
+def test_all_optimizers_have_the_papers_learning_rates(tier):
     (block,) = blocks("resnet_cifar10_lr", tier)
     assert all(entry["sweep"] == {"lr": RATES} for entry in block["optimizers"])
     with_clip, without = (entry["hyperparameters"] for entry in block["optimizers"] if entry["name"] == "kaisa")
@@ -77,7 +77,7 @@ def test_the_learning_rates_are_the_papers_for_all_alike(tier):
 )
 @pytest.mark.parametrize("tier", ["single_gpu", "paper"])
 def test_models_have_their_true_size_on_gpus(experiment, millions, tier):
-    """Truth: the paper's table of models; ResNet-50 has fewer weights for CIFAR-10's ten classes."""
+    """Truth: the paper's table of models; with CIFAR-10's ten classes, ResNet-50 has fewer weights."""
     for block in blocks(experiment, tier):
         with torch.device("meta"):
             model = workloads.architecture(**block["workload"])

@@ -1,4 +1,4 @@
-"""Fine-tuning data, from files in the official formats to metrics: truths are the files' own texts, and counting."""
+"""Fine-tuning data, from files in the official formats to metrics, checked against the files' texts and by counting."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def root(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The real docstrings, kept for this module."""
+    """The corpus of the real docstrings, made once for this module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MKOR_DATA", str(tmp_path_factory.mktemp("data")))
         yield corpus.load(1000)
@@ -49,15 +49,15 @@ def uncased() -> Vocabulary:
     return Vocabulary(cased=False, size=len(PIECES))
 
 
-def spelled(found: Features, row: int, pieces=PIECES) -> list[str]:
-    """The word pieces of an example, its padding left out."""
-    return [pieces[token] for token in found.tokens[row, : found.lengths[row]]]
+def spelled(features: Features, row: int) -> list[str]:
+    """Return the word pieces of an example without its padding."""
+    return [PIECES[token] for token in features.tokens[row, : features.lengths[row]]]
 
 
 # The vocabulary
 
 
-def test_an_absent_vocabulary_is_named_with_the_remedy(tmp_path, monkeypatch):
+def test_a_missing_vocabulary_is_named_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setenv("MKOR_DATA", str(tmp_path))
     with pytest.raises(DataNotFound, match=r"bert-cased's vocabulary not found at .*vocab\.txt; put the vocab\.txt of"):
         Vocabulary(cased=True)
@@ -69,22 +69,22 @@ def test_an_absent_vocabulary_is_named_with_the_remedy(tmp_path, monkeypatch):
         Vocabulary(cased=False, size=30522)
 
 
-def test_capitals_are_kept_by_the_cased_vocabulary_alone(root):
+def test_only_the_cased_vocabulary_keeps_capitals(root):
     labels = np.zeros(1, dtype=np.int64)
-    lower, kept = (
+    uncased_text, cased_text = (
         features.encode(["The Film"], None, labels, Vocabulary(cased=cased, size=len(PIECES)), 8)
         for cased in (False, True)
     )
-    assert spelled(lower, 0) == ["[CLS]", "the", "film", "[SEP]"]
-    assert spelled(kept, 0) == ["[CLS]", "The", "Film", "[SEP]"]
+    assert spelled(uncased_text, 0) == ["[CLS]", "the", "film", "[SEP]"]
+    assert spelled(cased_text, 0) == ["[CLS]", "The", "Film", "[SEP]"]
 
 
 # Features
 
 
-def test_inputs_say_what_is_text_and_what_is_second():
-    made = features.pack([([7, 8], [9]), ([7], None)], np.array([0, 1]), 10)
-    inputs = made.inputs()
+def test_inputs_mark_the_text_and_the_second_segment():
+    packed = features.pack([([7, 8], [9]), ([7], None)], np.array([0, 1]), 10)
+    inputs = packed.inputs()
     assert inputs["input_ids"].tolist() == [[2, 7, 8, 3, 9, 3], [2, 7, 3, 0, 0, 0]]
     assert inputs["token_type_ids"].tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     assert inputs["attention_mask"].tolist() == [[1] * 6, [1, 1, 1, 0, 0, 0]]
@@ -93,17 +93,17 @@ def test_inputs_say_what_is_text_and_what_is_second():
 
 def test_a_pair_that_is_too_long_loses_the_end_of_its_longer_text(root):
     first, second = "a the a the a the", "film was"
-    made = features.encode([first], [second], np.zeros(1, dtype=np.int64), uncased(), 8)
-    assert spelled(made, 0) == ["[CLS]", "a", "the", "a", "[SEP]", "film", "was", "[SEP]"]
-    assert made.second.tolist() == [5]
+    encoded = features.encode([first], [second], np.zeros(1, dtype=np.int64), uncased(), 8)
+    assert spelled(encoded, 0) == ["[CLS]", "a", "the", "a", "[SEP]", "film", "was", "[SEP]"]
+    assert encoded.second.tolist() == [5]
 
 
-def test_prepared_features_are_found_again_and_made_anew_when_a_file_changes(root, monkeypatch):
+def test_prepared_features_are_kept_until_a_file_changes(root, monkeypatch):
     text_files.write_glue(root, "rte")
     first = glue.load("rte", uncased(), 16)
     (kept,) = (root / "prepared").iterdir()
     with monkeypatch.context() as patch:
-        patch.setattr(features, "encode", lambda *_: pytest.fail("the texts were cut again"))
+        patch.setattr(features, "encode", lambda *_: pytest.fail("the texts were tokenized again"))
         again = glue.load("rte", uncased(), 16)
     assert features.fingerprint(again.arrays()) == features.fingerprint(first.arrays())
 
@@ -145,14 +145,14 @@ def test_the_task_tables_agree():
         (lambda file: file.write_text(file.read_text().split("\n")[0]), "it has no example"),
     ],
 )
-def test_glue_files_that_are_not_as_they_should_be_are_named(root, change, reason):
+def test_glue_files_with_another_layout_are_named(root, change, reason):
     text_files.write_glue(root, "rte")
     change(root / "glue" / "RTE" / "train.tsv")
     with pytest.raises(DataNotFound, match=reason):
         glue.load("rte", uncased(), 16)
 
 
-def test_qqp_s_broken_rows_are_left_out(root):
+def test_qqp_s_incomplete_rows_are_left_out(root):
     text_files.write_glue(root, "qqp")
     file = root / "glue" / "QQP" / "train.tsv"
     file.write_text(file.read_text() + "7\t8\t9\twho wrote it\n")
@@ -168,10 +168,10 @@ def test_imdb_is_read_from_its_official_folders(root):
     assert train.labels.tolist() == validation.labels.tolist() == [0] * 8 + [1] * 8
     assert spelled(train, 0)[:6] == ["[CLS]", "the", "film", "was", "bad", "."]
     assert spelled(train, 8)[4] == "good"
-    assert "[UNK]" not in spelled(train, 0), "a line break is no text"
+    assert "[UNK]" not in spelled(train, 0), "markup of a line break is removed"
 
 
-def test_absent_imdb_is_named(root):
+def test_missing_imdb_is_named(root):
     with pytest.raises(DataNotFound, match=r"IMDB not found at .*aclImdb/train/neg; unpack the official aclImdb_v1"):
         imdb.load(uncased(), 16)
     text_files.write_imdb(root)
@@ -186,40 +186,39 @@ def test_absent_imdb_is_named(root):
 
 @pytest.mark.parametrize(("filler", "windows"), [(20, 1), (150, 2)])
 def test_squad_answers_lie_where_the_labels_say(root, filler, windows):
-    """Truth: the answer's text, in every window that holds it whole; [CLS] in every other one."""
+    """Truth: the answer's text in every window that contains all of it, [CLS] in every other window."""
     text_files.write_squad(root, filler=filler)
-    found = squad.load(uncased(), 128)
-    assert len(found.train) == 6 * windows
-    assert found.question.tolist() == [number for number in range(4) for _ in range(windows)]
-    names = 0
-    for split in (found.train, found.validation):
+    questions = squad.load(uncased(), 128)
+    assert len(questions.train) == 6 * windows
+    assert questions.question.tolist() == [number for number in range(4) for _ in range(windows)]
+    answers = 0
+    for split in (questions.train, questions.validation):
         for row, (first, last) in enumerate(split.labels):
             pieces = spelled(split, row)
             question = pieces[: pieces.index("[SEP]")]
             assert question == ["[CLS]", "who", "wrote", "it", "?"]
-            is_here = "paris" in pieces[int(split.second[row]) :] and ")" in pieces
-            assert ((first, last) != (0, 0)) == is_here
-            names += is_here
-            if is_here:
+            is_inside = "paris" in pieces[int(split.second[row]) :] and ")" in pieces
+            assert ((first, last) != (0, 0)) == is_inside
+            answers += is_inside
+            if is_inside:
                 assert pieces[first : last + 1] in (["anna"], ["bob"])
-    assert names >= len(found.answers) + 6
-    for row in range(len(found.validation)):
-        context = found.contexts[found.question[row]]
-        places = found.offsets[row][found.offsets[row][:, 1] > 0]
-        columns = np.flatnonzero(found.offsets[row][:, 1] > 0)
-        read = [context[first:end].lower() for first, end in places]
-        assert read == [PIECES[token] for token in found.validation.tokens[row, columns]]
+    assert answers >= len(questions.answers) + 6
+    for row in range(len(questions.validation)):
+        context = questions.contexts[questions.question[row]]
+        columns = np.flatnonzero(questions.offsets[row][:, 1] > 0)
+        texts = [context[first:end].lower() for first, end in questions.offsets[row][columns]]
+        assert texts == [PIECES[token] for token in questions.validation.tokens[row, columns]]
 
 
-def test_windows_of_a_long_context_overlap_and_leave_nothing_out(root):
+def test_windows_cover_a_long_context(root):
     text_files.write_squad(root, filler=300)
-    found = squad.load(uncased(), 128)
+    questions = squad.load(uncased(), 128)
     for question in range(4):
-        covered = np.zeros(len(found.contexts[question]), dtype=bool)
-        for row in np.flatnonzero(found.question == question):
-            for first, end in found.offsets[row]:
+        covered = np.zeros(len(questions.contexts[question]), dtype=bool)
+        for row in np.flatnonzero(questions.question == question):
+            for first, end in questions.offsets[row]:
                 covered[first:end] = True
-        text = np.array([not letter.isspace() for letter in found.contexts[question]])
+        text = np.array([not letter.isspace() for letter in questions.contexts[question]])
         assert covered[text].all()
 
 
@@ -236,20 +235,20 @@ def test_windows_of_a_long_context_overlap_and_leave_nothing_out(root):
         ),
     ],
 )
-def test_squad_files_that_are_not_as_they_should_be_are_named(root, content, reason):
+def test_squad_files_with_another_layout_are_named(root, content, reason):
     text_files.write_squad(root)
     (root / "squad" / "train-v1.1.json").write_text(content)
     with pytest.raises(DataNotFound, match=reason):
         squad.load(uncased(), 128)
 
 
-def test_absent_squad_is_named(root):
+def test_missing_squad_is_named(root):
     with pytest.raises(DataNotFound, match=r"SQuAD v1\.1 not found at .*train-v1\.1\.json; put the official file"):
         squad.load(uncased(), 128)
 
 
 def test_the_best_span_is_found():
-    """Truth: a search through all spans."""
+    """Truth: an exhaustive search."""
     torch.manual_seed(0)
     starts, ends = torch.randn(2, 20, 9)
     allowed = torch.rand(20, 9) > 0.3
@@ -257,10 +256,10 @@ def test_the_best_span_is_found():
     found = best_spans(starts, ends, allowed, longest=3)
     for row, (score, first, last) in enumerate(zip(*found, strict=True)):
         spans = [
-            (starts[row, one].item() + ends[row, two].item(), one, two)
-            for one in range(9)
-            for two in range(one, min(one + 3, 9))
-            if allowed[row, one] and allowed[row, two]
+            (starts[row, i].item() + ends[row, j].item(), i, j)
+            for i in range(9)
+            for j in range(i, min(i + 3, 9))
+            if allowed[row, i] and allowed[row, j]
         ]
         best = max(spans)
         assert (first, last) == best[1:]
@@ -268,7 +267,7 @@ def test_the_best_span_is_found():
 
 
 class Oracle(nn.Module):
-    """Points at given columns."""
+    """A model that predicts given columns."""
 
     def __init__(self, workload: BertSpan, spans: np.ndarray) -> None:
         super().__init__()
@@ -285,19 +284,19 @@ class Oracle(nn.Module):
 
 
 def test_squad_s_metrics_are_the_official_ones(root):
-    """Truth: SQuAD's definitions by hand: half the answers right, half with one word of two."""
+    """Truth: SQuAD's definitions by hand; two of four answers are correct, two have four extra tokens."""
     text_files.write_squad(root, filler=20)
     workload = workloads.create("bert_span", **REAL, dataset="squad", sequence_length=128, validation_questions=None)
     assert isinstance(workload, BertSpan)
-    right = workload._validation.labels.copy()
-    assert workload.evaluate(Oracle(workload, right)) == pytest.approx(
+    correct = workload._validation.labels.copy()
+    assert workload.evaluate(Oracle(workload, correct)) == pytest.approx(
         {"loss": 0.0, "exact_match": 1.0, "f1": 1.0, "score": 1.0}, abs=0.05
     )
-    half = right.copy()
-    half[:2, 0] -= 4  # "paris, by (anna": two words too many; the other right answer is "by (anna)"
-    found = workload.evaluate(Oracle(workload, half))
-    assert found["exact_match"] == pytest.approx(0.5)
-    assert found["f1"] == pytest.approx((2 * 0.8 + 2) / 4)  # 2 of 3 words right, 2 of 2 found
+    too_long = correct.copy()
+    too_long[:2, 0] -= 4  # "paris, by (anna"; the nearest correct answer is "by (anna)"
+    metrics = workload.evaluate(Oracle(workload, too_long))
+    assert metrics["exact_match"] == pytest.approx(0.5)
+    assert metrics["f1"] == pytest.approx((2 * 0.8 + 2) / 4)  # precision 2 / 3, recall 2 / 2
 
 
 def test_a_sequence_without_room_for_squad_is_refused(root):
@@ -309,7 +308,7 @@ def test_a_sequence_without_room_for_squad_is_refused(root):
 
 
 class Arbitrary(nn.Module):
-    """Outputs that follow from the tokens, and mean nothing."""
+    """A model whose outputs are arbitrary functions of the tokens."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
@@ -329,23 +328,23 @@ def test_each_task_has_its_own_metric(root, task):
     workload = workloads.create("bert_classification", **REAL, dataset=task, sequence_length=32)
     assert isinstance(workload, BertClassification)
     model = Arbitrary(TASKS[task].classes or 1)
-    found = workload.evaluate(model)
+    metrics = workload.evaluate(model)
     validation = workload._validation
     outputs = model(**{name: torch.from_numpy(array) for name, array in validation.inputs().items()}).logits.numpy()
     labels = validation.labels
     if task == "stsb":
-        assert found["pearson"] == pytest.approx(stats.pearsonr(outputs[:, 0], labels).statistic, abs=1e-4)
-        assert found["spearman"] == pytest.approx(stats.spearmanr(outputs[:, 0], labels).statistic, abs=1e-4)
-        assert found["loss"] == pytest.approx(np.mean((outputs[:, 0] - (labels - 2.5) / 2.5) ** 2), rel=1e-4)
-        assert found["score"] == found["pearson"]
+        assert metrics["pearson"] == pytest.approx(stats.pearsonr(outputs[:, 0], labels).statistic, abs=1e-4)
+        assert metrics["spearman"] == pytest.approx(stats.spearmanr(outputs[:, 0], labels).statistic, abs=1e-4)
+        assert metrics["loss"] == pytest.approx(np.mean((outputs[:, 0] - (labels - 2.5) / 2.5) ** 2), rel=1e-4)
+        assert metrics["score"] == metrics["pearson"]
         return
     predicted = outputs.argmax(1)
     assert len(set(predicted.tolist())) > 1
-    assert found["accuracy"] == pytest.approx(np.mean(predicted == labels))
+    assert metrics["accuracy"] == pytest.approx(np.mean(predicted == labels))
     if task != "mnli":
-        assert found["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, predicted), abs=1e-6)
-        assert found["matthews"] == pytest.approx(sklearn_metrics.matthews_corrcoef(labels, predicted), abs=1e-6)
-    assert found["score"] == found[{"mnli": "accuracy", "qqp": "f1", "cola": "matthews"}[task]]
+        assert metrics["f1"] == pytest.approx(sklearn_metrics.f1_score(labels, predicted), abs=1e-6)
+        assert metrics["matthews"] == pytest.approx(sklearn_metrics.matthews_corrcoef(labels, predicted), abs=1e-6)
+    assert metrics["score"] == metrics[{"mnli": "accuracy", "qqp": "f1", "cola": "matthews"}[task]]
 
 
 # Training accuracy
@@ -353,7 +352,7 @@ def test_each_task_has_its_own_metric(root, task):
 
 @pytest.mark.parametrize(("name", "dataset"), [("bert_classification", "library"), ("bert_span", "quotes")])
 def test_training_accuracy_counts_right_answers_of_a_fixed_sample(text, name, dataset):
-    """Truth: counting, example by example, on a model that was taught a little."""
+    """Truth: counting, example by example, with a model that was trained a little."""
     given = {**SIZE, "batch_size": 64, "dataset": dataset}
     workload = workloads.create(name, **given)
     model = workload.model(0)
@@ -364,22 +363,22 @@ def test_training_accuracy_counts_right_answers_of_a_fixed_sample(text, name, da
         optimizer.zero_grad()
     model.eval()
     sample = training_sample(workload.train_examples, workload.validation_examples)
-    right = 0
+    correct = 0
     for row in sample:
         example = workload._train[np.array([row])]
         output = model(**{key: torch.from_numpy(array) for key, array in example.inputs().items()})
         if name == "bert_span":
-            found = [output.start_logits.argmax().item(), output.end_logits.argmax().item()]
-            right += found == example.labels[0].tolist()
+            span = [output.start_logits.argmax().item(), output.end_logits.argmax().item()]
+            correct += span == example.labels[0].tolist()
         else:
-            right += output.logits.argmax().item() == example.labels[0]
-    assert 0 < right < len(sample)
-    assert workload.evaluate_training(model) == {"accuracy": right / len(sample)}
+            correct += output.logits.argmax().item() == example.labels[0]
+    assert 0 < correct < len(sample)
+    assert workload.evaluate_training(model) == {"accuracy": correct / len(sample)}
     assert workload.evaluate_training(model) == workloads.create(name, **given).evaluate_training(model)
 
 
-def test_training_accuracy_leaves_mode_generators_and_batches_alone(text):
-    """With dropout: a run that measures it goes on as one that does not."""
+def test_training_accuracy_changes_neither_mode_nor_generators_nor_batches(text):
+    """Even with dropout, a run that measures it continues like one that does not."""
     workload = workloads.create("bert_span", **SIZE, dropout=0.5)
     model = workload.model(0).train()
     batches, state = workload.batches(3), torch.get_rng_state()
@@ -396,7 +395,7 @@ def test_the_training_sample_is_small_fixed_and_mixed():
     sample = training_sample(25_000, 25_000)
     assert len(sample) == len(set(sample.tolist())) == 25_000 // 8
     assert np.array_equal(sample, training_sample(25_000, 25_000))
-    # Files hold one class after the other: both halves are in it, about alike.
+    # Files hold one class after the other; both halves must be represented about equally.
     assert 0.45 < np.mean(sample < 12_500) < 0.55
     assert len(training_sample(8192, 512)) == 64
     assert training_sample(10, 512).tolist() == list(range(10))
@@ -407,7 +406,7 @@ def test_scores_have_no_training_accuracy(text):
     assert workload.evaluate_training(workload.model(0)) == {}
 
 
-# Weights to start from
+# Initial weights
 
 
 def test_fine_tuning_starts_from_a_pre_trained_encoder(text):
@@ -432,8 +431,8 @@ def test_weights_of_another_size_are_refused(text):
         workload.load_initial_weights(workload.model(0), {})
 
 
-def test_a_published_encoder_is_where_models_start(root):
-    """Truth: the weights of the file, in the layout that published models have."""
+def test_models_start_from_the_published_encoder(root):
+    """Truth: the weights of the file, in the layout of published models."""
     from transformers import BertConfig, BertForPreTraining
 
     parameters = {**REAL, "sequence_length": 16, "dropout": 0.0, "initializer_range": 0.02}
@@ -460,20 +459,20 @@ def test_a_published_encoder_is_where_models_start(root):
 @pytest.mark.parametrize(
     ("name", "classes"), [("package", 8), ("library", 2), ("copy", 2), ("similarity", 0), ("questions", 0)]
 )
-def test_stand_ins_are_fixed_balanced_and_share_no_text(text, name, classes):
-    made = getattr(docstring_tasks, name)(1000, 32)
+def test_stand_ins_are_fixed_and_balanced_and_their_splits_share_no_text(text, name, classes):
+    examples = getattr(docstring_tasks, name)(1000, 32)
     again = getattr(docstring_tasks, name)(1000, 32)
-    assert features.fingerprint(made.arrays()) == features.fingerprint(again.arrays())
-    assert len(made.train) > 3000
-    assert len(made.validation) > 300
+    assert features.fingerprint(examples.arrays()) == features.fingerprint(again.arrays())
+    assert len(examples.train) > 3000
+    assert len(examples.validation) > 300
     if classes:
-        assert len(set(np.bincount(made.validation.labels, minlength=classes))) == 1
-    same = {row.tobytes() for row in made.train.tokens} & {row.tobytes() for row in made.validation.tokens}
-    # A short passage of a docstring may stand in two files; sentences are taken once.
-    assert len(same) <= (0.02 * len(made.validation) if name in ("package", "library") else 0)
+        assert len(set(np.bincount(examples.validation.labels, minlength=classes))) == 1
+    same = {row.tobytes() for row in examples.train.tokens} & {row.tobytes() for row in examples.validation.tokens}
+    # A short passage of a docstring may occur in two files; sentences are used once.
+    assert len(same) <= (0.02 * len(examples.validation) if name in ("package", "library") else 0)
 
 
-def test_copies_have_one_word_less_and_others_are_as_long(text):
+def test_copies_and_other_sentences_have_one_word_fewer(text):
     starts = np.array([not piece.startswith("##") for piece in text.vocabulary])
     made = docstring_tasks.copy(1000, 32).validation
     for row in range(len(made)):
@@ -488,7 +487,7 @@ def test_copies_have_one_word_less_and_others_are_as_long(text):
 def test_similarity_is_the_share_of_words_in_place(text):
     starts = np.array([not piece.startswith("##") for piece in text.vocabulary])
     made = docstring_tasks.similarity(1000, 32).validation
-    whole = 0
+    complete = 0
     for row in range(len(made)):
         tokens = made.tokens[row, : made.lengths[row]].astype(int)
         if made.lengths[row] == 32:
@@ -499,31 +498,31 @@ def test_similarity_is_the_share_of_words_in_place(text):
         )
         same = sum(one == two for one, two in zip(first, second, strict=True))
         assert made.labels[row] == pytest.approx(5 * same / len(first))
-        whole += 1
-    assert whole > 300
+        complete += 1
+    assert complete > 300
     assert made.labels.min() == 0
     assert made.labels.max() == 5
 
 
-def test_answers_stand_between_the_marks_that_are_asked_for(text):
-    found = docstring_tasks.questions(1000, 32)
+def test_answers_are_between_the_marks_of_the_question(text):
+    questions = docstring_tasks.questions(1000, 32)
     pieces = text.vocabulary.tolist()
     closing = {"(": ")", "[": "]", '"': '"', "'": "'"}
-    kinds = set()
-    for split in (found.train, found.validation):
+    openings = set()
+    for split in (questions.train, questions.validation):
         for row, (first, last) in enumerate(split.labels):
             tokens = [pieces[token] for token in split.tokens[row]]
             opening = tokens[1]
-            kinds.add(opening)
+            openings.add(opening)
             assert (tokens[first - 1], tokens[last + 1]) == (opening, closing[opening])
             assert not {opening, closing[opening]} & set(tokens[first : last + 1])
-    assert kinds == set(closing)
-    for row, (first, last) in enumerate(found.validation.labels):
-        places = found.offsets[row]
-        assert found.answers[row] == [found.contexts[row][places[first, 0] : places[last, 1]]]
+    assert openings == set(closing)
+    for row, (first, last) in enumerate(questions.validation.labels):
+        offsets = questions.offsets[row]
+        assert questions.answers[row] == [questions.contexts[row][offsets[first, 0] : offsets[last, 1]]]
 
 
-def test_the_text_s_own_size_is_the_published_one():
+def test_models_have_their_published_sizes():
     """Truth: the paper's 335.1 M (the encoder of BERT-Large-Uncased) and 108.9 M (BERT-Base-Cased with its heads)."""
     shared = {"dataset": "text", "sequence_length": 512, "initializer_range": 0.02, "dropout": 0.1}
     large = {**shared, "layers": 24, "hidden_size": 1024, "heads": 16, "vocabulary_size": 30522}
@@ -535,7 +534,7 @@ def test_the_text_s_own_size_is_the_published_one():
 
 
 def test_real_tasks_train(root):
-    """Truth: IMDB's made-up reviews say what they are in one word."""
+    """Truth: one word of the invented reviews reveals their class."""
     text_files.write_imdb(root, each=40)
     workload = workloads.create("bert_classification", **{**REAL, "batch_size": 16}, dataset="imdb", sequence_length=16)
     model = workload.model(0)

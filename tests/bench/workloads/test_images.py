@@ -1,4 +1,4 @@
-"""The image classifiers: their sizes, and real data read from small files in the true format."""
+"""The image classifiers: their sizes, and data read from small files in the format of the real ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from workflow.bench.workloads.resnet20 import Block
 
 @pytest.fixture(autouse=True)
 def data_folder(tmp_path, monkeypatch) -> Path:
-    """A data folder of each test's own, empty."""
+    """An empty data folder for each test."""
     folder = tmp_path / "data"
     monkeypatch.setenv("MKOR_DATA", str(folder))
     return folder
@@ -64,18 +64,19 @@ def parameters_of(model: nn.Module) -> int:
     ],
 )
 def test_models_have_their_published_size_and_need_no_data(name, given, model, data, millions):
-    """Truth: the papers' numbers of parameters (20.3 M with 0.3 M to spare for AlexNet, whose form is not given)."""
+    """Truth: the papers' numbers of parameters."""
     with torch.device("meta"):
-        made = workloads.architecture(name, **given)
-    assert parameters_of(made) / 1e6 == pytest.approx(millions, rel=1e-3)
-    assert next(made.parameters()).is_meta
+        model_on_meta = workloads.architecture(name, **given)
+    assert parameters_of(model_on_meta) / 1e6 == pytest.approx(millions, rel=1e-3)
+    assert next(model_on_meta.parameters()).is_meta
     assert workloads.display_names(name, **given) == (model, data)
 
 
 def test_alexnet_at_full_size_is_the_papers():
+    """Truth: 20.3 M parameters, within 0.3 M, since the paper does not give the layers."""
     with torch.device("meta"):
-        made = workloads.architecture("alexnet", dataset="cifar100", channels=64, hidden=4096, dropout=0.5)
-    assert abs(parameters_of(made) - 20.3e6) <= 0.3e6
+        model_on_meta = workloads.architecture("alexnet", dataset="cifar100", channels=64, hidden=4096, dropout=0.5)
+    assert abs(parameters_of(model_on_meta) - 20.3e6) <= 0.3e6
 
 
 @pytest.mark.parametrize(
@@ -87,7 +88,7 @@ def test_alexnet_at_full_size_is_the_papers():
         ("resnet50", {}, (3, 64, 64)),
     ],
 )
-def test_models_tell_the_classes_of_their_data_apart(name, given, shape):
+def test_models_have_one_output_for_each_class(name, given, shape):
     model = workloads.architecture(name, **given)
     classes = images.FACTS[workloads.resolve(name, **given)["dataset"]].classes
     assert model(torch.randn(2, *shape)).shape == (2, classes)
@@ -101,20 +102,20 @@ def test_resnet20_has_nineteen_convolutions_and_halves_twice():
     assert model[:-3](torch.randn(1, 1, 32, 32)).shape == (1, 64, 8, 8)
 
 
-def test_a_shortcut_keeps_its_input_where_the_residual_is_silent():
-    """Truth: relu of the input, every second pixel of it, and empty channels."""
+def test_a_shortcut_keeps_its_input_if_the_residual_is_zero():
+    """Truth: relu of the input, or of every second pixel of it with channels of zeros added."""
     inputs = torch.randn(2, 4, 6, 6)
     for after in (4, 8):
         block = Block(4, after)
         nn.init.zeros_(block.norm2.weight)
-        found = block(inputs)
+        outputs = block(inputs)
         kept = inputs if after == 4 else inputs[:, :, ::2, ::2]
-        assert_close(found[:, :4], kept.relu())
-        assert not found[:, 4:].any()
+        assert_close(outputs[:, :4], kept.relu())
+        assert not outputs[:, 4:].any()
 
 
-def test_alexnet_starts_with_a_signal_that_reaches_the_end():
-    """He's start keeps the scale; PyTorch's own loses it, and does not train."""
+def test_the_signal_of_a_new_alexnet_reaches_its_last_layer():
+    """He's initialization keeps the scale; PyTorch's default loses it, and does not train."""
     torch.manual_seed(0)
     inputs = torch.randn(64, 1, 32, 32)
     model = workloads.architecture("alexnet")
@@ -130,7 +131,7 @@ def test_alexnet_starts_with_a_signal_that_reaches_the_end():
 
 
 def test_digits_have_their_own_labels():
-    """Truth: scikit-learn's targets, found by the pixels."""
+    """Truth: scikit-learn's targets, looked up by the pixels."""
     from sklearn.datasets import load_digits
 
     both = load_digits()
@@ -139,18 +140,20 @@ def test_digits_have_their_own_labels():
         assert [label[(row * 16).astype(float).tobytes()] for row in pixels.reshape(-1, 64)] == labels.tolist()
 
 
-def test_enlarged_digits_are_the_digits_between_whose_pixels_is_interpolated():
+def test_enlarged_digits_are_interpolated_digits():
     workload = workloads.create("resnet20", image_size=16, batch_size=1437)
     batch = next(workload.batches(0))
     assert batch["images"].shape == (1437, 1, 16, 16)
     assert batch["images"].dtype == torch.float32
-    found = {image.numpy().tobytes(): int(label) for image, label in zip(batch["images"], batch["labels"], strict=True)}
+    enlarged = {
+        image.numpy().tobytes(): int(label) for image, label in zip(batch["images"], batch["labels"], strict=True)
+    }
     pixels, labels = digits.load().train, digits.labels()[0]
     wide = functional.interpolate(torch.from_numpy(pixels)[:, None], scale_factor=2, mode="bilinear")
-    assert found == {image.numpy().tobytes(): label for image, label in zip(wide, labels.tolist(), strict=True)}
+    assert enlarged == {image.numpy().tobytes(): label for image, label in zip(wide, labels.tolist(), strict=True)}
 
 
-def test_inputs_are_standardised():
+def test_inputs_are_standardized():
     workload = workloads.create("resnet20", image_size=8, batch_size=1437)
     assert isinstance(workload, ImageClassifier)
     inputs = workload._standardize(next(workload.batches(0))["images"])
@@ -159,7 +162,7 @@ def test_inputs_are_standardised():
 
 
 def test_the_loss_spreads_labels_and_evaluation_does_not():
-    """Truth: the definition, a share of the label spread over all ten classes."""
+    """Truth: the definition; 0.1 of the label is spread over all ten classes."""
     plain, smooth = (workloads.create("resnet20", label_smoothing=share) for share in (0.0, 0.1))
     model = plain.model(0).eval()
     batch = next(plain.batches(0))
@@ -186,16 +189,16 @@ def test_metrics_are_the_means_over_all_validation_images():
     assert workload.evaluate(model) == pytest.approx(truth, rel=1e-5)
 
 
-def test_training_accuracy_is_that_of_training_images():
-    """Truth: a model that answers with the pixel sum, which one image in many has, knows that image's class."""
+def test_training_accuracy_is_measured_on_training_images():
+    """Truth: counting on the first 360 training images."""
     workload = workloads.create("alexnet")
     model = workload.model(0)
     pixels, labels = digits.load().train[:360], torch.from_numpy(digits.labels()[0][:360])
     wide = functional.interpolate(torch.from_numpy(pixels)[:, None], size=32, mode="bilinear")
     with torch.no_grad():
-        right = (model.eval()((wide - 0.305) / 0.376).argmax(1) == labels).double().mean().item()
+        accuracy = (model.eval()((wide - 0.305) / 0.376).argmax(1) == labels).double().mean().item()
     model.train()
-    assert workload.evaluate_training(model) == {"accuracy": pytest.approx(right)}
+    assert workload.evaluate_training(model) == {"accuracy": pytest.approx(accuracy)}
     assert model.training
     assert workload.evaluate_training(model) != {"accuracy": workload.evaluate(model)["accuracy"]}
 
@@ -218,19 +221,19 @@ def test_accuracy_rises_far_above_chance(name, rate, steps, above):
 
 @pytest.mark.parametrize("name", ["cifar10", "cifar100"])
 def test_cifar_is_read_from_its_files(name, data_folder, monkeypatch):
-    """Truth: the arrays that the files were made of."""
+    """Truth: the arrays in the files."""
     pixels, labels = image_files.write_cifar(data_folder, name, monkeypatch)
-    found = cifar.load(name)
-    assert np.array_equal(np.concatenate([found.train, found.validation]), pixels)
-    assert np.concatenate([found.train_labels, found.validation_labels]).tolist() == labels
-    assert found.train.shape == (60, 3, 32, 32)
-    assert found.fingerprint == cifar.load(name).fingerprint
-    other = found._replace(validation_labels=found.validation_labels[::-1].copy())
-    assert other.fingerprint != found.fingerprint
+    data = cifar.load(name)
+    assert np.array_equal(np.concatenate([data.train, data.validation]), pixels)
+    assert np.concatenate([data.train_labels, data.validation_labels]).tolist() == labels
+    assert data.train.shape == (60, 3, 32, 32)
+    assert data.fingerprint == cifar.load(name).fingerprint
+    other = data._replace(validation_labels=data.validation_labels[::-1].copy())
+    assert other.fingerprint != data.fingerprint
 
 
 @pytest.mark.parametrize(("name", "title"), [("cifar10", "CIFAR-10"), ("cifar100", "CIFAR-100")])
-def test_absent_cifar_says_how_to_get_it(name, title, data_folder):
+def test_the_error_of_missing_cifar_has_the_remedy(name, title, data_folder):
     workload = "resnet20" if name == "cifar10" else "autoencoder"
     with pytest.raises(DataNotFound) as error:
         workloads.create(workload, dataset=name)
@@ -255,8 +258,8 @@ def test_damaged_cifar_is_refused(damage, data_folder, monkeypatch):
         cifar.load("cifar100")
 
 
-def test_fetching_cifar_checks_and_unpacks_an_archive_that_is_there(data_folder, monkeypatch, capsys):
-    """An archive that was carried to a machine without a network."""
+def test_downloading_cifar_checks_and_unpacks_an_archive_that_is_there(data_folder, monkeypatch, capsys):
+    """Such as an archive that was copied to a machine without a network."""
     kind = image_files.KINDS["cifar10"]
     image_files.write_cifar(data_folder, "cifar10", monkeypatch)
     archive = data_folder / kind.filename
@@ -268,7 +271,7 @@ def test_fetching_cifar_checks_and_unpacks_an_archive_that_is_there(data_folder,
     assert len(cifar.load("cifar10").train) == 60
 
 
-def test_fetching_cifar_without_a_network_fails_in_one_line(data_folder, monkeypatch, capsys):
+def test_downloading_cifar_without_a_network_fails_in_one_line(data_folder, monkeypatch, capsys):
     def refuse(*arguments: object, **named: object) -> None:
         raise OSError("no route to host")
 
@@ -296,14 +299,14 @@ def test_alexnet_and_the_autoencoder_take_cifar100(data_folder, monkeypatch):
 
 
 def test_shifts_and_mirrors_move_whole_images():
-    """Truth: one of all 2 x 81 crops of the padded image and its mirror image."""
+    """Truth: each result is one of the 2 x 81 crops of the padded image and its mirror image."""
     rng = np.random.default_rng(3)
-    some = torch.from_numpy(rng.integers(1, 256, size=(200, 3, 12, 12), dtype=np.uint8))
-    found = images.shifted_and_mirrored(some, np.random.default_rng(0))
-    assert found.shape == some.shape
-    assert found.dtype == torch.uint8
+    originals = torch.from_numpy(rng.integers(1, 256, size=(200, 3, 12, 12), dtype=np.uint8))
+    moved = images.shifted_and_mirrored(originals, np.random.default_rng(0))
+    assert moved.shape == originals.shape
+    assert moved.dtype == torch.uint8
     seen = set()
-    for before, after in zip(some, found, strict=True):
+    for before, after in zip(originals, moved, strict=True):
         padded = functional.pad(before, [4] * 4)
         crops = {
             (top, left, mirrored): padded[:, top : top + 12, left : left + 12].flip(2 if mirrored else ())
@@ -322,7 +325,7 @@ def test_shifts_and_mirrors_move_whole_images():
 
 @pytest.fixture
 def few_classes(monkeypatch) -> int:
-    """ImageNet with three classes, for this test."""
+    """Reduce ImageNet to three classes, and return their number."""
     monkeypatch.setattr(imagenet, "CLASSES", 3)
     return 3
 
@@ -335,48 +338,48 @@ def small_imagenet(data_folder, few_classes) -> Workload:
 
 
 def test_imagenet_is_read_from_its_folders(small_imagenet):
-    """Truth: an image's red channel, which tells its class, and the numbers of files."""
+    """Truth: an image's red channel, which encodes its class, and the numbers of files."""
     assert (small_imagenet.train_examples, small_imagenet.validation_examples) == (12, 6)
     epoch = list(islice(small_imagenet.batches(0), small_imagenet.steps_per_epoch))
     assert sorted(torch.cat([batch["labels"] for batch in epoch]).tolist()) == [0] * 4 + [1] * 4 + [2] * 4
     for batch in epoch:
         assert batch["images"].shape == (4, 3, 32, 32)
         assert batch["images"].dtype == torch.uint8
-        coloured = [image.float().std(0).max() > 5 for image in batch["images"]]
-        red = batch["images"][:, 0].float().mean((1, 2))
-        for is_coloured, found, label in zip(coloured, red.tolist(), batch["labels"].tolist(), strict=True):
-            assert not is_coloured or found == pytest.approx(20 + 60 * label, abs=12)
+        colored = [image.float().std(0).max() > 5 for image in batch["images"]]
+        reds = batch["images"][:, 0].float().mean((1, 2))
+        for is_colored, red, label in zip(colored, reds.tolist(), batch["labels"].tolist(), strict=True):
+            assert not is_colored or red == pytest.approx(20 + 60 * label, abs=12)
 
 
-def test_imagenet_batches_are_those_of_seed_and_position_whoever_reads_them(small_imagenet, monkeypatch):
+def test_imagenet_batches_do_not_depend_on_the_processes_that_read_them(small_imagenet, monkeypatch):
     """Truth: one pass in this process."""
     monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0})
     alone = list(islice(small_imagenet.batches(5), 5))
     monkeypatch.setattr(images.os, "sched_getaffinity", lambda _: {0, 1, 2})
     before = torch.get_rng_state()
-    beside = list(islice(small_imagenet.batches(5, start=2), 3))
+    by_readers = list(islice(small_imagenet.batches(5, start=2), 3))
     assert torch.equal(torch.get_rng_state(), before)
-    for one, other in zip(alone[2:], beside, strict=True):
-        assert torch.equal(one["images"], other["images"])
-        assert torch.equal(one["labels"], other["labels"])
-    again = next(small_imagenet.batches(6))
-    assert not torch.equal(again["images"], alone[0]["images"])
+    for expected, batch in zip(alone[2:], by_readers, strict=True):
+        assert torch.equal(batch["images"], expected["images"])
+        assert torch.equal(batch["labels"], expected["labels"])
+    other_seed = next(small_imagenet.batches(6))
+    assert not torch.equal(other_seed["images"], alone[0]["images"])
     part = next(small_imagenet.sliced_batches(5, 1, slice(1, 3)))
     assert torch.equal(part["images"], alone[1]["images"][1:3])
 
 
-def test_imagenet_validation_is_the_centre_of_each_image(small_imagenet):
+def test_imagenet_validation_is_the_center_of_each_image(small_imagenet):
     """Truth: torchvision's evaluation transform, step by step, on one file."""
     from PIL import Image
     from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
 
     assert isinstance(small_imagenet, ImageClassifier)
-    found = next(small_imagenet._images.validation())
-    assert found["labels"].tolist() == [0, 0, 1, 1, 2, 2]
+    batch = next(small_imagenet._images.validation())
+    assert batch["labels"].tolist() == [0, 0, 1, 1, 2, 2]
     file = imagenet.load().validation.samples[3][0]
     with Image.open(file) as opened:
         truth = pil_to_tensor(center_crop(resize(opened.convert("RGB"), 37), [32, 32]))
-    assert torch.equal(found["images"][3], truth)
+    assert torch.equal(batch["images"][3], truth)
     assert torch.equal(next(small_imagenet._images.training(4))["labels"], torch.tensor([0, 0, 0, 0]))
 
 
@@ -384,7 +387,7 @@ def test_resnet50_evaluates_the_metrics_that_its_schema_names(small_imagenet):
     assert set(small_imagenet.evaluate(small_imagenet.model(0))) == {"loss", "accuracy"}
 
 
-def test_absent_imagenet_says_how_to_get_it(data_folder):
+def test_the_error_of_missing_imagenet_has_the_remedy(data_folder):
     with pytest.raises(DataNotFound) as error:
         workloads.create("resnet50")
     assert re.match(rf"ImageNet not found at {data_folder}/imagenet; get ILSVRC2012_img_train\.tar", str(error.value))

@@ -1,4 +1,4 @@
-"""What every workload promises, the schemas of their parameters, and the two workloads' own data and training."""
+"""The contract of every workload, their schemas, and the data and training of the autoencoder and of BERT."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """A data folder of these tests' own, so that the docstrings are really read and kept, with a small CIFAR-10."""
+    """A new data folder with a small CIFAR-10, so that the docstrings are really read and kept."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("data")
         patch.setenv("MKOR_DATA", str(folder))
@@ -61,7 +61,7 @@ def data_folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def made(data_folder):
-    """The workloads, small, made once."""
+    """Small workloads, made once."""
     return {name: workloads.create(name, **SMALL[name]) for name in workloads.NAMES}
 
 
@@ -70,7 +70,7 @@ def bert(made) -> BertPretraining:
     return made["bert_pretraining"]
 
 
-def another_bert(**given: Any) -> BertPretraining:
+def bert_with(**given: Any) -> BertPretraining:
     workload = workloads.create("bert_pretraining", **SMALL["bert_pretraining"] | given)
     assert isinstance(workload, BertPretraining)
     return workload
@@ -81,11 +81,11 @@ def workload(request, made) -> Workload:
     return made[request.param]
 
 
-def same(one, other) -> bool:
-    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+def equal(first, second) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-def generators():
+def generator_states():
     return torch.get_rng_state().tolist(), str(np.random.get_state()), random.getstate()  # noqa: NPY002  (NumPy's own)
 
 
@@ -170,7 +170,7 @@ def test_wrong_names_and_values_are_refused_in_one_line(name, given, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_batch_beyond_the_data_is_refused(made):
+def test_a_batch_larger_than_the_data_is_refused(made):
     workload = workloads.create("autoencoder", batch_size=1438)
     with pytest.raises(ValueError, match="batch_size=1438 must be at most the number of training examples, 1437"):
         next(workload.batches(seed=0))
@@ -201,44 +201,44 @@ print(json.dumps([versions, heavy]))
     }
 
 
-# What every workload promises
+# The contract of every workload
 
 
-def test_the_same_seed_gives_the_same_weights_and_moves_no_generator(workload):
-    before = generators()
+def test_the_same_seed_gives_the_same_weights_and_keeps_the_generators_state(workload):
+    before = generator_states()
     first, second, other = workload.model(3), workload.model(3), workload.model(4)
-    assert generators() == before
+    assert generator_states() == before
     assert first is not second
     assert first.training
-    assert same(first.state_dict(), second.state_dict())
-    assert not same(first.state_dict(), other.state_dict())
+    assert equal(first.state_dict(), second.state_dict())
+    assert not equal(first.state_dict(), other.state_dict())
 
 
 def test_a_batch_is_a_function_of_seed_and_position(workload):
-    """Truth: the batches of one uninterrupted pass, over the end of an epoch."""
+    """Truth: the batches of one uninterrupted pass, across the end of an epoch."""
     torch.manual_seed(0)
     start = workload.steps_per_epoch - 2
     ahead = list(islice(workload.batches(seed=5), start + 4))[start:]
-    before = generators()
+    before = generator_states()
     torch.manual_seed(1)
     resumed = list(islice(workload.batches(seed=5, start=start), 4))
     torch.manual_seed(0)
-    assert generators() == before
-    assert all(same(*pair) for pair in zip(ahead, resumed, strict=True))
+    assert generator_states() == before
+    assert all(equal(*pair) for pair in zip(ahead, resumed, strict=True))
     other = next(workload.batches(seed=6, start=start))
-    assert not same(other, resumed[0])
+    assert not equal(other, resumed[0])
     assert {len(tensor) for batch in ahead for tensor in batch.values()} == {workload.batch_size}
 
 
-def test_the_parts_of_ranks_are_the_batch(workload):
+def test_slices_of_a_batch_are_the_batch(workload):
     """Truth: the whole batches."""
     size, start = workload.batch_size, workload.steps_per_epoch - 1
     whole = islice(workload.batches(seed=5, start=start), 2)
     cuts = (0, size // 4, size // 2, size)
     parts = [workload.sliced_batches(5, start, slice(*cut)) for cut in pairwise(cuts)]
     for batch in whole:
-        found = [next(part) for part in parts]
-        assert same(batch, {name: torch.cat([part[name] for part in found]) for name in batch})
+        slices = [next(part) for part in parts]
+        assert equal(batch, {name: torch.cat([each[name] for each in slices]) for name in batch})
 
 
 def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order():
@@ -251,17 +251,17 @@ def test_an_epoch_shows_each_example_at_most_once_and_the_next_in_another_order(
     assert not np.array_equal(first, second)
 
 
-def test_evaluation_leaves_no_trace(workload):
+def test_evaluation_changes_nothing(workload):
     model = workload.model(0)
     frozen = next(module for module in model.modules() if isinstance(module, nn.Linear))
     frozen.eval()
     modes = [module.training for module in model.modules()]
-    weights, before = copy.deepcopy(model.state_dict()), generators()
+    weights, before = copy.deepcopy(model.state_dict()), generator_states()
     first, second = workload.evaluate(model), workload.evaluate(model)
-    assert first == second, "dropout, or random masks"
-    assert generators() == before
+    assert first == second, "no dropout, and fixed masks"
+    assert generator_states() == before
     assert [module.training for module in model.modules()] == modes
-    assert same(model.state_dict(), weights)
+    assert equal(model.state_dict(), weights)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(isinstance(value, float) for value in first.values())
 
@@ -285,7 +285,7 @@ def test_a_failing_evaluation_restores_the_mode():
     ("name", "steps", "rate", "below"), [("autoencoder", 120, 3e-3, 0.05), ("bert_pretraining", 60, 1e-2, 6.7)]
 )
 def test_the_loss_falls(made, name, steps, rate, below):
-    """Truth: a model that knows nothing, at 0.074 with the mean image, and at log 1000 + log 2 = 7.6."""
+    """Truth: the loss of the mean image, 0.074, and of uniform predictions, log 1000 + log 2 = 7.6."""
     workload = made[name]
     model = workload.model(0)
     optimizer = torch.optim.Adam(model.parameters(), lr=rate)
@@ -306,7 +306,7 @@ def test_modules_to_exclude_exist(workload):
         assert any(re.search(pattern, name) for name in names)
 
 
-def test_what_tables_name(workload):
+def test_names_and_sizes(workload):
     assert workload.model_name
     assert workload.dataset_name
     assert workload.train_examples > workload.validation_examples > 0
@@ -327,9 +327,9 @@ def test_digits_are_split_without_overlap_and_with_every_digit():
     rows = np.concatenate([train, validation]).reshape(-1, 64) * 16
     assert_close(np.sort(rows, axis=0), np.sort(both.data, axis=0).astype(np.float32), rtol=0, atol=0)
     label = {image.tobytes(): target for image, target in zip(both.data, both.target, strict=True)}
-    assert len(label) == len(rows), "images are distinct, so their bytes name them"
+    assert len(label) == len(rows), "images are distinct, so their bytes identify them"
     counts = np.bincount([label[(row * 16).astype(float).tobytes()] for row in validation.reshape(-1, 64)])
-    assert counts.min() > 20, "an even stride would take two digits only"
+    assert counts.min() > 20, "an even stride would contain two digits only"
 
 
 def test_the_digits_fingerprint_follows_every_pixel_and_the_split():
@@ -342,7 +342,7 @@ def test_the_digits_fingerprint_follows_every_pixel_and_the_split():
 
 
 def test_the_autoencoder_has_the_published_shape_and_scale(made):
-    """Truth: the widths of ALGORITHMS' table, and the mean image, which scores the pixels' variance."""
+    """Truth: the published widths, and the mean image, whose loss is the pixels' variance."""
     workload = made["autoencoder"]
     model = workload.model(0)
     shapes = [tuple(layer.weight.shape) for layer in model if isinstance(layer, nn.Linear)]
@@ -357,9 +357,9 @@ def test_the_autoencoder_has_the_published_shape_and_scale(made):
         def forward(self, images: torch.Tensor) -> torch.Tensor:
             return self.mean.expand_as(images)
 
-    scored = workload.evaluate(MeanImage())["loss"]
-    assert_close(scored, ((validation - train.mean(0)) ** 2).mean().item())
-    assert_close(scored, 0.074, atol=5e-4, rtol=0)
+    loss = workload.evaluate(MeanImage())["loss"]
+    assert_close(loss, ((validation - train.mean(0)) ** 2).mean().item())
+    assert_close(loss, 0.074, atol=5e-4, rtol=0)
 
 
 def test_autoencoder_batches_are_training_images():
@@ -373,15 +373,15 @@ def test_autoencoder_batches_are_training_images():
 # BERT
 
 
-def test_bert_is_kept_and_found_again(bert, data_folder, monkeypatch):
+def test_the_corpus_is_kept_and_read_again(bert, data_folder, monkeypatch):
     (kept,) = data_folder.glob("*.npz")
     assert kept.name.endswith("-vocabulary-1000.npz")
     assert corpus.version().replace(", ", "-").replace(" ", "-") in kept.name
     monkeypatch.setattr(docstrings, "read", lambda: pytest.fail("the docstrings were read again"))
-    assert another_bert().data_fingerprint == bert.data_fingerprint
+    assert bert_with().data_fingerprint == bert.data_fingerprint
 
 
-def test_the_real_text_is_large_and_nearly_all_known(bert):
+def test_the_real_text_is_large_and_has_few_unknown_words(bert):
     built = corpus.load(1000)
     assert len(built.train.tokens) > 1_500_000
     assert 0.05 < len(built.validation.tokens) / len(built.train.tokens) < 0.2
@@ -391,12 +391,12 @@ def test_the_real_text_is_large_and_nearly_all_known(bert):
     assert built.fingerprint == bert.data_fingerprint
 
 
-def test_evaluation_of_bert_is_the_models_own_loss_in_parts(bert):
-    """Truth: transformers' own model with the same weights, its losses on all validation pairs at once."""
+def test_evaluation_of_bert_is_the_model_s_own_loss_in_parts(bert):
+    """Truth: the losses of transformers' model with the same weights on all validation pairs at once."""
     from transformers import BertForPreTraining
 
     ours = bert.model(1)
-    found = bert.evaluate(ours)
+    metrics = bert.evaluate(ours)
     model = BertForPreTraining(ours.config)
     model.load_state_dict(ours.state_dict())
     model.eval()
@@ -406,26 +406,26 @@ def test_evaluation_of_bert_is_the_models_own_loss_in_parts(bert):
         output = model(**batch)
         mlm = nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), batch["labels"].flatten())
         assert_close(bert.loss(ours.eval(), batch), output.loss)
-    right = (output.seq_relationship_logits[:, 1] > output.seq_relationship_logits[:, 0]).long()
-    accuracy = (right == batch["next_sentence_label"]).double().mean().item()
-    assert found == pytest.approx(
+    predicted = (output.seq_relationship_logits[:, 1] > output.seq_relationship_logits[:, 0]).long()
+    accuracy = (predicted == batch["next_sentence_label"]).double().mean().item()
+    assert metrics == pytest.approx(
         {"loss": output.loss.item(), "mlm_loss": mlm.item(), "nsp_accuracy": accuracy}, rel=1e-5
     )
 
 
-def test_validation_pairs_are_the_same_whatever_the_batch(bert):
-    assert same(another_bert(batch_size=8, layers=2)._validation, bert._validation)
+def test_validation_pairs_do_not_depend_on_the_batch_size(bert):
+    assert equal(bert_with(batch_size=8, layers=2)._validation, bert._validation)
 
 
 def test_only_the_language_model_head_is_excluded_from_bert(bert):
     linear = [name for name, module in bert.model(0).named_modules() if isinstance(module, nn.Linear)]
-    left_out = {name for name in linear if any(re.search(pattern, name) for pattern in bert.exclude)}
-    assert left_out == {"cls.predictions.transform.dense", "cls.predictions.decoder"}
-    assert len(linear) == 6 + 4  # a layer's six; the pooler, the heads' three
+    excluded = {name for name in linear if any(re.search(pattern, name) for pattern in bert.exclude)}
+    assert excluded == {"cls.predictions.transform.dense", "cls.predictions.decoder"}
+    assert len(linear) == 6 + 4  # six in the layer, the pooler, and three in the heads
 
 
-def test_bert_is_what_its_parameters_say(bert):
-    parameters = dict(another_bert(initializer_range=0.5, layers=3, heads=4).model(0).named_parameters())
+def test_bert_has_the_sizes_of_its_parameters(bert):
+    parameters = dict(bert_with(initializer_range=0.5, layers=3, heads=4).model(0).named_parameters())
     embeddings = parameters["bert.embeddings.word_embeddings.weight"]
     assert embeddings.shape == (1000, 32)
     assert embeddings[1:].std().item() == pytest.approx(0.5, rel=0.02)
@@ -436,7 +436,7 @@ def test_bert_is_what_its_parameters_say(bert):
 
 def test_dropout_acts_in_training_only(bert):
     batch = next(bert.batches(0))
-    for workload, alike in ((bert, False), (another_bert(dropout=0.0), True)):
+    for workload, alike in ((bert, False), (bert_with(dropout=0.0), True)):
         model = workload.model(0)
         first, second = (workload.loss(model, batch).item() for _ in range(2))
         assert (first == second) is alike
