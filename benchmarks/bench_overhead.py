@@ -1,10 +1,11 @@
-"""What training through the bench costs beside the same loop written bare.
+"""The overhead of the bench: the time of its training step over that of a bare training loop.
 
 ``python -m benchmarks.bench_overhead`` prints, for optimizers on the autoencoder and on BERT, the ratio of the time of
-a step through the bench (clocks, metrics, progress, checkpoints) to that of a bare loop, with a 95 % interval, and
-ends with 1 where the bench costs more than the goal. The two alternate step by step in one process, so that whatever
-else the machine does hits both alike, and both are timed from outside, from one batch to the next. A second bare loop
-in the bench's place shows what the place alone does to a ratio. It takes five minutes, with the machine to itself.
+a step in the bench (with clocks, metrics, progress, checkpoints) to that of a bare loop, with a 95 % interval. The exit
+status is 1 if the bench costs more than the goal. The two loops alternate step by step in one process, so that other
+load on the machine affects both alike, and both are timed from outside, from one batch to the next. As a control, the
+ratio of two alternating bare loops shows the effect of being the second. It takes five minutes and needs the machine to
+itself.
 """
 
 from __future__ import annotations
@@ -34,11 +35,13 @@ from workflow.bench.workloads.base import Workload
 GOAL: Final = 1.03
 EXPERIMENT: Final = "update_rules"
 STEPS: Final = {"autoencoder": 6000, "bert_pretraining": 300}
-BLOCKS: Final = 60  # a ratio is one of sums over a block of steps: single steps of a millisecond are too noisy
+"""Steps of a comparison by workload."""
+BLOCKS: Final = 60
+"""Parts of a run; a ratio is one of sums over a part, since single steps of a millisecond are too noisy."""
 
 
 class BareLoop:
-    """A run as anyone would write it by hand."""
+    """A run's training, written by hand."""
 
     def __init__(self, run: Run, workload: Workload) -> None:
         self._loss = workload.loss
@@ -55,10 +58,9 @@ class BareLoop:
 
 
 class Interleaved:
-    """A workload for the bench that trains one bare step before each of its batches, and times both.
+    """A workload whose `batches` train one bare step before each batch, and time the bare steps and the bench's.
 
-    A step of the bench lasts from its asking for a batch to its asking for the next one, without the bare step that
-    comes first.
+    A step of the bench lasts from one request for a batch to the next, without the bare step in between.
     """
 
     def __init__(self, workload: Workload, bare: BareLoop) -> None:
@@ -83,20 +85,24 @@ class Interleaved:
 
 
 def overhead(run: Run, workload: Workload, scratch: Path) -> Estimate:
-    """Return the ratio of the bench's time of a step to the bare loop's."""
+    """Return the ratio of the time of a step in the bench to that in the bare loop.
+
+    Raises:
+        RuntimeError: The run did not finish.
+    """
     interleaved = Interleaved(workload, BareLoop(run, workload))
     with (scratch / "log").open("w") as log:
         setting = Setting(torch.device("cpu"), 1.0, Progress(1, log), lambda: False)
         folder = RunFolder.of(scratch, run.id)
         status = one_run.train(run, cast("Workload", interleaved), folder, setting)
     if status != "finished":
-        raise RuntimeError(f"{run.describe()} is {status}: there is nothing to compare.")
-    # The bench's last step ends with an evaluation in place of another batch, and has no time.
+        raise RuntimeError(f"{run.describe()} is {status}; only finished runs can be compared.")
+    # The bench requests no batch after its last step, so that step has no time.
     return ratio(interleaved.bench_seconds, interleaved.bare_seconds[: len(interleaved.bench_seconds)])
 
 
 def control(run: Run, workload: Workload) -> Estimate:
-    """Return the ratio of the second of two bare loops that alternate to the first: 1, but for its place."""
+    """Return the ratio of the second of two alternating bare loops to the first: the effect of its place."""
     loops = (BareLoop(run, workload), BareLoop(run, workload))
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(run.spec["steps"]):
@@ -107,14 +113,14 @@ def control(run: Run, workload: Workload) -> Estimate:
     return ratio(seconds[1], seconds[0])
 
 
-def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
-    """Return the ratio of the steps' times, block by block, with its interval."""
-    blocks = zip(np.array_split(ours, BLOCKS), np.array_split(theirs, BLOCKS), strict=True)
-    return estimate([a.sum() / b.sum() for a, b in blocks])
+def ratio(times: Sequence[float], reference: Sequence[float]) -> Estimate:
+    """Return the mean ratio of the blocks' times with its interval."""
+    blocks = zip(np.array_split(times, BLOCKS), np.array_split(reference, BLOCKS), strict=True)
+    return estimate([of_times.sum() / of_reference.sum() for of_times, of_reference in blocks])
 
 
 def main() -> int:
-    """Print the ratios."""
+    """Print the ratios; return 1 if an interval lies above the goal."""
     worst = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan.load(tier="embedded", results=scratch)
@@ -122,27 +128,27 @@ def main() -> int:
         for label in ("sgd", "lamb", "mkor", "kaisa"):
             for run in first_runs(plan, label):
                 workload = workloads.create(**run.spec["workload"])
-                found, place = overhead(run, workload, Path(scratch)), control(run, workload)
+                bench, bare = overhead(run, workload, Path(scratch)), control(run, workload)
                 print(
                     f"{run.workload:17} {label:6} "
-                    f"bench / bare = {found.value:.3f} [{found.low:.3f}, {found.high:.3f}], "
-                    f"bare / bare = {place.value:.3f} [{place.low:.3f}, {place.high:.3f}] "
+                    f"bench / bare = {bench.value:.3f} [{bench.low:.3f}, {bench.high:.3f}], "
+                    f"bare / bare = {bare.value:.3f} [{bare.low:.3f}, {bare.high:.3f}] "
                     f"over {run.spec['steps']} steps",
                     flush=True,
                 )
-                worst = max(worst, found.low)
+                worst = max(worst, bench.low)
     print(f"goal: at most {GOAL}: {'met' if worst <= GOAL else 'missed'}")
     return int(worst > GOAL)
 
 
 def first_runs(plan: Plan, label: str) -> Iterator[Run]:
-    """Yield a label's first run on each workload, of the length that the comparison takes."""
+    """Yield a label's first run on each workload, with the steps of the comparison."""
     seen: set[str] = set()
     for run in plan.experiment(EXPERIMENT).jobs[label].runs:
         if run.workload not in seen:
             seen.add(run.workload)
             steps = STEPS[run.workload]
-            # A hundredth of the rate takes as long, and cannot diverge over so many steps.
+            # A step at a hundredth of the learning rate takes as long, and cannot diverge over so many steps.
             values = {**run.hyperparameters, "lr": run.hyperparameters["lr"] / 100}
             yield Run(
                 {

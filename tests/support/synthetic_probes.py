@@ -1,4 +1,4 @@
-"""Made-up results of probes in the true columns, by laws that tests can compute again."""
+"""Synthetic results of probes with their real columns, from laws that tests can recompute."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPS = (0, 10, 100)
 
 
 def rank1_error(highest: float = 1.4) -> pd.DataFrame:
-    """Rows of probes/rank1_error.csv; ``highest`` is the largest error of a mean vector."""
+    """Return rows of probes/rank1_error.csv; ``highest`` is the largest error of a mean vector."""
     rows: list[dict[str, Any]] = []
     random = np.random.default_rng(0)
     for workload, base in WORKLOADS.items():
@@ -35,7 +35,7 @@ def rank1_error(highest: float = 1.4) -> pd.DataFrame:
 
 
 def spectra() -> pd.DataFrame:
-    """Rows of probes/spectra.csv: running factors that keep their start, and batches of which one is singular."""
+    """Return rows of probes/spectra.csv: running factors with the identity, and batches, one singular."""
     rows = []
     for workload in WORKLOADS:
         for step in STEPS:
@@ -61,11 +61,11 @@ PHASE_MS = {
     "update": 1.5,
 }
 REFRESH = 4.0
-"""Times as long are capture, factor and communication in a refreshing step."""
+"""Factor by which capture, factor and communication take longer in a refreshing step."""
 
 
 def step_breakdown() -> pd.DataFrame:
-    """Rows of probes/step_breakdown.csv; every method's average step takes `PHASE_MS`, MKOR's twice the factor."""
+    """Return rows of probes/step_breakdown.csv; an average step takes `PHASE_MS`, MKOR's factor phase twice as long."""
     rows = []
     for workload, base in WORKLOADS.items():
         for workers in (1, 2):
@@ -98,7 +98,7 @@ def step_breakdown() -> pd.DataFrame:
 
 
 def scaling(*, model: bool = True, cores: int = 2) -> pd.DataFrame:
-    """Rows of probes/scaling.csv: efficiency 1 / p ** 0.5 as measured, 1 / p ** 0.25 by the model."""
+    """Return rows of probes/scaling.csv: efficiency 1 / p ** 0.5 as measured, 1 / p ** 0.25 by the model."""
     rows = []
     blank = {"workload": "wide_autoencoder", "cores": cores, "bytes": None, "collective": None, "threads": 1, **ORIGIN}
     for label in ("sgd", "mkor", "kaisa"):
@@ -127,7 +127,7 @@ SLOPES = {
 
 
 def cost_scaling() -> pd.DataFrame:
-    """Rows of probes/cost_scaling.csv, powers of the width with the exponents `SLOPES`; KAISA's largest timed once."""
+    """Return rows of probes/cost_scaling.csv: powers of the width by `SLOPES`; the largest KAISA is timed once."""
     rows = []
     for place, ((label, part), exponent) in enumerate(SLOPES.items()):
         for d in (256, 512, 1024):
@@ -140,7 +140,7 @@ def cost_scaling() -> pd.DataFrame:
 
 
 def communication() -> pd.DataFrame:
-    """Rows of probes/communication.csv: a rank's bytes 8 d for MKOR and Eva, 4 d^2 for KAISA, 8 d^2 of its owner."""
+    """Return rows of probes/communication.csv: 8 d bytes for MKOR and Eva; for KAISA 4 d^2, and 8 d^2 by its owner."""
     rows: list[dict[str, Any]] = []
     for workers in (2, 4):
         for d in (64, 128, 256):
@@ -152,8 +152,8 @@ def communication() -> pd.DataFrame:
                 sent += [("kaisa_mem_opt", "all_reduce", 4 * d * d, None)]
                 for label, collective, size, paper in sent:
                     about = {"optimizer": label, "dimension": d, "workers": workers, "rank": rank}
-                    found = {"collective": collective, "bytes": size, "predicted_bytes": size, "paper_bytes": paper}
-                    rows.append({**about, **found, **ORIGIN})
+                    sizes = {"collective": collective, "bytes": size, "predicted_bytes": size, "paper_bytes": paper}
+                    rows.append({**about, **sizes, **ORIGIN})
     return pd.DataFrame(rows)
 
 

@@ -1,4 +1,4 @@
-"""Measurements that need no training run: probes, each a module of workflow.bench.probes."""
+"""Probes: measurements that need no training run, each a module of workflow.bench.probes."""
 
 PROBES = planned_probes(PLAN)
 
@@ -11,7 +11,7 @@ for probe in PROBES:
             f"{R}/probes/{probe.name}.csv",
         log:
             f"{R}/logs/probes/{probe.name}.log",
-        # First, while nothing else waits for the cores.
+        # Probes that need all cores come first: later they would wait for every job that is running.
         priority: 1
         conda:
             "../../environment.yml"

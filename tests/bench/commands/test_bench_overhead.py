@@ -18,12 +18,12 @@ from workflow.bench.training.record import RunFolder
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Run:
     monkeypatch.setattr(bench_overhead, "STEPS", {"autoencoder": 61, "bert_pretraining": 61})
-    plan = Plan.load(tier="embedded", results=str(tmp_path), hardware="here")
-    return next(found for found in bench_overhead.first_runs(plan, "mkor") if found.workload == "autoencoder")
+    plan = Plan.load(tier="embedded", results=str(tmp_path), hardware="test-cpu")
+    return next(first for first in bench_overhead.first_runs(plan, "mkor") if first.workload == "autoencoder")
 
 
 def test_both_loops_train_the_same_weights(run, tmp_path):
-    """Truth: each other. What is timed side by side is the same work, to the last bit."""
+    """Truth: each other. The two loops that are timed do the same work, to the last bit."""
     workload = workloads.create(**run.spec["workload"])
     bare = bench_overhead.BareLoop(run, workload)
     interleaved = bench_overhead.Interleaved(workload, bare)
@@ -38,6 +38,6 @@ def test_both_loops_train_the_same_weights(run, tmp_path):
 
 
 def test_the_ratio_has_an_interval(run, tmp_path):
-    found = bench_overhead.overhead(run, workloads.create(**run.spec["workload"]), tmp_path)
-    assert found.n == bench_overhead.BLOCKS
-    assert 0 < found.low <= found.value <= found.high < 100
+    ratio = bench_overhead.overhead(run, workloads.create(**run.spec["workload"]), tmp_path)
+    assert ratio.n == bench_overhead.BLOCKS
+    assert 0 < ratio.low <= ratio.value <= ratio.high < 100

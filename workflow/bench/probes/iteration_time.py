@@ -130,9 +130,9 @@ def _sweep(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSwee
     return PeriodSweep(model, label, method, by_period)
 
 
-def rows(found: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
+def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all alike."""
-    return in_groups(found, device, partial(_rows_of_group, device=device, hardware=hardware, repeats=repeats))
+    return in_groups(chosen, device, partial(_rows_of_group, device=device, hardware=hardware, repeats=repeats))
 
 
 def _rows_of_group(group: Sequence[PeriodSweep], *, device: str, hardware: str, repeats: int) -> Iterator[Row]:

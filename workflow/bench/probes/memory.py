@@ -134,8 +134,8 @@ def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
     for model in models(plan):
         for optimizer in optimizers(model, SAFE_RATE, labels):
-            (found,) = _ranks.run(1, rows, model, optimizer, plan.tier.device, plan.hardware)
-            yield from found
+            (of_optimizer,) = _ranks.run(1, rows, model, optimizer, plan.tier.device, plan.hardware)
+            yield from of_optimizer
 
 
 if __name__ == "__main__":
