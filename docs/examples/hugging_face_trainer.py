@@ -1,6 +1,6 @@
-"""MKOR in the Hugging Face Trainer: `create_optimizer` attaches it to the optimizer that the Trainer makes.
+"""MKOR in the Hugging Face Trainer: `create_optimizer` attaches it to the Trainer's optimizer.
 
-Trains a tiny BERT with masked words on the descriptions of scikit-learn's data sets. From the repository:
+Trains a tiny BERT on masked words in the descriptions of scikit-learn's data sets. Run from the repository:
 ``python -m docs.examples.hugging_face_trainer``
 """
 
@@ -24,19 +24,19 @@ from mkor_core import MKOR, Preconditioner
 
 LENGTH, WORDS = 32, 500
 UNKNOWN, MASK, IGNORED = 0, 1, -100
-SAVED = 33  # a step in the middle of an epoch, and between two updates of the factors
+SAVED = 33  # a step in the middle of an epoch and between two updates of the factors
 
 
 class MKORTrainer(Trainer):
-    """The Trainer with MKOR before its optimizer."""
+    """A Trainer whose gradients are preconditioned by MKOR."""
 
-    # BERT's head returns its micro-batch's mean loss, whatever number of items it is told, so the Trainer has to divide
-    # it by the number of micro-batches, and must not multiply it by that of ranks (average_tokens_across_devices).
+    # BERT's head returns the mean loss of its micro-batch and ignores the number of items in the step. So the Trainer
+    # must divide it by the number of micro-batches, and not multiply it by the ranks (average_tokens_across_devices).
     loss_is_scaled_for_ga = False
     preconditioner: Preconditioner | None = None
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Return the optimizer that `TrainingArguments` ask for, with MKOR attached."""
+        """Return the optimizer that `TrainingArguments` choose, with MKOR attached."""
         optimizer: torch.optim.Optimizer = super().create_optimizer(model)
         if self.preconditioner is None:
             self.preconditioner = Preconditioner(
@@ -50,7 +50,7 @@ class MKORTrainer(Trainer):
 
 
 def masked_words() -> list[dict[str, Tensor]]:
-    """Return the descriptions in pieces of one length, by the numbers of their words, some of them masked."""
+    """Return the descriptions as sequences of `LENGTH` word ids, 15 % of them masked."""
     loaders = ("iris", "digits", "wine", "breast_cancer", "diabetes", "linnerud")
     text = " ".join(getattr(datasets, f"load_{name}")().DESCR for name in loaders).lower()
     words = re.findall(r"[a-z]+|[^a-z\s]", text)
@@ -64,7 +64,7 @@ def masked_words() -> list[dict[str, Tensor]]:
 
 
 def make_trainer(folder: Path, steps: int) -> MKORTrainer:
-    """Return a trainer that goes up to a step, and leaves a checkpoint in the folder every `SAVED` steps."""
+    """Return a trainer that trains up to a step and saves a checkpoint in the folder every `SAVED` steps."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         max_steps=steps,

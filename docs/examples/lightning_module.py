@@ -1,6 +1,6 @@
 """MKOR in a LightningModule: `configure_optimizers` attaches it, the Lightning Trainer does the rest.
 
-Classifies scikit-learn's 8x8 digits. From the repository: ``python -m docs.examples.lightning_module``
+Classifies scikit-learn's 8x8 digits. Run from the repository: ``python -m docs.examples.lightning_module``
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BATCH, MICRO_BATCHES = 128, 2
 
 
 class Digits(lightning.LightningModule):
-    """A classifier of 8x8 digits under MKOR."""
+    """A classifier of 8x8 digits, trained with MKOR."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Digits(lightning.LightningModule):
         return loss
 
     def configure_optimizers(self) -> Any:
-        """Return SGD with MKOR attached, and a schedule."""
+        """Return SGD with MKOR attached, and a learning-rate schedule."""
         optimizer = torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
         self.preconditioner = Preconditioner(
             self,
@@ -50,7 +50,7 @@ class Digits(lightning.LightningModule):
 
 
 def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
-    """Train up to the end of an epoch, from the checkpoint if there is one; write it anew and return the Trainer."""
+    """Train until the end of an epoch, from the checkpoint if it exists; save it again and return the Trainer."""
     pixels, labels = load_digits(return_X_y=True)
     data = TensorDataset(torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels))
     lightning.seed_everything(0, verbose=False)
@@ -65,7 +65,7 @@ def train(checkpoint: Path, epochs: int) -> lightning.Trainer:
         enable_progress_bar=False,
         logger=False,
     )
-    # Its order depends on the epoch alone, so that a resumed run sees the batches of the uninterrupted one.
+    # The sampler's order depends only on the epoch, so a resumed run gets the same batches as an uninterrupted one.
     sampler: Sampler[int] = DistributedSampler(data, num_replicas=1, rank=0)
     batches = DataLoader(data, BATCH // MICRO_BATCHES, sampler=sampler, drop_last=True)
     trainer.fit(model, batches, ckpt_path=checkpoint if checkpoint.exists() else None, weights_only=True)

@@ -1,6 +1,6 @@
-"""MKOR in a training loop of your own: micro-batches, clipping, a schedule, a checkpoint and going on from it.
+"""MKOR in your own training loop, with micro-batches, clipping, a schedule, and resuming from a checkpoint.
 
-Classifies scikit-learn's 8x8 digits. From the repository: ``python -m docs.examples.own_loop``
+Classifies scikit-learn's 8x8 digits. Run from the repository: ``python -m docs.examples.own_loop``
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BATCH, MICRO_BATCHES = 128, 2
 
 
 def train(checkpoint: Path, epochs: int) -> list[float]:
-    """Train up to the end of an epoch, from the checkpoint if there is one; return the mean loss of each new epoch."""
+    """Train until the end of an epoch, from the checkpoint if it exists; return the mean loss of each new epoch."""
     pixels, labels = load_digits(return_X_y=True)
     inputs, targets = torch.tensor(pixels / 16, dtype=torch.float32), torch.tensor(labels)
 
@@ -32,7 +32,7 @@ def train(checkpoint: Path, epochs: int) -> list[float]:
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])  # the preconditioner's state is in it
+        optimizer.load_state_dict(saved["optimizer"])  # includes the preconditioner's state
         scheduler.load_state_dict(saved["scheduler"])
         start = saved["epochs"]
 
@@ -48,7 +48,7 @@ def train(checkpoint: Path, epochs: int) -> list[float]:
                 loss.backward()
                 total += loss.item()
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()  # preconditions the clipped gradients, then steps
+            optimizer.step()  # preconditions the clipped gradients, then updates
         scheduler.step()
         losses.append(total / len(batches))
 
