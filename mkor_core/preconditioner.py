@@ -326,7 +326,7 @@ class Preconditioner:
                     self._states.change(name, accept, partial(self.method.refresh, step=self._step))
         if sharing is not None:
             with self.phases("communication"):
-                sharing.share_refreshed({name: self._states.of(name) for name in due}, list(due))
+                sharing.share_refreshed({name: self._states[name] for name in due}, list(due))
 
     def _precondition(self) -> None:
         """Replace the gradients D by the updates V, which gradient workers compute and send to their row of ranks."""
@@ -339,7 +339,7 @@ class Preconditioner:
             for layer, grad in zip(layers, grads, strict=True):
                 works = self._sharing is None or self._sharing.works_on(layer.name)
                 # A receiver's D only has the right shape; share_updates replaces it.
-                values[layer.name] = self.method.precondition(self._states.of(layer.name), grad) if works else grad
+                values[layer.name] = self.method.precondition(self._states[layer.name], grad) if works else grad
         if self._sharing is not None:
             with self.phases("communication"):
                 self._sharing.share_updates(values)

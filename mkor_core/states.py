@@ -28,7 +28,7 @@ class LayerStates:
         self._states: dict[str, LayerState] = {}
         self._whole: dict[str, LayerState] | None = None
 
-    def of(self, name: str) -> LayerState:
+    def __getitem__(self, name: str) -> LayerState:
         """Return a layer's state, on the device of its weight."""
         # Created at the first use, and moved when the weight has moved, so that a model may go to its device after the
         # preconditioner was constructed.
@@ -45,7 +45,7 @@ class LayerStates:
 
         The host does not wait for ``accept``: the choice is made on the device.
         """
-        state = self.of(name)
+        state = self[name]
         before = dict(state)
         change(state)
         if accept is None:
@@ -61,7 +61,7 @@ class LayerStates:
         """Return the bytes of some layers' states by tensor name (``left``, ``right``, ...)."""
         sizes: dict[str, int] = {}
         for name in names:
-            for key, tensor in self.of(name).items():
+            for key, tensor in self[name].items():
                 sizes[key] = sizes.get(key, 0) + tensor.numel() * tensor.element_size()
         return sizes
 

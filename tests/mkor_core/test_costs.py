@@ -181,7 +181,7 @@ def test_every_row_is_checked_by_tests_that_exist():
 
 @pytest.mark.parametrize("name", ROWS)
 def test_memory_and_work_are_as_the_table_says(name):
-    """A sum's parts have constants of their own, so the ratio may change, but by less than a size to some power would.
+    """The terms of a cost have different constants, so the ratio may change, but less than by a wrong power of a size.
 
     Sides, window, rank and kept rows grow by a factor of 8 or more.
     """
@@ -190,11 +190,11 @@ def test_memory_and_work_are_as_the_table_says(name):
         counted = share(name, count(row, m, n))
         expected = [value(cell, m=m, n=n, N=N, **row.letters) for cell in table()[name][:TESTS]]
         assert counted[MEMORY] == expected[MEMORY]
-        for column, found in ratios.items():
+        for column, column_ratios in ratios.items():
             if expected[column] == 0:
                 assert counted[column] == 0
             else:
-                found.append(counted[column] / expected[column])
+                column_ratios.append(counted[column] / expected[column])
     assert max(ratios[STEP], default=1) < 2 * min(ratios[STEP], default=1)
     assert max(ratios[UPDATE], default=1) < 4 * min(ratios[UPDATE], default=1)
 

@@ -1,4 +1,4 @@
-"""Truth: the dense matrix that a factor stands for, in float64."""
+"""Truth: the dense matrix that a factor represents, in float64."""
 
 from __future__ import annotations
 

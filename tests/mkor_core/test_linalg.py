@@ -83,7 +83,7 @@ def test_every_rule_keeps_its_factor_symmetric_and_positive_definite(rule, seed,
         v = scale * torch.randn(6, generator=generator, dtype=dtype)
         inverse = RULES[rule](linalg.stabilize(inverse, EPS, ZETA), v, 0.9)
         assert_close(inverse, inverse.T, rtol=0, atol=0)
-    # A singular value below rounding of the largest one cannot be told from zero.
+    # An eigenvalue below the rounding error of the largest one cannot be distinguished from zero.
     values = torch.linalg.eigvalsh(inverse.double())
     assert values.min() > -10 * torch.finfo(dtype).eps * values.max()
 
