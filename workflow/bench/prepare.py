@@ -14,56 +14,49 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from dataclasses import fields
 from pathlib import Path
+from typing import Final
 
 from workflow.bench.data.features import Vocabulary
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.data.make_shards import Settings, prepare
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ConfigError
+
+_SMALLEST: Final = {"sequence_length": 8, "validation_one_in": 2, "processes": 1, "seed": 0}
+"""The smallest value of each option with a limit."""
+
+
+def _run(options: argparse.Namespace) -> None:
+    """Make the shards and print their folder."""
+    for name, smallest in _SMALLEST.items():
+        value = getattr(options, name)
+        if value < smallest:
+            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least {smallest}")
+    settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
+    vocabulary = Vocabulary(cased=options.vocabulary == "bert-cased")
+    print(prepare(options.text, settings, vocabulary, options.processes))
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Make the shards that BERT's pre-training reads from a folder of text files."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.prepare", description=main.__doc__)
-    parser.add_argument("text", type=Path, help="a folder; every *.txt file under it is read")
-    parser.add_argument("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased")
-    parser.add_argument("--sequence-length", type=int, default=512, help="tokens of a pair (default: 512)")
-    parser.add_argument(
+    add = parser.add_argument
+    add("text", type=Path, help="a folder; every *.txt file under it is read")
+    add("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased")
+    add("--sequence-length", type=int, default=512, help="tokens of a pair (default: %(default)s)")
+    add(
         "--documents",
         choices=("files", "blank-lines"),
         default="files",
-        help="how documents are separated (default: files)",
+        help="how documents are separated (default: %(default)s)",
     )
-    parser.add_argument(
-        "--validation-one-in", type=int, default=200, help="hold out one document in this many (default: 200)"
-    )
-    parser.add_argument(
-        "--part-megabytes", type=float, default=32.0, help="size of the text of one shard (default: 32)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="seed of the random choices (default: 0)")
-    parser.add_argument(
-        "--processes", type=int, default=os.cpu_count() or 1, help="number of processes (default: all cores)"
-    )
-    given = parser.parse_args(arguments)
-    limits = {"sequence_length": 8, "validation_one_in": 2, "processes": 1, "seed": 0}
-    for name, least in limits.items():
-        if getattr(given, name) < least:
-            print(f"--{name.replace('_', '-')} {getattr(given, name)}: must be at least {least}", file=sys.stderr)
-            return 1
-    settings = Settings(
-        given.vocabulary,
-        given.sequence_length,
-        given.documents,
-        given.validation_one_in,
-        given.part_megabytes,
-        given.seed,
-    )
-    try:
-        vocabulary = Vocabulary(cased=given.vocabulary == "bert-cased")
-        print(prepare(given.text, settings, vocabulary, given.processes))
-    except (DataNotFound, OSError, ValueError) as problem:
-        print(problem, file=sys.stderr)
-        return 1
-    return 0
+    add("--validation-one-in", type=int, default=200, help="hold out one document in this many (default: %(default)s)")
+    add("--part-megabytes", type=float, default=32.0, help="size of the text of one shard (default: %(default)g)")
+    add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
+    add("--processes", type=int, default=os.cpu_count() or 1, help="number of processes (default: all cores)")
+    return run_command(parser, _run, arguments, failures=(DataNotFound, OSError, ValueError))
 
 
 if __name__ == "__main__":

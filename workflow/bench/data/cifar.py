@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data.folder import DataNotFound, data_folder
-from workflow.bench.support.config import shown_path
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ConfigError, shown_path
 
 if TYPE_CHECKING:
     from torchvision.datasets import CIFAR10
@@ -91,18 +92,20 @@ def _arrays(split: CIFAR10) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     return np.ascontiguousarray(split.data.transpose(0, 3, 1, 2)), np.array(split.targets, dtype=np.int64)
 
 
+def _run(options: argparse.Namespace) -> None:
+    title = DATASETS[options.dataset]
+    try:
+        download(options.dataset)
+    except (OSError, RuntimeError) as problem:
+        raise ConfigError(f"{title}: {problem}") from None
+    print(f"{title} is in {shown_path(data_folder())}")
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Download CIFAR-10 or CIFAR-100 into the data folder (MKOR_DATA, or data/) and check it."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.data.cifar", description=main.__doc__)
     parser.add_argument("dataset", choices=sorted(DATASETS))
-    name = parser.parse_args(arguments).dataset
-    try:
-        download(name)
-    except (OSError, RuntimeError) as problem:
-        print(f"{DATASETS[name]}: {problem}", file=sys.stderr)
-        return 1
-    print(f"{DATASETS[name]} is in {shown_path(data_folder())}")
-    return 0
+    return run_command(parser, _run, arguments)
 
 
 if __name__ == "__main__":

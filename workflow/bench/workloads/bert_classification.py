@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,7 @@ class BertClassification(FineTuning):
     """
 
     labels_name = "labels"
+    titles: ClassVar = {dataset: task.title for dataset, task in TASKS.items()}
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)
@@ -74,11 +75,6 @@ class BertClassification(FineTuning):
     def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
         model: nn.Module = bert.BertForSequenceClassification(_config(parameters))
         return model
-
-    @override
-    @classmethod
-    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
-        return bert.encoder_title(parameters), TASKS[parameters["dataset"]].title
 
     @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

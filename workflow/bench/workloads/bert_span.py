@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import torch
@@ -20,7 +20,6 @@ from workflow.bench.workloads.base import evaluation_mode
 from workflow.bench.workloads.fine_tuning import FineTuning
 from workflow.bench.workloads.text_metrics import answer_metrics
 
-_TITLES: Final = {"quotes": "docstrings: text in quotes or brackets", "squad": "SQuAD v1.1"}
 _LONGEST_ANSWER: Final = {"quotes": docstring_tasks.LONGEST_ANSWER, "squad": squad.LONGEST_ANSWER}
 
 
@@ -37,6 +36,7 @@ class BertSpan(FineTuning):
     """
 
     labels_name = "spans"
+    titles: ClassVar = {"quotes": "docstrings: text in quotes or brackets", "squad": "SQuAD v1.1"}
 
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__(parameters)
@@ -57,11 +57,6 @@ class BertSpan(FineTuning):
     def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
         model: nn.Module = bert.BertForQuestionAnswering(_config(parameters))
         return model
-
-    @override
-    @classmethod
-    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
-        return bert.encoder_title(parameters), _TITLES[parameters["dataset"]]
 
     @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:

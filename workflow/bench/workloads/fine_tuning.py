@@ -16,7 +16,7 @@ from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.features import Features
 from workflow.bench.data.folder import DataNotFound, data_folder
 from workflow.bench.workloads.base import Workload, to_device_of
-from workflow.bench.workloads.bert import BertModel
+from workflow.bench.workloads.bert import BertModel, encoder_title
 
 _EVALUATION_BATCH: Final = 128
 _SMALLEST_SAMPLE: Final = 64
@@ -34,6 +34,13 @@ class FineTuning(Workload):
 
     labels_name: ClassVar[str]
     """The name of the labels in a batch, next to BERT's inputs."""
+    titles: ClassVar[Mapping[str, str]]
+    """The name of each data set in tables."""
+
+    @override
+    @classmethod
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        return encoder_title(parameters), cls.titles[parameters["dataset"]]
 
     def _set_data(self, train: Features, validation: Features) -> None:
         """Keep the examples, draw the training sample, and read the published encoder if one is asked for."""
