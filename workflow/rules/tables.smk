@@ -7,6 +7,7 @@ for table in TABLES:
             table.name
         input:
             **inputs(table, PLAN),
+            template=f"{ROOT}/workflow/report/table.html.j2",
         output:
             report(
                 f"{R}/tables/{table.name}.html",

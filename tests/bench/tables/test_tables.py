@@ -22,7 +22,7 @@ from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import ROOT
 from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
-from workflow.bench.tables.published_consistency import Derived, Printed, compare, derive
+from workflow.bench.tables._printed import Derived, Printed, compare, derive
 
 MINE = (
     "published_consistency",

@@ -38,11 +38,11 @@ def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, risi
     logarithms, since an interval around a mean could reach below 0.
 
     Args:
-        axes: the panel.
-        metrics: rows of one metric, of all labels.
+        axes: The panel.
+        metrics: Rows of one metric, of all labels.
         x: ``step`` or ``train_seconds``.
-        scale: the unit of x.
-        rising: more is better, so that a diverged run counts as the lowest value.
+        scale: The unit of x.
+        rising: More is better, so that a diverged run counts as the lowest value.
     """
     limits = axes.get_ylim()
     for label, rows in _by_label(metrics):

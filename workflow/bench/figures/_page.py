@@ -27,12 +27,12 @@ def save(
     """Add the legend and the caption to a figure, write it to ``folder`` and return its files.
 
     Args:
-        figure: the drawn panels; it grows by the height of legend and caption.
-        folder: where to write.
-        name: of the files, without a suffix.
-        legend: its entries; none leaves it out.
-        caption: one paragraph of plain text.
-        columns: of the legend, at most.
+        figure: The drawn panels; it grows by the height of legend and caption.
+        folder: Where to write.
+        name: Of the files, without a suffix.
+        legend: Its entries; none leaves it out.
+        caption: One paragraph of plain text.
+        columns: Of the legend, at most.
     """
     arrange(figure, legend, caption, columns)
     return write(figure, folder, name, caption)

@@ -50,10 +50,10 @@ def draw_differences(axes: Axes, finals: Mapping[str, Mapping[int, float]], base
     """Draw one row per label: final loss minus the base optimizer's, paired by seed; small dots are the seeds.
 
     Args:
-        axes: the panel.
-        finals: final losses by label and seed; a diverged run's is infinite. A label without any has an empty row.
-        base: label of the base optimizer, whose own row has its marker at 0.
-        rows: the labels, from top to bottom.
+        axes: The panel.
+        finals: Final losses by label and seed; a diverged run's is infinite. A label without any has an empty row.
+        base: Label of the base optimizer, whose own row has its marker at 0.
+        rows: The labels, from top to bottom.
     """
     axes.axvline(0, color=style.GUIDE, linewidth=0.8)
     for row, label in enumerate(rows):
@@ -93,8 +93,8 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
     Runs that never reached the target are counted at the right edge.
 
     Args:
-        axes: the panel.
-        took: time or steps to the target by label and seed, infinite for a run that never reached it.
+        axes: The panel.
+        took: Time or steps to the target by label and seed, infinite for a run that never reached it.
     """
     for row, (label, by_seed) in enumerate(took.items()):
         summary = reaching(by_seed)

@@ -36,7 +36,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw validation loss over steps and over training seconds; below, final differences and time to the target.
 
     Raises:
-        NoDataError: no run of bert_pretraining has a validation loss.
+        NoDataError: No run of bert_pretraining has a validation loss.
     """
     runs, metrics = results.runs("bert_pretraining"), results.metrics("bert_pretraining")
     losses = ended(metrics, "validation", "loss")

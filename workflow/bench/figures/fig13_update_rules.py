@@ -25,7 +25,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw loss over iterations, and the paired final differences from the base optimizer, by workload.
 
     Raises:
-        NoDataError: update_rules has no validation loss.
+        NoDataError: Update_rules has no validation loss.
     """
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = ended(metrics, "validation", "loss")

@@ -131,7 +131,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw step times above and times to target below, one column per model, with machines as groups of bars.
 
     Raises:
-        NoDataError: no machine has a step time or a time to target of these models.
+        NoDataError: No machine has a step time or a time to target of these models.
     """
     machines, notes = comparison.gather(results)
     steps = [time for machine in machines for time in machine.step_times()]
@@ -159,11 +159,11 @@ def _save(
     """Draw the panels and write the figure with its legend and caption.
 
     Args:
-        results: of this machine.
-        machines: all of them, from top to bottom.
-        columns: by title, the bars of the step times and of the times to target.
-        notes: first sentences of the caption.
-        folder: where to write.
+        results: Of this machine.
+        machines: All of them, from top to bottom.
+        columns: By title, the bars of the step times and of the times to target.
+        notes: First sentences of the caption.
+        folder: Where to write.
     """
     names = [machine.name for machine in machines]
     rows = [[bars[row] for bars in columns.values()] for row in (0, 1)]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from html import escape
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import pandas as pd
 
@@ -13,67 +13,64 @@ from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import Sources
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.templates import render
 
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #222; margin: 1.5em; }
-h1 { font-size: 1.2em; }
-table { border-collapse: collapse; }
-th, td { border-bottom: 1px solid #ddd; padding: .35em .6em; text-align: left; vertical-align: top; }
-th { position: sticky; top: 0; z-index: 1; background: #f4f4f4; vertical-align: bottom; }
-td { max-width: 34em; overflow-wrap: break-word; }
-td:first-child { position: sticky; left: 0; background: #fff; }
-td.short { white-space: nowrap; }
-td.data { min-width: 24em; font-size: .85em; color: #555; }
-td.long { min-width: 16em; }
-p { color: #555; max-width: 60em; }
-"""
-
-_SENTENCE: Final = 60  # characters
-_NUMBER: Final = 28  # with its interval
+_SENTENCE: Final = 60
+"""Characters from which a cell is wide, so that a sentence can be read."""
+_NUMBER: Final = 28
+"""Characters up to which a cell stays on one line: a number with its interval."""
 DATA: Final = "data"
-"""The column of `Sources`, the files and runs that a row's numbers come from."""
+"""The column of `Sources`: the files and runs from which a row's numbers are computed."""
 
 
 def write_table(frame: pd.DataFrame, folder: Path, name: str, *, title: str, caption: str) -> list[Path]:
     """Write ``folder/name.csv``, ``.md``, ``.html`` and the caption ``.rst``, each whole or not at all; return them.
 
-    The caption stands under the table in Markdown and HTML; the CSV holds the rows alone.  Of where a row's numbers
-    come from (`DATA`), Markdown has the files and how many runs, HTML their ids too, folded away.
+    The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. In the column `DATA`,
+    Markdown gives the files and the number of runs, HTML also the ids of the runs, folded away.
     """
     shown = frame.astype(object).where(frame.notna(), "")
-    brief = shown.assign(data=shown[DATA].map(Sources.brief)) if DATA in shown else shown
-    # Not pandas' to_markdown: it pads every column to its longest sentence, which nobody can read as text.
-    rows = [list(map(str, brief.columns)), ["---"] * len(brief.columns), *brief.to_numpy().tolist()]
-    lines = [" | ".join(str(cell).replace("|", "\\|").replace("\n", " ") for cell in row) for row in rows]
-    head = "".join(f"<th>{escape(str(column))}</th>" for column in shown.columns)
-    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>\n" for row in shown.to_numpy().tolist())
-    page = (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f"<style>{_STYLE}</style></head><body><h1>{escape(title)}</h1>\n"
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>\n<p>{escape(caption)}</p></body></html>\n"
-    )
-    markdown = f"# {title}\n\n" + "".join(f"| {line} |\n" for line in lines) + f"\n{caption}\n"
-    contents = {".csv": frame.to_csv(index=False), ".md": markdown, ".html": page, ".rst": as_rst(caption)}
+    rows = [[_cell(value) for value in row] for row in shown.to_numpy().tolist()]
+    columns = [str(column) for column in shown]
+    contents = {
+        ".csv": frame.to_csv(index=False),
+        ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n",
+        ".html": render("table.html.j2", title=title, columns=columns, rows=rows, caption=caption),
+        ".rst": as_rst(caption),
+    }
     for suffix, content in contents.items():
         write_atomically(folder / f"{name}{suffix}", content)
     return [folder / f"{name}{suffix}" for suffix in contents]
 
 
-def estimated(estimate: Estimate, digits: int = 3) -> str:
-    """A number as a cell: with its interval, where it has one."""
-    if not estimate.has_interval:
-        return number(estimate.value, digits)
-    return f"{number(estimate.value, digits)} [{number(estimate.low, digits)}, {number(estimate.high, digits)}]"
+class _Cell(NamedTuple):
+    """A cell with its text, a shorter text for Markdown, and its class in the HTML page."""
+
+    text: str
+    brief: str
+    kind: str
 
 
-def _cell(value: object) -> str:
-    """A cell of the HTML table: numbers stay on one line, a sentence gets room to be read."""
+def _cell(value: object) -> _Cell:
     text = str(value)
     if isinstance(value, Sources):
-        brief = value.brief()
-        folded = (
-            f"<details><summary>{escape(brief)}</summary>{escape(text)}</details>" if brief != text else escape(text)
-        )
-        return f'<td class="data">{folded}</td>'
-    kind = ' class="long"' if len(text) > _SENTENCE else ' class="short"' if len(text) <= _NUMBER else ""
-    return f"<td{kind}>{escape(text)}</td>"
+        return _Cell(text, value.brief(), DATA)
+    return _Cell(text, text, "long" if len(text) > _SENTENCE else "short" if len(text) <= _NUMBER else "")
+
+
+def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
+    """Return the table's lines; pandas' own pad every column to its longest sentence, which cannot be read as text."""
+    lines = [columns, ["---"] * len(columns), *([cell.brief for cell in cells] for cells in rows)]
+    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def estimated(estimate: Estimate, digits: int = 3) -> str:
+    """Return the text of an estimate, with its interval if it has one."""
+    value = number(estimate.value, digits)
+    if not estimate.has_interval:
+        return value
+    return f"{value} [{number(estimate.low, digits)}, {number(estimate.high, digits)}]"

@@ -1,13 +1,14 @@
-"""What the tables of fine-tuning share: cells of scores, the pre-training behind them, and the paper's rows beside.
+"""Tables of fine-tuning: cells of scores, the pre-training behind them, and the paper's rows.
 
-In the experiments of fine-tuning the method is the same for all; a label is the optimizer of the pre-training whose
-checkpoint a run starts from (its column ``start_from``).
+All fine-tuning runs use the same method. The label of a run is that of the pre-training whose checkpoint it starts
+from (its column ``start_from``).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,60 +21,98 @@ from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
-from workflow.bench.results.tables import Results, published
+from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
 PRETRAINING: Final = "bert_pretraining"
-#: What the others are compared with, as in the paper.
 REFERENCE: Final = "lamb"
+"""The optimizer that the others are compared with, as in the paper."""
 SCORE_DIGITS: Final = 4
 BROKE_DOWN: Final = "broke down"
 
-NOTES: Final = (
-    "An optimizer here is that of the pre-training, whose checkpoint a run starts from; what fine-tunes is the same "
-    "for all. Scores are of a run's last evaluation, and compare with the paper's only where the task is the same. A "
-    "run that broke down counts as the worst: then the median stands there, without an interval below six seeds",
-    "Iterations and time (training seconds, without evaluation) are the pre-training's after phase 1. A factor above "
-    "1, paired by seed, is in the optimizer's favour; it does not say that the scores are equal: the difference to "
-    "LAMB's stands beside it",
-    "The paper's MKOR stands beside every update rule of ours: an optimizer's longest pre-training beside the paper's "
-    "longest, a shorter one beside that of as many iterations. An empty left side: this tier has no such run",
+SCORE_NOTE: Final = (
+    "The optimizer of a row is that of the pre-training whose checkpoint a run starts from; fine-tuning is the same "
+    "for all. Scores are those of a run's last evaluation, and can be compared with the paper's only if the task is "
+    "the same. A run that broke down counts as the worst; the cell is then a median, with no interval below six "
+    "seeds"
+)
+COST_NOTE: Final = (
+    "Iterations and time (training seconds, without evaluation) are those of the pre-training after phase 1. A factor "
+    "above 1, paired by seed, favors the optimizer; it does not mean that the scores are equal, for which see the "
+    "difference from LAMB's"
+)
+PAPER_NOTE: Final = (
+    "The paper's MKOR is compared with each of our update rules: an optimizer's longest pre-training with the paper's "
+    "longest, a shorter one with the paper's run of as many iterations. A row with an empty left side has no such run "
+    "at this tier"
 )
 
 
-def traced_scores(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> Sources:
-    """Where some labels' scores come from: of their runs, those that have a last value (`finetuning.last_values`)."""
-    known = runs[runs["run"].isin(last.index)]
-    return from_runs(file, pd.concat([known[known["optimizer"] == label] for label in labels]))
+@dataclass(frozen=True)
+class Overview:
+    """A table with one row per optimizer: its score, the cost of its pre-training, and the paper's row."""
+
+    name: str
+    title: str
+    experiment: str
+    """The fine-tuning experiment."""
+    score: str
+    """Title of the column of scores."""
+    difference: str
+    """Title of the column with the differences from the reference's score."""
+    paper: str
+    """Name of the paper's file."""
+    paper_score: str
+    """The file's column of scores."""
+    paper_title: str
+    """Title of that column."""
+
+
+def read_runs(results: Results, experiment: str) -> pd.DataFrame:
+    """Return the runs of a fine-tuning experiment.
+
+    Raises:
+        NoDataError: It has no runs.
+    """
+    runs = results.runs(experiment)
+    if runs.empty:
+        raise NoDataError(f"no {experiment}.runs.csv in {results.root}: run the experiment first.")
+    return runs
+
+
+def score_sources(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> Sources:
+    """Return the runs of some labels that have a score in ``last`` (`finetuning_scores.last_values`) as a source."""
+    scored = runs[runs["run"].isin(last.index)]
+    return from_runs(file, pd.concat([scored[scored["optimizer"] == label] for label in labels]))
 
 
 def shown(values: Mapping[int, float] | Estimate | None, digits: int = 3) -> str:
-    """Values over seeds, or an estimate, as a cell: with an interval where there is one, empty without values."""
+    """Return the cell of values by seed or of their estimate, with its interval; empty without values."""
     if not values:
         return ""
-    found = values if isinstance(values, Estimate) else estimate(list(values.values()))
-    if math.isinf(found.value):
+    summary = values if isinstance(values, Estimate) else estimate(list(values.values()))
+    if math.isinf(summary.value):
         return BROKE_DOWN
     # A median's interval may reach down to the runs that broke down.
-    low = BROKE_DOWN if math.isinf(found.low) else number(found.low, digits)
-    interval = f" [{low}, {number(found.high, digits)}]" if found.has_interval else ""
-    return f"{number(found.value, digits)}{interval}"
+    low = BROKE_DOWN if math.isinf(summary.low) else number(summary.low, digits)
+    interval = f" [{low}, {number(summary.high, digits)}]" if summary.has_interval else ""
+    return f"{number(summary.value, digits)}{interval}"
 
 
 def finished(runs: pd.DataFrame) -> str:
-    """How many of the planned runs finished."""
+    """Return how many of the planned runs finished, such as ``2 of 3``."""
     return f"{int((runs['status'] == 'finished').sum())} of {len(runs)}"
 
 
 def pretraining_of(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
-    """The finished pre-training runs that ``runs`` start from, one a seed, with the seeds of ``runs``."""
+    """Return the finished pre-training runs that ``runs`` start from, one per seed, with the seeds of ``runs``."""
     starts = runs[["seed", "start_from"]].dropna().drop_duplicates()
     done = pretraining.loc[pretraining["status"] == "finished", ["run", "steps_done", "train_seconds"]]
     return starts.merge(done, left_on="start_from", right_on="run").drop(columns="start_from")
 
 
 def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """By label, iterations, seconds and speed of the pre-training behind its runs, and where they come from."""
+    """Return, by label, the cells on the pre-training behind its runs: iterations, seconds, speed and sources."""
     starts = {str(label): pretraining_of(rows, pretraining) for label, rows in runs.groupby("optimizer", sort=False)}
     seconds = {label: by_seed(rows, "train_seconds") for label, rows in starts.items()}
     cells = {}
@@ -89,17 +128,18 @@ def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, 
 
 
 def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
-    """One label's values minus the reference's, paired by seed; empty for the reference, or without a pair.
+    """Return the cell of a label's scores minus the reference's, paired by seed.
 
-    Seeds with a run that broke down have no difference, and are counted.
+    It is empty for the reference and without a pair. Seeds with a run that broke down have no difference, and are
+    counted.
     """
     if label == REFERENCE:
         return ""
-    own, reference = values[label], values.get(REFERENCE, {})
-    shared = own.keys() & reference.keys()
-    broken = sum(math.isinf(own[seed]) or math.isinf(reference[seed]) for seed in shared)
+    scores, reference = values[label], values.get(REFERENCE, {})
+    shared = scores.keys() & reference.keys()
+    broken = sum(math.isinf(scores[seed]) or math.isinf(reference[seed]) for seed in shared)
     remark = f"{broken} of {len(shared)} seeds {BROKE_DOWN}" if broken else ""
-    return "; ".join(filter(None, [shown(paired_difference(own, reference)), remark]))
+    return "; ".join(filter(None, [shown(paired_difference(scores, reference)), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:
@@ -121,8 +161,8 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
     return None if same_length.empty else same_length.index[0]
 
 
-def beside(
-    rows: list[dict[str, Any]],
+def join_paper(
+    rows: Sequence[Mapping[str, Any]],
     pretraining: pd.DataFrame,
     paper: str,
     columns: Mapping[str, str],
@@ -138,27 +178,22 @@ def beside(
         here: Our columns, in their order.
     """
     theirs = published(paper, as_text=True)
-    matched = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
-    left = [{"optimizer here": ""} for index in theirs.index if index not in matched]
-    matched += [index for index in theirs.index if index not in matched]
+    indices = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
+    others = [index for index in theirs.index if index not in indices]
+    pairs = [*zip(rows, indices, strict=True), *(({"optimizer here": ""}, index) for index in others)]
     table = []
-    for row, index in zip([*rows, *left], matched, strict=True):
-        cells = {} if index is None else {title: theirs.loc[index, column] for column, title in columns.items()}
-        source = (
-            NO_SOURCES
-            if index is None
-            else from_rows(
-                f"workflow/paper/{paper}.csv",
-                optimizer=theirs.loc[index, "optimizer"],
-                iterations=theirs.loc[index, "iterations"],
-            )
-        )
-        table.append({**row, **cells, "data": row.get("data", NO_SOURCES) + source})
+    for row, index in pairs:
+        cells: dict[str, Any] = {"data": row.get("data", NO_SOURCES)}
+        if index is not None:
+            cells |= {title: theirs.loc[index, column] for column, title in columns.items()}
+            keys = theirs.loc[index, ["optimizer", "iterations"]].to_dict()
+            cells["data"] += from_rows(f"workflow/paper/{paper}.csv", **keys)
+        table.append({**row, **cells})
     return pd.DataFrame(table, columns=[*here, *columns.values(), "data"])
 
 
-def shown_runs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
-    """What the caption speaks of: the fine-tuning runs and the pre-training runs that they start from."""
+def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of the caption: the fine-tuning runs and the pre-training runs that they start from."""
     starts = pretraining[pretraining["run"].isin(runs["start_from"])]
     frames = [frame for frame in (runs, starts) if not frame.empty]
     return pd.concat(frames, ignore_index=True) if frames else runs
@@ -167,60 +202,65 @@ def shown_runs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
 def write_overview(
     results: Results,
     folder: Path,
-    name: str,
+    table: Overview,
     *,
-    experiment: str,
     last: pd.Series,
-    values: Mapping[str, Mapping[int, float]],
-    score: tuple[str, str],
-    paper: tuple[str, str, str],
-    title: str,
+    scores: Mapping[str, Mapping[int, float]],
     note: str,
 ) -> list[Path]:
-    """Write a table with one row a label: its score, what its pre-training took, and the paper's row beside.
+    """Write an overview and return its files.
 
     Args:
-        results: where the runs are.
-        folder: where the table goes.
-        name: the table's.
-        experiment: of the fine-tuning.
-        last: each run's score, as `finetuning.last_values` gives it.
-        values: the score by label and seed.
-        score: titles of the score's column, and of its difference to the reference's.
-        paper: name of the paper's file, its column of the score, and that one's title.
-        title: the table's.
-        note: a last sentence of the caption.
+        results: Where the runs are.
+        folder: Where the table goes.
+        table: Its titles, its experiment and its file of the paper.
+        last: The score of each run (`finetuning_scores.last_values`).
+        scores: The score by label and seed.
+        note: The last sentence of the caption.
     """
-    runs, pretraining = results.runs(experiment), results.runs(PRETRAINING)
-    found = costs(runs, pretraining)
-    rows = []
-    for label, own in runs.groupby("optimizer", sort=False):
-        scored = traced_scores(f"{experiment}.csv", runs, last, *dict.fromkeys([str(label), REFERENCE]))
-        cells = {
-            "optimizer here": label,
-            "runs finished": finished(own),
-            score[0]: shown(values[str(label)], SCORE_DIGITS),
-            score[1]: difference(values, str(label)),
-        }
-        rows.append(cells | found[str(label)] | {"data": scored + found[str(label)]["data"]})
-    file, column, column_title = paper
-    theirs = {
+    runs, pretraining = results.runs(table.experiment), results.runs(PRETRAINING)
+    titles = {
         "optimizer": "optimizer in the paper",
-        column: column_title,
+        table.paper_score: table.paper_title,
         "iterations": "iterations in the paper",
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    here = ("optimizer here", "runs finished", *score, "iterations here", "time here (s)", "times as fast as LAMB here")
+    here = ["optimizer here", "runs finished", table.score, table.difference]
+    here += ["iterations here", "time here (s)", "times as fast as LAMB here"]
+    rows = _overview_rows(table, runs, pretraining, last, scores)
     return write_table(
-        beside(rows, pretraining, file, theirs, here),
+        join_paper(rows, pretraining, table.paper, titles, here),
         folder,
-        name,
-        title=title,
+        table.name,
+        title=table.title,
         caption=caption(
             results,
-            shown_runs(runs, pretraining),
-            notes=[*NOTES, note],
+            with_pretraining(runs, pretraining),
+            notes=[SCORE_NOTE, COST_NOTE, PAPER_NOTE, note],
             absent=[PRETRAINING] if pretraining.empty else [],
         ),
     )
+
+
+def _overview_rows(
+    table: Overview,
+    runs: pd.DataFrame,
+    pretraining: pd.DataFrame,
+    last: pd.Series,
+    scores: Mapping[str, Mapping[int, float]],
+) -> list[dict[str, Any]]:
+    """Return one row per label: its score, the difference from the reference's, and the cost of its pre-training."""
+    cost = costs(runs, pretraining)
+    rows = []
+    for label, of_label in runs.groupby("optimizer", sort=False):
+        cells = {
+            "optimizer here": label,
+            "runs finished": finished(of_label),
+            table.score: shown(scores[str(label)], SCORE_DIGITS),
+            table.difference: difference(scores, str(label)),
+        }
+        labels = dict.fromkeys([str(label), REFERENCE])
+        scored = score_sources(f"{table.experiment}.csv", runs, last, *labels)
+        rows.append(cells | cost[str(label)] | {"data": scored + cost[str(label)]["data"]})
+    return rows

@@ -37,15 +37,15 @@ PUBLISHED = ("claims", "iteration_time_ms", "memory_gb")
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Decide every claim from the results at hand; a claim without data says so in its row."""
+    """Write one row per claim with its verdict, which is *not tested* for a claim without data."""
     runs = [results.runs(experiment) for experiment in EXPERIMENTS]
-    joined = pd.concat([frame for frame in runs if not frame.empty] or runs[:1], ignore_index=True)
+    all_runs = pd.concat([frame for frame in runs if not frame.empty] or runs[:1], ignore_index=True)
     table = decide_all(results)
     counts = table["verdict"].value_counts()
     notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
     absent = [name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty]
     absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
-    title = "The paper's claims and what these runs say of them"
+    title = "The paper's claims and their verdicts from these runs"
     return write_table(
-        table, folder, "claims", title=title, caption=caption(results, joined, notes=notes, absent=absent)
+        table, folder, "claims", title=title, caption=caption(results, all_runs, notes=notes, absent=absent)
     )

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.analysis import machines as side_by_side
+from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.machines import Machine, StepTime
 from workflow.bench.analysis.wording import number
@@ -46,7 +46,7 @@ def _period(period: float) -> int | None:
 
 
 def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
-    """One row a probed step time, machines side by side."""
+    """Yield one row per probed step time, those of one setting next to each other."""
     by_setting: dict[tuple[object, ...], list[StepTime]] = {}
     for machine in machines:
         for time in machine.step_times():
@@ -67,8 +67,8 @@ def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
 
 
 def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
-    """One row a setting of an optimizer on each machine that measured it or for which it is projected."""
-    for time in side_by_side.target_times(machines):
+    """Yield one row per setting of an optimizer and machine that measured it or for which it is projected."""
+    for time in comparison.target_times(machines):
         yield {
             "quantity": _TARGET,
             "workload": time.setting.workload,
@@ -88,27 +88,27 @@ def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write step times, then times to target, every machine's beside the others'.
+    """Write step times, then times to target; the machines of one setting stand next to each other.
 
-    Raises NoDataError where no machine has a step time or a run.
+    Raises:
+        NoDataError: No machine has a step time or a run.
     """
-    machines, notes = side_by_side.gather(results)
+    machines, notes = comparison.gather(results)
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(machines)], columns=list(COLUMNS))
     for column in ("inverse update period", "repeats or runs", "reached"):
         table[column] = table[column].astype("Int64")
-    own = [machine for machine in machines if not machine.prefix]
-    runs = own[0].runs if own else pd.DataFrame()
-    notes += side_by_side.describe(machines)
+    runs = next((machine.runs for machine in machines if not machine.prefix), pd.DataFrame())
+    notes += comparison.describe(machines)
     notes += [
-        "Step times of one process, means over a cycle of the period: step_breakdown waits after each phase, "
+        "Step times are those of one process, means over a cycle of the period; step_breakdown waits after each phase, "
         "iteration_time does not",
-        "Projected: iterations to the target measured on another machine times the step time probed on this one, never "
-        "measured; the interval multiplies both factors' bounds. A run that ended without its target counts as "
+        "Projected, not measured: iterations to the target on another machine times the step time probed on this one; "
+        "the interval multiplies the bounds of both factors. A run that ended without reaching its target counts as "
         "infinitely long",
     ]
-    if check := side_by_side.projection_check(machines):
+    if check := comparison.projection_check(machines):
         notes.append(
-            "Where a machine has both, iterations times probed step time is "
+            "On a machine with both, iterations times the probed step time is "
             f"{number(check[0])} to {number(check[1])} of the measured seconds"
         )
     return write_table(

@@ -1,8 +1,8 @@
-"""Table 1: the published orders of cost of each optimizer, beside measured slopes over a layer's width, and bytes."""
+"""Table 1: the published orders of cost of each optimizer, and measured slopes over a layer's width and bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,8 +20,17 @@ from workflow.bench.tables.table7_memory import sizes
 PROBES = ("cost_scaling", "communication", "memory")
 PUBLISHED = ("complexity",)
 
-#: Labels in their order; others come after, `FLOOR` last.
-_FIRST: Final = ("mkor", "mkor_bfloat16", "mkor_windowed", "hylo", "kaisa", "kaisa_inverse", "kaisa_mem_opt", "eva")
+_FIRST: Final[tuple[str, ...]] = (
+    "mkor",
+    "mkor_bfloat16",
+    "mkor_windowed",
+    "hylo",
+    "kaisa",
+    "kaisa_inverse",
+    "kaisa_mem_opt",
+    "eva",
+)
+"""The first labels in their order; then come the others, and `FLOOR` last."""
 FLOOR: Final = "copy"
 _OURS: Final = (
     "optimizer here",
@@ -41,115 +50,120 @@ _BYTES_OF_PAPER: Final = "bytes by the paper's formula"
 
 
 def slope(times: pd.DataFrame) -> float:
-    """The exponent of d in the time of one part (`fits.width_law`); NaN for fewer than two widths."""
+    """Return the exponent of d in the time of one part (`fits.width_law`); NaN for fewer than two widths."""
     law = width_law(times)
     return float("nan") if law is None else law.exponent
 
 
 def bytes_by_width(counted: pd.DataFrame) -> pd.Series:
-    """What the rank that sends most hands to all collectives in one update, by d, at the fewest workers measured."""
-    here = counted[counted["workers"] == counted["workers"].min()]
-    return here.groupby(["dimension", "rank"])["bytes"].sum().groupby("dimension").max()
+    """Return the bytes in all collectives of one update by d, of the rank that sends most, at the fewest workers."""
+    fewest = counted[counted["workers"] == counted["workers"].min()]
+    return fewest.groupby(["dimension", "rank"])["bytes"].sum().groupby("dimension").max()
 
 
 def _communication(counted: pd.DataFrame) -> dict[str, str]:
+    """Return the cells on one optimizer's bytes: at the largest width, their slope, and by the paper's formula."""
     if counted.empty:
         return {}
     by_width = bytes_by_width(counted)
     widest = by_width.index.max()
-    here = counted[(counted["dimension"] == widest) & (counted["workers"] == counted["workers"].min())]
-    law = power_law(list(by_width.index), list(by_width)).exponent if len(by_width) > 1 else float("nan")
-    said = here["paper_bytes"].dropna()
+    rows = counted[(counted["dimension"] == widest) & (counted["workers"] == counted["workers"].min())]
+    exponent = power_law(list(by_width.index), list(by_width)).exponent if len(by_width) > 1 else float("nan")
+    of_paper = rows["paper_bytes"].dropna()
     return {
         "bytes a factor update here": f"{by_width[widest]} (d = {widest})",
-        "bytes: slope over d here": number(law),
-        _BYTES_OF_PAPER: "" if said.empty else f"{int(said.iloc[0])} (d = {widest})",
+        "bytes: slope over d here": number(exponent),
+        _BYTES_OF_PAPER: "" if of_paper.empty else f"{int(of_paper.iloc[0])} (d = {widest})",
     }
 
 
 def _overheads(memory: pd.DataFrame) -> str:
-    """The preconditioner's state in units of the parameters' bytes, by workload."""
+    """Return one optimizer's preconditioner state in units of the parameters' bytes, by workload."""
     parts = []
     for workload, rows in memory.groupby("workload", sort=False):
-        found = sizes(rows)
-        if found["overhead"] is not None and found["parameters"]:
-            parts.append(f"{workload} {number(found['overhead'] / found['parameters'])}")
+        size = sizes(rows)
+        if size["overhead"] is not None and size["parameters"]:
+            parts.append(f"{workload} {number(size['overhead'] / size['parameters'])}")
     return ", ".join(parts)
 
 
-def _measured(label: str, own: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
-    """One optimizer's cells of ours, and where they come from; own: its rows of each probe."""
-    times = own["cost_scaling"]
+def _measured(label: str, probes: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
+    """Return the measured cells of one optimizer; probes: the rows of each probe."""
+    rows = {probe: frame[frame["optimizer"] == label] for probe, frame in probes.items()}
+    times = rows["cost_scaling"]
+    updates = times[times["part"] == ("floor" if label == FLOOR else "factor")]
+    sources = (from_rows(f"probes/{probe}.csv", optimizer=label) for probe, frame in rows.items() if not frame.empty)
     return {
         "optimizer here": "memory floor: a copy of [d, d]" if label == FLOOR else label,
-        "factor update: slope over d here": number(
-            slope(times[times["part"] == ("floor" if label == FLOOR else "factor")])
-        ),
+        "factor update: slope over d here": number(slope(updates)),
         "preconditioning: slope over d here": number(slope(times[times["part"] == "precondition"])),
-        "state over the parameters' bytes here": _overheads(own["memory"]),
-        **_communication(own["communication"]),
-        "data": sum(
-            (from_rows(f"probes/{probe}.csv", optimizer=label) for probe, rows in own.items() if not rows.empty),
-            NO_SOURCES,
-        ),
+        "state over the parameters' bytes here": _overheads(rows["memory"]),
+        **_communication(rows["communication"]),
+        "data": sum(sources, NO_SOURCES),
     }
 
 
-def _of_paper(paper: pd.DataFrame, name: str) -> dict[str, Any]:
-    """The paper's cells of one optimizer; paper: its table by optimizer."""
+def _published(paper: pd.DataFrame, name: str) -> dict[str, Any]:
+    """Return the paper's cells of one optimizer; paper: its rows, indexed by optimizer."""
     cells = {title: str(paper.loc[name, column]) for column, title in _THEIRS.items()}
     return cells | {"data": from_rows("workflow/paper/complexity.csv", optimizer=name)}
 
 
-def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row an optimizer that any of the probes measured; those that only the paper has come last.
-
-    Raises NoDataError where none of the probes has run.
-    """
-    times = results.probe("cost_scaling")
-    counted = results.probe("communication")
-    memory = results.probe("memory")
-    probes = dict(zip(PROBES, (times, counted, memory), strict=True))
-    there = {name: rows for name, rows in probes.items() if not rows.empty}
-    if not there:
-        raise NoDataError(f"none of {', '.join(f'probes/{name}.csv' for name in PROBES)} in {results.root}.")
-    labels = {str(label) for rows in there.values() for label in rows["optimizer"]} - {FLOOR}
-    floor = [FLOOR] if (times["optimizer"] == FLOOR).any() else []
-    ordered = [label for label in _FIRST if label in labels] + sorted(labels - set(_FIRST)) + floor
+def _rows(probes: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
+    """Yield a row per measured optimizer with the paper's cells, and then the paper's other optimizers."""
     paper = published("complexity", as_text=True).set_index("optimizer", drop=False)
-    table = []
-    for label in ordered:
-        ours = _measured(label, {name: rows[rows["optimizer"] == label] for name, rows in probes.items()})
-        name = paper_name(label)
-        theirs = _of_paper(paper, name) if name is not None and name in paper.index else {"data": NO_SOURCES}
-        table.append(ours | theirs | {"data": ours["data"] + theirs["data"]})
-    table += [
-        _of_paper(paper, name) for name in paper.index.difference([paper_name(label) for label in ordered], sort=False)
-    ]
-    notes = [
-        "Slopes are exponents of d. The paper's orders: d is a layer's width, b the batch. State: the preconditioner's "
-        "in units of the parameters' bytes; for a layer [d, d] the paper's orders are 1 for MKOR (half precision) and "
-        "4 for KAISA"
-    ]
-    if not times.empty:
-        notes.append(
-            f"Times are geometric means of repeats at d = {spans(times['dimension'])}; the floor is what an update "
-            "that makes a new matrix of an old one takes at least"
-        )
-    if not counted.empty:
-        notes.append(
-            "Bytes: what the rank that sends most hands to the collectives in one factor update of a layer [d, d], on "
-            f"{counted['workers'].min():g} workers; the paper's formula in float32, but for MKOR's half precision"
-        )
+    measured = {str(label) for rows in probes.values() for label in rows["optimizer"]}
+    labels = [label for label in _FIRST if label in measured]
+    labels += [*sorted(measured - {*_FIRST, FLOOR}), *({FLOOR} & measured)]
+    for label in labels:
+        ours, name = _measured(label, probes), paper_name(label)
+        theirs = _published(paper, name) if name is not None and name in paper.index else {"data": NO_SOURCES}
+        yield ours | theirs | {"data": ours["data"] + theirs["data"]}
+    for name in paper.index.difference([paper_name(label) for label in labels], sort=False):
+        yield _published(paper, name)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Write one row per optimizer that any of the probes measured; those that only the paper has come last.
+
+    Raises:
+        NoDataError: None of the probes has run.
+    """
+    probes = {name: results.probe(name) for name in PROBES}
+    measured = {name: rows for name, rows in probes.items() if not rows.empty}
+    if not measured:
+        raise NoDataError(f"none of {', '.join(f'probes/{name}.csv' for name in PROBES)} in {results.root}.")
     return write_table(
-        pd.DataFrame(table, columns=[*_OURS, *_THEIRS.values(), _BYTES_OF_PAPER, "data"]),
+        pd.DataFrame(_rows(probes), columns=[*_OURS, *_THEIRS.values(), _BYTES_OF_PAPER, "data"]),
         folder,
         "table1_complexity",
         title="Orders of cost: measured slopes and bytes beside the paper's",
         caption=footer(
             results,
-            pd.concat(there.values(), ignore_index=True),
-            notes=notes,
-            absent=[f"probe {name}" for name in PROBES if name not in there],
+            pd.concat(measured.values(), ignore_index=True),
+            notes=_notes(measured),
+            absent=[f"probe {name}" for name in PROBES if name not in measured],
         ),
     )
+
+
+def _notes(measured: Mapping[str, pd.DataFrame]) -> list[str]:
+    """Return the sentences of the caption; measured: the rows of the probes that have run."""
+    notes = [
+        "Slopes are exponents of d. In the paper's orders d is a layer's width and b the batch. State: that of the "
+        "preconditioner in units of the parameters' bytes; for a layer [d, d] the paper's orders are 1 for MKOR (half "
+        "precision) and 4 for KAISA"
+    ]
+    if "cost_scaling" in measured:
+        widths = spans(measured["cost_scaling"]["dimension"])
+        notes.append(
+            f"Times are geometric means of repeats at d = {widths}; the memory floor is the least time in which an "
+            "update can make a new matrix from an old one"
+        )
+    if "communication" in measured:
+        workers = measured["communication"]["workers"].min()
+        notes.append(
+            "Bytes: what the rank that sends most hands to the collectives in one factor update of a layer [d, d], on "
+            f"{workers:g} workers; the paper's formula is in float32, except for MKOR's half precision"
+        )
+    return notes

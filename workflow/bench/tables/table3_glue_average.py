@@ -1,39 +1,41 @@
-"""Table 3: the average over the classification tasks, and what the pre-training took."""
+"""Table 3: the average over the classification tasks, and the cost of the pre-training."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
-from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.tables._finetuning import write_overview
+from workflow.bench.results.tables import Results
+from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
 
 EXPERIMENTS = ("bert_glue", "bert_pretraining")
 PUBLISHED = ("glue",)
 
+_TABLE: Final = Overview(
+    name="table3_glue_average",
+    title="The average over the classification tasks, from each optimizer's pre-training",
+    experiment="bert_glue",
+    score="average here",
+    difference="average minus LAMB's here",
+    paper="glue",
+    paper_score="average",
+    paper_title="average in the paper",
+)
+
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row an optimizer: the average over tasks by seed, of the seeds that have every task of the tier.
+    """Write one row per optimizer: the average over tasks, of the seeds that have a score in every task of the tier.
 
-    Raises NoDataError where no run of fine-tuning is there.
+    Raises:
+        NoDataError: There are no fine-tuning runs.
     """
-    runs = results.runs("bert_glue")
-    if runs.empty:
-        raise NoDataError(f"no bert_glue.runs.csv in {results.root}: run the experiment first.")
-    last = last_values(results.metrics("bert_glue"), "score")
+    runs = read_runs(results, _TABLE.experiment)
+    last = last_values(results.metrics(_TABLE.experiment), "score")
     tasks = list(runs["dataset"].dropna().unique())
-    return write_overview(
-        results,
-        folder,
-        "table3_glue_average",
-        experiment="bert_glue",
-        last=last,
-        values={
-            str(label): averages([scores(rows[rows["dataset"] == task], last) for task in tasks])
-            for label, rows in runs.groupby("optimizer", sort=False)
-        },
-        score=("average here", "average minus LAMB's here"),
-        paper=("glue", "average", "average in the paper"),
-        title="The average over the classification tasks, from each optimizer's pre-training",
-        note=f"Average here over {len(tasks)} tasks: {', '.join(tasks)}",
-    )
+    by_label = {
+        str(label): averages([scores(rows[rows["dataset"] == task], last) for task in tasks])
+        for label, rows in runs.groupby("optimizer", sort=False)
+    }
+    note = f"Average here over {len(tasks)} tasks: {', '.join(tasks)}"
+    return write_overview(results, folder, _TABLE, last=last, scores=by_label, note=note)

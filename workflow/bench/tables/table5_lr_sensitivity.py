@@ -1,11 +1,13 @@
-"""The appendix's table of learning rates: epochs to convergence at each, D where diverged, * in a local minimum.
+"""The appendix's table of learning rates: epochs to convergence at each, D if diverged, * in a local minimum.
 
-What converged, diverged and local minimum mean is `analysis.lr_outcomes`'s: converged is a run that finished and
-reached its experiment's target, a local minimum one that finished without.
+`analysis.lr_outcomes` defines the outcomes: a run converged if it finished and reached its experiment's target, and is
+in a local minimum if it finished without reaching it.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,7 +17,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
+from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
@@ -31,27 +33,38 @@ _MARKS: Final[dict[Outcome, str]] = {
 
 
 def with_epochs(ended: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
-    """Add what the cells show to the rows of `outcomes`, from the evaluations in ``<experiment>.csv``.
+    """Add the columns ``epochs`` and ``best`` to the rows of `outcomes`.
 
-    ``epochs``: until the target was reached or, in a local minimum, until the best value of the target's metric was
-    first seen; NaN for the others.  ``best``: that value.
+    Args:
+        ended: Rows of `outcomes`, one per run.
+        metrics: Evaluations, from ``<experiment>.csv``.
+
+    Returns:
+        ``epochs``: until the target was reached or, in a local minimum, until the best value of the target's metric
+        was first seen; NaN for other outcomes. ``best``: that value.
     """
-    epochs, bests = [], []
-    for _, run in ended.iterrows():
-        target = run["target"]
-        rows = metrics[
-            (metrics["run"] == run["run"]) & (metrics["split"] == target.split) & (metrics["metric"] == target.metric)
-        ].sort_values("step", kind="stable")
-        values = rows["value"] if target.direction == "above" else -rows["value"]
-        reached = rows["step"] == run["steps_to_target"] if run["outcome"] == "converged" else values == values.max()
-        shows = run["outcome"] in ("converged", "local-minimum") and reached.any()
-        epochs.append(float(rows.loc[reached, "epoch"].iloc[0]) if shows else float("nan"))
-        bests.append(float(rows.loc[reached, "value"].iloc[0]) if shows else float("nan"))
-    return ended.assign(epochs=epochs, best=bests)
+    shown = [_epochs_and_best(run, metrics) for _, run in ended.iterrows()]
+    return ended.assign(epochs=[epochs for epochs, _ in shown], best=[best for _, best in shown])
+
+
+def _epochs_and_best(run: pd.Series, metrics: pd.DataFrame) -> tuple[float, float]:
+    target = run["target"]
+    rows = metrics[
+        (metrics["run"] == run["run"]) & (metrics["split"] == target.split) & (metrics["metric"] == target.metric)
+    ].sort_values("step", kind="stable")
+    values = rows["value"] if target.direction == "above" else -rows["value"]
+    reached = rows["step"] == run["steps_to_target"] if run["outcome"] == "converged" else values == values.max()
+    if run["outcome"] not in ("converged", "local-minimum") or not reached.any():
+        return math.nan, math.nan
+    first = rows[reached].iloc[0]
+    return float(first["epoch"]), float(first["value"])
 
 
 def cell(rows: pd.DataFrame) -> str:
-    """One optimizer at one rate: mean epochs of the seeds that ended alike, and how many they are where not all do."""
+    """Return the cell of one optimizer at one rate: the mean epochs of each outcome, and its number of seeds.
+
+    The number is left out if all seeds have the same outcome.
+    """
     parts = []
     for outcome, mark in _MARKS.items():
         alike = rows[rows["outcome"] == outcome]
@@ -64,68 +77,66 @@ def cell(rows: pd.DataFrame) -> str:
     return "; ".join(parts)
 
 
-def _published(paper: pd.DataFrame, optimizer: str, rate: float) -> str:
-    """The paper's cell, in its own notation."""
-    row = paper[(paper["optimizer"] == optimizer) & (paper["lr"].astype(float) == rate)]
+def _published_cell(paper: pd.DataFrame, rate: float) -> str:
+    """Return the paper's cell at a rate, in its own notation; paper: its rows of one optimizer."""
+    row = paper[paper["lr"].astype(float) == rate]
     if row.empty:
         return ""
     outcome: Outcome = row["outcome"].iloc[0]
     return f"{row['epochs_to_convergence'].iloc[0]}{_MARKS[outcome]}"
 
 
-def _published_source(optimizer: str | None) -> Sources:
-    """Return the paper's rows of an optimizer as a source; no source without a name."""
-    file = "workflow/paper/lr_sensitivity_resnet50_cifar10.csv"
-    return from_rows(file, optimizer=optimizer) if optimizer else NO_SOURCES
+def _counts(by_seed: Mapping[int, int]) -> str:
+    """Return how many rates converge: one number if all seeds agree, else one per seed."""
+    counts = [by_seed[seed] for seed in sorted(by_seed)]
+    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
 
 
-def _counts(by_seed: dict[int, int]) -> str:
-    """How many rates converge: one number where all seeds agree, else one a seed."""
-    found = [by_seed[seed] for seed in sorted(by_seed)]
-    return str(found[0]) if len(set(found)) == 1 else ", ".join(map(str, found))
+def _rows(runs: pd.DataFrame, ended: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield one row per optimizer, ours and the paper's; ended: rows of `with_epochs`."""
+    paper = published("lr_sensitivity_resnet50_cifar10", as_text=True)
+    counts = converging_rates(ended)
+    rates = sorted(set(ended["lr"]) | set(paper["lr"].astype(float)), reverse=True)
+    for label, planned in runs.groupby("optimizer", sort=False):
+        ours = ended[ended["optimizer"] == label]
+        theirs = paper[paper["optimizer"] == paper_name(str(label))]
+        name = "" if theirs.empty else str(theirs["optimizer"].iloc[0])
+        source = from_rows("workflow/paper/lr_sensitivity_resnet50_cifar10.csv", optimizer=name)
+        yield {
+            "optimizer here": label,
+            "runs ended": f"{len(ours)} of {len(planned)}",
+            **{f"lr {rate:g} here": cell(ours[ours["lr"] == rate]) for rate in rates},
+            "rates that converge here": _counts(counts[str(label)]) if str(label) in counts else "",
+            "optimizer in the paper": name,
+            **{f"lr {rate:g} in the paper": _published_cell(theirs, rate) for rate in rates},
+            "rates that converge in the paper": int((theirs["outcome"] == "converged").sum()) if name else "",
+            "data": from_runs("resnet_cifar10_lr.csv", ours) + (source if name else NO_SOURCES),
+        }
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row an optimizer and one column a rate, here and in the paper, and how many rates converge.
+    """Write one row per optimizer: a column per rate, here and in the paper, and how many rates converge.
 
-    Raises NoDataError where the experiment has no run.
+    Raises:
+        NoDataError: The experiment has no runs.
     """
     runs = results.runs("resnet_cifar10_lr")
     if runs.empty:
         raise NoDataError(f"no resnet_cifar10_lr.runs.csv in {results.root}: run the experiment first.")
     ended = with_epochs(outcomes(runs), results.metrics("resnet_cifar10_lr"))
-    paper = published("lr_sensitivity_resnet50_cifar10", as_text=True)
-    counts = converging_rates(ended)
-    rates = sorted(set(ended["lr"]) | set(paper["lr"].astype(float)), reverse=True)
-    rows: list[dict[str, Any]] = []
-    for label, planned in runs.groupby("optimizer", sort=False):
-        mine = ended[ended["optimizer"] == label]
-        outcome_of_paper = paper.loc[paper["optimizer"] == paper_name(str(label)), "outcome"]
-        name = "" if outcome_of_paper.empty else paper_name(str(label)) or ""
-        rows.append(
-            {
-                "optimizer here": label,
-                "runs ended": f"{len(mine)} of {len(planned)}",
-                **{f"lr {rate:g} here": cell(mine[mine["lr"] == rate]) for rate in rates},
-                "rates that converge here": _counts(counts[str(label)]) if str(label) in counts else "",
-                "optimizer in the paper": name,
-                **{f"lr {rate:g} in the paper": _published(paper, name, rate) for rate in rates},
-                "rates that converge in the paper": int((outcome_of_paper == "converged").sum()) if name else "",
-                "data": from_runs("resnet_cifar10_lr.csv", mine) + _published_source(name),
-            }
-        )
-    said = [target.describe() for target in runs["target"].dropna().unique()]
+    targets = [target.describe() for target in runs["target"].dropna().unique()]
     notes = [
-        f"Mean epochs until {' or '.join(said) or 'a target (none is set)'}, over the seeds that get there. D: "
-        "diverged, a loss that is not finite. *: finished and finite, and never at the target; beside it the "
-        "best value and the epochs until that: the run may be at chance, or only short of steps",
-        "The paper does not say what it calls converged or a local minimum. Rates that converge: as many in every "
-        "seed, or one count a seed",
-        "KAISA's kl_clip, which shortens a step where the rate is large, is on in kaisa, off in kaisa_no_clip. HyLo: "
-        f"{', '.join(sorted(_variants(runs))) or 'not run'}. The paper's MKOR stands beside every rule of ours",
+        f"Mean epochs until {' or '.join(targets) or 'a target (none is set)'}, over the seeds that reach it. D: "
+        "diverged, a loss that is not finite. *: finished with a finite loss without reaching the target, with the "
+        "best value and the epochs until it; such a run may be at chance, or only short of steps",
+        "The paper does not define converged and local minimum. Rates that converge: one count if all seeds agree, "
+        "else one per seed",
+        "KAISA's kl_clip, which shortens a step if the rate is large, is on in kaisa and off in kaisa_no_clip. HyLo: "
+        f"{', '.join(sorted(_variants(runs))) or 'not run'}",
+        "The paper's MKOR is compared with each of our update rules",
     ]
     return write_table(
-        pd.DataFrame(rows),
+        pd.DataFrame(_rows(runs, ended)),
         folder,
         "table5_lr_sensitivity",
         title="Epochs to convergence at four learning rates",
@@ -134,6 +145,6 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _variants(runs: pd.DataFrame) -> set[str]:
-    """Which variant of HyLo ran."""
+    """Return the variants of HyLo that ran."""
     settings = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]
     return {str(hyperparameters.get("variant", "KIS")) for hyperparameters in settings}

@@ -1,13 +1,14 @@
-"""Table 6: models, data and hardware, ours beside the paper's."""
+"""Table 6: models, data and hardware, here and in the paper."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.results.sources import NO_SOURCES, Source, Sources, from_rows
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
@@ -15,8 +16,7 @@ EXPERIMENTS = ("*",)
 PROBES = ("sizes",)
 PUBLISHED = ("settings",)
 
-#: The paper's model that stands beside an experiment's.
-COUNTERPARTS = {
+COUNTERPARTS: Final = {
     "alexnet_cifar100": "AlexNet",
     "bert_base_squad": "BERT-Base-Cased",
     "bert_glue": "BERT-Large-Uncased",
@@ -28,39 +28,40 @@ COUNTERPARTS = {
     "resnet50_imagenet": "ResNet-50",
     "resnet_cifar10_lr": "ResNet-50",
 }
-#: What a published number of parameters counts, where that is not the model that is trained.
-COUNTED = {
+"""The paper's model that an experiment's is compared with."""
+COUNTED: Final = {
     "BERT-Base-Cased": "pretraining_parameters",
     "BERT-Large-Cased": "encoder_parameters",
     "BERT-Large-Uncased": "encoder_parameters",
 }
-_MODEL = ["workload", "model", "dataset", "parameters"]
-_TRAINED = ["run", "experiment", "train_examples", "validation_examples", "gpu", "cpu"]
+"""The column with the parameters that a published number counts, if it does not count those of the trained model."""
+_PUBLISHED_TITLES: Final = {
+    "model": "model in the paper",
+    "parameters_m": "parameters in the paper (M)",
+    "dataset": "data in the paper",
+    "train": "train in the paper",
+    "test": "test in the paper",
+}
+_MODEL: Final = ["workload", "model", "dataset", "parameters"]
+_TRAINED: Final = ["run", "experiment", "train_examples", "validation_examples", "gpu", "cpu"]
 
 
 def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
-    """One row a model and data set beside each model of the paper; where it was trained, on how much and on what."""
+    """Return our columns: one row per model, data set and model of the paper that it is compared with."""
     rows = sizes.assign(counterpart=sizes["experiment"].map(COUNTERPARTS))
     columns = rows["counterpart"].map(COUNTED).fillna("parameters")
     rows["counted"] = [row[column] for (_, row), column in zip(rows.iterrows(), columns, strict=True)]
     rows = rows.groupby([*_MODEL, "counted", "counterpart"], dropna=False, sort=False, as_index=False).agg(
         {"experiment": ", ".join, "batch_size": _listed}
     )
-    trained = runs.dropna(subset=["parameters"]).copy()
-    trained["hardware"] = trained["gpu"].astype(object).fillna(trained["cpu"])
-    runs_files = zip(trained["experiment"] + ".runs.csv", trained["run"], strict=True)
-    trained["trained"] = pd.Series(
-        [Sources((Source(file, (run,)),)) for file, run in runs_files], trained.index, object
-    )
-    trained = trained[[*_MODEL, "train_examples", "validation_examples", "hardware", "trained"]].drop_duplicates(_MODEL)
-    rows = rows.merge(trained.astype({"parameters": "int64"}), on=_MODEL, how="left")
+    rows = rows.merge(_trained(runs), on=_MODEL, how="left")
     return pd.DataFrame(
         {
             "workload": rows["workload"],
             "experiments": rows["experiment"],
             "model here": rows["model"],
             "parameters here (M)": (rows["parameters"].astype(float) / 1e6).map("{:.4g}".format),
-            "counted as in the paper (M)": rows["counted"].map(_cut).where(rows["counterpart"].notna()),
+            "counted as in the paper (M)": rows["counted"].map(_truncated).where(rows["counterpart"].notna()),
             "batch here": rows["batch_size"],
             "data here": rows["dataset"],
             "train here": rows["train_examples"],
@@ -76,58 +77,69 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
+def _trained(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return, by model and data set, the examples and the hardware of its first run, and that run as a source."""
+    rows = runs.dropna(subset=["parameters"]).drop_duplicates(_MODEL).astype({"parameters": "int64"})
+    sources = [from_runs(f"{row['experiment']}.runs.csv", row.to_frame().T) for _, row in rows.iterrows()]
+    return rows[[*_MODEL, "train_examples", "validation_examples"]].assign(
+        hardware=rows["gpu"].astype(object).fillna(rows["cpu"]),
+        trained=pd.Series(sources, rows.index, object),
+    )
+
+
 def _listed(numbers: pd.Series) -> str:
-    """Return different numbers, in their order."""
+    """Return the different numbers in rising order."""
     return ", ".join(map(str, sorted(set(numbers))))
 
 
-def _cut(parameters: float) -> str:
-    """Return millions with one decimal, the others cut off: so the paper makes 25.5 of ResNet-50's 25,557,032."""
+def _truncated(parameters: float) -> str:
+    """Return millions truncated to one decimal, as the paper does: 25.5 for ResNet-50's 25,557,032."""
     return f"{parameters // 1e5 / 10:.1f}"
 
 
+def _published() -> pd.DataFrame:
+    """Return the paper's settings under the titles of the table."""
+    paper = published("settings").rename(columns=_PUBLISHED_TITLES)
+    paper["hardware in the paper"] = paper.pop("gpus").astype(str) + " x " + paper.pop("gpu")
+    return paper
+
+
+def _table(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
+    """Return our settings joined with the paper's, and with the sources of both."""
+    paper = _published()
+    table = _ours(sizes, runs).merge(paper, on="model in the paper", how="outer", sort=False)
+    is_published = table["model in the paper"].isin(paper["model in the paper"])
+    data = [
+        (ours if isinstance(ours, Sources) else NO_SOURCES)
+        + (from_rows("workflow/paper/settings.csv", model=model) if known else NO_SOURCES)
+        for ours, model, known in zip(table.pop("data"), table["model in the paper"], is_published, strict=True)
+    ]
+    table["data"] = pd.Series(data, table.index, object)
+    whole = ["train here", "test here", "train in the paper", "test in the paper"]
+    return table.astype(dict.fromkeys(whole, "Int64")).sort_values("workload", na_position="last", kind="stable")
+
+
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write what every model of the tier is, beside the paper's; models that only the paper trains have no left side.
+    """Write the settings of every model of the tier and of the paper; a model of the paper alone has no left side.
 
     Sizes need neither data nor a GPU: a model that was not trained has no examples and no hardware here.
 
-    Raises NoDataError where its probe has not run.
+    Raises:
+        NoDataError: The probe of sizes has not run.
     """
     sizes = results.probe("sizes")
     if sizes.empty:
         raise NoDataError(f"no probes/sizes.csv in {results.root}: run python -m workflow.bench.probes.sizes first.")
     frames = [results.runs(experiment) for experiment in results.experiments()]
     runs = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_MODEL, *_TRAINED])
-    paper = published("settings").rename(
-        columns={
-            "model": "model in the paper",
-            "parameters_m": "parameters in the paper (M)",
-            "dataset": "data in the paper",
-            "train": "train in the paper",
-            "test": "test in the paper",
-        }
-    )
-    paper["hardware in the paper"] = paper.pop("gpus").astype(str) + " x " + paper.pop("gpu")
-    for column in ("train in the paper", "test in the paper"):
-        paper[column] = paper[column].astype("Int64")
-    table = _ours(sizes, runs).merge(paper, on="model in the paper", how="outer", sort=False)
-    known = table["model in the paper"].isin(paper["model in the paper"])
-    sources = [from_rows("workflow/paper/settings.csv", model=name) for name in table["model in the paper"]]
-    data = [
-        (ours if isinstance(ours, Sources) else NO_SOURCES) + (theirs if is_published else NO_SOURCES)
-        for ours, theirs, is_published in zip(table.pop("data"), sources, known, strict=True)
-    ]
-    table["data"] = pd.Series(data, table.index, object)
-    table = table.sort_values("workload", na_position="last", kind="stable")
-    for column in ("train here", "test here"):
-        table[column] = table[column].astype("Int64")
     notes = [
-        "An empty left side: no experiment of this tier has it. No examples and hardware here: not trained",
-        "Counted as in the paper: a BERT-Large's encoder with its pooler, a BERT-Base with its pre-training heads too; "
-        "cut after the first decimal",
+        "An empty left side: no experiment of this tier has this model. No examples and hardware here: the model was "
+        "not trained",
+        "Counted as in the paper: the encoder of a BERT-Large with its pooler, and a BERT-Base with its pre-training "
+        "heads too; truncated to one decimal",
     ]
     return write_table(
-        table,
+        _table(sizes, runs),
         folder,
         "table6_settings",
         title="Models, data and hardware: here and in the paper",

@@ -1,8 +1,8 @@
-"""The memory table: what every optimizer keeps, and its overhead over the base optimizer, measured and computed."""
+"""The memory table: every optimizer's state and its overhead over the base optimizer, measured and computed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,8 +18,8 @@ from workflow.bench.tables._files import write_table
 PROBES = ("memory",)
 PUBLISHED = ("memory_gb",)
 
-#: The paper's model that stands beside a workload of the probe.
 MODELS: Final = {"bert": "BERT-Large-Uncased", "resnet": "ResNet-50"}
+"""The paper's model that a workload of the probe is compared with."""
 _OURS: Final = (
     "model here",
     "optimizer here",
@@ -42,15 +42,15 @@ _MEGA: Final = 1e6
 
 
 def sizes(rows: pd.DataFrame) -> dict[str, float | None]:
-    """One optimizer's bytes on one workload, from rows of ``probes/memory.csv``.
+    """Return one optimizer's bytes on one workload, from its rows of ``probes/memory.csv``.
 
-    ``state`` and ``overhead`` (the preconditioner's state) as measured and as computed, None where a tensor has no
-    formula; ``parameters``; ``peak``, over what the process held before it made the model.
+    ``state`` and ``overhead`` (the preconditioner's state) are measured; the ``computed`` ones are None if a tensor has
+    no formula. ``peak`` does not include what the process held before it made the model.
     """
 
-    def total(kinds: tuple[str, ...], column: str) -> float | None:
-        found = rows.loc[rows["quantity"].isin(kinds), column]
-        return None if found.isna().any() else float(found.sum())
+    def total(quantities: Sequence[str], column: str) -> float | None:
+        sizes = rows.loc[rows["quantity"].isin(quantities), column]
+        return None if sizes.isna().any() else float(sizes.sum())
 
     return {
         "state": total(_STATE, "bytes"),
@@ -71,7 +71,7 @@ def _ratio(numerator: float | None, denominator: float | None) -> str:
 
 
 def _published(memory: pd.DataFrame, model: str, optimizer: str | None) -> Mapping[str, Any]:
-    """The paper's memory of an optimizer, and its overhead over the first-order optimizer of the same model."""
+    """Return the paper's memory of an optimizer, and its overhead over the first-order optimizer of the same model."""
     of_model = memory[memory["model"] == model].set_index("optimizer")["memory_gb"]
     if optimizer is None or optimizer not in of_model:
         return {}
@@ -80,47 +80,54 @@ def _published(memory: pd.DataFrame, model: str, optimizer: str | None) -> Mappi
     return dict(zip(_PAPER, (model, optimizer, float(of_model[optimizer]), number(overhead)), strict=True))
 
 
+def _rows(workload: str, memory: pd.DataFrame, paper: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield one row per optimizer of a workload; memory: the workload's rows of the probe."""
+    by_label = {str(label): sizes(rows) for label, rows in memory.groupby("optimizer", sort=False)}
+    base = next((label for label, size in by_label.items() if size["overhead"] == 0), None)
+    base_peak = None if base is None else by_label[base]["peak"]
+    for label, size in by_label.items():
+        peak = size["peak"]
+        ours = (
+            workload,
+            label,
+            _mega(size["state"]),
+            _mega(size["computed state"]),
+            _mega(size["overhead"]),
+            _mega(size["computed overhead"]),
+            _ratio(by_label.get("kaisa", {}).get("overhead"), size["overhead"]),
+            _ratio(size["overhead"], size["parameters"]),
+            "" if peak is None or base_peak is None else _mega(peak - base_peak),
+        )
+        theirs = _published(paper, MODELS.get(workload, ""), paper_name(label))
+        compared = dict.fromkeys(name for name in (label, base, "kaisa") if name in by_label)
+        data = from_rows("probes/memory.csv", workload=workload, optimizer=", ".join(map(str, compared)))
+        if theirs:
+            data += from_rows("workflow/paper/memory_gb.csv", model=theirs["model in the paper"])
+        yield {**dict(zip(_OURS, ours, strict=True)), **theirs, "data": data}
+
+
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row a workload and optimizer.  Raises NoDataError where the probe has not run."""
+    """Write one row per workload and optimizer.
+
+    Raises:
+        NoDataError: The probe has not run.
+    """
     memory = results.probe("memory")
     if memory.empty:
         raise NoDataError(f"no probes/memory.csv in {results.root}: run python -m workflow.bench.probes.memory first.")
     paper = published("memory_gb")
-    table: list[dict[str, Any]] = []
-    for workload, of_workload in memory.groupby("workload", sort=False):
-        found = {str(label): sizes(rows) for label, rows in of_workload.groupby("optimizer", sort=False)}
-        base = next((label for label, size in found.items() if size["overhead"] == 0), None)
-        base_peak = None if base is None else found[base]["peak"]
-        for label, size in found.items():
-            theirs = _published(paper, MODELS.get(str(workload), ""), paper_name(label))
-            peak = size["peak"]
-            ours = (
-                workload,
-                label,
-                _mega(size["state"]),
-                _mega(size["computed state"]),
-                _mega(size["overhead"]),
-                _mega(size["computed overhead"]),
-                _ratio(found.get("kaisa", {}).get("overhead"), size["overhead"]),
-                _ratio(size["overhead"], size["parameters"]),
-                "" if peak is None or base_peak is None else _mega(peak - base_peak),
-            )
-            beside = (name for name in (base, "kaisa") if name in found)
-            named = ", ".join(dict.fromkeys([label, *filter(None, beside)]))
-            data = from_rows("probes/memory.csv", workload=workload, optimizer=named)
-            if theirs:
-                data += from_rows("workflow/paper/memory_gb.csv", model=theirs["model in the paper"])
-            table.append({**dict(zip(_OURS, ours, strict=True)), **theirs, "data": data})
+    by_workload = memory.groupby("workload", sort=False)
+    rows = [row for workload, of_workload in by_workload for row in _rows(str(workload), of_workload, paper)]
     notes = [
-        "MB are 10^6 bytes. The overhead is the preconditioner's state: measured, the bytes of its tensors; computed, "
+        "MB are 10^6 bytes. The overhead is the preconditioner's state: measured as the bytes of its tensors, computed "
         "from the layers' shapes by each method's formula. The base is the optimizer that the others wrap",
-        "A peak is the most at once over two steps; on a CPU it is the process's resident memory, interpreter and "
-        "libraries taken off, whose noise is larger than the states of small models",
-        "The paper states the whole memory of a GPU: its overhead is that minus the first-order optimizer's. Its MKOR "
+        "The peak is the largest memory over two steps; on a CPU it is the process's resident memory without the "
+        "interpreter and the libraries, whose noise is larger than the states of small models",
+        "The paper states the whole memory of a GPU; its overhead is that minus the first-order optimizer's. Its MKOR "
         "keeps factors in half precision, as mkor_bfloat16 does",
     ]
     return write_table(
-        pd.DataFrame(table, columns=[*_OURS, *_PAPER, "data"]),
+        pd.DataFrame(rows, columns=[*_OURS, *_PAPER, "data"]),
         folder,
         "table7_memory",
         title="Memory of every optimizer over its base",

@@ -1,4 +1,4 @@
-"""Iterations and training time to each experiment's target, runs that never get there counted, and speedups."""
+"""Iterations and training time to each experiment's target, runs that never reached it, and speedups."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from workflow.bench.tables._files import estimated, write_table
 
 EXPERIMENTS = ("*",)
 
-#: What optimizers are compared with, beside their base.
 RIVAL: Final = "kaisa"
+"""Optimizers are compared with their base, and with this one."""
 COLUMNS: Final = (
     "experiment",
     "workload",
@@ -41,30 +41,30 @@ COLUMNS: Final = (
     "data",
 )
 _SHARED: Final = ["experiment", "workload", "dataset", "target"]
-"""Columns in which runs agree that are compared with each other."""
+"""Columns with the same values in all runs that are compared with each other."""
 _QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds")
 
 
 def _reference(settings: Mapping[Setting, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
     """Return a label's runs at a learning rate, or those of its only setting; None without runs or with a choice."""
-    own = [
+    of_label = [
         (setting.hyperparameters.get("lr"), runs) for setting, runs in settings.items() if setting.optimizer == label
     ]
-    at_rate = [runs for lr, runs in own if lr == rate] or [runs for _, runs in own]
+    at_rate = [runs for lr, runs in of_label if lr == rate] or [runs for _, runs in of_label]
     return at_rate[0] if len(at_rate) == 1 else None
 
 
 def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Literal["steps", "seconds"]) -> str:
-    """How many times less ``runs`` took than a reference."""
+    """Return the cell with a reference's time or steps over that of ``runs``; empty without a reference."""
     if reference is None or reference is runs:
         return ""
     theirs, ours = to_target(reference, quantity), to_target(runs, quantity)
-    # Without these seeds the side that is not there would look better than it is, so that there is no ratio.
+    # Without these seeds the side that did not reach the target would look better than it is: so no ratio is given.
     if short := [*too_short(reference, theirs, ours, quantity), *too_short(runs, ours, theirs, quantity)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
-    found = speedup(theirs, ours)
-    ratio = estimated(found.ratio).replace(number(math.inf), "∞") if found.ratio else ""
-    undecided = f"{found.undecided} undecided" if found.undecided else ""
+    compared = speedup(theirs, ours)
+    ratio = estimated(compared.ratio).replace(number(math.inf), "∞") if compared.ratio else ""
+    undecided = f"{compared.undecided} undecided" if compared.undecided else ""
     return "; ".join(filter(None, [ratio, undecided]))
 
 
@@ -72,8 +72,7 @@ def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield one row for each setting of runs that share experiment, workload, data and target."""
     settings = by_setting(runs)
     for setting, rows in settings.items():
-        found = {quantity: reaching(to_target(rows, quantity)) for quantity in _QUANTITIES}
-        iterations, seconds = found["steps"], found["seconds"]
+        iterations, seconds = (reaching(to_target(rows, quantity)) for quantity in _QUANTITIES)
         if iterations is None or seconds is None:
             continue
         rate, base_label = setting.hyperparameters.get("lr", math.nan), setting.hyperparameters.get("base")
@@ -103,9 +102,10 @@ def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row a setting of an optimizer in every experiment that has a target and a run that has ended.
+    """Write one row per setting of an optimizer, in every experiment with a target and a run that has ended.
 
-    Raises NoDataError where no experiment has run.
+    Raises:
+        NoDataError: No experiment has run.
     """
     frames = [results.runs(experiment) for experiment in results.experiments()]
     if not frames:
@@ -116,13 +116,13 @@ def make(results: Results, folder: Path) -> list[Path]:
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [
-        "A run that ended without reaching its target counts as infinitely long: it is in the median, and where most "
-        "runs never get there, 'not reached' is the median. Below six seeds a mean with a t interval, and no interval "
-        "where a run is censored",
-        "A factor above 1 is in the optimizer's favour, paired by seed, and ∞ where the other side diverged, or took "
-        "longer without getting there; seeds on which neither gets there are undecided and left out of it. Too short "
-        "to tell: a run ended, short of the target, before the other side was there, so that nobody knows which is "
-        "faster. Targets are seen at evaluations only",
+        "A run that ended without reaching its target counts as infinitely long: it is part of the median, which is "
+        "'not reached' if most runs never reach the target. Below six seeds the cell is a mean with a t interval, or a "
+        "median without an interval if a run never reached the target",
+        "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
+        "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
+        "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
+        "is faster. Targets are checked at evaluations only",
     ]
     return write_table(
         table,
