@@ -8,8 +8,18 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import run_rows
+from workflow.bench.claims.verdicts import Condition, parse_conditions
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.tables import published
 
 TASKS = ("docstrings: copy", "docstrings: package")
+NO_RUNS = pd.DataFrame(columns=list(RUN_COLUMNS))
+NO_METRICS = pd.DataFrame(columns=list(EVALUATION_COLUMNS))
+
+
+def conditions(claim: str) -> tuple[Condition, ...]:
+    """Return the thresholds of a claim."""
+    return parse_conditions(published("claims").set_index("id")["holds_when"][claim])
 
 
 def runs_to_target(

@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.synthetic import run_rows
 from workflow.bench.analysis.captions import as_rst, caption
-from workflow.bench.analysis.wording import number, spans
+from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.results.tables import Results
 
 RESULTS = Results(Path("results/test-cpu/embedded"), "embedded tier (small models)")
@@ -23,8 +23,8 @@ def _runs(label: str = "mkor", seeds: range = range(6), failed: tuple[int, ...] 
 @pytest.mark.parametrize(
     ("numbers", "text"), [([0, 1, 2, 5], "0-2, 5"), ([3], "3"), ([], ""), ([7, 1], "1, 7"), ([1.0, 2.0], "1-2")]
 )
-def test_spans(numbers, text):
-    assert spans(numbers) == text
+def test_integer_ranges(numbers, text):
+    assert integer_ranges(numbers) == text
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_an_estimate_lies_in_its_own_interval(values):
 )
 def test_how_many_values_decide_what_is_said(values, statistic, method):
     result = estimate(values)
-    assert (result.statistic, result.method) == (statistic, method)
+    assert (result.statistic, result.interval_method) == (statistic, method)
     assert result.has_interval == (method != "none")
 
 
@@ -345,7 +345,7 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
 
 def test_an_estimate_in_another_unit():
     found = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
-    assert (found.value, found.n, found.method) == (0.002, 3, "t")
+    assert (found.value, found.n, found.interval_method) == (0.002, 3, "t")
     assert (found.low, found.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
 
 

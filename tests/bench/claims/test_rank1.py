@@ -33,7 +33,7 @@ def test_c14_reports_each_side_and_the_largest_error():
     details = decide_rank1_error(rows, _conditions("C14")).details
     assert "activations 0.178" in details
     assert "gradients 0.778" in details
-    assert "The largest of all is 0.805." in details
+    assert "The largest error is 0.805." in details
 
 
 def test_c14_needs_the_workloads_to_agree():

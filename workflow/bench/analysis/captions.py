@@ -8,7 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.wording import spans
+from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results
 
@@ -40,7 +40,7 @@ def _mkor(runs: pd.DataFrame) -> list[str]:
     if mkor.empty:
         return []
     rules = [f"{label} = {'/'.join(_unique(rows, 'update_rule'))}" for label, rows in mkor.groupby("optimizer")]
-    periods = spans(mkor["inverse_update_period"].dropna())
+    periods = integer_ranges(mkor["inverse_update_period"].dropna())
     return [f"MKOR's update rule: {', '.join(rules)}; inverse update period {periods}"]
 
 
@@ -66,8 +66,8 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
         for label, of_label in rows.groupby("optimizer"):
             periods = of_label["inverse_update_period"].dropna()
             differs = whole.loc[whole["optimizer"] == label, "inverse_update_period"].nunique() > 1
-            at = f" (period {spans(periods)})" if differs and not periods.empty else ""
-            names.append(f"{label}{at} seed {spans(of_label['seed'].dropna())}")
+            at = f" (period {integer_ranges(periods)})" if differs and not periods.empty else ""
+            names.append(f"{label}{at} seed {integer_ranges(of_label['seed'].dropna())}")
         if len(rows) == len(whole) and len(names) > _NAMED:
             names = [f"all {len(rows)} runs"]
         reasons = _unique(rows, "reason")
@@ -91,7 +91,7 @@ def _missing(runs: pd.DataFrame) -> list[str]:
                         if of_label["inverse_update_period"].nunique() > 1 and isinstance(period, float)
                         else ""
                     )
-                    phrases.append(f"{experiment} {workload} {label}{at} seed {spans(absent)}")
+                    phrases.append(f"{experiment} {workload} {label}{at} seed {integer_ranges(absent)}")
     return [f"missing: {'; '.join(phrases)}"] if phrases else []
 
 
@@ -111,7 +111,7 @@ def _seeds(runs: pd.DataFrame, *, summarised: bool) -> str:
             if seeds.nunique() >= 2
             else "one run, no interval"
         )
-        text = f"{spans(seeds)} ({how})" if summarised else spans(seeds)
+        text = f"{integer_ranges(seeds)} ({how})" if summarised else integer_ranges(seeds)
         by_seeds.setdefault(text, []).append(str(workload))
     if len(by_seeds) == 1:
         return f"seeds {next(iter(by_seeds))}"
@@ -166,7 +166,7 @@ def as_rst(text: str) -> str:
 
 def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = ()) -> str:
     """The caption of an artefact made from a probe's ``rows``: tier, hardware, seeds, ``notes``, what is absent."""
-    seeds = [f"seeds {spans(rows['seed'].dropna())}"] if "seed" in rows else []
+    seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []
     rules = []
     if "update_rule" in rows and rows["update_rule"].notna().any():
         pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()

@@ -1,7 +1,7 @@
-"""Statistics over seeds: estimates with intervals, paired contrasts, censored targets, verdicts.
+"""Statistics over seeds: estimates with intervals, and paired differences and ratios.
 
-Pure functions on numbers; nothing here reads a file.  Six or more seeds carry a median with a bootstrap
-interval, two to five a mean with a t interval, one seed no interval at all.
+Pure functions on numbers. Six or more seeds give a median with a bootstrap interval, two to five a mean with a
+t interval, one seed a value without an interval.
 """
 
 from __future__ import annotations
@@ -17,47 +17,43 @@ from scipy.special import stdtrit
 
 LEVEL: Final = 0.95
 
-
-#: The fewest values of which a bootstrap interval is taken: below, resampling cannot cover 95 %.
 BOOTSTRAP_MINIMUM: Final = 6
-
+"""The fewest values that have a bootstrap interval; the resamples of fewer values cannot cover 95 %."""
 
 RESAMPLES: Final = 4000
 
+StatisticName = Literal["median", "mean", "geometric mean", "minimum", "maximum", "single value"]
 
-Statistic = Literal["median", "mean", "geometric mean", "minimum", "maximum", "single value"]
-
-
-Method = Literal["bootstrap", "t", "range", "none"]
+IntervalMethod = Literal["bootstrap", "t", "range", "none"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number with its interval: ``value`` in ``[low, high]`` from ``n`` values; NaN bounds mean no interval."""
+    """A value with its interval ``[low, high]``, from ``n`` values; without an interval the bounds are NaN."""
 
     value: float
     low: float
     high: float
     n: int
-    statistic: Statistic
-    method: Method
+    statistic: StatisticName
+    interval_method: IntervalMethod
 
     @property
     def has_interval(self) -> bool:
-        """Whether both bounds are known."""
+        """Whether the estimate has an interval."""
         return not (math.isnan(self.low) or math.isnan(self.high))
 
     def scaled(self, factor: float) -> Estimate:
-        """The same in a unit that is ``factor`` times smaller."""
+        """Return the estimate with value and bounds multiplied by ``factor``."""
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
 
 def bootstrap_interval(
     values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[float, float]:
-    """Percentile bootstrap interval of the median of ``values [n]``.  Infinite values are allowed, NaN is not.
+    """Return the percentile bootstrap interval of the median of ``values [n]``, which may be infinite but not NaN.
 
-    The generator is seeded, so the same values give the same interval.
+    The generator is seeded, so that equal values have equal intervals.
     """
     sample = np.asarray(values, dtype=np.float64)
     picks = np.random.default_rng(0).integers(len(sample), size=(resamples, len(sample)))
@@ -68,23 +64,26 @@ def bootstrap_interval(
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL) -> tuple[float, float]:
-    """Student's t interval of the mean of two or more finite ``values [n]``."""
+    """Return Student's t interval of the mean of two or more finite ``values [n]``."""
     sample = np.asarray(values, dtype=np.float64)
     half = stdtrit(len(sample) - 1, (1 + level) / 2) * sample.std(ddof=1) / math.sqrt(len(sample))
     return float(sample.mean() - half), float(sample.mean() + half)
 
 
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
-    """Median with a bootstrap interval from six values on, mean with a t interval from two, else one value alone.
+    """Return the median with a bootstrap interval of six or more values, the mean with a t interval of two to five.
 
-    Infinite values (censored or diverged runs) are kept in a median; fewer than six values with an infinite
-    one among them have no interval.  Raises ValueError for no values or a NaN.
+    A single value is returned without an interval. Infinite values are censored or diverged runs: fewer than six
+    values of which one is infinite give a median without an interval.
+
+    Raises:
+        ValueError: There are no values, or one is NaN.
     """
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:
         raise ValueError("An estimate needs at least one value, got none.")
     if np.isnan(sample).any():
-        raise ValueError("An estimate of NaN values means nothing: leave the runs out and name them.")
+        raise ValueError("An estimate of NaN is undefined: leave out the runs without a value and name them.")
     n = len(sample)
     if n >= BOOTSTRAP_MINIMUM:
         return Estimate(float(np.median(sample)), *bootstrap_interval(sample), n, "median", "bootstrap")
@@ -96,9 +95,12 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
 
 
 def extreme(values: Sequence[float] | NDArray[np.float64], which: Literal["minimum", "maximum"]) -> Estimate:
-    """The smallest or largest of all trials, for claims about every case: its interval is the value itself.
+    """Return the smallest or largest of all values, for claims about every case; its interval is the value itself.
 
-    A NaN among ``values`` is a trial that broke down, and makes the extreme infinitely bad.
+    A NaN is a trial that broke down and counts as the worst value, an infinity.
+
+    Raises:
+        ValueError: There are no values.
     """
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:
@@ -110,15 +112,15 @@ def extreme(values: Sequence[float] | NDArray[np.float64], which: Literal["minim
 
 
 def shared_seeds(left: Mapping[int, float], right: Mapping[int, float]) -> tuple[NDArray[np.float64], ...]:
-    """Values of the seeds that both sides have, in the order of the seeds."""
+    """Return the values of the seeds that both mappings have, in the order of the seeds."""
     seeds = sorted(left.keys() & right.keys())
     return np.array([left[seed] for seed in seeds], float), np.array([right[seed] for seed in seeds], float)
 
 
 def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> Estimate | None:
-    """Estimate of ``left - right`` over the seeds both have, or None where they share none.
+    """Estimate ``left - right`` over the seeds that both have; None if they share no seed.
 
-    A pair of which one side is not finite (a diverged run) is left out; the caller names it.
+    A pair with a value that is not finite, that of a diverged run, is left out; the caller names the run.
     """
     a, b = shared_seeds(left, right)
     kept = np.isfinite(a) & np.isfinite(b)
@@ -126,11 +128,11 @@ def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> 
 
 
 def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Estimate | None:
-    """Estimate of ``numerator / denominator`` (positive values) over the seeds both have, or None without any.
+    """Estimate ``numerator / denominator``, positive values, over the seeds that both have; None without a pair.
 
-    An infinite value is a censored one (target never reached): its ratio is infinite or 0.  A pair that is censored
-    on both sides, or 0 on both (a target met before the first step), says nothing and is left out.  Below six pairs
-    the mean is taken of the logarithms, so that a ratio and its inverse agree.
+    An infinite value is censored (the target was not reached) and makes the ratio infinite or 0. A pair is left out if
+    both values are infinite, or if both are 0 because the target was met before the first step. Two to five pairs give
+    a geometric mean, so that the estimates of a ratio and of its inverse agree.
     """
     a, b = shared_seeds(numerator, denominator)
     kept = (np.isfinite(a) | np.isfinite(b)) & ((a > 0) | (b > 0))
@@ -141,7 +143,7 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
     if len(ratios) >= BOOTSTRAP_MINIMUM or len(ratios) == 1:
         return estimate(ratios)
     if not (np.isfinite(ratios) & (ratios > 0)).all():
-        # A ratio of 0 is finite and yet censored: no interval, as with an infinite one.
+        # A ratio of 0 is censored like an infinite one, so there is no interval.
         return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none")
     logs = estimate(np.log(ratios))
     return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, "geometric mean", "t")

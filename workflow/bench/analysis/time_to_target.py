@@ -1,4 +1,4 @@
-"""Steps or seconds until a run reaches its target, censored runs included, and the ratios between optimizers."""
+"""Iterations or seconds until runs reach their targets, with censored runs, and the ratios between optimizers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import pandas as pd
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_ratio, shared_seeds
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
+
+Quantity = Literal["steps", "seconds"]
+"""What a run takes to its target: iterations or training seconds."""
 
 
 @dataclass(frozen=True)
@@ -59,33 +62,33 @@ def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
 
 
 def censored(value: float | None) -> float:
-    """A time to target with the unreached (None or NaN) as infinity, as the ratios here expect it."""
+    """Return a time to target, with infinity for one that was not reached (None or NaN)."""
     return math.inf if value is None or math.isnan(value) else float(value)
 
 
-def to_target(runs: pd.DataFrame, quantity: Literal["steps", "seconds"]) -> dict[int, float]:
-    """What one label's runs took to their target, by seed, from rows of ``<experiment>.runs.csv``.
+def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
+    """Return what one label's runs took to their target, by seed, from rows of ``<experiment>.runs.csv``.
 
-    Iterations or training seconds.  A run that ended, well or badly, without reaching the target is infinite: it
-    would take longer than its budget.  Skipped, interrupted and missing runs are left out.
+    A run that finished or broke down without reaching the target is censored, which counts as infinity: it would have
+    taken longer than its budget. Skipped, interrupted and missing runs are left out.
     """
     ended = runs[runs["status"].isin(ENDED)]
     return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[f"{quantity}_to_target"], strict=True)}
 
 
 def too_short(
-    runs: pd.DataFrame, took: Mapping[int, float], other: Mapping[int, float], quantity: Literal["steps", "seconds"]
+    runs: pd.DataFrame, took: Mapping[int, float], other: Mapping[int, float], quantity: Quantity
 ) -> list[int]:
-    """Seeds on which one label's run finished short of its target, and sooner than another label reached it.
+    """Return the seeds in which a label's run finished short of its target before another label reached it.
 
-    Such a run might have got there first had it gone on: nobody knows which of the two is faster.  One that diverged
-    would not have.
+    With more steps such a run might have reached the target first, so it is unknown which of the two is faster. A run
+    that diverged would not have.
 
     Args:
-        runs: the label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
-        took: what `to_target` gives for the label.
-        other: the same of the other label.
-        quantity: iterations or training seconds.
+        runs: The label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
+        took: The label's times to the target, from `to_target`.
+        other: Those of the other label.
+        quantity: Iterations or training seconds.
     """
     finished = runs[runs["status"] == "finished"]
     spent = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()
@@ -95,20 +98,21 @@ def too_short(
 
 @dataclass(frozen=True)
 class Reaching:
-    """How one label's runs reach a target: what they take, and how many of them get there."""
+    """What one label's runs take to a target, and how many of them reach it."""
 
     took: Estimate
-    """The unreached count as infinite, so that it is a median, infinite itself where most runs do not get there."""
+    """Iterations or seconds. Censored runs count as infinity, so the median is infinite if most runs are censored."""
     reached: int
+    """The number of runs that reached the target."""
 
     @property
     def censored(self) -> int:
-        """Runs that ended without reaching the target."""
+        """The number of runs that ended without reaching the target."""
         return self.took.n - self.reached
 
 
 def reaching(took: Mapping[int, float]) -> Reaching | None:
-    """Summarise what `to_target` gives, None where it is empty."""
+    """Summarize the times of `to_target`; None if there are none."""
     if not took:
         return None
     return Reaching(estimate(list(took.values())), sum(map(math.isfinite, took.values())))
@@ -116,18 +120,19 @@ def reaching(took: Mapping[int, float]) -> Reaching | None:
 
 @dataclass(frozen=True)
 class Speedup:
-    """How many times less one side took than the other, over the seeds that both have."""
+    """A reference's time to the target over a contender's, over the seeds that both have."""
 
     ratio: Estimate | None
-    """Above 1 where the contender was faster; infinite or 0 where one side alone was censored; None without a pair."""
+    """Above 1 if the contender was faster. A pair with one censored run is infinite or 0. None without a pair."""
     undecided: int
-    """Seeds on which neither side reached the target, or both before the first step: `ratio` leaves them out."""
+    """Seeds, left out of the ratio, in which neither run reached the target or both did before the first step."""
 
 
 def speedup(reference: Mapping[int, float], contender: Mapping[int, float]) -> Speedup:
-    """Compare what `to_target` gives for two labels, paired by seed: the reference's time over the contender's.
+    """Compare the times of `to_target` of two labels, paired by seed.
 
-    `too_short` finds the seeds on which an infinite time proves nothing.
+    The caller leaves out labels with runs that are `too_short`, because their infinite times are no evidence.
     """
     a, b = shared_seeds(reference, contender)
-    return Speedup(paired_ratio(reference, contender), int((a == b)[np.isinf(a) | (a == 0)].sum()))
+    is_undecided = (a == b) & (np.isinf(a) | (a == 0))
+    return Speedup(paired_ratio(reference, contender), int(is_undecided.sum()))

@@ -1,4 +1,4 @@
-"""Numbers as text: significant digits, and ranges of integers."""
+"""Numbers as text."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterable
 
 
-def spans(numbers: Iterable[float]) -> str:
-    """Whole numbers as ranges: ``[0, 1, 2, 5]`` gives ``0-2, 5``."""
+def integer_ranges(numbers: Iterable[float]) -> str:
+    """Return whole numbers as ranges: ``[0, 1, 2, 5]`` gives ``0-2, 5``."""
     ordered = sorted({int(number) for number in numbers})
     parts: list[str] = []
     start = 0
@@ -20,7 +20,10 @@ def spans(numbers: Iterable[float]) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with ``digits`` significant digits, as tables show it; infinity as ``not reached``."""
+    """Return a number with significant digits, as tables show it.
+
+    Infinity, a time to a target that was not reached, gives ``not reached``; NaN gives nothing.
+    """
     if math.isnan(value):
         return ""
     if math.isinf(value):

@@ -1,19 +1,28 @@
-"""Every claim of the paper and what the runs say of it: confirmed, refuted, inconclusive, or not tested.
+"""The verdict on every claim of the paper: confirmed, refuted, inconclusive, or not tested.
 
 Each ``decide_*`` is a pure function from tidy frames and the thresholds in ``workflow/paper/claims.csv`` to a
-`Decision`.  What a small tier shows is evidence about a claim's direction, never a reproduction of its number.
+`Decision`. Results of a small tier are evidence about a claim's direction, never a reproduction of its number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 
-from workflow.bench.claims import numerics, rank1, timing, training
+from workflow.bench.claims import (
+    finetuning,
+    numerics,
+    periods,
+    pretraining,
+    rank1,
+    sensitivity,
+    time_to_target,
+    timing,
+)
 from workflow.bench.claims.decision import Decision, capital, not_tested
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
@@ -34,12 +43,13 @@ COLUMNS: Final = (
     "data",
 )
 Rule = Callable[[Results, str], Decision]
-"""From results and a claim's ``holds_when`` to a decision."""
+"""A function from results and a claim's ``holds_when`` to a decision."""
 Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
+"""A function from a probe's rows and a claim's thresholds to a decision."""
 
 
 def _of_probe(name: str, judge: Judge) -> Rule:
-    """A claim decided by one probe."""
+    """Return the rule of a claim that one probe decides."""
 
     def rule(results: Results, holds_when: str) -> Decision:
         rows = results.probe(name)
@@ -51,18 +61,18 @@ def _of_probe(name: str, judge: Judge) -> Rule:
 
 
 def _half_precision(results: Results, _: str) -> Decision:
-    """C22; its entry sets no number."""
+    """Decide C22, whose entry has no threshold."""
     rows = results.probe("half_precision")
     return numerics.decide_half_precision(rows) if len(rows) else not_tested("The probe half_precision has not run.")
 
 
 def _sensitivity(results: Results, _: str) -> Decision:
-    """C18; its entry sets no number."""
-    return training.decide_sensitivity(results.runs("resnet_cifar10_lr"))
+    """Decide C18, whose entry has no threshold."""
+    return sensitivity.decide_sensitivity(results.runs("resnet_cifar10_lr"))
 
 
 def _hybrid_time(results: Results, holds_when: str, *, rival: str) -> Decision:
-    return training.decide_hybrid_time(
+    return pretraining.decide_hybrid_time(
         results.runs("bert_pretraining"),
         results.runs("bert_squad"),
         results.metrics("bert_squad"),
@@ -72,19 +82,19 @@ def _hybrid_time(results: Results, holds_when: str, *, rival: str) -> Decision:
 
 
 def _iterations(results: Results, holds_when: str) -> Decision:
-    return training.decide_iterations_to_target(
+    return pretraining.decide_iterations_to_target(
         results.runs("bert_pretraining"), results.runs("bert_squad"), parse_conditions(holds_when)
     )
 
 
 def _glue_average(results: Results, holds_when: str, *, contender: str) -> Decision:
-    return training.decide_glue_average(
+    return finetuning.decide_glue_average(
         results.metrics("bert_glue"), results.runs("bert_glue"), parse_conditions(holds_when), contender=contender
     )
 
 
 def _switch(results: Results, holds_when: str) -> Decision:
-    return training.decide_switch(
+    return finetuning.decide_switch(
         results.metrics("bert_glue"),
         results.runs("bert_glue"),
         results.runs("bert_pretraining"),
@@ -93,12 +103,14 @@ def _switch(results: Results, holds_when: str) -> Decision:
 
 
 def _speedup(results: Results, holds_when: str, *, experiment: str, rivals: tuple[str, ...]) -> Decision:
-    return training.decide_speedup(experiment, results.runs(experiment), parse_conditions(holds_when), rivals=rivals)
+    return time_to_target.decide_speedup(
+        experiment, results.runs(experiment), parse_conditions(holds_when), rivals=rivals
+    )
 
 
 def _period_loss(results: Results, holds_when: str) -> Decision:
     names = ("autoencoder_inversion", "bert_inversion")
-    return training.decide_period_loss({name: results.metrics(name) for name in names}, parse_conditions(holds_when))
+    return periods.decide_period_loss({name: results.metrics(name) for name in names}, parse_conditions(holds_when))
 
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -128,35 +140,37 @@ RULES: Final[Mapping[str, Rule]] = {
     "C24": _of_probe("scaling", timing.decide_scaling),
     "C25": _switch,
 }
-"""What decides each claim of ``workflow/paper/claims.csv``."""
+"""The rule of each claim in ``workflow/paper/claims.csv``."""
 
 
 def decide_all(results: Results) -> pd.DataFrame:
-    """One row a claim, in the paper's order, with the columns `COLUMNS`."""
-    rows = []
-    for claim in published("claims").to_dict("records"):
-        decision = RULES[claim["id"]](results, claim["holds_when"])
-        tested = decision.verdict != "not tested"
-        evidence = decision.evidence or (f"{results.tier} evidence" if tested and results.tier != "paper" else "")
-        why = decision.why
-        if evidence == f"{results.tier} evidence":
-            why = f"{capital(evidence)}, no reproduction of the paper's number: {why}"
-        value = claim["published"]
-        rows.append(
-            {
-                "id": claim["id"],
-                "source": claim["source"],
-                "claim": claim["claim"],
-                "published": "" if isinstance(value, float) and math.isnan(value) else value,
-                "measured": decision.measured,
-                "interval": decision.interval,
-                "seeds": decision.seeds,
-                "tier": results.tier if tested else "",
-                "verdict": decision.verdict,
-                "evidence": evidence,
-                "why": why,
-                "details": decision.details,
-                "data": decision.data,
-            }
-        )
+    """Return one row a claim, in the paper's order, with the columns `COLUMNS`."""
+    rows = [
+        _row(claim, RULES[claim["id"]](results, claim["holds_when"]), results.tier)
+        for claim in published("claims").to_dict("records")
+    ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[str, Any]:
+    is_tested = decision.verdict != "not tested"
+    evidence, why = decision.evidence, decision.why
+    if is_tested and not evidence and tier != "paper":
+        evidence = f"{tier} evidence"
+        why = f"{capital(evidence)}, no reproduction of the paper's number: {why}"
+    number = claim["published"]
+    return {
+        "id": claim["id"],
+        "source": claim["source"],
+        "claim": claim["claim"],
+        "published": "" if isinstance(number, float) and math.isnan(number) else number,
+        "measured": decision.measured,
+        "interval": decision.interval,
+        "seeds": decision.seeds,
+        "tier": tier if is_tested else "",
+        "verdict": decision.verdict,
+        "evidence": evidence,
+        "why": why,
+        "details": decision.details,
+        "data": decision.data,
+    }

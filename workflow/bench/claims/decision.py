@@ -1,9 +1,9 @@
-"""A decision on a claim, and what the decisions share: parts, missing runs, and numbers in words."""
+"""A decision on a claim, and the phrases that the decisions share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -17,24 +17,24 @@ from workflow.bench.results.sources import NO_SOURCES, Sources
 
 @dataclass(frozen=True)
 class Decision:
-    """What the runs say of one claim, with the numbers and where they come from."""
+    """The verdict on one claim, with its reason, its numbers and their sources."""
 
     verdict: Verdict
     why: str
-    """One sentence."""
+    """The reason, in one sentence."""
     measured: str = ""
     interval: str = ""
     seeds: str = ""
     evidence: str = ""
-    """What kind of evidence it is, where that is not the tier's."""
+    """The kind of evidence; empty for that of the tier."""
     data: Sources = NO_SOURCES
     details: str = ""
-    """Further sentences: how the numbers were summarised, and what stands beside them."""
+    """Further sentences: the statistics used, and numbers that do not enter the verdict."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A claim at one of the places where it is judged: a workload, a rival, a contrast."""
+    """The verdict on a claim for one workload, rival or contrast."""
 
     name: str
     verdict: Verdict
@@ -43,7 +43,7 @@ class Part:
 
 
 def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decision:
-    """The decision on a claim that the runs at hand cannot speak of; ``data``: where the details' numbers come from."""
+    """Return the decision on a claim that the runs cannot decide; ``data`` are the sources of the details."""
     return Decision("not tested", why, details=details, data=data)
 
 
@@ -57,7 +57,7 @@ def decided(
     data: Sources,
     evidence: str = "",
 ) -> Decision:
-    """One decision of several parts, combined by `statistics.agreement` or `statistics.all_of`."""
+    """Return one decision from several parts; ``combine`` is `verdicts.agreement` or `verdicts.all_of`."""
     return Decision(
         combine([part.verdict for part in parts]),
         why,
@@ -70,12 +70,29 @@ def decided(
     )
 
 
-def side(estimate: Estimate, condition: Condition) -> str:
-    """Where an estimate lies beside its threshold, which is the reason of the verdict."""
+def with_details(decision: Decision, sentence: str, data: Sources = NO_SOURCES) -> Decision:
+    """Return a decision with one more sentence of details and its sources; unchanged if the claim was not tested."""
+    if decision.verdict == "not tested" or not sentence:
+        return decision
+    return replace(decision, details=sentences(decision.details, sentence), data=decision.data + data)
+
+
+def mkor_of(runs: pd.DataFrame) -> str:
+    """Return the label of the MKOR by which claims about training are judged.
+
+    It is ``mkor``, the exact rule, except at the paper tier: there it is the released rule, which made the published
+    numbers.
+    """
+    is_released = (runs["tier"] == "paper") & (runs["optimizer"] == "mkor_released")
+    return "mkor_released" if is_released.any() else "mkor"
+
+
+def position(estimate: Estimate, condition: Condition) -> str:
+    """Return a predicate that places an estimate relative to its threshold, the reason for the verdict."""
     if not estimate.has_interval:
         return "has no interval, being one value" if estimate.n == 1 else "has no interval, some runs being censored"
     goal = f"{condition.comparison} {condition.threshold:g}"
-    if estimate.method == "range":
+    if estimate.interval_method == "range":
         return f"is {'' if condition.holds(estimate.value) else 'not '}{goal}"
     match condition.judge(estimate):
         case "confirmed":
@@ -85,72 +102,79 @@ def side(estimate: Estimate, condition: Condition) -> str:
     return f"has {condition.threshold:g} inside its interval"
 
 
-def verdicts(parts: Iterable[Part]) -> str:
-    """Every part's verdict in words."""
+def part_verdicts(parts: Iterable[Part]) -> str:
+    """Return the verdict on every part: ``bert confirmed; resnet refuted``."""
     return "; ".join(f"{part.name} {part.verdict}" for part in parts)
 
 
-def span(estimate: Estimate) -> str:
-    """``[low, high]``, or why there is none."""
+def interval_of(estimate: Estimate) -> str:
+    """Return ``[low, high]``, or the reason why the estimate has no interval."""
     if not estimate.has_interval:
         return "none (one value)" if estimate.n == 1 else "none (censored runs)"
     return f"[{number(estimate.low)}, {number(estimate.high)}]"
 
 
-def shown(estimate: Estimate) -> str:
-    """A number with its interval."""
-    return f"{number(estimate.value)} {span(estimate)}"
+def with_interval(estimate: Estimate) -> str:
+    """Return an estimate's value and interval."""
+    return f"{number(estimate.value)} {interval_of(estimate)}"
 
 
-def how(estimates: Iterable[Estimate]) -> str:
-    """How the estimates summarise and what their intervals are, once each."""
-    return "; ".join(dict.fromkeys(_kind(estimate) for estimate in estimates))
+def statistics_used(estimates: Iterable[Estimate]) -> str:
+    """Return the statistics and kinds of interval of the estimates, each once."""
+    return "; ".join(dict.fromkeys(_statistic(estimate) for estimate in estimates))
 
 
-def _kind(estimate: Estimate) -> str:
-    if estimate.method == "none":
+def _statistic(estimate: Estimate) -> str:
+    if estimate.interval_method == "none":
         return f"{estimate.statistic}, no interval"
-    if estimate.method == "range":
+    if estimate.interval_method == "range":
         return f"{estimate.statistic} of {estimate.n}"
-    return f"{estimate.statistic}, 95 % {estimate.method} interval"
+    return f"{estimate.statistic}, 95 % {estimate.interval_method} interval"
 
 
 def lacking(runs: pd.DataFrame, experiment: str, labels: Iterable[str]) -> str:
-    """What ``<experiment>.runs.csv`` lacks to compare these labels, in words; empty where each has a run that ended."""
+    """Return sentences on the labels without a run that has ended; empty if each label has one.
+
+    Args:
+        runs: Rows of ``<experiment>.runs.csv``.
+        experiment: The experiment's name.
+        labels: The labels to be compared.
+    """
     if runs.empty:
         return f"{experiment} has no results."
-    found = []
+    reports = []
     for label in labels:
-        own = runs[runs["optimizer"] == label]
-        if own.empty:
-            found.append(f"{experiment} has no run of {label}.")
-        elif not own["status"].isin(ENDED).any():
-            states = ", ".join(sorted(set(own["status"].astype(str))))
-            reasons = "; ".join(sorted({str(reason).rstrip(".") for reason in own["reason"].dropna()}))
-            found.append(f"No run of {label} in {experiment} has ended: {states}{f' ({reasons})' if reasons else ''}.")
-    return " ".join(found)
+        of_label = runs[runs["optimizer"] == label]
+        if of_label.empty:
+            reports.append(f"{experiment} has no run of {label}.")
+        elif not of_label["status"].isin(ENDED).any():
+            statuses = ", ".join(sorted(set(of_label["status"].astype(str))))
+            reasons = "; ".join(sorted({str(reason).rstrip(".") for reason in of_label["reason"].dropna()}))
+            because = f" ({reasons})" if reasons else ""
+            reports.append(f"No run of {label} in {experiment} has ended: {statuses}{because}.")
+    return " ".join(reports)
 
 
-def unended(runs: pd.DataFrame) -> str:
-    """How many of the runs did not end, which a decision leaves out, in a sentence; empty where all did."""
-    left = runs[~runs["status"].isin(ENDED)]
-    if left.empty:
+def left_out(runs: pd.DataFrame) -> str:
+    """Return a sentence that counts the runs that have not ended, which decisions leave out; empty if all have."""
+    unended = runs[~runs["status"].isin(ENDED)]
+    if unended.empty:
         return ""
-    pairs = left["status"].astype(str) + " of " + left["optimizer"].astype(str)
-    return f"Left out: {', '.join(f'{count} {what}' for what, count in pairs.value_counts(sort=False).items())}."
+    kinds = unended["status"].astype(str) + " of " + unended["optimizer"].astype(str)
+    return f"Left out: {', '.join(f'{count} {kind}' for kind, count in kinds.value_counts(sort=False).items())}."
 
 
-def sentences(*found: str) -> str:
-    """Sentences as one text, the empty ones left out."""
-    return " ".join(filter(None, found))
+def sentences(*parts: str) -> str:
+    """Join sentences to one text; empty ones are left out."""
+    return " ".join(filter(None, parts))
 
 
 def capital(text: str) -> str:
-    """Text with a capital letter."""
+    """Return the text with a capital first letter."""
     return text[:1].upper() + text[1:]
 
 
-def pooled(values: Iterable[float]) -> str:
-    """``[smallest, largest]`` of numbers that are shown and not summarised."""
+def extent(values: Iterable[float]) -> str:
+    """Return ``[smallest, largest]`` of some numbers."""
     sample = np.asarray(list(values), float)
     return f"[{number(float(sample.min()))}, {number(float(sample.max()))}]"

@@ -1,4 +1,4 @@
-"""Claims about the update rule that mathematics decides, and numbers show: C20 to C23."""
+"""Claims about the update rule that follow from mathematics and are checked numerically: C20 to C23."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import extreme
 from workflow.bench.analysis.wording import number
-from workflow.bench.claims.decision import Decision, Part, decided, not_tested, pooled, sentences, side
+from workflow.bench.claims.decision import Decision, Part, decided, extent, not_tested, position, sentences
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.sources import from_rows
 
 EVERY_TIER: Final = "mathematics and numerics, the same at every tier"
 
 
-def _check(numerics: pd.DataFrame, name: str, rule: str | None, dtype: str | None = None) -> pd.DataFrame:
+def _rows(numerics: pd.DataFrame, name: str, rule: str | None, dtype: str | None = None) -> pd.DataFrame:
     rows = numerics[numerics["check"] == name]
     if rule is not None:
         rows = rows[rows["update_rule"] == rule]
@@ -26,37 +26,38 @@ def _check(numerics: pd.DataFrame, name: str, rule: str | None, dtype: str | Non
 
 
 def _by_rule(rows: pd.DataFrame, which: Literal["smallest", "largest"]) -> str:
-    """The worst value of each rule in words."""
+    """Return the worst value of each update rule in words."""
     worst = rows.groupby("update_rule")["value"].agg("min" if which == "smallest" else "max")
     return ", ".join(f"{rule} {number(value)}" for rule, value in worst.items())
 
 
 def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C20: the smallest eigenvalue of the published rule's factor over random sequences of updates, float64."""
-    rows = _check(numerics, "C20", "published", "float64")
+    """Decide C20: the smallest eigenvalue of the published rule's factor over random update sequences in float64."""
+    rows = _rows(numerics, "C20", "published", "float64")
     if rows.empty:
         return not_tested("The probe numerics has no float64 eigenvalues of the published rule.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
     why = (
-        "The printed rule adds a positive multiple of (Jv)(Jv)^T to gamma J, so that by mathematics no update can cost "
-        f"positive definiteness, and the smallest eigenvalue of {smallest.n} random sequences in float64 agrees."
+        "The printed rule adds a positive multiple of (Jv)(Jv)^T to gamma J, which keeps J positive definite, and the "
+        f"smallest eigenvalue of {smallest.n} random sequences in float64 agrees."
         if conditions[0].judge(smallest) == "confirmed"
-        else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, which mathematics excludes."
+        else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, although the printed rule "
+        "keeps J positive definite."
     )
     cut = int((rows["updates"] < rows["of"]).sum())
     grown = (
-        f"{cut} of the sequences grew without bound and were followed only as far as float64 can tell an eigenvalue "
-        "from rounding."
+        f"{cut} of the sequences grew without bound and were followed only while float64 can distinguish an "
+        "eigenvalue from rounding."
         if cut
         else ""
     )
-    others = _check(numerics, "C20", None, "float64")
+    others = _rows(numerics, "C20", None, "float64")
     return Decision(
         conditions[0].judge(smallest),
         why,
         details=sentences(f"Smallest eigenvalue by rule: {_by_rule(others, 'smallest')}.", grown),
         measured=number(smallest.value),
-        interval=f"{pooled(rows['value'])} over all sequences",
+        interval=f"{extent(rows['value'])} over all sequences",
         seeds=f"{smallest.n} sequences",
         evidence=EVERY_TIER,
         data=from_rows("probes/numerics.csv", check="C20", update_rule="published", dtype="float64"),
@@ -64,8 +65,8 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
 
 
 def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C21: the residual of the published rule as the inverse of the averaged factor, float64."""
-    rows = _check(numerics, "C21", "published", "float64")
+    """Decide C21: the residual of the published rule's factor as the inverse of the averaged factor, in float64."""
+    rows = _rows(numerics, "C21", "published", "float64")
     if rows.empty:
         return not_tested("The probe numerics has no float64 residuals of the published rule.")
     largest = extreme(rows["value"].to_numpy(float), "maximum")
@@ -78,10 +79,10 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     )
     return Decision(
         verdict,
-        f"The largest residual {side(largest, conditions[0])}{because}.",
-        details=f"Largest residual by rule: {_by_rule(_check(numerics, 'C21', None), 'largest')}.",
+        f"The largest residual {position(largest, conditions[0])}{because}.",
+        details=f"Largest residual by rule: {_by_rule(_rows(numerics, 'C21', None), 'largest')}.",
         measured=number(largest.value),
-        interval=f"{pooled(rows['value'])} over all trials",
+        interval=f"{extent(rows['value'])} over all trials",
         seeds=f"{largest.n} trials",
         evidence=EVERY_TIER,
         data=from_rows("probes/numerics.csv", check="C21", update_rule="published", dtype="float64"),
@@ -89,34 +90,37 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
 
 
 def decide_half_precision(rows: pd.DataFrame) -> Decision:
-    """C22: the printed rule in half precision, from ``half_precision.csv``: below Lemma 3.2's bound, and always finite.
+    """Decide C22: whether the printed rule in half precision stays below Lemma 3.2's bound, and finite.
 
-    The claim sets no number: an error holds where it is at most the lemma's expression with the constant 1, a sequence
-    where all its updates are finite (``value == bound``).  The lemma has both; so has the verdict.  An update from a
-    factor that outgrew its precision has no bound, and is left out of the errors: the sequences show that.  An error
-    that is not finite from a factor that still is counts as infinite.
+    The claim sets no number. An error is within the bound if it is at most the lemma's expression with the constant 1;
+    a sequence stays finite if all of its updates are finite (``value == bound``). The claim needs both. An update of
+    a factor that is no longer finite has no bound and is left out of the errors; the sequences count it. An error that
+    is not finite, of a factor that still is, counts as infinite.
+
+    Args:
+        rows: Rows of ``half_precision.csv``.
     """
     errors, followed = (rows[rows["check"] == check] for check in ("error", "finite"))
     bounded = errors[np.isfinite(errors["bound"].astype(float))]
     if not ((bounded["update_rule"] == "published").any() and (followed["update_rule"] == "published").any()):
         return not_tested("The probe half_precision has no errors or no sequences of the published rule.")
-    found = {str(rule): _in_half_precision(bounded, followed, str(rule)) for rule in bounded["update_rule"].unique()}
+    by_rule = {str(rule): _in_half_precision(bounded, followed, str(rule)) for rule in bounded["update_rule"].unique()}
     others = "; ".join(
         f"the {rule} rule: error {parts[0].measured}, {parts[1].measured}"
-        for rule, parts in found.items()
+        for rule, parts in by_rule.items()
         if rule != "published"
     )
-    parts = found["published"]
+    parts = by_rule["published"]
     why = (
         f"The printed rule's error is {'always' if parts[0].verdict == 'confirmed' else 'not always'} below the "
-        "lemma's expression with the constant 1, eps being half the spacing at 1; of its factors kept in float16 and "
+        "lemma's expression with the constant 1 and half the spacing at 1 as eps; with its factors kept in float16 and "
         f"bfloat16 without damping, {parts[1].measured}."
     )
     return decided(
         parts,
         all_of,
         why,
-        f"Beside it {others}." if others else "",
+        f"For comparison, {others}." if others else "",
         seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "
         f"{int((followed['update_rule'] == 'published').sum())} sequences",
         evidence="numerics, the same at every tier",
@@ -125,9 +129,9 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
 
 
 def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) -> list[Part]:
-    """One rule's errors over their bounds, and the sequences that stay finite."""
-    own = errors[errors["update_rule"] == rule]
-    ratios = (own["value"] / own["bound"]).to_numpy(float)
+    """Return one rule's parts: its errors over their bounds, and the sequences that stay finite."""
+    of_rule = errors[errors["update_rule"] == rule]
+    ratios = (of_rule["value"] / of_rule["bound"]).to_numpy(float)
     largest = extreme(ratios, "maximum")
     finite = np.asarray(ratios)[np.isfinite(ratios)]
     error = f"{number(largest.value)} of the bound"
@@ -141,23 +145,23 @@ def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) 
         text += f", the first to fail after {first:g} updates"
     stays: Verdict = "confirmed" if whole == len(sequences) else "refuted"
     within = Condition("", "<=", 1.0).judge(largest)
-    shares = f"{pooled(finite)} where finite" if len(finite) else ""
+    shares = f"{extent(finite)} where finite" if len(finite) else ""
     return [Part("error", within, error, shares), Part(f"{sequences['bound'].max():,g} updates", stays, text)]
 
 
 def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C23: the smallest cosine between the gradient and the preconditioned gradient in any training step."""
-    rows = _check(numerics, "C23", None)
+    """Decide C23: the smallest cosine between the gradient and the preconditioned gradient in any training step."""
+    rows = _rows(numerics, "C23", None)
     if rows.empty:
-        return not_tested("The probe numerics followed no training.")
+        return not_tested("The probe numerics has no cosines of a training.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
     return Decision(
         conditions[0].judge(smallest),
         "The smallest cosine of any layer between gradient and preconditioned gradient, over all steps of a training "
-        f"on digits, {side(smallest, conditions[0])}.",
+        f"on digits, {position(smallest, conditions[0])}.",
         details=f"Smallest by rule: {_by_rule(rows, 'smallest')}.",
         measured=number(smallest.value),
-        interval=f"{pooled(rows['value'])} over all steps",
+        interval=f"{extent(rows['value'])} over all steps",
         seeds=f"{rows['trial'].nunique()} steps a rule",
         data=from_rows("probes/numerics.csv", check="C23"),
     )

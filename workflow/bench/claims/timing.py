@@ -1,8 +1,9 @@
-"""Claims about what a step costs, in time, bytes and memory: C08, C10 to C13 and C24."""
+"""Claims about the cost of a step in time, bytes and memory: C08, C10 to C13 and C24."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
 from typing import Final
@@ -11,19 +12,19 @@ import pandas as pd
 
 from workflow.bench.analysis import fits
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
-from workflow.bench.analysis.wording import number, spans
+from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
     capital,
     decided,
-    how,
+    interval_of,
     not_tested,
+    part_verdicts,
+    position,
     sentences,
-    shown,
-    side,
-    span,
-    verdicts,
+    statistics_used,
+    with_interval,
 )
 from workflow.bench.claims.verdicts import Condition, agreement, all_of
 from workflow.bench.results.sources import from_rows
@@ -36,7 +37,7 @@ def _by_repeat(times: pd.DataFrame, period: int) -> Mapping[int, float]:
 
 
 def _published_period_ratios() -> str:
-    """The same ratios from the paper's own times."""
+    """Return the same ratios from the paper's own times."""
     times = published("iteration_time_ms")
     table = times.pivot_table(index=["model", "optimizer"], columns="inverse_update_period", values="iteration_ms")
     ratios = table[1] / table[100]
@@ -47,9 +48,9 @@ def _published_period_ratios() -> str:
 
 
 def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C08: mean iteration time at period 1 over that at 100, KAISA's and MKOR's, from ``iteration_time.csv``.
+    """Decide C08: mean iteration time at period 1 over that at 100, KAISA's and MKOR's, from ``iteration_time.csv``.
 
-    A workload confirms where both optimizers hold; the claim needs the workloads to agree.
+    A workload needs both optimizers' conditions; the claim needs the workloads to agree.
     """
     parts: list[Part] = []
     estimates: list[Estimate] = []
@@ -63,8 +64,8 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         if len(ratios) < len(conditions):
             continue
         verdict = all_of([condition.judge(ratios[condition.subject]) for condition in conditions])
-        measured = ", ".join(f"{who} {number(ratio.value)}" for who, ratio in ratios.items())
-        interval = ", ".join(f"{who} {span(ratio)}" for who, ratio in ratios.items())
+        measured = ", ".join(f"{name} {number(ratio.value)}" for name, ratio in ratios.items())
+        interval = ", ".join(f"{name} {interval_of(ratio)}" for name, ratio in ratios.items())
         parts.append(Part(str(workload), verdict, measured, interval))
         estimates += ratios.values()
     if not parts:
@@ -73,23 +74,26 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
     return decided(
         parts,
         agreement,
-        f"Mean iteration time at period 1 over that at 100, by workload: {verdicts(parts)}.",
-        f"{capital(how(estimates))}. MKOR is the exact rule. The paper's own times give {_published_period_ratios()}.",
+        f"Mean iteration time at period 1 over that at 100, by workload: {part_verdicts(parts)}.",
+        f"{capital(statistics_used(estimates))}. MKOR is the exact rule. The paper's own times give "
+        f"{_published_period_ratios()}.",
         seeds=f"{repeats} repeats",
         data=from_rows("probes/iteration_time.csv", optimizer="kaisa, mkor", inverse_update_period="1, 100"),
     )
 
 
-_WITHOUT_CAPTURE: Final = ("factor",)
-_WITH_CAPTURE: Final = ("factor", "capture")
 _REST: Final = ("precondition", "communication", "update")
-_TREATMENTS: Final = {"without capture": _WITHOUT_CAPTURE, "with capture": _WITH_CAPTURE}
+_TREATMENTS: Final = {"without capture": ("factor",), "with capture": ("factor", "capture")}
+"""The phases that count as factor work, in two definitions that must agree on the verdict.
+
+The hooks capture statistics during the backward pass: KAISA's moments, MKOR's mean vectors.
+"""
 
 
 def _shares(rows: pd.DataFrame, work: Sequence[str]) -> dict[int, float]:
-    """The share of ``work`` in the optimizer's part of a step, of one optimizer's rows at one period.
+    """Return the share of the phases ``work`` in the optimizer's part of a step by repeat.
 
-    By repeat; one that lacks a phase has no share.
+    The rows are those of one optimizer at one period. A repeat that lacks a phase has no share.
     """
     phases = rows.pivot_table(index="repeat", columns="phase", values="ms", aggfunc="first")
     table = phases.reindex(columns=[*work, *_REST]).dropna()
@@ -98,64 +102,82 @@ def _shares(rows: pd.DataFrame, work: Sequence[str]) -> dict[int, float]:
     return {int(str(repeat)): float(value) for repeat, value in share.items()}
 
 
-def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C10: the share of factor work in the optimizer's part of a step, MKOR's over KAISA's (``step_breakdown.csv``).
+@dataclass
+class _Shares:
+    """The shares of factor work on all workloads, as `decide_factor_share` collects them."""
 
-    The optimizer's part is factor, precondition, communication and update, on one process.  What the hooks capture
-    (KAISA's moments, MKOR's mean vectors) is counted once as none of it and once as factor work; the verdict needs
-    both to agree, and the workloads.  Each method has the longest period it was timed at, which is the paper's; the
-    ratio at one period for all stands beside it, HyLo's shares too.
-    """
-    alone = times[times["workers"] == 1]
-    parts: list[Part] = []
-    estimates: list[Estimate] = []
-    equal, rivals = [], []
-    for workload, rows in alone.groupby("workload"):
-        chosen_rows: dict[str, pd.DataFrame] = {}
-        at_mkors: dict[str, pd.DataFrame] = {}
-        periods = {name: own["inverse_update_period"].dropna() for name, own in rows.groupby("optimizer")}
-        if not {"mkor", "kaisa"} <= {name for name, own in periods.items() if len(own)}:
-            continue
-        for name in ("mkor", "kaisa", "hylo"):
-            own = rows[rows["optimizer"] == name]
-            if not own.empty:
-                chosen_rows[name] = own[own["inverse_update_period"] == periods[name].max()]
-                at_mkors[name] = own[own["inverse_update_period"] == periods["mkor"].max()]
-        shares_here = []
+    parts: list[Part] = field(default_factory=list)
+    ratios: list[Estimate] = field(default_factory=list)
+    """MKOR's share over KAISA's, each at its longest period."""
+    at_equal_period: list[str] = field(default_factory=list)
+    """The same ratios with both at MKOR's period, in words."""
+    means: list[str] = field(default_factory=list)
+    """Every method's mean share by workload, in words."""
+
+    def add(self, workload: str, rows: pd.DataFrame, condition: Condition) -> None:
+        """Add a workload, if KAISA and MKOR were timed with a period."""
+        periods = {name: of_name["inverse_update_period"].dropna() for name, of_name in rows.groupby("optimizer")}
+        if not {"mkor", "kaisa"} <= {name for name, of_name in periods.items() if len(of_name)}:
+            return
+        by_name = {name: rows[rows["optimizer"] == name] for name in ("mkor", "kaisa", "hylo") if name in periods}
+        longest = {name: _at(of_name, periods[name].max()) for name, of_name in by_name.items()}
+        equal = {name: _at(of_name, periods["mkor"].max()) for name, of_name in by_name.items()}
+        means = []
         for treatment, work in _TREATMENTS.items():
-            shares = {name: _shares(own, work) for name, own in chosen_rows.items()}
+            shares = {name: _shares(of_name, work) for name, of_name in longest.items()}
             ratio = paired_ratio(shares["mkor"], shares["kaisa"])
             if ratio is None:
                 continue
-            estimates.append(ratio)
-            name = f"{workload} {treatment}"
-            parts.append(Part(name, conditions[0].judge(ratio), number(ratio.value), span(ratio)))
-            means = (f"{who} {number(fmean(found.values()))}" for who, found in shares.items() if found)
-            shares_here.append(f"{treatment} {', '.join(means)}")
-            if not at_mkors["kaisa"].empty:
-                same = paired_ratio(_shares(at_mkors["mkor"], work), _shares(at_mkors["kaisa"], work))
-                if same is not None:
-                    equal.append(f"{name} {shown(same)} {conditions[0].judge(same)}")
-        rivals.append(f"{workload}: {'; '.join(shares_here)}")
-    if not parts:
+            place = f"{workload} {treatment}"
+            self.ratios.append(ratio)
+            self.parts.append(Part(place, condition.judge(ratio), number(ratio.value), interval_of(ratio)))
+            listed = (f"{name} {number(fmean(by_repeat.values()))}" for name, by_repeat in shares.items() if by_repeat)
+            means.append(f"{treatment} {', '.join(listed)}")
+            ratio_at_equal = paired_ratio(_shares(equal["mkor"], work), _shares(equal["kaisa"], work))
+            if ratio_at_equal is not None:
+                self.at_equal_period.append(
+                    f"{place} {with_interval(ratio_at_equal)} {condition.judge(ratio_at_equal)}"
+                )
+        self.means.append(f"{workload}: {'; '.join(means)}")
+
+
+def _at(rows: pd.DataFrame, period: float) -> pd.DataFrame:
+    return rows[rows["inverse_update_period"] == period]
+
+
+def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """Decide C10: the share of factor work in the optimizer's part of a step, MKOR's over KAISA's.
+
+    The optimizer's part is factor, precondition, communication and update, on one process. Capture counts once as none
+    of it and once as factor work; the claim needs both, and all workloads, to agree. Each method is at the longest
+    period at which it was timed, which is the paper's. The details add the ratio at equal periods, and HyLo's shares.
+
+    Args:
+        times: Rows of ``step_breakdown.csv``.
+        conditions: The claim's thresholds.
+    """
+    alone = times[times["workers"] == 1]
+    shares = _Shares()
+    for workload, rows in alone.groupby("workload"):
+        shares.add(str(workload), rows, conditions[0])
+    if not shares.parts:
         return not_tested("The probe step_breakdown has no times of both KAISA and MKOR on one process.")
     longest = alone.groupby("optimizer")["inverse_update_period"].max().dropna()
-    at = ", ".join(f"{name} {longest[name]:g}" for name in ("mkor", "kaisa", "hylo") if name in longest)
-    repeats = alone["repeat"].nunique()
+    periods = ", ".join(f"{name} {longest[name]:g}" for name in ("mkor", "kaisa", "hylo") if name in longest)
     return decided(
-        parts,
+        shares.parts,
         agreement,
-        f"Share of factor work in the optimizer's part of a step, MKOR's over KAISA's, at the paper's periods ({at}): "
-        f"{verdicts(parts)}.",
-        f"{capital(how(estimates))}. Shares: {'. '.join(rivals)}. With KAISA at MKOR's period: "
-        f"{'; '.join(equal) or 'not timed'}.",
-        seeds=f"{repeats} repeats",
+        "Share of factor work in the optimizer's part of a step, MKOR's over KAISA's, at the paper's periods "
+        f"({periods}): {part_verdicts(shares.parts)}.",
+        f"{capital(statistics_used(shares.ratios))}. Shares: {'. '.join(shares.means)}. With KAISA at MKOR's period: "
+        f"{'; '.join(shares.at_equal_period) or 'not timed'}.",
+        seeds=f"{alone['repeat'].nunique()} repeats",
         data=from_rows("probes/step_breakdown.csv", workers=1, optimizer="mkor, kaisa, hylo"),
     )
 
 
-def _steps(times: pd.DataFrame) -> Iterator[str]:
-    """The slope from each width to the next, which shows how well one power law fits them all."""
+def _slopes(times: pd.DataFrame) -> Iterator[str]:
+    """Yield the slope from each width to the next, which shows how well one power law fits all widths."""
     for pair in pairwise(sorted(times["dimension"].unique())):
         law = fits.width_law(times[times["dimension"].isin(pair)])
         assert law is not None  # of two widths
@@ -163,23 +185,25 @@ def _steps(times: pd.DataFrame) -> Iterator[str]:
 
 
 def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C11: the slope of a factor update's time over the width d, from ``cost_scaling.csv``.
+    """Decide C11: the slope of a factor update's time over the width d, from ``cost_scaling.csv``.
 
-    MKOR's minus the memory floor's (a copy of a ``[d, d]``), and KAISA's; the claim needs both.  A repeat's times have
-    one slope (`fits.width_laws`); figure 14 and table 1 show the mean of these too.
+    The claim needs two conditions: on MKOR's slope minus that of the memory floor, a copy of a ``[d, d]`` matrix, and
+    on KAISA's slope. Each repeat gives one slope (`fits.width_laws`); figure 14 and table 1 show their mean.
     """
     laws = {
         name: fits.width_laws(times[(times["optimizer"] == name) & (times["part"] == part)])
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))
     }
-    found = {name: {repeat: law.exponent for repeat, law in of_name.items()} for name, of_name in laws.items()}
-    over_floor = paired_difference(found["mkor"], found["copy"])
-    if over_floor is None or not found["kaisa"]:
+    by_repeat = {name: {repeat: law.exponent for repeat, law in of_name.items()} for name, of_name in laws.items()}
+    over_floor = paired_difference(by_repeat["mkor"], by_repeat["copy"])
+    if over_floor is None or not by_repeat["kaisa"]:
         return not_tested("The probe cost_scaling lacks two widths of MKOR, KAISA or the copy that is the floor.")
-    slopes = {name: estimate(list(by_repeat.values())) for name, by_repeat in found.items()}
+    slopes = {name: estimate(list(exponents.values())) for name, exponents in by_repeat.items()}
     parts = [
-        Part("MKOR - floor", conditions[0].judge(over_floor), number(over_floor.value), span(over_floor)),
-        Part("KAISA", conditions[1].judge(slopes["kaisa"]), number(slopes["kaisa"].value), span(slopes["kaisa"])),
+        Part("MKOR - floor", conditions[0].judge(over_floor), number(over_floor.value), interval_of(over_floor)),
+        Part(
+            "KAISA", conditions[1].judge(slopes["kaisa"]), number(slopes["kaisa"].value), interval_of(slopes["kaisa"])
+        ),
     ]
     of_mkor = times[(times["optimizer"] == "mkor") & (times["part"] == "factor")]
     widths = times["dimension"]
@@ -191,11 +215,11 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
     return decided(
         parts,
         all_of,
-        f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {verdicts(parts)}.",
+        f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {part_verdicts(parts)}.",
         sentences(
-            f"{capital(how([over_floor, slopes['kaisa']]))} over repeats.",
-            f"MKOR's own slope is {number(slopes['mkor'].value)}, the floor's, a copy of the matrix, "
-            f"{number(slopes['copy'].value)}; from one width to the next MKOR's is {', '.join(_steps(of_mkor))}.",
+            f"{capital(statistics_used([over_floor, slopes['kaisa']]))} over repeats.",
+            f"MKOR's own slope is {number(slopes['mkor'].value)}, that of the floor, a copy of the matrix, "
+            f"{number(slopes['copy'].value)}; from one width to the next MKOR's is {', '.join(_slopes(of_mkor))}.",
             timed_once,
         ),
         seeds=f"{over_floor.n} repeats",
@@ -204,14 +228,14 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
 
 
 def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C12: the slope over d of the bytes that all ranks send in a factor update, from ``communication.csv``.
+    """Decide C12: the slope over d of the bytes that all ranks send in a factor update, from ``communication.csv``.
 
-    Bytes are counted, so that the interval is the range over numbers of workers, and the worst of them is judged.
+    Bytes are counted exactly, so the interval is the range over numbers of workers; the worst of them decides.
     """
     parts = []
     for condition in conditions:
-        own = sent[sent["optimizer"] == condition.subject.lower()]
-        totals = own.groupby(["workers", "dimension"])["bytes"].sum()
+        of_optimizer = sent[sent["optimizer"] == condition.subject.lower()]
+        totals = of_optimizer.groupby(["workers", "dimension"])["bytes"].sum()
         slopes = [
             fits.power_law(list(by_width.index.get_level_values("dimension")), list(by_width)).exponent
             for _, by_width in totals.groupby(level="workers")
@@ -227,19 +251,20 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
         parts,
         all_of,
         f"Slope of log bytes over log d, d = {widths.min():g} to {widths.max():g}, counted in the collectives: "
-        f"{verdicts(parts)}.",
-        f"Of {spans(workers)} processes, over whose numbers the interval is the range; the worst is judged.",
+        f"{part_verdicts(parts)}.",
+        f"With {integer_ranges(workers)} processes; the interval is the range over these numbers, and the worst "
+        "decides.",
         seeds=f"{workers.nunique()} numbers of workers",
         data=from_rows("probes/communication.csv", optimizer=", ".join(part.name.lower() for part in parts)),
     )
 
 
 def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C13: the bytes of KAISA's state over those of MKOR's, beside the base optimizer's, from ``memory.csv``.
+    """Decide C13: the bytes of KAISA's preconditioner state over those of MKOR's, from ``memory.csv``.
 
-    The overhead is what the preconditioner keeps, measured tensor by tensor; the smallest ratio of all workloads is
-    judged.  The same of the peaks, each less that of the base, stands beside it: resident memory on a CPU, and noise
-    where the model is small.
+    The state is measured tensor by tensor, without the base optimizer's; the smallest ratio of all workloads decides.
+    The details add peak memory over the base optimizer's, which on a CPU is resident memory and noisy for small
+    models.
     """
     state = sizes[sizes["quantity"] == "preconditioner_state"].groupby(["workload", "optimizer"])["bytes"].sum()
     overhead = state.unstack("optimizer")
@@ -254,13 +279,13 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
         half = f"With MKOR's factors in bfloat16: {_listed(halved)}."
     return Decision(
         conditions[0].judge(smallest),
-        "Bytes that KAISA keeps beside the base optimizer over those that MKOR keeps, in float32: the smallest ratio "
-        f"of all workloads {side(smallest, conditions[0])}.",
+        "Bytes that KAISA keeps in addition to the base optimizer over those that MKOR keeps, in float32: the smallest "
+        f"ratio of all workloads {position(smallest, conditions[0])}.",
         details=sentences(
             f"By workload: {_listed(ratios)}.",
             half,
             f"Peak memory over the base optimizer's: {'; '.join(_peaks(sizes)) or 'not measured'}.",
-            f"The paper's own table gives {_published_overheads()}; its 1.5 compares whole memories.",
+            f"The paper's own table gives {_published_overheads()}; its 1.5 compares total memory.",
         ),
         measured=number(smallest.value),
         interval=f"[{number(float(ratios.min()))}, {number(float(ratios.max()))}] over workloads",
@@ -274,71 +299,79 @@ def _listed(ratios: pd.Series) -> str:
 
 
 def _peaks(sizes: pd.DataFrame) -> Iterator[str]:
-    """Peak memory over the base optimizer's, KAISA's and MKOR's, by workload, in MB."""
+    """Yield KAISA's and MKOR's peak memory minus the base optimizer's in MB, by workload."""
     peaks = sizes[sizes["quantity"] == "peak_over_start"]
     for workload, rows in peaks.groupby("workload"):
-        own = rows.set_index("optimizer")["bytes"]
-        base = [name for name in ("sgd", "lamb", "adamw") if name in own]
-        if base and {"kaisa", "mkor"} <= set(own.index):
-            over = {name: (float(own[name]) - float(own[base[0]])) / 1e6 for name in ("kaisa", "mkor")}
+        peak = rows.set_index("optimizer")["bytes"]
+        base = [name for name in ("sgd", "lamb", "adamw") if name in peak]
+        if base and {"kaisa", "mkor"} <= set(peak.index):
+            over = {name: (float(peak[name]) - float(peak[base[0]])) / 1e6 for name in ("kaisa", "mkor")}
             yield f"{workload} KAISA {over['kaisa']:.1f} MB, MKOR {over['mkor']:.1f} MB"
 
 
 def _published_overheads() -> str:
-    """The paper's overheads over the first-order optimizer, KAISA's over MKOR's."""
-    found = []
+    """Return KAISA's overhead over the first-order optimizer divided by MKOR's, from the paper's table."""
+    ratios = []
     for model, rows in published("memory_gb").groupby("model", sort=False):
         memory = rows.set_index("optimizer")["memory_gb"]
         base = float(memory.drop(["KAISA", "MKOR"]).iloc[0])
-        found.append(f"{model} {number((float(memory['KAISA']) - base) / (float(memory['MKOR']) - base))}")
-    return ", ".join(found)
+        ratios.append(f"{model} {number((float(memory['KAISA']) - base) / (float(memory['MKOR']) - base))}")
+    return ", ".join(ratios)
 
 
 GPUS: Final = 64
-"""Workers at which the claim is made."""
+"""The number of workers in the claim."""
 
 
 def decide_scaling(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """C24: MKOR's efficiency at 64 workers, ``t(1) / (64 t(64))``, measured, from ``scaling.csv``.
+    """Decide C24: MKOR's measured efficiency at 64 workers, ``t(1) / (64 t(64))``, from ``scaling.csv``.
 
-    A model is no measurement: without 64 measured workers the claim is not tested, and the reason states what the
-    largest measured number and the model give.
+    A model is no measurement: without 64 measured workers the claim is not tested, and the details give the
+    efficiencies at the measured numbers of workers and that of the model.
     """
     steps = times[(times["quantity"] == "step_ms") & (times["optimizer"] == "mkor")]
     measured = steps[steps["source"] == "measured"]
-    by_workers = {
-        int(str(workers)): dict(zip(rows["repeat"].astype(int), rows["value"].astype(float), strict=True))
-        for workers, rows in measured.groupby("workers")
-    }
-    if not by_workers.keys() - {1} or 1 not in by_workers:
+    efficiencies = _efficiencies(measured)
+    if not efficiencies.keys() - {1}:
         return not_tested(f"Needs {GPUS} measured GPUs; the probe scaling has no more than one worker of MKOR.")
-    speedups = {workers: paired_ratio(by_workers[1], found) for workers, found in by_workers.items()}
-    efficiencies = {
-        workers: speedup.scaled(1 / workers) for workers, speedup in speedups.items() if speedup is not None
-    }
-    beside = ", ".join(f"{shown(found)} at {workers}" for workers, found in efficiencies.items() if workers > 1)
-    model = steps[steps["source"] == "model"].set_index("workers")["value"].astype(float)
-    modelled = (
-        f"The model of this machine's links, which is no measurement, gives "
-        f"{number(float(model[1] / (GPUS * model[GPUS])))} at {GPUS}."
-        if {1, GPUS} <= set(model.index)
-        else ""
+    at_others = ", ".join(
+        f"{with_interval(share)} at {workers}" for workers, share in efficiencies.items() if workers > 1
     )
+    modeled = _modeled_efficiency(steps)
     data = from_rows("probes/scaling.csv", quantity="step_ms", optimizer="mkor")
     if GPUS not in efficiencies:
         return not_tested(
             f"Needs {GPUS} measured GPUs; here at most {max(efficiencies)} worker processes on "
-            f"{spans(measured['cores'])} cores were measured.",
-            sentences(f"Efficiency measured: {beside}.", modelled),
+            f"{integer_ranges(measured['cores'])} cores were measured.",
+            sentences(f"Efficiency measured: {at_others}.", modeled),
             data,
         )
-    found = efficiencies[GPUS]
+    efficiency = efficiencies[GPUS]
     return Decision(
-        conditions[0].judge(found),
-        f"The measured efficiency of MKOR's step on {GPUS} workers {side(found, conditions[0])}.",
-        details=sentences(f"t(1) / (p t(p)), {how([found])}: {beside}.", modelled),
-        measured=number(found.value),
-        interval=span(found),
-        seeds=f"{found.n} repeats",
+        conditions[0].judge(efficiency),
+        f"The measured efficiency of MKOR's step on {GPUS} workers {position(efficiency, conditions[0])}.",
+        details=sentences(f"t(1) / (p t(p)), {statistics_used([efficiency])}: {at_others}.", modeled),
+        measured=number(efficiency.value),
+        interval=interval_of(efficiency),
+        seeds=f"{efficiency.n} repeats",
         data=data,
     )
+
+
+def _efficiencies(measured: pd.DataFrame) -> dict[int, Estimate]:
+    """Return ``t(1) / (p t(p))`` by number of workers p, paired by repeat; nothing without times of one worker."""
+    by_workers = {
+        int(str(workers)): dict(zip(rows["repeat"].astype(int), rows["value"].astype(float), strict=True))
+        for workers, rows in measured.groupby("workers")
+    }
+    speedups = {workers: paired_ratio(by_workers.get(1, {}), by_repeat) for workers, by_repeat in by_workers.items()}
+    return {workers: speedup.scaled(1 / workers) for workers, speedup in speedups.items() if speedup is not None}
+
+
+def _modeled_efficiency(steps: pd.DataFrame) -> str:
+    """Return a sentence on the efficiency by the scaling model; empty without the model's times."""
+    model = steps[steps["source"] == "model"].set_index("workers")["value"].astype(float)
+    if not {1, GPUS} <= set(model.index):
+        return ""
+    efficiency = number(float(model[1] / (GPUS * model[GPUS])))
+    return f"The model of this machine's links, which is no measurement, gives {efficiency} at {GPUS}."

@@ -1,4 +1,4 @@
-"""Thresholds of claims, and the verdicts that an estimate with its interval supports."""
+"""The thresholds of claims, and the verdicts that estimates with intervals support."""
 
 from __future__ import annotations
 
@@ -23,47 +23,48 @@ _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """One threshold of a claim, such as ``KAISA >= 3``; ``subject`` is empty when the claim has but one."""
+    """One threshold of a claim, such as ``KAISA >= 3``; ``subject`` is empty if the claim has only one threshold."""
 
     subject: str
     comparison: str
     threshold: float
 
     def holds(self, value: float) -> bool:
-        """Whether a number meets it."""
+        """Return whether a number meets the condition."""
         return _COMPARISONS[self.comparison](value, self.threshold)
 
     def judge(self, estimate: Estimate) -> Verdict:
-        """Confirmed or refuted where the whole interval is on one side of the threshold, else inconclusive."""
+        """Return confirmed or refuted if the whole interval is on one side of the threshold, else inconclusive."""
         if not estimate.has_interval:
             return "inconclusive"
-        sides = {self.holds(bound) for bound in (estimate.low, estimate.high)}
-        if len(sides) == 2:
+        low, high = self.holds(estimate.low), self.holds(estimate.high)
+        if low != high:
             return "inconclusive"
-        return "confirmed" if sides.pop() else "refuted"
+        return "confirmed" if low else "refuted"
 
 
 def parse_conditions(holds_when: str) -> tuple[Condition, ...]:
-    """Read the thresholds of a ``holds_when`` entry: ``"KAISA >= 3 and MKOR <= 1.5"`` gives two.
+    """Return the thresholds of a ``holds_when`` entry: ``"KAISA >= 3 and MKOR <= 1.5"`` has two.
 
-    Raises ValueError where no comparison with a number is found.
+    Raises:
+        ValueError: The entry has no comparison with a number.
     """
-    found = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
-    if not found:
+    comparisons = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
+    if not comparisons:
         raise ValueError(f"{holds_when=} holds no comparison with a number, such as '> 1'.")
-    return tuple(Condition(subject, comparison, float(number)) for subject, comparison, number in found)
+    return tuple(Condition(subject, comparison, float(number)) for subject, comparison, number in comparisons)
 
 
 def agreement(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim seen in several places (workloads): theirs where all agree, else inconclusive."""
-    seen = set(verdicts) - {"not tested"}
-    if not seen:
+    """Return the verdict on a claim judged in several places, such as workloads: inconclusive unless all agree."""
+    tested = set(verdicts) - {"not tested"}
+    if not tested:
         return "not tested"
-    return seen.pop() if len(seen) == 1 else "inconclusive"
+    return tested.pop() if len(tested) == 1 else "inconclusive"
 
 
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """The verdict on a claim that needs every part: one refuted part refutes it, all confirmed confirm it."""
+    """Return the verdict on a claim that needs every part: one refuted part refutes it, all confirmed confirm it."""
     if not verdicts or all(verdict == "not tested" for verdict in verdicts):
         return "not tested"
     if "refuted" in verdicts:

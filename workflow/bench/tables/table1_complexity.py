@@ -11,7 +11,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law, width_law
 from workflow.bench.analysis.paper_names import paper_name
-from workflow.bench.analysis.wording import number, spans
+from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.results.sources import NO_SOURCES, from_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
@@ -155,7 +155,7 @@ def _notes(measured: Mapping[str, pd.DataFrame]) -> list[str]:
         "precision) and 4 for KAISA"
     ]
     if "cost_scaling" in measured:
-        widths = spans(measured["cost_scaling"]["dimension"])
+        widths = integer_ranges(measured["cost_scaling"]["dimension"])
         notes.append(
             f"Times are geometric means of repeats at d = {widths}; the memory floor is the least time in which an "
             "update can make a new matrix from an old one"

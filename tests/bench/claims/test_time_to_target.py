@@ -1,0 +1,80 @@
+"""Claims about training time to a target (C06, C07, C19) on hand-made runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.synthetic_claims import conditions, runs_to_target
+from workflow.bench.claims.time_to_target import decide_speedup
+
+
+@pytest.mark.parametrize(
+    ("mkor", "verdict"),
+    [([60.0, 66.0, 72.0], "confirmed"), ([150.0, 160.0, 180.0], "refuted"), ([60.0, 110.0, 160.0], "inconclusive")],
+)
+def test_c06_training_time_to_target(mkor, verdict):
+    runs = runs_to_target("resnet50_imagenet", {"sgd": [100.0, 110.0, 120.0], "mkor": mkor})
+    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
+    assert decision.verdict == verdict
+    assert str(decision.data).startswith("resnet50_imagenet.runs.csv: runs ")
+
+
+def test_c07_is_about_time_and_states_iterations():
+    """Truth: KAISA takes fewer iterations, 90 / 100, each 5/3 as long."""
+    runs = runs_to_target("resnet50_imagenet", {"kaisa": [90.0, 99.0], "mkor": [100.0, 110.0]})
+    decision = decide_speedup("resnet50_imagenet", runs, conditions("C07"), rivals=("kaisa",))
+    assert (decision.verdict, decision.measured) == ("confirmed", "kaisa/mkor: 1.5")
+    assert "kaisa/mkor 0.9 [0.9, 0.9]" in decision.details
+
+
+def test_c19_needs_every_rival_to_be_slower():
+    reaches: dict[str, list[float | None]] = {
+        "sgd": [100.0, 110.0],
+        "hylo": [100.0, 110.0],
+        "kaisa": [90.0, 99.0],
+        "mkor": [60.0, 66.0],
+    }
+    about = {"rivals": ("sgd", "hylo", "kaisa")}
+    all_slower = runs_to_target("alexnet_cifar100", reaches)
+    assert decide_speedup("alexnet_cifar100", all_slower, conditions("C19"), **about).verdict == "confirmed"
+    one_faster = runs_to_target("alexnet_cifar100", reaches | {"hylo": [30.0, 33.0]})
+    decision = decide_speedup("alexnet_cifar100", one_faster, conditions("C19"), **about)
+    assert decision.verdict == "refuted"
+    assert "sgd/mkor confirmed; hylo/mkor refuted; kaisa/mkor confirmed" in decision.why
+    assert decide_speedup("alexnet_cifar100", all_slower.head(6), conditions("C19"), **about).verdict == "not tested"
+
+
+def test_a_run_that_was_too_short_to_be_compared_leaves_the_claim_open():
+    """SGD misses the target in 150 steps and 4.5 s; MKOR is there after 3 s, which is before, or after 6 s."""
+    fast = runs_to_target("resnet50_imagenet", {"sgd": [None] * 6, "mkor": [100.0] * 6})
+    assert decide_speedup("resnet50_imagenet", fast, conditions("C06"), rivals=("sgd",)).verdict == "confirmed"
+    slow = runs_to_target("resnet50_imagenet", {"sgd": [None] * 6, "mkor": [200.0] * 6})
+    decision = decide_speedup("resnet50_imagenet", slow, conditions("C06"), rivals=("sgd",))
+    assert decision.verdict == "inconclusive"
+    assert "sgd ended before mkor reached the target, with seed 0-5." in decision.details
+    diverged = slow.assign(status=slow["status"].where(slow["optimizer"] != "sgd", "diverged"))
+    assert "ended before" not in decide_speedup("x", diverged, conditions("C06"), rivals=("sgd",)).details
+
+
+def test_a_target_that_nobody_reaches_is_open_and_counted():
+    runs = runs_to_target("resnet50_imagenet", {"sgd": [None, None], "mkor": [None, None]})
+    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
+    assert decision.verdict == "inconclusive"
+    assert "Target not reached within the run's steps: 2 of 2 of mkor, 2 of 2 of sgd." in decision.details
+    without = runs_to_target("resnet50_imagenet", {"sgd": [1.0], "mkor": [1.0]}, target=None)
+    assert decide_speedup("resnet50_imagenet", without, conditions("C06"), rivals=("sgd",)).verdict == "not tested"
+
+
+def test_at_the_paper_tier_mkor_is_the_released_rule():
+    reaches: dict[str, list[float | None]] = {
+        "sgd": [100.0, 110.0],
+        "mkor": [200.0, 220.0],
+        "mkor_released": [50.0, 55.0],
+    }
+    paper = runs_to_target("resnet50_imagenet", reaches, tier="paper")
+    assert (
+        decide_speedup("resnet50_imagenet", paper, conditions("C06"), rivals=("sgd",)).measured
+        == "sgd/mkor_released: 2"
+    )
+    small = runs_to_target("resnet50_imagenet", reaches)
+    assert decide_speedup("resnet50_imagenet", small, conditions("C06"), rivals=("sgd",)).measured == "sgd/mkor: 0.5"
