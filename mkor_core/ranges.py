@@ -75,11 +75,11 @@ class Domain:
     """The values that a hyperparameter may take."""
 
     types: tuple[type, ...] = ()
-    """Accepted types; empty accepts any. ``float`` accepts integers too, and a bool is no number."""
+    """Accepted types; an empty tuple accepts any. ``float`` also accepts integers; numbers exclude bools."""
     limit: Range | OneOf | None = None
-    """A range limits numbers only; None is accepted wherever ``types`` holds NoneType."""
+    """A range applies to numbers only. None is accepted if ``types`` contains NoneType, whatever the limit."""
     meaning: str = ""
-    """What the hyperparameter is, for error messages."""
+    """A description of the hyperparameter for error messages."""
 
     @classmethod
     def of(cls, annotation: Any) -> Domain:
@@ -107,18 +107,18 @@ class Domain:
     def refusal(self, value: object, *, none: str = "None") -> str | None:
         """Return what the value must be, and its meaning; None if it is accepted.
 
-        none: how the reader of the message writes None.
+        none: the word for None in the message; YAML writes null.
         """
         problem = self._problem(value, none)
         return f"{problem}: {self.meaning}" if problem and self.meaning else problem
 
     @property
     def is_real(self) -> bool:
-        """Whether it holds real numbers."""
+        """Whether it contains real numbers."""
         return float in self.types
 
     def converted(self, value: Any) -> Any:
-        """Return an accepted value, an integer as a float if the domain holds real numbers."""
+        """Return an accepted value, an integer as a float if the domain contains real numbers."""
         return float(value) if self.is_real and isinstance(value, int) and not isinstance(value, bool) else value
 
     def _problem(self, value: object, none: str) -> str | None:
@@ -153,7 +153,7 @@ def require(name: str, value: object, annotation: Any) -> None:
 
 
 def checked_values(owner: type | Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that a dataclass's fields or a function's parameters accept, integers as floats where they are due.
+    """Return values that a dataclass's fields or a function's parameters accept, integers as floats if reals are meant.
 
     Raises:
         ValueError: a value is refused; the message gives its name.

@@ -28,7 +28,7 @@ def one_layer(kind: str) -> tuple[nn.Sequential, Tensor]:
 
 
 def backward(model: nn.Sequential, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return D, X and G of the only layer, by explicit rows."""
+    """Return D, X and G of the only layer, computed from explicit rows."""
     model.zero_grad()
     output = model(inputs)
     output.retain_grad()
@@ -40,7 +40,7 @@ def backward(model: nn.Sequential, inputs: Tensor) -> tuple[Tensor, Tensor, Tens
 @pytest.mark.parametrize("kind", ["linear", "convolution", "convolution without bias"])
 @pytest.mark.parametrize("method", ["eigen", "inverse"])
 def test_the_update_solves_the_damped_kronecker_system(kind, method):
-    """Three steps: factors every step, decomposed at the first and the third; a convolution's rows over locations."""
+    """Three steps with new factors each, decomposed at the first and third; a convolution has a row per location."""
     model, inputs = one_layer(kind)
     preconditioner = Preconditioner(
         model,

@@ -1,6 +1,6 @@
-"""The contract of every method file, found by name: what any optimizer of the harness must do.
+"""The contract that every optimizer file must meet; the files are found by name.
 
-A method that declares a limit skips the tests of that point, with the reason it gives (``pytest -rs`` lists them).
+An optimizer that declares a limit skips the tests of that point, with its reason (``pytest -rs`` lists them).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from workflow.bench.support.config import ConfigError
 
 SECOND_ORDER = [name for name in available() if method_class(name) is not None]
 WITH_ADAMW = ["muon", "singd"]
-"""First-order files that leave what is outside their layers to AdamW."""
+"""First-order optimizers that train parameters outside their layers with AdamW."""
 FAST: dict[str, dict[str, Any]] = {
     "mkor": {"inverse_update_period": 2},
     "mkor_h": {"inverse_update_period": 2, "warmup_steps": 100},
@@ -51,7 +51,7 @@ FAST: dict[str, dict[str, Any]] = {
     "singd": {"update_period": 2},
     "soap": {"update_period": 2},
 }
-"""Periods short enough that a few steps show the method."""
+"""Periods short enough for tests of a few steps."""
 LEARNING_RATES = {"lamb": 0.02, "adamw": 0.02, "hylo": 0.01, "muon": 0.02, "soap": 0.02}
 OTHER_VALUES: dict[str, Any] = {
     "update_rule": "released",
@@ -124,7 +124,7 @@ def train(
     scaler: torch.amp.GradScaler | None = None,
     by_closure: bool = False,
 ) -> list[Tensor]:
-    """Train with a schedule; at ``interrupt``, save all, build everything anew and load. Return the weights."""
+    """Train with a schedule and return the weights; before step ``interrupt``, save, rebuild and reload everything."""
 
     def make(model: nn.Module) -> tuple[Any, ...]:
         optimizer, preconditioner = build(name, model, chosen, grad_scale=1.0 if scaler is None else scaler)
@@ -166,7 +166,7 @@ def train(
 
 
 class Hyperparameter(NamedTuple):
-    """The annotation and the default of a method's own hyperparameter."""
+    """The annotation and the default of a hyperparameter, without those of the base."""
 
     annotation: Any
     default: Any
@@ -192,7 +192,7 @@ def hyperparameters(name: str) -> dict[str, Hyperparameter]:
 
 
 def able(point: str, names: Iterable[str] = available()) -> list[Any]:
-    """Return the methods as test parameters, those with a limit at this point of the contract marked as skipped."""
+    """Return optimizers as test parameters; those with a limit at this point of the contract are skipped."""
     return [
         pytest.param(name, marks=[pytest.mark.skip(f"{name}: {limits(name)[point]}")] if point in limits(name) else [])
         for name in names
@@ -239,7 +239,7 @@ def test_a_bad_value_is_refused_by_name(name, key):
 
 
 def values_to_try(domain: Domain) -> list[Any]:
-    """Return values below, at and above every bound of a domain, its choices, and values that are no finite number."""
+    """Return values below, at and above every bound of a domain, its choices, and values other than finite numbers."""
     values: list[Any] = [-1, 0, 0.5, 1, 2, 2.0, math.inf, -math.inf, math.nan, 10**400, True, False, None, "bogus", [1]]
     if isinstance(domain.limit, OneOf):
         return [*values, *domain.limit.values]
@@ -252,7 +252,7 @@ def values_to_try(domain: Domain) -> list[Any]:
 
 @pytest.mark.parametrize(("name", "key"), CASES)
 def test_the_plan_and_the_code_accept_the_same_values(name, key):
-    """The plan reads the range from the source; the code that runs, from the imported annotation."""
+    """The plan reads annotations from the source file; the code reads them at run time."""
     known = accepted(name, None, read_signatures())
 
     def is_planned(value: Any) -> bool:
@@ -347,7 +347,7 @@ def test_linear_and_conv2d_layers_learn(name):
 
 @pytest.mark.parametrize("name", able("micro_batches"))
 def test_micro_batches_train_like_the_full_batch(name):
-    """Four quarters with their mean losses divided by four, in float64; BatchNorm, which sees a quarter, left out."""
+    """Four quarters, each mean loss divided by four, in float64; without BatchNorm, which would see only a quarter."""
     results = []
     for parts in (1, 4):
         torch.manual_seed(0)
@@ -370,7 +370,7 @@ def test_micro_batches_train_like_the_full_batch(name):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("interrupt", [1, 6])
 def test_resumed_training_equals_uninterrupted_training_bitwise(name, dtype, interrupt):
-    """Through torch's safe loader, with a schedule, where an update of the preconditioner is due and where none is."""
+    """With torch's safe loader and a schedule, at a step with an update of the preconditioner and at one without."""
     chosen = options(name)
     whole, resumed = (train(name, chosen, 10, dtype=dtype, interrupt=at) for at in (None, interrupt))
     assert_close(resumed, whole, rtol=0, atol=0)
@@ -384,20 +384,20 @@ def test_a_closures_gradients_are_used(name):
 
 @pytest.mark.parametrize("name", able("grad_scaler"))
 def test_a_gradient_scaler_changes_nothing(name):
-    """A scale that is a power of two loses no bit."""
+    """Scaling by a power of two is exact."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     assert_close(train(name, options(name), 5, scaler=scaler), train(name, options(name), 5), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("name", available())
 def test_nothing_grows(name):
-    """From the 20th to the 200th step: neither the bytes of the state nor the number of tensors alive."""
+    """The bytes of the state and the number of live tensors are the same after 20 and after 200 steps."""
     model = network()
     optimizer, preconditioner = build(name, model, options(name))
     inputs, targets = data()
     sizes = []
     gc.collect()
-    gc.freeze()  # what was there before is not looked at again
+    gc.freeze()  # so that later collections skip everything that already exists
     try:
         for step in range(1, 201):
             optimizer.zero_grad()
@@ -417,7 +417,7 @@ def test_nothing_grows(name):
 
 @pytest.mark.parametrize("name", available())
 def test_a_bert_with_tied_embeddings_and_an_unused_pooler_trains(name):
-    """The loss of the language model alone: pooler and next-sentence head get no gradient, and stay as they are."""
+    """Only the language model's loss: pooler and next-sentence head get no gradient and stay unchanged."""
     torch.manual_seed(0)
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 24}
     model = BertForPreTraining(BertConfig(vocab_size=40, max_position_embeddings=8, **shape))

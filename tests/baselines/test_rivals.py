@@ -1,4 +1,4 @@
-"""The rivals that come from libraries. Truth: dense linear algebra, torch's own, a limit in which one is another."""
+"""Optimizers from libraries. Truth: dense linear algebra, torch's optimizers, limits in which one equals another."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def rotation(dimension: int, seed: int) -> Tensor:
 
 
 def steps(optimizer: Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> Tensor:
-    """Return what steps with the given gradients changed."""
+    """Return the change of the weight after one step per gradient."""
     before = weight.detach().clone()
     for grad in grads:
         weight.grad = grad.to(weight.dtype, copy=True)
@@ -43,7 +43,7 @@ def linear(d_out: int, d_in: int, name: str, **options: Any) -> tuple[nn.Linear,
 
 
 class Tied(nn.Module):
-    """An embedding that is also the head, a head by its own, a norm, a convolution, and a layer that nothing uses."""
+    """A model with a tied embedding, an untied head, a norm, a convolution and an unused layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ def names_of(model: nn.Module, group: dict[str, Any]) -> set[str]:
 
 @pytest.mark.parametrize("name", ["shampoo", "soap", "muon"])
 def test_a_rotation_of_inputs_and_outputs_rotates_the_update(name):
-    """``W -> U W Q^T`` turns gradients and updates alike, while factors have full rank. Adam misses that by half."""
+    """``W -> U W Q^T`` rotates gradients and updates alike if factors have full rank. Adam's error is about 0.5."""
     chosen = {"shampoo": {"inverse_update_period": 1}, "soap": {"update_period": 1}}.get(name, {})
     # Muon works in bfloat16, SOAP's QR in float32, and Shampoo's iteration stops at 1e-3.
     tolerance = {"muon": 0.1, "soap": 1e-5, "shampoo": 1e-3}[name]
@@ -114,7 +114,7 @@ def test_shampoo_leaves_the_global_random_numbers_alone():
 
 
 def test_soap_without_a_basis_is_adam_after_a_first_look():
-    """max_dimension below every axis; torch's AdamW from the second gradient on."""
+    """With max_dimension below every axis; truth: torch's AdamW from the second gradient on."""
     grads = [random(6, 5, seed=seed) for seed in range(6)]
     betas = {"beta1": 0.9, "beta2": 0.97, "weight_decay": 0.1}
     soap, by_soap = linear(6, 5, "soap", max_dimension=4, **betas)
@@ -130,7 +130,7 @@ def test_soap_without_a_basis_is_adam_after_a_first_look():
 
 @pytest.mark.parametrize(("d_in", "repeats"), [(6, True), (12, False)])
 def test_soap_repeats_itself_where_its_first_factors_are_regular(d_in, repeats):
-    """Gradients that differ by rounding: the limit that soap.py declares, and where it does not hold."""
+    """Gradients that differ by rounding give other weights only if the first factors are singular (soap.py's limit)."""
     changes = []
     for rounding in (0.0, 1e-15):
         layer, optimizer = linear(6, d_in, "soap", update_period=1, weight_decay=0.0)
@@ -141,7 +141,7 @@ def test_soap_repeats_itself_where_its_first_factors_are_regular(d_in, repeats):
 
 @pytest.mark.parametrize("shape", [(8, 8), (8, 5), (3, 8)])
 def test_muon_keeps_the_direction_of_an_orthogonal_gradient(shape):
-    """All its singular values are equal, so the iteration can only scale it, to about 1."""
+    """All singular values are equal, so the iteration only scales the gradient, to about 1."""
     orthogonal = rotation(max(shape), 1)[: shape[0], : shape[1]]
     layer, optimizer = linear(*shape, "muon", weight_decay=0.0, match_adamw_rms=False)
     step = -steps(optimizer, layer.weight, [3.7 * orthogonal]) / max(1, shape[0] / shape[1]) ** 0.5
@@ -153,7 +153,7 @@ def test_muon_keeps_the_direction_of_an_orthogonal_gradient(shape):
 @pytest.mark.parametrize("match_adamw_rms", [False, True])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_muon_is_torchs_muon(match_adamw_rms, nesterov):
-    """Where torch has one (2.9 on): the same steps on a matrix."""
+    """Truth: torch's own Muon (from 2.9 on), on a matrix."""
     muon = pytest.importorskip("torch.optim._muon").Muon
     grads = [random(6, 4, seed=seed) for seed in range(4)]
     options = {"momentum": 0.9, "weight_decay": 0.1, "nesterov": nesterov}
@@ -260,7 +260,7 @@ def test_singds_factors_of_any_structure_survive_a_checkpoint(structure):
     resumed.load_state_dict(weights)
     after, _ = build("singd", resumed, chosen)
     after.load_state_dict(state)
-    after.load_state_dict(state)  # as often as one likes
+    after.load_state_dict(state)  # loading twice is allowed
     train(resumed, after, 3, start=4)
     assert_close([*resumed.parameters()], [*whole.parameters()], rtol=0, atol=0)
 
@@ -297,7 +297,7 @@ def test_what_singd_leaves_out_is_refused_with_the_reason():
 
 
 def test_a_combined_optimizer_is_its_members_side_by_side():
-    """Under a schedule, through a checkpoint; the same as two optimizers with a schedule each."""
+    """With a schedule and a checkpoint. Truth: two optimizers with a schedule each."""
 
     def make(model: nn.Sequential, together: bool) -> list[Any]:
         members = [SGD(model[0].parameters(), lr=0.1, momentum=0.9), AdamW(model[2].parameters(), lr=0.01)]
@@ -327,7 +327,7 @@ def test_a_combined_optimizer_is_its_members_side_by_side():
 
 @pytest.mark.parametrize("base", ["muon", "singd", "shampoo", "soap"])
 def test_a_rival_can_be_the_base_of_a_second_order_method(base):
-    """Preconditioned once a step, and the preconditioner's state rides in the base's."""
+    """The gradient is preconditioned once a step, and the base's state dict contains the preconditioner's state."""
     model = network()
     optimizer, preconditioner = build("mkor", model, {"base": base, "lr": 0.01, "inverse_update_period": 1})
     assert preconditioner is not None

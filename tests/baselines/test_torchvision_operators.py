@@ -1,4 +1,4 @@
-"""The declaration that lets torchvision be imported, in processes of their own: an operator is declared for good."""
+"""Declaration of torchvision's operators. Each test runs in a new process, since a declaration cannot be undone."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ for name in ("nms", "qnms"):
 
 
 def run(code: str, *paths: Path) -> str:
-    """Run ``code`` with ``paths`` before everything else that Python imports; return what it printed."""
+    """Run ``code`` with ``paths`` first on the import path, and return its output."""
     before = f"import sys\nsys.path[:0] = {[str(path) for path in (*paths, ROOT)]}\n"
     done = subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -43,7 +43,7 @@ def test_nothing_is_declared_where_torch_has_the_operators():
 
 @pytest.mark.parametrize("fits", [True, False])
 def test_the_installed_operators_come_first(tmp_path, fits):
-    """A library that loads is left to define its operators; one that does not is declared for."""
+    """If torchvision's library loads, it defines the operators; otherwise they are declared."""
     (tmp_path / "torchvision").mkdir()
     (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('imported too early')")
     (tmp_path / "torchvision" / "_C.so").touch()

@@ -1,4 +1,4 @@
-"""The plan: resolved specs, ids that change when and only when a number may, and no torch."""
+"""The plan: resolved specs, ids that change exactly if the numbers can change, and no import of torch."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_plan_imports_no_torch_and_is_quick():
-    """Snakemake reads it at every start; login nodes must not load torch."""
+    """Snakemake loads the plan at every start, and login nodes must not import torch."""
     code = (
         "import sys, time; start = time.perf_counter(); from workflow.bench.plan import Plan;"
         "plan = Plan.load(results=sys.argv[1], hardware='test'); seconds = time.perf_counter() - start;"
@@ -64,7 +64,7 @@ def test_plan_imports_no_torch_and_is_quick():
         [sys.executable, "-c", code, "/nonexistent"], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert called.returncode == 0, called.stderr
-    # Half of what Snakemake may spend on it; the machine of a test may be busy.
+    # Half of Snakemake's budget, since the machine may be busy.
     assert float(called.stdout) < 2
 
 
@@ -141,7 +141,7 @@ def test_start_from_enters_the_spec_and_orders_the_jobs(folder: Path):
     assert {run.start_from for run in job.runs} == {source.id}
     assert plan.started_from == {source.id}
 
-    # Another learning rate before means other runs after.
+    # Another learning rate of the first experiment changes the runs that start from it.
     changed = json.loads(json.dumps(BLOCK))
     changed["optimizers"][0]["hyperparameters"]["lr"] = 0.2
     write(folder, "first", changed)
@@ -214,7 +214,7 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
 
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
 def test_the_committed_experiments_are_planned_in_full(tier: str):
-    """Labels that figures and claims rely on, seeds shared by all optimizers of a block, and trials equal in number."""
+    """Figures and claims find their labels, and all optimizers of a block share seeds and the number of trials."""
     plan = Plan.load(tier=tier, hardware="test")
     assert plan.notes == ()
     assert set(plan.experiments) == {
@@ -254,11 +254,11 @@ def test_signatures_read_from_the_source_are_those_that_run():
     """Truth: inspect and dataclasses on the imported code."""
     read = read_signatures()
     assert tuple(sorted(read)) == available()
-    for name, found in read.items():
+    for name, optimizer in read.items():
         cls = method_class(name)
         truth: dict[str, Any]
         if cls is None:
-            assert found.order == "first"
+            assert optimizer.order == "first"
             module = import_module(f"baselines.{name}")
             make = getattr(module, "optimizer", None) or module.optimizer_for
             truth = {
@@ -267,18 +267,18 @@ def test_signatures_read_from_the_source_are_those_that_run():
                 if parameter.kind is Parameter.KEYWORD_ONLY
             }
         else:
-            assert found.order == "second"
+            assert optimizer.order == "second"
             truth = {field.name: REQUIRED if field.default is MISSING else field.default for field in fields(cls)}
-        assert list(found.hyperparameters) == list(truth)
+        assert list(optimizer.hyperparameters) == list(truth)
         for parameter, default in truth.items():
-            mine = found.hyperparameters[parameter].default
+            planned = optimizer.hyperparameters[parameter].default
             if isinstance(default, torch.dtype):
                 default = str(default).removeprefix("torch.")
-            assert mine is COMPUTED or mine == default, (name, parameter)
+            assert planned is COMPUTED or planned == default, (name, parameter)
 
 
 def test_every_number_has_a_range_that_the_plan_checks():
-    """So that a bad value is refused before anything runs."""
+    """A bad value must be refused before anything runs."""
     for name, optimizer in read_signatures().items():
         for parameter, hyperparameter in optimizer.hyperparameters.items():
             if {float, int} & set(hyperparameter.domain.types):

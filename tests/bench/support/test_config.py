@@ -1,4 +1,4 @@
-"""Bad input is refused in one line that names file, key, value and what would do, and nothing is written."""
+"""Bad input is refused in one line that gives file, key, value and requirement, and nothing is written."""
 
 from __future__ import annotations
 
@@ -298,7 +298,7 @@ PLACES = _places(yaml.safe_load(EXPERIMENT))[1:]
 def test_any_changed_value_gives_a_plan_or_one_line(
     place: tuple[Any, ...], value: Any, tmp_path_factory: pytest.TempPathFactory
 ):
-    """Whatever is put in whatever place of an experiment file: no other exception than ConfigError, no second line."""
+    """Any value at any place of an experiment file: only ConfigError is raised, with a message of one line."""
     folder = make_folder(tmp_path_factory.mktemp("mutated") / "config")
     content = yaml.safe_load(EXPERIMENT)
     inner = content
@@ -316,7 +316,7 @@ def test_any_changed_value_gives_a_plan_or_one_line(
 
 
 def test_a_mapping_takes_over_another_one_s_keys(tmp_path: Path):
-    """Truth: the same file written out; what a mapping says itself counts more, and it may be taken over in turn."""
+    """Truth: the same file without anchors. A mapping's own keys win, and it may be merged into another in turn."""
     file = tmp_path / "file.yaml"
     file.write_text("a: &a {x: 1, y: {z: 2}}\nb: &b {<<: *a, x: 3}\nc: {<<: *b, w: 4}\nd: {<<: *b}\n")
     a, b = {"x": 1, "y": {"z": 2}}, {"x": 3, "y": {"z": 2}}

@@ -57,7 +57,7 @@ class Experiments:
         return {name: self._experiment(name) for name in self._names}
 
     def _experiment(self, name: str) -> Experiment:
-        """Return an expanded experiment; `start_from` makes one experiment's expansion need another's."""
+        """Return an experiment, expanding it and those that its runs start from at the first call."""
         if name in self._expanding:
             circle = [*self._expanding[self._expanding.index(name) :], name]
             where = shown_path(self._files[name])
@@ -72,7 +72,8 @@ class Experiments:
         file, content = self._files[name], self._contents[name]
         tuned = TunedValues(self._folder / "tuned" / self._tier / f"{name}.yaml", self._signatures)
         tuned_optimizers: list[TunedOptimizer] = []
-        # By label: one optimizer may stand in several blocks.
+        # By label, since an optimizer may appear in several blocks. The inner keys of upstream are an ordered set of
+        # jobs.
         planned: dict[str, list[PlannedRun]] = {}
         upstream: dict[str, dict[tuple[str, str], None]] = {}
         for index, given in enumerate(content["tiers"][self._tier]):
@@ -102,9 +103,10 @@ class Experiments:
     def _source(
         self, file: Path, key: Key, start_from: Mapping[str, Any] | None, label: str, seed: int
     ) -> _Source | None:
-        """Return the run from whose weights the run with a label and seed starts; None if ``start_from`` is None.
+        """Return the run that the run with this label and seed starts from; None if the block has no ``start_from``.
 
-        A ``start_from`` without optimizer or seed means the run with the same label or seed.
+        If ``start_from`` gives no optimizer or no seed, the run with the same label or seed is meant: fine-tuning of
+        (mkor, seed 1) starts from the pre-training of (mkor, seed 1).
         """
         if start_from is None:
             return None

@@ -30,7 +30,7 @@ def _load_ranges() -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up the annotations of the module's classes
+    sys.modules[spec.name] = module  # dataclasses look up annotations there
     spec.loader.exec_module(module)
     return module
 
@@ -45,7 +45,7 @@ COMPUTED: Final = object()
 
 _FUNCTIONS: Final = ("optimizer", "optimizer_for")
 _ROOT_CLASS: Final = ("mkor_core.method", "Method")
-# A specification gives a dtype by its name.
+# In an experiment file a dtype is its name: the annotation torch.dtype means text, the default torch.float32 "float32".
 _DTYPES: Final = {name: name for name in ("float64", "float32", "bfloat16", "float16")}
 _NAMES: Final = {**vars(typing), **vars(ranges), "torch": SimpleNamespace(dtype=str, **_DTYPES)}
 """The names that annotations and defaults of optimizers may use, besides builtins."""
