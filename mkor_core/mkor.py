@@ -33,7 +33,7 @@ class MKOR(Method):
     """Gamma. None means 0.95 for the rule ``released``, otherwise 0.9."""
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the inverses"] = 10
     stabilizer_threshold: Annotated[
-        float, Range(at_least=0, finite=False), "the largest entry at which a factor is stabilized"
+        float, Range(at_least=0, finite=False), "the largest entry of a factor that is not stabilized"
     ] = 2.0
     """Epsilon of the stabilizer (A1), which is applied before an update; infinity turns it off."""
     stabilizer_blend: Annotated[float, FRACTION, "the weight of the factor against the identity"] = 0.8

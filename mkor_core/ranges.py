@@ -18,13 +18,14 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """An interval of numbers; a bound that is None does not apply. NaN lies in no range."""
+    """An interval of numbers. A bound that is None does not apply."""
 
     above: float | None = None
     at_least: float | None = None
     below: float | None = None
     at_most: float | None = None
     finite: bool = True
+    """Whether infinity within the bounds is refused."""
 
     def refusal(self, value: int | float) -> str | None:
         """Return what the value must be; None if it lies in the range."""
