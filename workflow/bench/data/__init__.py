@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def module_of(dataset: str) -> str:
-    """Return the dotted name of the module that reads a data set; its ``version()`` says what fixes the data.
+    """Return the dotted name of the module that reads a data set and whose ``version()`` is that of the data.
 
     Raises:
         ValueError: no module lists this data set.

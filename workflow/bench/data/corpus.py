@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import docstrings, kept
+from workflow.bench.data import array_cache, docstrings
 from workflow.bench.data.docstrings import Document
 from workflow.bench.data.folder import data_folder, versions
 
@@ -102,7 +102,7 @@ def load(vocabulary_size: int) -> Corpus:
         ValueError: the text has fewer word pieces than ``vocabulary_size``.
     """
     name = f"docstrings {version()} vocabulary {vocabulary_size}.npz".replace(", ", " ").replace(" ", "-")
-    return kept.load_or_make(data_folder() / name, Corpus, lambda: build(docstrings.read(), vocabulary_size))
+    return array_cache.load_or_make(data_folder() / name, Corpus, lambda: build(docstrings.read(), vocabulary_size))
 
 
 def build(documents: Sequence[Document], vocabulary_size: int) -> Corpus:

@@ -242,7 +242,7 @@ def _spans(sentence: _Tokens, closing: dict[int, int]) -> Iterator[tuple[int, tu
 
 
 def _words(tokens: _Tokens, starts_word: np.ndarray) -> list[_Word]:
-    """Return word pieces grouped into words; ``starts_word`` says of each id whether it starts a word."""
+    """Return word pieces grouped into words; ``starts_word[id]`` is whether a piece starts a word."""
     words: list[_Tokens] = []
     for token in tokens:
         if starts_word[token] or not words:

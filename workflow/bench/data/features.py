@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import corpus, kept
+from workflow.bench.data import array_cache, corpus
 from workflow.bench.data.corpus import CLS, PAD, SEP
 from workflow.bench.data.folder import DataNotFound, data_folder
 
@@ -25,7 +25,7 @@ HIGHEST_SCORE: Final = 5.0
 
 _RECIPE: Final = "v1"
 
-P = TypeVar("P", bound=kept.Prepared)
+P = TypeVar("P", bound=array_cache.Prepared)
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ def prepared(
     stamps = [(str(path), status.st_size, status.st_mtime_ns) for path in sources for status in [path.stat()]]
     key = json.dumps([_RECIPE, version("tokenizers"), dict(settings), stamps], sort_keys=True)
     path = data_folder() / "prepared" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-    return kept.load_or_make(path, kind, make)
+    return array_cache.load_or_make(path, kind, make)
 
 
 class Vocabulary:

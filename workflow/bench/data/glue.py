@@ -94,7 +94,7 @@ def _encode(file: Path, layout: _Layout, vocabulary: Vocabulary, length: int) ->
 
 
 def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
-    """Yield the two texts and the label of every row; without a second text, the first one stands twice.
+    """Yield the two texts and the label of every row; without a second text, the first one is repeated.
 
     Quotation marks are text: the official files quote nothing.
     """

@@ -180,7 +180,7 @@ def shifted_and_mirrored(images: Tensor, rng: np.random.Generator) -> Tensor:
 
 
 class InFiles(Images):
-    """Images in files, decoded by processes that run beside the training.
+    """Images in files, decoded by processes that run alongside the training.
 
     A training image is a random part of its file (8 to 100 % of the area, aspect ratio 3:4 to 4:3) scaled to a square,
     and mirrored half the time; a validation image is the center, seven eighths of the shorter side (Szegedy et al.,

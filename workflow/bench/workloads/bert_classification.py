@@ -104,7 +104,7 @@ class BertClassification(FineTuning):
     def _predict(self, model: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
         """Return logits ``[n, outputs]`` in evaluation mode, and labels ``[n]``, both on the CPU."""
         with evaluation_mode(model):
-            logits = [output.logits.float().cpu() for _, output, _ in self._evaluated(model, features)]
+            logits = [output.logits.float().cpu() for _, output, _ in self._evaluation_outputs(model, features)]
         return torch.cat(logits), torch.from_numpy(features.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:

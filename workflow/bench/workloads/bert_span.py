@@ -75,13 +75,13 @@ class BertSpan(FineTuning):
         best_scores = np.full(len(self._contexts), -np.inf)
         answers = [""] * len(self._contexts)
         with evaluation_mode(model):
-            for rows, output, spans in self._evaluated(model, self._validation):
+            for rows, output, spans in self._evaluation_outputs(model, self._validation):
                 starts, ends = output.start_logits.float(), output.end_logits.float()
                 total += _loss(starts, ends, spans).item() * len(spans)
                 # Tokens of the question and special tokens have empty offsets, such as (0, 0).
                 in_context = torch.from_numpy(self._offsets[rows, : starts.shape[1]]).diff(dim=2)[:, :, 0] > 0
-                found = best_spans(starts, ends, in_context.to(starts.device), self._longest_answer)
-                for window, (score, first, last) in enumerate(zip(*found, strict=True), rows.start):
+                best = best_spans(starts, ends, in_context.to(starts.device), self._longest_answer)
+                for window, (score, first, last) in enumerate(zip(*best, strict=True), rows.start):
                     question = self._question[window]
                     if score > best_scores[question]:
                         best_scores[question] = score
@@ -95,7 +95,7 @@ class BertSpan(FineTuning):
         """Return ``accuracy``: the share of a fixed sample of windows with both ends predicted correctly."""
         correct = 0
         with evaluation_mode(model):
-            for _, output, spans in self._evaluated(model, self._sample):
+            for _, output, spans in self._evaluation_outputs(model, self._sample):
                 predicted = torch.stack([output.start_logits.argmax(1), output.end_logits.argmax(1)], dim=1)
                 correct += int((predicted == spans).all(1).sum())
         return {"accuracy": correct / len(self._sample)}

@@ -79,7 +79,7 @@ class FineTuning(Workload):
         labels = inputs.pop(self.labels_name)
         return model(**inputs), labels
 
-    def _evaluated(self, model: nn.Module, features: Features) -> Iterator[tuple[slice, Any, Tensor]]:
+    def _evaluation_outputs(self, model: nn.Module, features: Features) -> Iterator[tuple[slice, Any, Tensor]]:
         """Yield rows, and the model's output and labels for them, for all ``features`` in order."""
         for first in range(0, len(features), _EVALUATION_BATCH):
             rows = slice(first, first + _EVALUATION_BATCH)
@@ -126,7 +126,7 @@ def training_sample(training: int, validation: int) -> NDArray[np.int64]:
     """Return the indices of the training examples on which training accuracy is measured, the same in every run.
 
     They are one eighth as many as the validation examples, but at least 64, so that they cost little next to the
-    validation. They are drawn at random because files hold one class after the other, with a generator of their own.
+    validation. They are drawn at random, because files hold one class after the other, by a separate generator.
     """
     size = min(training, max(_SMALLEST_SAMPLE, validation // _VALIDATION_PER_SAMPLED))
     return np.sort(np.random.default_rng(0).choice(training, size, replace=False))

@@ -1,4 +1,4 @@
-"""Prepared data in NPZ files, so that it is prepared once for many runs. Imports no torch."""
+"""A cache of prepared data in NPZ files, so that many runs share one preparation. Imports no torch."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ P = TypeVar("P", bound=Prepared)
 def load_or_make(path: Path, kind: type[P], make: Callable[[], P]) -> P:
     """Return the data stored at ``path``, or make it and store it there.
 
-    A damaged file is made anew. If the folder cannot be written, the data is returned all the same, with a warning.
+    A damaged file is replaced. If the folder cannot be written, a warning is logged and the data is still returned.
     """
     try:
         return kind.from_arrays(read_arrays(path))
