@@ -1,4 +1,4 @@
-"""Training commands that are killed again and again, and what must be left of them."""
+"""Training commands that are killed again and again, and the comparison of their results with an undisturbed run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _TIMEOUT_SECONDS = 120.0
 
 
 class Command:
-    """``python -m workflow.bench.train``, started."""
+    """A running ``python -m workflow.bench.train``."""
 
     def __init__(self, subject: Subject, *before: str) -> None:
         launcher = before or (sys.executable,)
@@ -56,7 +56,7 @@ class Command:
         self.said = ""
 
     def is_alive(self) -> bool:
-        """Tell whether it runs."""
+        """Return whether it is running."""
         return self.process.poll() is None
 
     def kill(self) -> None:
@@ -64,13 +64,13 @@ class Command:
         self.process.kill()
 
     def wait(self) -> int:
-        """Wait for its end, and return its exit code; what it said is in ``said``."""
+        """Wait for its end, and return its exit code; its error output is then in ``said``."""
         _, self.said = self.process.communicate(timeout=_TIMEOUT_SECONDS)
         return self.process.returncode
 
 
 class Fork:
-    """The same, forked from a server that has imported what it needs."""
+    """The same in a process forked from a server that has imported the modules it needs."""
 
     def __init__(self, subject: Subject) -> None:
         context = multiprocessing.get_context("forkserver")
@@ -88,7 +88,7 @@ class Fork:
         self.process.start()
 
     def is_alive(self) -> bool:
-        """Tell whether it runs."""
+        """Return whether it is running."""
         return self.process.is_alive()
 
     def kill(self) -> None:
@@ -103,7 +103,7 @@ class Fork:
 
 
 def _train(arguments: list[str]) -> None:
-    """Do what the command does, in silence."""
+    """Run the command in this process, without output."""
     torch.set_num_threads(1)
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         code = train.main(arguments)
@@ -112,7 +112,7 @@ def _train(arguments: list[str]) -> None:
 
 @dataclass
 class Subject:
-    """A configuration whose run keeps its weights, with rare evaluations, rarer checkpoints, and a clean result."""
+    """A configuration with one run that keeps its weights, and the result of training it undisturbed."""
 
     folder: Path
     method: str
@@ -137,7 +137,7 @@ class Subject:
         return cls(folder, method)
 
     def keep_as_truth(self) -> None:
-        """Take what is there for what a run without a fault leaves, in place of what was taken for it before."""
+        """Make the present results the ones to compare with."""
         results = load(self.folder).results
         whole = results.with_name("whole")
         shutil.rmtree(whole, ignore_errors=True)
@@ -145,12 +145,12 @@ class Subject:
 
     @property
     def arguments(self) -> list[str]:
-        """What the command is given."""
+        """The command's arguments."""
         return ["killed", self.method, *options(self.folder)]
 
     @property
     def place(self) -> RunFolder:
-        """Where the run that is killed leaves its files."""
+        """The folder of the run that is killed."""
         return RunFolder.of(load(self.folder).results, self.run.id)
 
     def command(self, *before: str) -> Command:
@@ -158,7 +158,7 @@ class Subject:
         return Command(self, *before)
 
     def fork(self) -> Fork:
-        """Start what the command does in a process that need not import torch first."""
+        """Start the command in a process that need not import torch first."""
         return Fork(self)
 
     def wait_for_life(self, process: Command | Fork) -> None:
@@ -178,7 +178,7 @@ class Subject:
         return found
 
     def bytes_lost(self) -> int:
-        """Return in how many bytes of metrics (but the clocks) and weights the run differs from the clean one."""
+        """Return the number of bytes of metrics (without times) and weights that differ from the undisturbed run."""
         assert (read_summary(self.place) or {})["status"] == "finished"
         assert self.leftovers() == []
         mine, clean = (repr(rows(place.metrics, TIMES)) for place in (self.place, self.truth))
@@ -195,7 +195,7 @@ class Subject:
         return sorted(path.name for path in self.place.path.iterdir() if path not in kept)
 
     def remove(self) -> None:
-        """Let the next start be the first."""
+        """Remove the run's files, so that the next start begins anew."""
         for path in self.place.path.iterdir():
             path.unlink()
 
@@ -205,14 +205,14 @@ def _differences(one: bytes, other: bytes) -> int:
 
 
 def kill(subject: Subject, start: Callable[[], Command | Fork], kills: int, seed: int) -> Iterator[tuple[int, int]]:
-    """Kill -9 what ``start`` starts at ``kills`` random moments; yield (kills, bytes lost) of each run that then ended.
+    """Kill -9 processes from ``start`` at ``kills`` random moments; yield (kills, bytes lost) for each completed run.
 
-    One process in five is killed before it writes anything, the others in the time that a part of a whole run takes
-    after; the next one goes on.  A run that ends before it can be killed is compared, removed, and another begun.
+    One process in five is killed at a random moment from its start on, the others at one after they first write
+    something; the next process resumes. A run that ends before it is killed is compared, removed, and begun anew.
     """
     rng = random.Random(seed)
     span = (read_summary(subject.truth) or {})["wall_seconds"] / 5
-    done = here = 0
+    done = of_run = 0
     while done < kills:
         process = start()
         if rng.random() < 0.2:
@@ -222,10 +222,10 @@ def kill(subject: Subject, start: Callable[[], Command | Fork], kills: int, seed
             time.sleep(rng.uniform(0, span))
         process.kill()
         if process.wait() == 0:
-            yield here, subject.bytes_lost()
+            yield of_run, subject.bytes_lost()
             subject.remove()
-            here = 0
+            of_run = 0
         else:
-            done, here = done + 1, here + 1
+            done, of_run = done + 1, of_run + 1
     assert start().wait() == 0
-    yield here, subject.bytes_lost()
+    yield of_run, subject.bytes_lost()

@@ -1,18 +1,18 @@
-"""Behaves like PBS Pro towards its users, on this machine: qsub, qstat, qdel, qselect; and like a site's mpiexec.
+"""Commands that behave like those of PBS Pro (qsub, qstat, qdel, qselect) and like a site's mpiexec, on this machine.
 
-The folder that PBS_STANDIN names holds the server's state, and ``behaviour.json`` says how it misbehaves:
+The folder named by PBS_STANDIN contains the server's state; ``behavior.json`` in it makes the server misbehave:
 
-start_seconds     how long a job waits (0)
-minute_seconds    how long a minute of a job's time limit lasts (60)
-grace_seconds     between SIGTERM and SIGKILL (5)
-kill_status       Exit_status of a job that ran out of time: -29, by older servers 271
+start_seconds     seconds that a job waits in the queue (0)
+minute_seconds    length of a minute of a job's time limit, in seconds (60)
+grace_seconds     seconds between SIGTERM and SIGKILL (5)
+kill_status       Exit_status of a job that ran out of time: -29, or 271 for older servers
 out_of_time       numbers of jobs whose time is up now
 hold, vanish      numbers of jobs that are put on hold, or killed and forgotten while they run
-refuse            what the next calls of qsub are told, one after the other: [message, exit code]
-lose_answer       numbers of jobs that are taken while qsub is told that the server is away
-silent            how many of the next calls of qstat get no answer
-live_jobs         how many jobs a user may have in the queue and running
-forget            finished jobs are not kept in the history
+refuse            answers to the next calls of qsub, one after the other: [message, exit code]
+lose_answer       numbers of jobs that are accepted, although qsub reports that the server is away
+silent            number of calls of qstat that get no answer
+live_jobs         most jobs that a user may have waiting and running
+forget            whether the history omits finished jobs
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ LIMIT = "qsub: would exceed queue prod's per-user limit of jobs in 'Q' state"
 
 
 class Server:
-    """The state folder, and what may be done with it."""
+    """The state folder of the server."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -62,12 +62,12 @@ class Server:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
-    def behaviour(self) -> dict[str, Any]:
-        file = self.folder / "behaviour.json"
+    def behavior(self) -> dict[str, Any]:
+        file = self.folder / "behavior.json"
         return {**DEFAULTS, **(json.loads(file.read_text()) if file.exists() else {})}
 
     def behave(self, **changes: Any) -> None:
-        self._write(self.folder / "behaviour.json", {**self.behaviour(), **changes})
+        self._write(self.folder / "behavior.json", {**self.behavior(), **changes})
 
     def jobs(self) -> list[dict[str, Any]]:
         files = sorted((self.folder / "jobs").glob("*.json"), key=lambda file: int(file.stem))
@@ -114,10 +114,10 @@ def qsub(server: Server, arguments: list[str]) -> int:
             return _say("usage: qsub [-a date_time] [-A account_string] ...", 2)
         given[name] = [*given["-l"], value] if name == "-l" else value
     with server.locked():
-        behaviour = server.behaviour()
-        if behaviour["refuse"]:
-            message, code = behaviour["refuse"][0]
-            server.behave(refuse=behaviour["refuse"][1:])
+        behavior = server.behavior()
+        if behavior["refuse"]:
+            message, code = behavior["refuse"][0]
+            server.behave(refuse=behavior["refuse"][1:])
             return _say(message, code)
         if len(words) != 1:
             return _say("qsub: script file:: No such file or directory", 1)
@@ -128,7 +128,7 @@ def qsub(server: Server, arguments: list[str]) -> int:
             return _say("qsub: Resource: filesystems is required to be set.", 1)
         if len(given["-N"]) > 15:
             return _say("qsub: illegal -N value", 2)
-        if sum(job["state"] in "QRH" for job in server.jobs()) >= behaviour["live_jobs"]:
+        if sum(job["state"] in "QRH" for job in server.jobs()) >= behavior["live_jobs"]:
             return _say(LIMIT, 38)
         number = server.next_number()
         spooled = server.folder / "jobs" / f"{number}.script"
@@ -147,13 +147,13 @@ def qsub(server: Server, arguments: list[str]) -> int:
             "comment": "Not Running: not enough free nodes",
             "where": str(Path.cwd()),
         }
-        # So does PBS when it cannot write there, and for ever.
-        if not Path(job["output"]).parent.is_dir() or number in behaviour["hold"]:
+        # If PBS cannot write the output there, it holds the job forever.
+        if not Path(job["output"]).parent.is_dir() or number in behavior["hold"]:
             job |= {"state": "H", "comment": "job held, too many failed attempts to run"}
         server.save(job)
         if job["state"] == "Q":
             _start_runner(server, job)
-        if number in behaviour["lose_answer"]:
+        if number in behavior["lose_answer"]:
             return _say("qsub: cannot connect to server standin (errno=111)", 111)
     print(f"{number}.standin")
     return 0
@@ -161,9 +161,9 @@ def qsub(server: Server, arguments: list[str]) -> int:
 
 def qstat(server: Server, arguments: list[str]) -> int:
     with server.locked():
-        behaviour = server.behaviour()
-        if behaviour["silent"]:
-            server.behave(silent=behaviour["silent"] - 1)
+        behavior = server.behavior()
+        if behavior["silent"]:
+            server.behave(silent=behavior["silent"] - 1)
             return _say("Connection refused\nqstat: cannot connect to server standin (errno=111)", AWAY)
         asked = arguments[-1]
         job = server.job(asked)
@@ -214,9 +214,9 @@ def qselect(server: Server, arguments: list[str]) -> int:
 
 
 def run(server: Server, number: str) -> None:
-    """Take a job from the queue to its end; a process of its own."""
-    behaviour = server.behaviour()
-    time.sleep(behaviour["start_seconds"])
+    """Take a job from the queue to its end, in a separate process."""
+    behavior = server.behavior()
+    time.sleep(behavior["start_seconds"])
     with server.locked():
         job = server.job(number)
         if job is None or job["state"] != "Q":
@@ -225,11 +225,11 @@ def run(server: Server, number: str) -> None:
         job |= {"state": "R", "comment": "Job run", "session": process.pid}
         server.save(job)
     began = time.monotonic()
-    limit = job["seconds"] / 60 * behaviour["minute_seconds"]
+    limit = job["seconds"] / 60 * behavior["minute_seconds"]
     exit_status: int | None = None
     while process.poll() is None:
         time.sleep(0.02)
-        present = server.behaviour()
+        present = server.behavior()
         if int(number) in present["vanish"]:
             with server.locked():
                 _end_session(process, 0)
@@ -239,11 +239,11 @@ def run(server: Server, number: str) -> None:
         if now is not None and now.get("deleted"):
             exit_status = 271
         elif time.monotonic() - began > limit or int(number) in present["out_of_time"]:
-            exit_status = behaviour["kill_status"]
+            exit_status = behavior["kill_status"]
         if exit_status is not None:
             _end_session(process, present["grace_seconds"])
     code = process.returncode
-    used = round((time.monotonic() - began) / behaviour["minute_seconds"] * 60)
+    used = round((time.monotonic() - began) / behavior["minute_seconds"] * 60)
     job |= {
         "state": "F",
         "comment": "Job run and finished" if exit_status is None else "Job run and was killed",
@@ -251,7 +251,7 @@ def run(server: Server, number: str) -> None:
         "exit_status": exit_status if exit_status is not None else code if code >= 0 else 256 - code,
     }
     with server.locked():
-        if behaviour["forget"]:
+        if behavior["forget"]:
             server.forget(job)
         else:
             server.save(job)
