@@ -1,4 +1,4 @@
-"""The half-precision probe: its bound by hand, its errors by exact numbers, its sequences to their end."""
+"""The half-precision probe: its bound by hand, its errors from exact numbers, its sequences to their end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_bound_is_lemma_3_2_s():
 
 
 @pytest.mark.parametrize("rule", RULES)
-def test_one_rounding_is_all_that_stored_factors_lose(rule):
+def test_stored_factors_lose_one_rounding_only(rule):
     """Truth: computed in float32 and stored, an entry is off by half a unit in the last place of its size."""
     method = MKOR(update_rule=rule)
     vector = torch.randn(8, generator=torch.Generator().manual_seed(0)).to(torch.float16)
@@ -49,7 +49,7 @@ def test_the_exact_rule_stays_below_the_bound():
 
 
 def test_the_exact_rule_stays_finite_and_the_published_one_does_not():
-    """The printed rule doubles a factor along a persistent mean; float16 ends at 65,504."""
+    """The published rule doubles a factor along a persistent mean; the largest float16 is 65,504."""
     exact = list(finite_updates(MKOR(), number=200))
     assert all(row.value == row.bound == 200 for row in exact)
     published = [row for row in finite_updates(MKOR(update_rule="published"), number=200) if row.dtype == "float16"]
@@ -57,7 +57,7 @@ def test_the_exact_rule_stays_finite_and_the_published_one_does_not():
     assert all(math.isfinite(row.largest_entry) for row in published)
 
 
-def test_the_first_non_finite_update_is_where_it_is_said_to_be(monkeypatch):
+def test_the_first_non_finite_update_is_counted(monkeypatch):
     def breaks_at_the_third(inverse, vector, decay):
         return inverse * (math.inf if inverse[0, 0] >= 4 else 2)
 

@@ -1,4 +1,4 @@
-"""The numerics probe: what must come out of each rule by mathematics, and the columns that claims read."""
+"""The numerics probe: results that follow mathematically from each rule, and the columns that claims read."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def test_every_update_rule_is_measured():
 
 
 def test_smallest_eigenvalues_are_those_of_the_dense_inverse():
-    """Truth: under the exact rule J is the inverse of the averaged matrix, so its smallest eigenvalue is that one's
-    largest, inverted; a stabiliser that never fires leaves the average as it is.
+    """Truth: under the exact rule J is the inverse of the averaged matrix, so its smallest eigenvalue is the inverse of
+    that matrix's largest one; a stabilizer that never acts leaves the average unchanged.
     """
     method = MKOR(stabilizer_threshold=1e30)
     vectors = 0.1 * torch.randn(20, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -40,7 +40,7 @@ def test_smallest_eigenvalues_are_those_of_the_dense_inverse():
 
 
 def test_a_negative_eigenvalue_is_seen(monkeypatch):
-    """Truth: a rule that subtracts too much of a unit vector leaves exactly 1 - 3 there."""
+    """Truth: a rule that subtracts three times a unit vector's outer product leaves the eigenvalue 1 - 3."""
     monkeypatch.setattr(linalg, "released", lambda inverse, v, decay: inverse - 3 * torch.outer(v, v))
     vectors = torch.eye(4, dtype=torch.float64)[:1]
     value, updates = numerics._follow(MKOR(update_rule="released"), vectors)
@@ -48,8 +48,8 @@ def test_a_negative_eigenvalue_is_seen(monkeypatch):
     assert updates == 1
 
 
-def test_a_factor_that_outgrows_its_precision_is_followed_up_to_there():
-    """The published rule stretches a mean that persists without bound; the exact rule shrinks it."""
+def test_a_sequence_ends_when_the_factor_exceeds_its_precision():
+    """The published rule stretches a persistent mean without bound; the exact rule shrinks it."""
     vectors = torch.ones(200, 4, dtype=torch.float64)
     value, updates = numerics._follow(MKOR(update_rule="published"), vectors)
     assert value > 0
@@ -57,7 +57,7 @@ def test_a_factor_that_outgrows_its_precision_is_followed_up_to_there():
     assert numerics._follow(MKOR(update_rule="sherman_morrison"), vectors)[1] == 200
 
 
-def test_every_factor_stays_positive_definite_while_it_can_be_told(method):
+def test_every_factor_stays_positive_definite_within_its_precision(method):
     rows = list(numerics.smallest_eigenvalues(method, dimensions=(4,)))
     assert {row.dtype for row in rows} == {"float64", "float32"}
     assert {row.sequence for row in rows} == {"independent", "persistent mean"}

@@ -21,7 +21,7 @@ def dense_error(rows: torch.Tensor, approximation: torch.Tensor) -> float:
 
 @given(n=st.integers(1, 12), d=st.integers(1, 9), seed=st.integers(0, 1000), shift=st.floats(0, 3))
 def test_errors_are_the_dense_ones(n, d, seed, shift):
-    """Truth: eigh of the moment, and the norm of the difference, formed densely; n below, at and above d."""
+    """Truth: eigh of the moment, and the norm of the dense difference; n below, at and above d."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(n, d, generator=generator, dtype=torch.float64) + shift
     values, vectors = torch.linalg.eigh(rows.T @ rows / n)
@@ -53,7 +53,7 @@ def test_equal_rows_have_no_error_and_zero_rows_have_no_number():
 
 
 def test_errors_above_1_are_not_cut_off():
-    """Truth: rows with two opposite directions and a small mean, whose outer product lies off their moment; by hand.
+    """Truth: by hand, rows with two opposite directions and a small mean, far from their leading eigenvector.
 
     Rows (1, e) and (-1, e): M = diag(1, e^2), mean (0, e): the error of the mean is 1 / sqrt(1 + e^4).
     """

@@ -8,7 +8,7 @@ from tests.support.small_models import autoencoder
 from workflow.bench.analysis.fits import AlphaBeta
 from workflow.bench.probes import scaling
 from workflow.bench.probes._optimizers import optimizers
-from workflow.bench.probes._scaling_model import Work, by_step, modelled, spread, totals
+from workflow.bench.probes._scaling_model import Work, by_step, modeled, spread, totals
 from workflow.bench.probes._timed_loop import PHASES
 
 LINKS = {
@@ -29,14 +29,14 @@ LOCAL = {
 
 
 def test_one_worker_costs_what_it_costs_alone():
-    parts = modelled(1, LOCAL, [{"all_reduce": 1000}], Work(4000, {}, 1.0), LINKS)
+    parts = modeled(1, LOCAL, [{"all_reduce": 1000}], Work(4000, {}, 1.0), LINKS)
     assert parts["step"] == pytest.approx(sum(LOCAL[100].values()))
     assert parts["communication"] == parts["gradients"] == 0
 
 
 def test_the_model_of_four_workers_by_hand():
     """Truth: 20 / 4 + 3 + 2 + 1 ms; a ring of 4 sends 6 messages; one step in two communicates."""
-    parts = modelled(4, LOCAL, [{"all_reduce": 8_000_000}, {}], Work(4_000_000, {}, 1.0), LINKS)
+    parts = modeled(4, LOCAL, [{"all_reduce": 8_000_000}, {}], Work(4_000_000, {}, 1.0), LINKS)
     assert parts["divided"] == pytest.approx(5.0)
     assert parts["gradients"] == pytest.approx(6 * 1.0 + 1.5 * 4.0)
     assert parts["communication"] == pytest.approx((6 * 1.0 + 1.5 * 8.0) / 2)
@@ -49,14 +49,14 @@ def test_spread_refreshes_cost_the_most_loaded_rank_and_a_broadcast_an_owner():
     assert spread(work, 1) == (1.0, 1)
     assert spread(work, 2) == (0.5, 2)
     assert spread(work, 4) == (0.5, 3)
-    parts = modelled(2, LOCAL, [{"broadcast": 1_000_000}], work, LINKS)
+    parts = modeled(2, LOCAL, [{"broadcast": 1_000_000}], work, LINKS)
     assert parts["factor"] == pytest.approx(1.5)
     assert parts["communication"] == pytest.approx(2 * (2.0 + 0.5))
 
 
 def test_gathered_rows_are_shared_by_the_ranks():
     """Truth: 4 ranks bring 2 MB each of 8 MB, whatever their number; a ring passes 3 times a rank's rows."""
-    parts = modelled(4, LOCAL, [{"all_gather": 8_000_000}], Work(0, {}, 1.0), LINKS)
+    parts = modeled(4, LOCAL, [{"all_gather": 8_000_000}], Work(0, {}, 1.0), LINKS)
     assert parts["communication"] == pytest.approx(3 * (3.0 + 2.0))
 
 
@@ -68,7 +68,7 @@ def test_bytes_of_ranks_are_counted_once():
     assert totals([[{"all_gather": 3}], [{"all_gather": 4}]]) == {"all_gather": 7}
 
 
-def test_measured_and_modelled_rows():
+def test_measured_and_modeled_rows():
     model = autoencoder(batch_size=16)
     chosen = optimizers(model, 1e-4, scaling.OPTIMIZERS)
     rows = list(scaling.rows(model, chosen, "cpu", "test-cpu", (1, 2), repeats=1, payloads=(256, 4096)))

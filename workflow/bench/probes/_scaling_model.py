@@ -55,14 +55,14 @@ def spread(work: Work, workers: int) -> tuple[float, int]:
     return max(loads.values()) / sum(loads.values()), len(loads)
 
 
-def modelled(
+def modeled(
     workers: int,
     local: Mapping[int, Mapping[str, float]],
     sent: Sequence[Mapping[str, int]],
     work: Work,
     links: Mapping[str, fits.AlphaBeta],
 ) -> dict[str, float]:
-    """Return the modelled milliseconds of a step's parts, and their sum as ``step``.
+    """Return the modeled milliseconds of a step's parts, and their sum as ``step``.
 
     local: one process's mean milliseconds by batch and phase, the largest batch being the global one; sent: bytes by
     collective in each step of a cycle, see `by_step`; links: alpha and beta by collective.

@@ -43,7 +43,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
 from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
 from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
-from workflow.bench.probes._scaling_model import by_step, modelled, totals, work_of
+from workflow.bench.probes._scaling_model import by_step, modeled, totals, work_of
 from workflow.bench.probes._timed_loop import PHASES, SAFE_RATE, StepTimes, TimedLoop, over_ranks
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_pretraining", "resnet50_imagenet")
@@ -57,7 +57,7 @@ HIDDEN: Final = (512, 256, 16, 256, 512)
 WORKERS: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
 FRACTIONS: Final = (1, 4, 16, 64)
 """Parts of the global batch on which one process is timed alone: batch / fraction."""
-MODELLED: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
+MODELED: Final = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 PAYLOADS: Final = (256, 4096, 65536, 1048576, 8388608)
 REPEATS: Final = 3
 COLLECTIVE_REPEATS: Final = 5
@@ -177,7 +177,7 @@ class Measurement:
         )
 
 
-def take(
+def measurements(
     model: ProbeModel,
     chosen: Sequence[TimedOptimizer],
     device: str,
@@ -214,7 +214,7 @@ def rows(
     payloads: Sequence[int] = PAYLOADS,
 ) -> Iterator[Row]:
     """Yield all rows of one model; workers: numbers of processes, 1 first."""
-    measured = take(model, chosen, device, hardware, workers, repeats, payloads)
+    measured = measurements(model, chosen, device, hardware, workers, repeats, payloads)
     yield from local_rows(measured)
     yield from collective_rows(measured)
     yield from worker_rows(measured)
@@ -253,7 +253,7 @@ def worker_rows(measured: Measurement) -> Iterator[Row]:
 
 
 def model_rows(measured: Measurement) -> Iterator[Row]:
-    """Yield the fitted links, and the modelled times of every optimizer that was measured on several workers."""
+    """Yield the fitted links, and the modeled times of every optimizer that was measured on several workers."""
     by_name: dict[str, list[fits.Collective]] = {}
     for name, _, timed in measured.mean_over_ranks():
         by_name.setdefault(name, []).append(timed)
@@ -273,10 +273,10 @@ def model_rows(measured: Measurement) -> Iterator[Row]:
             for batch, results in measured.alone.items()
         }
         sent = by_step([of_rank[label].sent for of_rank in two_workers])
-        for number in MODELLED:
+        for number in MODELED:
             if number <= whole:
                 columns = {"optimizer": label, "workers": number, "batch": whole // number}
-                for name, value in modelled(number, local, sent, work, links).items():
+                for name, value in modeled(number, local, sent, work, links).items():
                     yield measured.row(f"{name}_ms", "model", value, **columns)
 
 
