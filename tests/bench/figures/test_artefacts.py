@@ -280,7 +280,7 @@ def test_no_two_methods_look_alike():
     assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
 
 
-def test_methods_can_be_told_apart_in_grey():
+def test_methods_can_be_told_apart_in_gray():
     """Where two methods are about as dark, their markers and line styles must differ."""
 
     def lightness(color: str) -> float:

@@ -39,7 +39,7 @@ def _draw(root: Path, *others: Path) -> Figure:
 
 
 def _bars(figure: Figure, panel: int) -> list[tuple[str, bool, float]]:
-    """Colour, whether hatched, and length of a panel's bars, from above."""
+    """Color, whether hatched, and length of a panel's bars, from above."""
     bars = [bar for bar in figure.axes[panel].patches if isinstance(bar, Rectangle)]
     bars.sort(key=lambda bar: bar.get_y())
     return [(to_hex(bar.get_edgecolor()), bar.get_hatch() is not None, bar.get_width()) for bar in bars]
@@ -57,7 +57,7 @@ def _legend(figure: Figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
-def test_every_step_time_is_a_bar_in_its_methods_colour(here):
+def test_every_step_time_is_a_bar_in_its_methods_color(here):
     """Truth: the made-up milliseconds of a cycle of 10 steps; two panels' rows, three models."""
     figure = _draw(here)
     assert [axes.get_title() for axes in figure.axes[:3]] == ["BERT", "ResNet", "Autoencoder"]

@@ -8,9 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 import pandas as pd
 from matplotlib.axes import Axes
 
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, paired_difference
 from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty
+from workflow.bench.results.tables import NoDataError
 
 
 def base_of(runs: pd.DataFrame) -> str | None:
@@ -46,33 +49,51 @@ def _draw_runs(axes: Axes, values: Sequence[float], row: float, label: str) -> N
     axes.plot(values, [row + 0.26] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
 
 
-def draw_differences(axes: Axes, finals: Mapping[str, Mapping[int, float]], base: str, rows: Sequence[str]) -> None:
-    """Draw one row per label: final loss minus the base optimizer's, paired by seed; small dots are the seeds.
+def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
+    """Draw one row per label: the final loss minus the base optimizer's, paired by seed; small dots are the seeds.
+
+    A panel without differences says why.
 
     Args:
         axes: The panel.
-        finals: Final losses by label and seed; a diverged run's is infinite. A label without any has an empty row.
-        base: Label of the base optimizer, whose own row has its marker at 0.
-        rows: The labels, from top to bottom.
+        losses: Evaluations of one metric, and one row of each run that broke down before its first evaluation.
+        base: Label of the base optimizer, whose own row has its marker at 0; None if it did not run.
+        labels: The rows from top to bottom.
     """
+    try:
+        last, step = last_common_values(losses)
+    except NoDataError as error:
+        explain_empty(axes, str(error))
+        return
+    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
+    if base is None or base not in finals:
+        explain_empty(axes, "the base optimizer has no run to pair with")
+        return
     axes.axvline(0, color=style.GUIDE, linewidth=0.8)
-    for row, label in enumerate(rows):
-        look = style.style_of(label)
+    for row, label in enumerate(labels):
         if label == base:
+            look = style.style_of(label)
             axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
         elif label in finals:
-            pairs = {seed: value - finals[base][seed] for seed, value in finals[label].items() if seed in finals[base]}
-            finite = [difference for difference in pairs.values() if math.isfinite(difference)]
-            _draw_runs(axes, finite, row, label)
-            summary = paired_difference(finals[label], finals[base])
-            if summary is not None:
-                draw_estimate(axes, summary, row, label)
-            if len(finite) < len(pairs):
-                remark = f"× {len(pairs) - len(finite)} of {len(pairs)} did not finish"
-                _annotate_row(axes, remark, row - 0.36, look.color)
-    name_rows(axes, [style.style_of(label).name for label in rows])
+            _draw_difference(axes, finals[label], finals[base], row, label)
+    name_rows(axes, [style.style_of(label).name for label in labels])
     axes.locator_params(axis="x", nbins=5)
-    axes.set_xlabel(f"final loss − {style.style_of(base).name}'s")
+    axes.set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
+
+
+def _draw_difference(
+    axes: Axes, losses: Mapping[int, float], base_losses: Mapping[int, float], row: int, label: str
+) -> None:
+    """Draw the differences of one label, and count its runs that broke down, whose loss is infinite."""
+    differences = [value - base_losses[seed] for seed, value in losses.items() if seed in base_losses]
+    finite = [difference for difference in differences if math.isfinite(difference)]
+    _draw_runs(axes, finite, row, label)
+    summary = paired_difference(losses, base_losses)
+    if summary is not None:
+        draw_estimate(axes, summary, row, label)
+    if len(finite) < len(differences):
+        remark = f"× {len(differences) - len(finite)} of {len(differences)} did not finish"
+        _annotate_row(axes, remark, row - 0.36, style.style_of(label).color)
 
 
 def _annotate_row(axes: Axes, remark: str, row: float, color: str) -> None:
@@ -96,11 +117,11 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
         axes: The panel.
         took: Time or steps to the target by label and seed, infinite for a run that never reached it.
     """
-    for row, (label, by_seed) in enumerate(took.items()):
-        summary = reaching(by_seed)
+    for row, (label, times) in enumerate(took.items()):
+        summary = reaching(times)
         if summary is None:
             continue
-        reached = [value for value in by_seed.values() if math.isfinite(value)]
+        reached = [value for value in times.values() if math.isfinite(value)]
         _draw_runs(axes, reached, row, label)
         if math.isfinite(summary.took.value):
             draw_estimate(axes, summary.took, row, label)

@@ -1,7 +1,7 @@
 """The look of every figure: the theme, and the color, marker and line style of each method.
 
 The colors are Okabe and Ito's, which can be told apart with any color blindness. Markers and line styles tell methods
-apart in grey. A plain dashed line always means a model, a hollow marker a published value.
+apart in gray. A plain dashed line always means a model, a hollow marker a published value.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
@@ -51,7 +50,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     compared = _comparable(runs, base)
     broken = metrics[metrics["split"].isna()]
     both = losses if broken.empty else pd.concat([losses, broken])
-    _draw_differences(axes[1, 0], both[both["run"].isin(compared)], base, labels)
+    draw_differences(axes[1, 0], both[both["run"].isin(compared)], base, labels)
     if goals:
         _draw_times(list(axes[:, 1]), runs, losses, labels)
     else:
@@ -82,21 +81,6 @@ def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, goals: Sequence[flo
     axes[1].set_xlabel(f"training time ({unit})")
     axes[0].set_ylabel("validation loss")
     axes[1].tick_params(labelleft=False)
-
-
-def _draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
-    """Draw the difference of every label's final loss from the base optimizer's, or the reason why there is none."""
-    try:
-        last, step = last_common_values(losses)
-    except NoDataError as error:
-        explain_empty(axes, str(error))
-        return
-    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
-    if base is None or base not in finals:
-        explain_empty(axes, "the base optimizer has no run to pair with")
-        return
-    draw_differences(axes, finals, base, labels)
-    axes.set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
 
 
 def _draw_times(axes: Sequence[Axes], runs: pd.DataFrame, losses: pd.DataFrame, labels: Collection[str]) -> None:

@@ -193,7 +193,7 @@ def _notes(shown: pd.DataFrame, base_name: str, not_drawn: Sequence[str]) -> lis
     """Return the sentences of the caption on bars, dots and numbers."""
     notes = [f"{base_name}: the base optimizers alone, each in its own panel"] if base_name else []
     notes += [
-        "numbers left of the bars: worker processes that share each batch; grey numbers right of them: forward and "
+        "numbers left of the bars: worker processes that share each batch; gray numbers right of them: forward and "
         "backward together (fwd+bwd, ms) with the exchange of gradients, the same for every optimizer",
         f"bars: mean of {shown['repeat'].nunique()} repeats and of the ranks; dots: the sum in each repeat",
     ]

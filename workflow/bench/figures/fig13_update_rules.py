@@ -9,10 +9,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, loss_axis, plain_log_ticks
+from workflow.bench.figures._axes import loss_axis, plain_log_ticks
 from workflow.bench.figures._curves import draw_curves, ended
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences
@@ -40,7 +39,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         # Runs that broke down before their first evaluation have one row, without a split.
         unevaluated = metrics[(metrics["workload"] == workload) & metrics["split"].isna()]
         both = pd.concat([of_workload, unevaluated]) if len(unevaluated) else of_workload
-        _draw_differences(lower, both, base_of(runs[runs["workload"] == workload]))
+        base = base_of(runs[runs["workload"] == workload])
+        labels = [label for label in style.in_order(of_workload["optimizer"]) if label != base]
+        draw_differences(lower, both, base, labels)
     _name_rows_once(axes[1])
     axes[0, 0].set_ylabel("validation loss")
     notes = [
@@ -59,20 +60,6 @@ def _draw_losses(axes: Axes, losses: pd.DataFrame) -> None:
     if axes.get_yscale() == "log":
         plain_log_ticks(axes)
     axes.set_xlabel("iteration")
-
-
-def _draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None) -> None:
-    """Draw the differences from the base optimizer, or the reason why there are none."""
-    try:
-        last, _ = last_common_values(losses)
-    except NoDataError as error:
-        explain_empty(axes, str(error))
-        return
-    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
-    if base is None or base not in finals:
-        explain_empty(axes, "the base optimizer has no run to pair with")
-        return
-    draw_differences(axes, finals, base, [label for label in style.in_order(losses["optimizer"]) if label != base])
 
 
 def _name_rows_once(panels: Sequence[Axes]) -> None:
