@@ -45,7 +45,7 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
     figure, axes = new_figure(1, 1, height=0.6)
     axes[0, 0].set_axis_off()
     explain_empty(axes[0, 0], "every run was skipped")
-    return save(figure, folder, name, legend=[], caption=caption(results, runs, summarised=False))
+    return save(figure, folder, name, legend=[], caption=caption(results, runs, summarized=False))
 
 
 def main(arguments: list[str] | None = None) -> int:

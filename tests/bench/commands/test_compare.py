@@ -207,7 +207,7 @@ def test_the_table_holds_every_machine_and_measured_or_projected_never_both(here
     assert set(targets.loc[targets["projected"].notna(), "machine"]) == {"fast-cpu"}
     assert set(targets.loc[targets["projected"].notna(), "iterations measured on"]) == {"test-cpu"}
     caption = (tmp_path / "tables" / "hardware.md").read_text().splitlines()[-1]
-    assert "compared with fast-cpu: step times alone, no run" in caption.lower()
+    assert "compared with fast-cpu: step times only, no runs" in caption.lower()
     assert "iterations times probed step time is" in caption
 
 

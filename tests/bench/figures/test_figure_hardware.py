@@ -95,7 +95,7 @@ def test_a_machine_without_runs_gets_hatched_projections_and_the_others_none(her
     )
     assert "projected" in _legend(figure)
     assert "Projected: iterations to the target measured on another machine" in _footer(figure)
-    assert "Compared with fast-cpu: step times alone, no run." in _footer(figure)
+    assert "Compared with fast-cpu: step times only, no runs." in _footer(figure)
     assert figure.axes[3].get_title() == "validation loss ≤ 4.2"
 
 

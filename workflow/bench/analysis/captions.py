@@ -1,4 +1,4 @@
-"""The line under every figure and table: tier, hardware, seeds, which MKOR ran, and every run that is not in it."""
+"""Captions of figures and tables: tier, hardware, seeds, update rules, and every run that they do not show."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ from typing import Final
 
 import pandas as pd
 
+from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM
 from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results
 
 _WITH_REASON: Final = ("failed", "skipped")
+"""Statuses whose reason a caption gives."""
 
-
-#: So many optimizers of a workload are named each though none of its runs finished.
 _NAMED: Final = 3
+"""If no run of a workload finished, the most optimizers that a caption names; more are "all runs"."""
 
 
 def _sentence(text: str) -> str:
-    """Text with a capital letter and no full stop yet."""
+    """Return the text with a capital first letter and without a full stop."""
     return text[:1].upper() + text[1:].rstrip(".")
 
 
@@ -35,7 +36,7 @@ def _is_true(column: pd.Series) -> pd.Series:
 
 
 def _mkor(runs: pd.DataFrame) -> list[str]:
-    """Which update rule and period each MKOR label had."""
+    """Return a sentence on the update rules and periods of the MKOR labels, if there are any."""
     mkor = runs[runs["update_rule"].notna()]
     if mkor.empty:
         return []
@@ -45,18 +46,16 @@ def _mkor(runs: pd.DataFrame) -> list[str]:
 
 
 def _tuned(runs: pd.DataFrame) -> list[str]:
-    """Which optimizers had a hyperparameter tuned."""
-    if "tuned" not in runs:
-        return []
+    """Return a sentence on the optimizers with a tuned hyperparameter, if there are any."""
     tuned = runs[_is_true(runs["tuned"])]
     if tuned.empty:
         return []
-    who = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
-    return [f"Tuned with equal trials: {who}"]
+    optimizers = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
+    return [f"Tuned with equal trials: {optimizers}"]
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
-    """One phrase a status: which runs did not finish, by experiment and workload."""
+    """Return one sentence a status on the runs that did not finish, by experiment and workload."""
     unfinished = runs[runs["status"] != "finished"]
     phrases: dict[str, list[str]] = {}
     for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"], dropna=False):
@@ -78,7 +77,7 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
 
 
 def _missing(runs: pd.DataFrame) -> list[str]:
-    """Which seeds one label of a workload lacks though another one has them."""
+    """Return a sentence on the seeds that a label of a workload lacks and another label has, if there are any."""
     phrases = []
     for (experiment, workload), rows in runs.groupby(["experiment", "workload"], dropna=False):
         seeds = set(rows["seed"].dropna())
@@ -95,41 +94,39 @@ def _missing(runs: pd.DataFrame) -> list[str]:
     return [f"missing: {'; '.join(phrases)}"] if phrases else []
 
 
-def _seeds(runs: pd.DataFrame, *, summarised: bool) -> str:
-    """Seeds by workload, with the statistic that so many carry where the artefact summarises over them.
+def _seeds(runs: pd.DataFrame, *, summarized: bool) -> str:
+    """Return the seeds by workload, with the statistic of that many seeds if the artefact summarizes them.
 
-    Where no run has values, the seeds that are planned.
+    If no run has values, these are the seeds that are planned.
     """
     trained = runs[~runs["status"].isin(WITHOUT_VALUES)]
     by_seeds: dict[str, list[str]] = {}
     for workload, rows in (runs if trained.empty else trained).groupby("workload"):
         seeds = rows["seed"].dropna()
-        how = (
-            "median, 95 % bootstrap interval"
-            if seeds.nunique() >= 6
-            else "mean, 95 % t interval"
-            if seeds.nunique() >= 2
-            else "one run, no interval"
-        )
-        text = f"{integer_ranges(seeds)} ({how})" if summarised else integer_ranges(seeds)
+        text = integer_ranges(seeds) + (f" ({_statistic(seeds.nunique())})" if summarized else "")
         by_seeds.setdefault(text, []).append(str(workload))
     if len(by_seeds) == 1:
         return f"seeds {next(iter(by_seeds))}"
     return "; ".join(f"{', '.join(workloads)} seeds {seeds}" for seeds, workloads in by_seeds.items())
 
 
+def _statistic(seeds: int) -> str:
+    """Return the statistic that `estimates.estimate` computes from a number of seeds."""
+    if seeds >= BOOTSTRAP_MINIMUM:
+        return "median, 95 % bootstrap interval"
+    return "mean, 95 % t interval" if seeds >= 2 else "one run, no interval"
+
+
 def _code(runs: pd.DataFrame) -> list[str]:
-    """Which commit the runs come from, and how many were made by older code."""
+    """Return a sentence on the runs' commits and the number of runs made by older code."""
     phrases: list[str] = []
     commits = [commit[:9] for commit in _unique(runs, "git_commit")]
     if commits:
-        dirty = " with uncommitted changes" if "git_dirty" in runs and _is_true(runs["git_dirty"]).any() else ""
+        dirty = " with uncommitted changes" if _is_true(runs["git_dirty"]).any() else ""
         phrases.append(f"commit {', '.join(commits)}{dirty}")
-    if "code_current" in runs:
-        known = runs[runs["code_current"].notna()]
-        older = int((~_is_true(known["code_current"])).sum())
-        if older:
-            phrases.append(f"{older} of {len(known)} runs made by older code")
+    known = runs[runs["code_current"].notna()]
+    if older := int((~_is_true(known["code_current"])).sum()):
+        phrases.append(f"{older} of {len(known)} runs made by older code")
     return ["; ".join(phrases)] if phrases else []
 
 
@@ -139,12 +136,16 @@ def caption(
     *,
     notes: Iterable[str] = (),
     absent: Iterable[str] = (),
-    summarised: bool = True,
+    summarized: bool = True,
 ) -> str:
-    """The caption of an artefact made from ``runs`` (rows of ``<experiment>.runs.csv``, several may be joined).
+    """Return the caption of an artefact made from runs.
 
-    ``notes`` are further sentences; ``absent`` names experiments or probes that the artefact would show but that
-    have no results; ``summarised`` tells whether it shows intervals over seeds.
+    Args:
+        results: The results that the artefact is made from.
+        runs: Rows of one or several ``<experiment>.runs.csv``.
+        notes: Further sentences.
+        absent: Experiments and probes that the artefact would show but that have no results.
+        summarized: Whether the artefact shows statistics over seeds.
     """
     tier = results.tier_title or f"{results.tier} tier"
     if results.tier != "paper":
@@ -152,20 +153,22 @@ def caption(
     if runs.empty:
         parts = [f"{tier}; {results.hardware}", *notes]
     else:
-        parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarised=summarised)}"]
+        parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarized=summarized)}"]
         parts += [*_mkor(runs), *_tuned(runs), *notes, *_unfinished(runs), *_missing(runs)]
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
-    return ". ".join(map(_sentence, parts + _code(runs))) + "."
+    if not runs.empty:
+        parts += _code(runs)
+    return ". ".join(map(_sentence, parts)) + "."
 
 
 def as_rst(text: str) -> str:
-    """A caption as one paragraph of reStructuredText, for the report."""
+    """Return a caption as one paragraph of reStructuredText, for the report."""
     return re.sub(r"([\\*`|_])", r"\\\1", text) + "\n"
 
 
 def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = ()) -> str:
-    """The caption of an artefact made from a probe's ``rows``: tier, hardware, seeds, ``notes``, what is absent."""
+    """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
     seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []
     rules = []
     if "update_rule" in rows and rows["update_rule"].notna().any():
@@ -173,5 +176,5 @@ def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent
         rules = ["MKOR's update rule: " + ", ".join(f"{label} = {rule}" for label, rule in pairs.to_numpy())]
     commits = sorted({str(commit)[:9] for commit in rows.get("git_commit", pd.Series(dtype=str)).dropna()})
     code = [f"commit {', '.join(commits)}"] if commits else []
-    none = pd.DataFrame()  # a probe's rows are no runs
-    return caption(results, none, notes=[*seeds, *rules, *notes, *code], absent=absent)
+    no_runs = pd.DataFrame()
+    return caption(results, no_runs, notes=[*seeds, *rules, *notes, *code], absent=absent)

@@ -12,12 +12,18 @@ from workflow.bench.results.columns import BROKEN_DOWN
 
 
 def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
-    """One label's metric over its steps, summarised over seeds.
+    """Return one label's metric over its steps, summarized over seeds.
 
-    ``metrics`` has the columns ``seed, status, step, value, train_seconds``; a diverged run counts as ``worst``
-    (infinity, or minus infinity for a metric that is to rise) after its last evaluation, so that the curve never
-    becomes the survivors' average.  Returns ``step, train_seconds (mean), value, low, high, n``, for the
-    steps at which every seed has a value; with fewer than six seeds the curve ends where the first one diverged.
+    A run that broke down counts as ``worst`` after its last evaluation, so that the curve never becomes an average of
+    the surviving runs. With fewer than six seeds the curve ends at the step after which the first run broke down.
+
+    Args:
+        metrics: Rows of one metric, with the columns ``seed, status, step, value, train_seconds``.
+        worst: The worst value of the metric: infinity, or minus infinity for one that rises.
+
+    Returns:
+        Columns ``step, train_seconds, value, low, high, n`` at the steps at which every seed has a value;
+        ``train_seconds`` are means over seeds.
     """
     values = metrics.pivot_table(index="step", columns="seed", values="value", aggfunc="last", dropna=False)
     seconds = metrics.groupby("step")["train_seconds"].mean()

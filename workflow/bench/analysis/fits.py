@@ -57,21 +57,24 @@ def cycle_mean(refresh_ms: Milliseconds, other_ms: Milliseconds, period: float) 
 def power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fit ``y = c x^e`` by least squares of the logarithms, so the exponent is a log-log slope.
 
-    Raises ValueError for fewer than two sizes, or a number that is not above 0.
+    Raises:
+        ValueError: There are fewer than two sizes, or a number is not above 0.
     """
     if len(set(sizes)) < 2:
         raise ValueError(f"A slope needs two sizes, got {sorted(set(sizes))}.")
     if min(*sizes, *values) <= 0:
-        raise ValueError("A power law has positive sizes and values only.")
+        raise ValueError("A power law needs positive sizes and values.")
     exponent, logarithm = np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)
     return PowerLaw(math.exp(logarithm), float(exponent))
 
 
 def width_laws(times: pd.DataFrame) -> dict[int, PowerLaw]:
-    """Fit a law to each repeat of what was timed over widths: ``{repeat: law}``; empty for fewer than two widths.
+    """Fit a power law to the times over widths of each repeat: ``{repeat: law}``; empty for fewer than two widths.
 
-    times: rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.  A width that
-    was timed once counts in each repeat; a repeat that lacks another width is left out.
+    A width that was timed once counts in every repeat; a repeat that lacks another width is left out.
+
+    Args:
+        times: Rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.
     """
     table = times.pivot_table(index="repeat", columns="dimension", values="ms", aggfunc="first")
     once = table.columns[table.notna().sum() == 1]
@@ -87,23 +90,27 @@ def width_laws(times: pd.DataFrame) -> dict[int, PowerLaw]:
 
 
 def mean_by_width(times: pd.DataFrame) -> pd.Series:
-    """Geometric mean of ``ms`` over repeats by ``dimension``; times: as `width_laws` takes them."""
+    """Return the geometric mean of ``ms`` over repeats by ``dimension``, from rows as in `width_laws`."""
     logarithms = pd.DataFrame({"dimension": times["dimension"], "log": np.log(times["ms"].astype(float))})
     means: pd.Series = np.exp(logarithms.groupby("dimension")["log"].mean())
     return means
 
 
 def width_law(times: pd.DataFrame) -> PowerLaw | None:
-    """Fit one law to `mean_by_width`, every width counting once; None for fewer than two widths.
+    """Fit one power law to `mean_by_width`, in which every width counts once; None for fewer than two widths.
 
-    Its exponent is the mean of those of `width_laws`, where every repeat has all widths that were not timed once.
+    Its exponent is the mean of those of `width_laws` if every repeat has all widths that were timed more than once.
     """
     means = mean_by_width(times)
     return power_law([float(d) for d in means.index], list(means)) if len(means) > 1 else None
 
 
 def affine(x: Sequence[float], y: Sequence[float]) -> Affine:
-    """Fit ``y = c + s x`` with c, s >= 0 to positive y.  Raises ValueError for fewer than two different x."""
+    """Fit ``y = c + s x`` with c, s >= 0 to positive y.
+
+    Raises:
+        ValueError: There are fewer than two different x.
+    """
     if len(set(x)) < 2:
         raise ValueError(f"An affine law needs two points, got {sorted(set(x))}.")
     constant, slope = _relative_fit([[1.0, value] for value in x], y)
@@ -137,7 +144,8 @@ TERMS: dict[str, Terms] = {
 def alpha_beta(collective: str, timed: Sequence[Collective]) -> AlphaBeta:
     """Fit alpha and beta, both at least 0, to one collective's times.
 
-    Raises ValueError for fewer than two times, or for a collective without a model (`TERMS`).
+    Raises:
+        ValueError: There are fewer than two times, or the collective has no model in `TERMS`.
     """
     if collective not in TERMS:
         raise ValueError(f"{collective!r} has no alpha-beta model; {', '.join(TERMS)} have one.")
@@ -148,7 +156,7 @@ def alpha_beta(collective: str, timed: Sequence[Collective]) -> AlphaBeta:
 
 
 def collective_seconds(collective: str, workers: int, payload_bytes: float, cost: AlphaBeta) -> float:
-    """Return the modelled seconds of one collective; 0 for one worker or nothing to say."""
+    """Return the modeled seconds of one collective; 0 for one worker or an empty payload."""
     if workers == 1 or payload_bytes == 0:
         return 0.0
     starts, sent = TERMS[collective](workers, payload_bytes)
@@ -156,9 +164,9 @@ def collective_seconds(collective: str, workers: int, payload_bytes: float, cost
 
 
 def _relative_fit(terms: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, float]:
-    """Return non-negative coefficients that minimise the sum of squared relative errors."""
+    """Return non-negative coefficients that minimize the sum of squared relative errors."""
     matrix = np.asarray(terms, float) / np.asarray(values, float)[:, None]
-    scales = matrix.max(axis=0)  # of columns, which differ by many decades
+    scales = matrix.max(axis=0)  # columns differ by many decades, which nnls does not handle well
     solution, _ = nnls(matrix / scales, np.ones(len(values)))
     first, second = solution / scales
     return float(first), float(second)

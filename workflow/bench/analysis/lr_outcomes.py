@@ -1,15 +1,15 @@
-"""How a run at one learning rate ended, in the words of the paper's table of learning rates.
+"""Outcomes of runs at different learning rates, in the terms of the paper's table of learning rates.
 
-The paper counts epochs to convergence, and marks runs that diverged (D) or ended in a local minimum (*), without saying
-what it calls either.  Here:
+The paper counts epochs to convergence and marks runs that diverged (D) or ended in a local minimum (*), without
+defining either. This project's definitions:
 
-- **diverged**: the run's status is ``diverged``, its loss was not finite any more, whether or not it had reached its
+- **diverged**: the run has the status ``diverged``, because its loss became infinite or NaN, even if it had reached its
   target before;
-- **converged**: it finished and reached its experiment's target at some evaluation;
-- **local-minimum**: it finished with finite values and never reached the target, so also where it stays at chance;
-- **out-of-memory**: it could not be trained on this machine.
+- **converged**: the run finished and reached its experiment's target at some evaluation;
+- **local-minimum**: the run finished with finite values but never reached the target, for example at chance level;
+- **out-of-memory**: the run did not fit this machine's memory.
 
-A run that is skipped, interrupted, failed or missing has no outcome, and neither has one without a target.
+A run that is skipped, interrupted, failed or missing has no outcome, nor has a run without a target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ENDED_BADLY: Final[dict[str, Outcome]] = {"diverged": "diverged", "out_of_memor
 
 
 def outcome_of(status: str, steps_to_target: float | None) -> Outcome | None:
-    """How a run with a target ended, by its status and the iterations to its target (None or NaN: never reached)."""
+    """Return the outcome of a run with a target; ``steps_to_target`` is None or NaN if it was not reached."""
     if status in _ENDED_BADLY:
         return _ENDED_BADLY[status]
     if status != "finished":
@@ -33,28 +33,28 @@ def outcome_of(status: str, steps_to_target: float | None) -> Outcome | None:
 
 
 def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
-    """The runs that have an outcome, from rows of ``<experiment>.runs.csv``, with the columns ``lr`` and ``outcome``.
+    """Return the rows of ``<experiment>.runs.csv`` that have an outcome, with the columns ``lr`` and ``outcome``.
 
     Runs without a target, a learning rate or an outcome are left out; captions name them.
     """
     aimed = runs.dropna(subset=["target"])
-    rates = [given.get("lr") for given in aimed["hyperparameters"]]
+    rates = [hyperparameters.get("lr") for hyperparameters in aimed["hyperparameters"]]
     ended = [
         outcome_of(str(status), steps) for status, steps in zip(aimed["status"], aimed["steps_to_target"], strict=True)
     ]
-    found = aimed.assign(lr=pd.Series(rates, aimed.index, float), outcome=pd.Series(ended, aimed.index, object))
-    return found.dropna(subset=["lr", "outcome"])
+    with_outcomes = aimed.assign(lr=pd.Series(rates, aimed.index, float), outcome=pd.Series(ended, aimed.index, object))
+    return with_outcomes.dropna(subset=["lr", "outcome"])
 
 
 def converging_rates(ended: pd.DataFrame) -> dict[str, dict[int, int]]:
-    """How many learning rates converge, ``{label: {seed: count}}``, from what `outcomes` gives.
+    """Return the number of learning rates that converge, ``{label: {seed: count}}``, from the rows of `outcomes`.
 
-    A seed counts only where the label ended at every rate that any label was run at: a rate whose run is not there
-    must not look like one that failed.
+    A seed counts only if the label's runs ended at every rate of any label; a rate without a run must not look like
+    one that did not converge.
     """
-    every = set(ended["lr"])
+    all_rates = set(ended["lr"])
     counts: dict[str, dict[int, int]] = {}
     for (label, seed), rows in ended.groupby(["optimizer", "seed"], sort=False):
-        if set(rows["lr"]) == every:
+        if set(rows["lr"]) == all_rates:
             counts.setdefault(str(label), {})[int(str(seed))] = int((rows["outcome"] == "converged").sum())
     return counts

@@ -1,8 +1,8 @@
-"""Several machines side by side: step times, times to target, and projections of the latter.
+"""Comparison of machines: step times, and measured or projected times to targets.
 
-Reads the tidy CSVs of this machine's folder and of others at the same tier; nothing here writes or draws.  A
-projection is the iterations to a target that another machine measured times the step time that this one measured: it
-rests on the same model, batch and optimizer taking the same iterations on any machine.
+The data are the tidy CSV files of this machine's folder and of other machines' folders at the same tier. A projection
+multiplies the iterations to a target, measured on another machine, by the step time measured on this one. It assumes
+that the same model, batch and optimizer take the same iterations on any machine.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ On a GPU the probes time the paper's models on batches of their own, so nothing 
 
 @dataclass(frozen=True)
 class StepTime:
-    """Mean time of a training step of one optimizer on one machine."""
+    """The mean time of one optimizer's training step on one machine."""
 
     machine: str
     probe: str
     workload: str
-    """The probe's name of it."""
+    """The probes' name of the model."""
     optimizer: str
     period: float
-    """Steps between refreshes; NaN for a method without."""
+    """Steps between refreshes; NaN for a method without a period."""
     took: Estimate
-    """Milliseconds, over the probe's repeats."""
+    """Milliseconds; the estimate is over the probe's repeats."""
     data: Sources
 
 
 @dataclass(frozen=True)
 class TargetTime:
-    """Training time that one optimizer needs to an experiment's target on one machine: measured or projected."""
+    """The training time to an experiment's target in one setting on one machine, measured or projected."""
 
     machine: str
     setting: Setting
@@ -68,24 +68,25 @@ class TargetTime:
 
 @dataclass(frozen=True)
 class Machine:
-    """One machine's results, and where its files lie as seen from this machine's folder."""
+    """One machine's results."""
 
     results: Results
     prefix: str
+    """The path of its folder from this machine's folder, with a slash at the end; empty for this machine."""
 
     @property
     def name(self) -> str:
-        """The hardware's name."""
+        """Name of the machine."""
         return self.results.hardware
 
     @cached_property
     def _breakdown(self) -> pd.DataFrame:
-        """Step times of one process, one row a workload, optimizer, period and repeat: the phases' sums."""
+        """Step times of one process, summed over phases: one row a workload, optimizer, period and repeat."""
         rows = self.results.probe("step_breakdown")
         alone = rows[(rows["workers"] == 1) & (rows["estimate"] == "measured")]
         keys = ["workload", "optimizer", "inverse_update_period", "repeat"]
         grouped = alone.groupby(keys, dropna=False, sort=False)[["ms", "refresh_ms", "other_ms"]]
-        # A step has every phase, and each phase either both kinds of steps or only one: no sum of nothing is 0.
+        # Without min_count, the times of refreshing steps, missing for a method without a period, would sum to 0.
         return grouped.sum(min_count=1).reset_index()
 
     @cached_property
@@ -94,14 +95,14 @@ class Machine:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Rows of all experiments' runs; without columns where there is none."""
+        """Rows of all experiments' runs; a frame without columns if there are none."""
         frames = [self.results.runs(experiment) for experiment in self.results.experiments()]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
     @property
     def is_empty(self) -> bool:
-        """Whether neither a step was timed nor a run recorded here."""
+        """Whether the machine has neither step times nor runs."""
         return self._breakdown.empty and self._cycles.empty and self.runs.empty
 
     @cached_property
@@ -116,8 +117,8 @@ class Machine:
         """Yield every step time that the probes measured, at the periods that they measured."""
         for probe, rows in (("step_breakdown", self._breakdown), ("iteration_time", self._cycles)):
             keys = ["workload", "optimizer", "inverse_update_period"]
-            for (workload, optimizer, period), found in rows.groupby(keys, dropna=False, sort=False):
-                times = found["ms" if probe == "step_breakdown" else "iteration_ms"]
+            for (workload, optimizer, period), of_setting in rows.groupby(keys, dropna=False, sort=False):
+                times = of_setting["ms" if probe == "step_breakdown" else "iteration_ms"]
                 yield self._step_time(probe, str(workload), str(optimizer), float(str(period)), times)
 
     def step_time(self, model: str, optimizer: str, period: float) -> StepTime | None:
@@ -136,17 +137,10 @@ class Machine:
                 return self._step_time("step_breakdown", model, optimizer, period, times)
         rows = self._cycles
         rows = rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
-        measured = {
-            float(str(at)): found.sort_values("repeat")["iteration_ms"].reset_index(drop=True)
-            for at, found in rows.groupby("inverse_update_period")
-        }
-        longer, shorter = [at for at in measured if at >= period], [at for at in measured if at <= period]
-        if not longer or not shorter:
+        interpolated = _interpolated(rows, period)
+        if interpolated is None:
             return None
-        above, below = min(longer), max(shorter)
-        share = 0.0 if above == below else (1 / period - 1 / above) / (1 / below - 1 / above)
-        times = share * measured[below] + (1 - share) * measured[above]
-        return self._step_time("iteration_time", model, optimizer, period, times)
+        return self._step_time("iteration_time", model, optimizer, period, interpolated)
 
     def goals(self) -> Iterator[tuple[Setting, pd.DataFrame, Reaching]]:
         """Yield every setting that has a target and a run that has ended, with its runs and their iterations to it."""
@@ -169,18 +163,39 @@ class Machine:
         return StepTime(self.name, probe, workload, optimizer, period, estimate(times.to_numpy(float)), data)
 
 
-def gather(here: Results) -> tuple[list[Machine], list[str]]:
-    """Return the machines to compare, this one first, and sentences on what is left out.
+def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:
+    """Return the mean step time at a period by repeat, from rows of ``iteration_time.csv`` of one optimizer.
 
-    A machine is known by its name: of several folders of one name the first counts, this machine's, then those
-    given, then the reference.  Raises NoDataError where no machine has anything to compare.
+    The mean is linear in 1 / period between the nearest measured periods; None if the period lies outside of them.
+    """
+    measured = {
+        float(str(timed)): rows.sort_values("repeat")["iteration_ms"].reset_index(drop=True)
+        for timed, rows in cycles.groupby("inverse_update_period")
+    }
+    longer, shorter = [timed for timed in measured if timed >= period], [timed for timed in measured if timed <= period]
+    if not longer or not shorter:
+        return None
+    above, below = min(longer), max(shorter)
+    weight = 0.0 if above == below else (1 / period - 1 / above) / (1 / below - 1 / above)
+    return weight * measured[below] + (1 - weight) * measured[above]
+
+
+def gather(results: Results) -> tuple[list[Machine], list[str]]:
+    """Return the machines to compare, that of ``results`` first, and sentences on those that are left out.
+
+    Of several folders of a machine, which its name identifies, the first counts: that of ``results``, then the other
+    folders in their order.
+
+    Raises:
+        NoDataError: No machine has anything to compare.
     """
     machines: dict[str, Machine] = {}
     notes = []
-    for folder in (here.root, *here.compared):
-        results = here if folder == here.root else Results(folder, here.tier_title)
-        prefix = "" if results is here else f"{_seen_from(here.root, folder)}/"
-        machine = Machine(results, prefix)
+    for folder in (results.root, *results.compared):
+        if folder == results.root:
+            machine = Machine(results, "")
+        else:
+            machine = Machine(Results(folder, results.tier_title), f"{_relative_path(folder, results.root)}/")
         if machine.name in machines:
             notes.append(f"a second folder of {machine.name} is not shown")
         elif machine.is_empty:
@@ -188,18 +203,18 @@ def gather(here: Results) -> tuple[list[Machine], list[str]]:
         else:
             machines[machine.name] = machine
     if not machines:
-        raise NoDataError(f"no step time and no run in {here.root} or elsewhere: run make timing or make reproduce.")
+        raise NoDataError(f"no step time and no run in {results.root} or elsewhere: run make timing or make reproduce.")
     return list(machines.values()), notes
 
 
-def _seen_from(root: Path, folder: Path) -> str:
+def _relative_path(folder: Path, root: Path) -> str:
     return Path(os.path.relpath(folder.resolve(), root.resolve())).as_posix()
 
 
 def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
-    """Return the time to target of every setting on every machine that measured it, or for which it can be projected.
+    """Return the time to target of every setting on every machine, if it was measured or can be projected.
 
-    The order is that of the first machine that has a setting; each setting's machines stand together.
+    Settings are in the order of the first machine that has them, each with its machines in their order.
     """
     listed = list(machines)
     measured: dict[Setting, dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
@@ -253,9 +268,15 @@ def _projected(
 def project(
     machine: Machine, setting: Setting, runs: pd.DataFrame, iterations: Reaching
 ) -> tuple[Estimate, StepTime] | None:
-    """Return the seconds that ``iterations`` would take on a machine, and its step time; None where nothing tells.
+    """Return the projected seconds of ``iterations`` on a machine, and its step time; None without a step time.
 
-    runs: the runs behind the iterations.  The interval multiplies the bounds of both factors.
+    The bounds of the interval are the products of the bounds of both factors.
+
+    Args:
+        machine: The machine to project for.
+        setting: The setting of the iterations.
+        runs: The runs that the iterations were measured in.
+        iterations: The iterations to the target.
     """
     model = STEPPED.get((setting.experiment, setting.workload))
     if model is None or runs["gpu"].notna().any():
@@ -265,16 +286,15 @@ def project(
         return None
     steps, seconds = iterations.took, step.took.scaled(1e-3)
     least, most = (seconds.low, seconds.high) if seconds.has_interval else (seconds.value, seconds.value)
-    # A t interval of few noisy times may reach below 0, and two such bounds would make a positive one.
+    # A t interval of a few noisy times may reach below 0; the product of two such bounds would be positive.
     low = max(steps.low, 0.0) * max(least, 0.0)
-    found = replace(steps, value=steps.value * seconds.value, low=low, high=steps.high * most)
-    return found, step
+    return replace(steps, value=steps.value * seconds.value, low=low, high=steps.high * most), step
 
 
 def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
-    """Return the smallest and largest ratio of projected to measured seconds where one machine has both, or None.
+    """Return the smallest and largest ratio of projected to measured seconds on the same machine; None without any.
 
-    The projection takes the machine's own iterations, so it tells how well a probed step stands for a training step.
+    The projection uses the machine's own iterations, so the ratio compares a step in a probe with a step in training.
     """
     ratios = []
     for machine in machines:
@@ -287,9 +307,11 @@ def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
 
 
 def describe(machines: Iterable[Machine], experiments: Collection[str] | None = None) -> list[str]:
-    """Return sentences for a caption on the other machines' runs, and on whether all ran the same code.
+    """Return sentences for a caption: the other machines' runs, and whether all machines ran the same code.
 
-    experiments: those that are shown, all by default.
+    Args:
+        machines: The machines compared.
+        experiments: The experiments whose runs are counted; None: all.
     """
     listed = list(machines)
     notes = []
@@ -303,14 +325,14 @@ def describe(machines: Iterable[Machine], experiments: Collection[str] | None = 
     for machine in listed:
         for measurement, code in machine.fingerprints.items():
             codes[measurement].append(code)
-    shared = [found for found in codes.values() if len(found) > 1]
-    if differing := sum(len(set(found)) > 1 for found in shared):
+    shared = [fingerprints for fingerprints in codes.values() if len(fingerprints) > 1]
+    if differing := sum(len(set(fingerprints)) > 1 for fingerprints in shared):
         notes.append(f"different code measured {differing} of the {len(shared)} runs and probes that machines share")
     return notes
 
 
 def _counted(runs: pd.DataFrame) -> str:
     if runs.empty:
-        return "step times alone, no run"
+        return "step times only, no runs"
     counts = runs["status"].astype(str).str.replace("_", " ").value_counts()
     return f"{len(runs)} runs, " + ", ".join(f"{count} {status}" for status, count in counts.items())

@@ -140,7 +140,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         folder,
         "table5_lr_sensitivity",
         title="Epochs to convergence at four learning rates",
-        caption=caption(results, runs, notes=notes, summarised=False),
+        caption=caption(results, runs, notes=notes, summarized=False),
     )
 
 

@@ -143,5 +143,5 @@ def make(results: Results, folder: Path) -> list[Path]:
         folder,
         "table6_settings",
         title="Models, data and hardware: here and in the paper",
-        caption=caption(results, runs, notes=notes, summarised=False),
+        caption=caption(results, runs, notes=notes, summarized=False),
     )
