@@ -31,7 +31,7 @@ def optimizer(
     factor_decay: Annotated[float, POSITIVE_DECAY, "the weight of the old factor"] = 0.95,
     damping: Annotated[float, POSITIVE, "the share of its norm that is added to a factor"] = 1e-6,
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the roots"] = 10,
-    block_size: Annotated[int, AT_LEAST_1, "the longest side of a block with factors of its own"] = 512,
+    block_size: Annotated[int, AT_LEAST_1, "the longest side of a block; each block has its factors"] = 512,
     graft: Literal["none", "sgd", "adagrad", "rmsprop"] = "sgd",
 ) -> ScalableShampoo:
     """Return ``pytorch_optimizer.ScalableShampoo``; vectors (biases, norms) take the graft's step and are not decayed.
@@ -76,7 +76,7 @@ class _PreConditioner(PreConditioner):
 
 
 class _Shampoo(ScalableShampoo):
-    """The library's Shampoo, with checkpoints that hold tensors in place of the library's objects."""
+    """The library's Shampoo, with checkpoints that contain tensors in place of the library's objects."""
 
     @override
     def init_group(self, group: dict[str, Any], **kwargs: Any) -> None:

@@ -28,8 +28,7 @@ STATE_KEY = "singd"
 LIMITS: Mapping[str, str] = {
     "data_parallel": "the package refuses the wrapper, and it reduces inside the backward pass, where a layer that one "
     "rank does not use makes the others wait forever",
-    "grad_scaler": "the package and AdamW would each keep their own account of a GradScaler's scales; train in "
-    "bfloat16 instead",
+    "grad_scaler": "the package and AdamW would each track a GradScaler's scales separately; train in bfloat16 instead",
 }
 
 
@@ -65,7 +64,7 @@ def optimizer_for(
     - ``structure`` applies to both factors; all but dense and diagonal need a model narrower than float64.
     - ``kfac_like`` leaves out the traces that couple K and C, so that they approximate the inverses of KFAC's factors.
     - ``kfac_approx`` is the treatment of a layer that is applied to many tokens or locations.
-    - ``loss_average`` says what the loss averages: examples, or tokens (locations) of examples.
+    - ``loss_average`` is what the loss averages over: examples, or tokens (locations) of examples.
 
     Raises:
         ValueError: a model that is trained data-parallel, has no layer whose parameters are all trainable, or is too

@@ -29,9 +29,9 @@ class Range:
 
     def refusal(self, value: int | float) -> str | None:
         """Return what the value must be; None if it lies in the range."""
-        bounds = [(words, holds, getattr(self, name)) for name, words, holds in _BOUNDS]
-        bounds = [(words, holds, bound) for words, holds, bound in bounds if bound is not None]
-        if not all(holds(value, bound) for _, holds, bound in bounds):
+        bounds = [(words, compare, getattr(self, name)) for name, words, compare in _BOUNDS]
+        bounds = [(words, compare, bound) for words, compare, bound in bounds if bound is not None]
+        if not all(compare(value, bound) for _, compare, bound in bounds):
             return "must be " + " and ".join(f"{words} {bound}" for words, _, bound in bounds)
         # An integer beyond the range of floats is refused too: it could not be converted to one.
         may_be_infinite = isinstance(value, float) and not self.finite
@@ -128,11 +128,13 @@ class Domain:
         if self.types and not any(_is_instance(value, kind) for kind in self.types):
             words = {**_TYPE_WORDS, NoneType: none}
             names = [words.get(kind, f"a {kind.__module__}.{kind.__qualname__}") for kind in self.types]
+            # A list of the choices says more than their type.
             choices = self.limit.refusal(value) if isinstance(self.limit, OneOf) else None
             return choices or f"must be {' or '.join(names)}"
-        if isinstance(self.limit, Range):
-            return self.limit.refusal(value) if isinstance(value, int | float) else None
-        return self.limit.refusal(value) if self.limit else None
+        limit = self.limit or (Range(finite=False) if self.is_real else None)
+        if isinstance(limit, Range):
+            return limit.refusal(value) if isinstance(value, int | float) else None
+        return limit.refusal(value) if limit else None
 
 
 _TYPE_WORDS: Mapping[type, str] = {float: "a number", int: "an integer", bool: "true or false", str: "text"}

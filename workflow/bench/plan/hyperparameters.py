@@ -1,4 +1,4 @@
-"""The hyperparameters that an optimizer takes, the check of their values, and the values with all defaults."""
+"""The hyperparameters that an optimizer takes, checks of their values, and defaults."""
 
 from __future__ import annotations
 
