@@ -48,6 +48,9 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
         frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
+    # Pandas takes the first fields of rows that are longer than the header for an index.
+    if not isinstance(frame.index, pd.RangeIndex):
+        raise NoDataError(f"{path}: its rows are longer than its header. Delete it and run again.")
     if lacking := [column for column in columns if column not in frame]:
         named = ", ".join(lacking[:_NAMED]) + (f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else "")
         raise NoDataError(f"{path} lacks the columns {named}. Delete it and run again.")

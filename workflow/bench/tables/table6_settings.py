@@ -52,7 +52,7 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     columns = rows["counterpart"].map(COUNTED).fillna("parameters")
     rows["counted"] = [row[column] for (_, row), column in zip(rows.iterrows(), columns, strict=True)]
     rows = rows.groupby([*_MODEL, "counted", "counterpart"], dropna=False, sort=False, as_index=False).agg(
-        {"experiment": ", ".join, "batch_size": _listed}
+        {"experiment": _joined, "batch_size": _listed}
     )
     rows = rows.merge(_trained(runs), on=_MODEL, how="left")
     return pd.DataFrame(
@@ -85,6 +85,11 @@ def _trained(runs: pd.DataFrame) -> pd.DataFrame:
         hardware=rows["gpu"].astype(object).fillna(rows["cpu"]),
         trained=pd.Series(sources, rows.index, object),
     )
+
+
+def _joined(names: pd.Series) -> str:
+    """Return the names in one text; a damaged table may lack some."""
+    return ", ".join(names.dropna())
 
 
 def _listed(numbers: pd.Series) -> str:
