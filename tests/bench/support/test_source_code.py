@@ -47,6 +47,8 @@ def copy(tmp_path: Path) -> Callable[[], Path]:
         root = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
         for folder in source_code._FOLDERS:
             shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        (root / source_code._FITS).parent.mkdir()
+        shutil.copy(ROOT / source_code._FITS, root / source_code._FITS)
         return root
 
     return make
@@ -134,6 +136,13 @@ def test_probes_depend_on_every_method_and_workload(copy):
     assert probe_fingerprint(again) != probe_fingerprint()
 
 
+def test_probes_depend_on_the_laws_that_their_rows_are_computed_with(copy):
+    edited = copy()
+    replaced("workflow/bench/analysis/fits.py", "(period - 1)", "period")(edited)
+    assert probe_fingerprint(edited) != probe_fingerprint()
+    assert fingerprints(edited) == fingerprints(ROOT)
+
+
 @pytest.mark.parametrize("workload", ["autoencoder", "bert_pretraining", "bert_classification", "resnet20"])
 def test_a_fingerprint_covers_what_a_training_process_loads(workload):
     """Truth: the modules that a process has loaded once it can train; packages' own files hold no numbers."""
@@ -152,7 +161,7 @@ print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m, "
     files = run_files([spec(workload, "mkor", "sgd")])
     assert {file for file in expected if file.name != "__init__.py"} <= files
     assert ROOT / "baselines/sgd.py" in files
-    assert not {file for file in files if {"figures", "tables", "probes", "claims"} & set(file.parts)}
+    assert not {file for file in files if {"figures", "tables", "probes", "claims"} & set(file.relative_to(ROOT).parts)}
 
 
 def test_imports_are_followed_within_the_given_folders(tmp_path: Path):

@@ -25,6 +25,9 @@ _PROBES: Final = "workflow/bench/probes"
 _FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING, _PROBES)
 """Folders whose code trains and measures. A probe's rows depend on all of them, a run on a part."""
 
+_FITS: Final = "workflow/bench/analysis/fits.py"
+"""Laws that some probes' rows are computed with: the mean of a cycle, and the model of scaling."""
+
 
 def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> str:
     """Return a hash of the code that a run's numbers depend on.
@@ -83,11 +86,11 @@ def _hashed(files: Iterable[Path], root: Path) -> str:
 
 @cache
 def _snapshot(root: Path) -> tuple[Path, ...]:
-    """Return all files of `_FOLDERS`, read at the first call.
+    """Return all files of `_FOLDERS`, and `_FITS`, read at the first call.
 
     Later edits must not enter a process's fingerprints, because it keeps running the code that it loaded.
     """
-    files = tuple(sorted(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")))
+    files = tuple(sorted([*(file for folder in _FOLDERS for file in (root / folder).rglob("*.py")), root / _FITS]))
     for file in files:
         _syntax(file)
     return files
