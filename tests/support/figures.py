@@ -1,12 +1,15 @@
-"""Draw a figure of the bench for a test to look at."""
+"""Draw a figure of the bench for a test, and read its texts and points."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from workflow.bench.figures import _page
 from workflow.bench.results.tables import Results
@@ -24,3 +27,28 @@ def figure_of(name: str, results: Results) -> Figure:
         patch.setattr(_page, "write", keep)
         import_module(f"workflow.bench.figures.{name}").make(results, results.root / "figures")
     return kept[0]
+
+
+def caption_of(figure: Figure) -> str:
+    """Return the caption below a figure, in one line."""
+    return figure.texts[-1].get_text().replace("\n", " ")
+
+
+def legend_of(figure: Figure) -> list[str]:
+    """Return the names in a figure's legend."""
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def texts_in(axes: Axes) -> list[str]:
+    """Return the texts inside a panel, each in one line."""
+    return [text.get_text().replace("\n", " ") for text in axes.texts]
+
+
+def xs(line: Line2D) -> list[float]:
+    """Return the horizontal coordinates of a line's points."""
+    return [float(x) for x in np.asarray(line.get_xdata(), float)]
+
+
+def ys(line: Line2D) -> list[float]:
+    """Return the vertical coordinates of a line's points."""
+    return [float(y) for y in np.asarray(line.get_ydata(), float)]

@@ -1,4 +1,4 @@
-"""Figures and tables from made-up results: what is written, what is drawn, and what is said where data is missing."""
+"""Figures and tables from synthetic results: their files, their contents, and their messages about missing data."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from tests.support.figures import figure_of
+from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
 from tests.support.synthetic import iteration_times, run_rows, write_experiment, write_results
 from tests.support.synthetic_probes import write_probe
 from tests.support.synthetic_tables import write_tables
@@ -40,18 +39,9 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(results: Path) -> Iterator[dict[str, Figure]]:
-    """Every figure of the whole made-up results."""
+    """Every figure, drawn from the complete synthetic results."""
     yield {name: figure_of(name, Results(results)) for name in FIGURES}
     plt.close("all")
-
-
-def _values(line: Line2D, axis: str = "y") -> list[float]:
-    data = line.get_ydata() if axis == "y" else line.get_xdata()
-    return [float(value) for value in np.asarray(data, float)]
-
-
-def _footer(figure: Figure) -> str:
-    return figure.texts[-1].get_text().replace("\n", " ")
 
 
 def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules") -> Path:
@@ -68,10 +58,12 @@ def test_a_figure_is_written_as_pdf_and_png(name, results, tmp_path, capsys):
     assert f"{name}.png" in capsys.readouterr().out
 
 
-def test_the_same_data_gives_the_same_picture(results, tmp_path):
+@pytest.mark.parametrize("name", ["fig02_bert_loss", "fig05_rank1_error"])
+def test_the_same_data_gives_the_same_picture(name, results, tmp_path):
+    """Figure 5 scatters its dots at random."""
     for folder in ("first", "second"):
-        main(["fig02_bert_loss", "--results", str(results), "--out-dir", str(tmp_path / folder)])
-    first, second = ((tmp_path / folder / "fig02_bert_loss.png").read_bytes() for folder in ("first", "second"))
+        main([name, "--results", str(results), "--out-dir", str(tmp_path / folder)])
+    first, second = ((tmp_path / folder / f"{name}.png").read_bytes() for folder in ("first", "second"))
     assert first == second
 
 
@@ -106,16 +98,16 @@ def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
 
 @pytest.mark.parametrize("name", [name for name in FIGURES if describe("figures", name).experiments])
 def test_a_figure_carries_tier_hardware_and_seeds(name, drawn):
-    """Diagrams have no runs, and those of probes alone are in test_figures_probes.py."""
-    footer = _footer(drawn[name])
-    assert footer.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
-    assert "0-2 (mean, 95 % t interval)" in footer
-    assert "MKOR's update rule: mkor = sherman_morrison" in footer
+    """Diagrams have no runs, and figures of probes alone are tested in test_figures_probes.py."""
+    caption = caption_of(drawn[name])
+    assert caption.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
+    assert "0-2 (mean, 95 % t interval)" in caption
+    assert "MKOR's update rule: mkor = sherman_morrison" in caption
 
 
 @pytest.mark.parametrize("kind", ["figures", "tables"])
 def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
-    """Diagrams and what the published numbers imply need no data; claims says of each that it is not tested."""
+    """Diagrams and the consistency of the published numbers need no data; without data no claim is tested."""
     for name in available(kind):
         artefact = describe(kind, name)
         needs_data = name != "claims" and bool(artefact.experiments or artefact.probes)
@@ -143,14 +135,13 @@ def test_a_broken_csv_is_one_clear_line(content, results, tmp_path, capsys):
 def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
     figure = drawn["fig02_bert_loss"]
     by_step, by_time = figure.axes[:2]
-    names = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert names[:6] == ["SGD", "AdamW", "LAMB", "KFAC (KAISA)", "MKOR, exact rule", "MKOR, released rule"]
+    assert legend_of(figure)[:6] == ["SGD", "AdamW", "LAMB", "KFAC (KAISA)", "MKOR, exact rule", "MKOR, released rule"]
     assert "training time (s)" in by_time.get_xlabel()
     kaisa = next(line for line in by_time.lines if line.get_color() == style.STYLES["kaisa"].color)
     metrics = Results(results).metrics("bert_pretraining")
     times = metrics[metrics["optimizer"] == "kaisa"].groupby("step")["train_seconds"].mean()
-    assert _values(kaisa, "x") == pytest.approx(times.tolist())
-    assert any(set(_values(line)) == {4.2} for line in by_step.lines)
+    assert xs(kaisa) == pytest.approx(times.tolist())
+    assert any(set(ys(line)) == {4.2} for line in by_step.lines)
 
 
 def test_fig04_overlays_every_published_time(drawn):
@@ -158,7 +149,7 @@ def test_fig04_overlays_every_published_time(drawn):
     times = published("iteration_time_ms")
     for axes, model in zip(figure.axes[:2], ("Autoencoder", "BERT-Large-Uncased"), strict=True):
         hollow = [line for line in axes.lines if line.get_markerfacecolor() == "white"]
-        values = sorted(value for line in hollow for value in _values(line))
+        values = sorted(value for line in hollow for value in ys(line))
         assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
 
 
@@ -169,7 +160,7 @@ def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
     write_probe(root, "iteration_time", pd.concat([times, wide]))
     figure = figure_of("fig04_inversion_frequency", Results(root))
-    assert max(max(_values(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
+    assert max(max(ys(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
 
 
 def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
@@ -178,12 +169,12 @@ def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
     (root / "probes" / "iteration_time.csv").unlink()
     for file in root.glob("bert_inversion*"):
         file.unlink()
-    footer = _footer(figure_of("fig04_inversion_frequency", Results(root)))
-    assert "No results yet: probe iteration_time, bert_inversion." in footer
+    caption = caption_of(figure_of("fig04_inversion_frequency", Results(root)))
+    assert "No results yet: probe iteration_time, bert_inversion." in caption
 
 
 def test_fig13_pairs_each_method_with_its_base(results, drawn):
-    """Truth: the mean paired difference of MKOR's and LAMB's last losses, computed from the CSV."""
+    """Truth: the mean paired difference of MKOR's and LAMB's last losses in the CSV file."""
     figure = drawn["fig13_update_rules"]
     losses = Results(results).metrics("update_rules")
     bert = losses[(losses["workload"] == "bert_pretraining") & (losses["step"] == 150)]
@@ -191,8 +182,8 @@ def test_fig13_pairs_each_method_with_its_base(results, drawn):
     truth = (table["mkor"] - table["lamb"]).mean()
     axes = figure.axes[3]
     assert "LAMB" in axes.get_xlabel()
-    marks = [line for line in axes.lines if line.get_marker() == "o" and len(_values(line)) == 1]
-    assert _values(marks[0], "x")[0] == pytest.approx(truth)
+    marks = [line for line in axes.lines if line.get_marker() == "o" and len(ys(line)) == 1]
+    assert xs(marks[0])[0] == pytest.approx(truth)
 
 
 def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
@@ -200,8 +191,8 @@ def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert len(crosses) == 1
     assert crosses[0].get_color() == style.STYLES["mkor_published"].color
-    assert any("1 of 6 did not finish" in text.get_text() for text in figure.axes[2].texts)
-    assert "Diverged: autoencoder mkor_published seed 4." in _footer(figure)
+    assert any("1 of 6 did not finish" in text for text in texts_in(figure.axes[2]))
+    assert "Diverged: autoencoder mkor_published seed 4." in caption_of(figure)
 
 
 def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
@@ -209,16 +200,16 @@ def test_fig13_with_every_run_of_a_rule_diverged_still_shows_it(tmp_path):
     shared = {"workload": "autoencoder", "seeds": range(3), "period": 10}
     _write(root, {**shared, "label": "sgd"}, {**shared, "label": "mkor_published", "failed": (0, 1, 2)})
     figure = figure_of("fig13_update_rules", Results(root))
-    assert any("3 of 3 did not finish" in text.get_text() for text in figure.axes[1].texts)
+    assert any("3 of 3 did not finish" in text for text in texts_in(figure.axes[1]))
 
 
-def test_fig13_without_the_base_says_so(tmp_path):
+def test_fig13_without_the_base_gives_the_reason(tmp_path):
     root = _write(
         tmp_path / "test-cpu" / "embedded",
         {"workload": "autoencoder", "label": "mkor", "seeds": range(3), "period": 10},
     )
     figure = figure_of("fig13_update_rules", Results(root))
-    assert any("no run to pair with" in text.get_text().replace("\n", " ") for text in figure.axes[1].texts)
+    assert any("no run to pair with" in text for text in texts_in(figure.axes[1]))
 
 
 def test_last_common_values_are_at_one_step_and_keep_failures():
@@ -281,7 +272,7 @@ def test_no_two_methods_look_alike():
 
 
 def test_methods_can_be_told_apart_in_gray():
-    """Where two methods are about as dark, their markers and line styles must differ."""
+    """Two methods of about the same lightness must differ in marker and line style."""
 
     def lightness(color: str) -> float:
         red, green, blue = to_rgb(color)
@@ -322,7 +313,7 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
 
 
 def test_an_artefact_reads_no_more_than_its_file_declares():
-    """Every experiment, probe and published file that a module names in its code is in its lists."""
+    """Every published file and probe that a module reads is in the lists of its inputs."""
     for kind in ("figures", "tables"):
         for name in available(kind):
             artefact = describe(kind, name)
@@ -365,11 +356,11 @@ def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
     assert table.loc["kaisa", "iterations"] == "not reached"
     assert table.loc["lamb", "iterations"].startswith("121 [119, 123]")
     assert table.loc["lamb", "fewer iterations than its base"] == table.loc["kaisa", "less time than kaisa"] == ""
-    # Against a rival that did not get there on two seeds, MKOR is faster by more than anyone can say.
+    # The rival did not reach the target on two seeds, so that the ratio has no upper bound.
     assert table.loc["mkor", "fewer iterations than kaisa"] == "∞"
 
 
-def test_a_run_that_was_too_short_to_tell_makes_nobody_faster(tmp_path):
+def test_a_run_that_was_too_short_gives_no_ratio(tmp_path):
     """Truth: by hand. On seed 1 LAMB ended after 70 steps, on seed 2 it diverged there; MKOR takes 80, 81 and 82."""
     shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
     lamb, mkor = (
@@ -393,8 +384,8 @@ def test_time_to_target_without_a_target_is_a_table_without_rows(tmp_path):
     assert "reached" in table
 
 
-def test_a_figure_of_skipped_runs_says_so_and_stops_nothing(tmp_path, capsys, monkeypatch):
-    """Data that are absent end an experiment's runs as skipped; the pipeline's figure of it is made all the same."""
+def test_a_figure_of_skipped_runs_is_made_with_their_reason(tmp_path, capsys, monkeypatch):
+    """Runs without their data set are skipped; the figure of the experiment is still made."""
     _write(tmp_path, {"workload": "autoencoder", "label": "sgd", "seeds": range(2)})
     runs = pd.read_csv(tmp_path / "update_rules.runs.csv").assign(
         status="skipped", reason="CIFAR-100 not found at data"
@@ -406,10 +397,10 @@ def test_a_figure_of_skipped_runs_says_so_and_stops_nothing(tmp_path, capsys, mo
     drawn: list[Figure] = []
     monkeypatch.setattr(_page.plt, "close", drawn.append)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
-    assert [text.get_text() for text in drawn[0].axes[0].texts] == ["every run was skipped"]
-    assert "Skipped: autoencoder sgd seed 0-1 [CIFAR-100 not found at data]." in _footer(drawn[0])
+    assert texts_in(drawn[0].axes[0]) == ["every run was skipped"]
+    assert "Skipped: autoencoder sgd seed 0-1 [CIFAR-100 not found at data]." in caption_of(drawn[0])
     assert (tmp_path / "figures" / "fig13_update_rules.pdf").stat().st_size > 0
-    # Runs that were trained and broke down are no such case.
+    # Runs that broke down in training are not skipped.
     runs.assign(status="diverged").to_csv(tmp_path / "update_rules.runs.csv", index=False)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("fig13_update_rules: ")

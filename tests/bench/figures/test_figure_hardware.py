@@ -1,4 +1,4 @@
-"""Figure 16: bars by machine, projections told from measurements, and what is said where there is nothing."""
+"""Figure 16: bars by machine, hatched projections, and the text of panels without data."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from tests.support.figures import figure_of
+from tests.support.figures import caption_of, figure_of, legend_of, texts_in
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
 from tests.support.synthetic_probes import write_probe
@@ -39,26 +39,14 @@ def _draw(root: Path, *others: Path) -> Figure:
 
 
 def _bars(figure: Figure, panel: int) -> list[tuple[str, bool, float]]:
-    """Color, whether hatched, and length of a panel's bars, from above."""
+    """Return the color, the hatching and the length of a panel's bars, from top to bottom."""
     bars = [bar for bar in figure.axes[panel].patches if isinstance(bar, Rectangle)]
     bars.sort(key=lambda bar: bar.get_y())
     return [(to_hex(bar.get_edgecolor()), bar.get_hatch() is not None, bar.get_width()) for bar in bars]
 
 
-def _said(figure: Figure, panel: int) -> list[str]:
-    return [text.get_text() for text in figure.axes[panel].texts]
-
-
-def _footer(figure: Figure) -> str:
-    return figure.texts[-1].get_text().replace("\n", " ")
-
-
-def _legend(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
 def test_every_step_time_is_a_bar_in_its_methods_color(here):
-    """Truth: the made-up milliseconds of a cycle of 10 steps; two panels' rows, three models."""
+    """Truth: the synthetic milliseconds of a cycle of 10 steps, for each of the three models."""
     figure = _draw(here)
     assert [axes.get_title() for axes in figure.axes[:3]] == ["BERT", "ResNet", "Autoencoder"]
     for panel, subject in enumerate(("bert", "resnet", "autoencoder")):
@@ -72,7 +60,7 @@ def test_every_step_time_is_a_bar_in_its_methods_color(here):
 
 
 def test_without_the_breakdown_the_cycles_of_one_period_are_shown(here):
-    """Truth: the made-up milliseconds at period 10, of four periods that were timed."""
+    """Truth: the synthetic milliseconds at period 10, one of four timed periods."""
     (here / "probes" / "step_breakdown.csv").unlink()
     times = iteration_times()
     write_probe(here, "iteration_time", times)
@@ -93,17 +81,17 @@ def test_a_machine_without_runs_gets_hatched_projections_and_the_others_none(her
     assert all(
         (to_hex(bar.get_facecolor()) == WHITE) == (bar.get_hatch() is not None) for bar in figure.axes[3].patches
     )
-    assert "projected" in _legend(figure)
-    assert "Projected: iterations to the target measured on another machine" in _footer(figure)
-    assert "Compared with fast-cpu: step times only, no runs." in _footer(figure)
+    assert "projected" in legend_of(figure)
+    assert "Projected: iterations to the target measured on another machine" in caption_of(figure)
+    assert "Compared with fast-cpu: step times only, no runs." in caption_of(figure)
     assert figure.axes[3].get_title() == "validation loss ≤ 4.2"
 
 
 def test_one_machine_alone_has_no_projection(here):
     figure = _draw(here)
     assert not any(hatched for panel in range(6) for _, hatched, _ in _bars(figure, panel))
-    assert "projected" not in _legend(figure)
-    assert "rojected" not in _footer(figure)
+    assert "projected" not in legend_of(figure)
+    assert "rojected" not in caption_of(figure)
 
 
 def test_censored_runs_are_counted_beside_their_bar(here):
@@ -112,17 +100,17 @@ def test_censored_runs_are_counted_beside_their_bar(here):
     runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["steps_to_target", "seconds_to_target"]] = None
     runs.to_csv(file, index=False)
     figure = _draw(here)
-    assert sorted(text for text in _said(figure, 3) if text) == ["0 of 3 reached", "2 of 3 reached"]
+    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3 reached", "2 of 3 reached"]
     assert len(_bars(figure, 3)) == len(REACHES) - 1
 
 
-def test_a_machine_that_has_nothing_of_a_panel_says_so(here, tmp_path):
+def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):
     other = write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2)
     (other / "probes" / "step_breakdown.csv").unlink()
     figure = _draw(here, other)
-    assert _said(figure, 0) == ["no data"]
-    assert _said(figure, 4) == ["no data", "no data"]
-    assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time." in _footer(figure)
+    assert texts_in(figure.axes[0]) == ["no data"]
+    assert texts_in(figure.axes[4]) == ["no data", "no data"]
+    assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time." in caption_of(figure)
 
 
 def test_long_names_and_many_machines_stay_inside(here, tmp_path):
@@ -144,7 +132,7 @@ def test_long_names_and_many_machines_stay_inside(here, tmp_path):
 def test_without_this_machines_results_the_others_are_drawn(here, tmp_path):
     figure = _draw(tmp_path / "results" / "new-cpu" / "embedded", here)
     assert len(_bars(figure, 0)) == len(STEPS["bert"])
-    assert "No step time and no run of new-cpu yet." in _footer(figure)
+    assert "No step time and no run of new-cpu yet." in caption_of(figure)
 
 
 def test_runs_of_other_experiments_alone_are_no_figure(here):

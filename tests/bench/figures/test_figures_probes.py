@@ -1,4 +1,4 @@
-"""Figures made from probes alone: what they draw is what the probes' rows say, and what is absent is named."""
+"""Figures of probes: they draw the values of the probes' rows, and name the probes that are absent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from tests.support import synthetic_probes
-from tests.support.figures import figure_of
+from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
 from tests.support.synthetic_probes import PHASE_MS, REFRESH, SLOPES, write_probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown as fig03
@@ -39,7 +39,7 @@ Draw = Callable[..., Figure]
 
 
 def _drawn(name: str, root: Path) -> Figure:
-    """The figure with everything in its place."""
+    """Return the figure after its layout."""
     figure = figure_of(name, Results(root))
     figure.canvas.draw()
     return figure
@@ -47,7 +47,10 @@ def _drawn(name: str, root: Path) -> Figure:
 
 @pytest.fixture(scope="module")
 def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
-    """Draws a figure by name from made-up probes, some given instead; of the usual ones each but once."""
+    """Return a function that draws a figure by name from synthetic probes, some of which it may replace.
+
+    A figure of the usual probes is drawn once.
+    """
     usual: dict[str, Figure] = {}
 
     def drawn(name: str, **instead: pd.DataFrame) -> Figure:
@@ -63,20 +66,8 @@ def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
     plt.close("all")
 
 
-def footer(figure: Figure) -> str:
-    return figure.texts[-1].get_text().replace("\n", " ")
-
-
-def legend(figure: Figure) -> list[str]:
-    return [text.get_text() for text in figure.legends[0].get_texts()]
-
-
-def values(line: Line2D, axis: str = "y") -> list[float]:
-    return [float(value) for value in np.asarray(line.get_ydata() if axis == "y" else line.get_xdata(), float)]
-
-
 def lines(axes: Axes, label: str, *, hollow: bool = False, dashed: bool = False) -> list[Line2D]:
-    """A method's lines with filled or hollow markers, or its model's dashed ones."""
+    """Return a method's lines with filled or hollow markers, or its dashed lines."""
     of_method = [line for line in axes.lines if to_rgba(line.get_color()) == to_rgba(style.style_of(label).color)]
     if dashed:
         return [line for line in of_method if line.get_linestyle() == "--"]
@@ -86,7 +77,7 @@ def lines(axes: Axes, label: str, *, hollow: bool = False, dashed: bool = False)
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_the_caption_says_tier_hardware_and_commit(name, draw):
-    text = footer(draw(name))
+    text = caption_of(draw(name))
     assert text.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu.")
     assert text.endswith("Commit 012345678.")
 
@@ -99,7 +90,7 @@ def test_nothing_is_cut_off(name, draw):
         low, high = sorted(axes.get_ylim())
         for line in axes.lines:
             if line.get_transform() is axes.transData:
-                assert all(low <= height <= high for height in values(line) if np.isfinite(height))
+                assert all(low <= height <= high for height in ys(line) if np.isfinite(height))
     texts = [*figure.texts, *(text for axes in figure.axes for text in (*axes.texts, axes.title, axes.yaxis.label))]
     for text in texts:
         if text.get_text():
@@ -118,7 +109,7 @@ def test_without_its_probe_a_figure_is_one_clear_line(name, probe, tmp_path, cap
 
 
 def bar_ends(axes: Axes) -> list[float]:
-    """Where each horizontal stack ends, top to bottom."""
+    """Return the x at which each horizontal stack ends, from top to bottom."""
     ends: dict[float, float] = {}
     for bar in axes.patches:
         assert isinstance(bar, Rectangle)
@@ -128,7 +119,7 @@ def bar_ends(axes: Axes) -> list[float]:
 
 
 def test_fig03_stacks_the_optimizers_phases_up_to_their_sum(draw):
-    """Truth: the sum of the phases but forward and backward, mean over repeats of 1, 1.1 and 1.2 times it."""
+    """Truth: the sum of the phases except forward and backward, times the repeats' mean factor of 1.1."""
     figure = draw("fig03_step_breakdown")
     own = sum(ms for phase, ms in PHASE_MS.items() if phase not in fig03.REFERENCE)
     # Base, KAISA at both periods, Eva, MKOR, each with one and two workers.
@@ -142,19 +133,19 @@ def test_fig03_stacks_the_optimizers_phases_up_to_their_sum(draw):
         assert bar_ends(axes) == pytest.approx([refreshing] * 2 + [of_mkor] * 2)
 
 
-def test_fig03_says_what_forward_and_backward_take(draw):
+def test_fig03_gives_the_time_of_forward_and_backward(draw):
     figure = draw("fig03_step_breakdown")
-    beside = [text.get_text() for text in figure.axes[0].texts]
-    assert beside.count(f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.3g}") == 10
-    assert "Also timed, not drawn: Autoencoder." in footer(figure)
-    assert "mkor = sherman_morrison" in footer(figure)
+    forward_and_backward = f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.3g}"
+    assert texts_in(figure.axes[0]).count(forward_and_backward) == 10
+    assert "Also timed, not drawn: Autoencoder." in caption_of(figure)
+    assert "mkor = sherman_morrison" in caption_of(figure)
 
 
 def test_fig03_names_a_workload_that_was_not_timed(draw):
     rows = synthetic_probes.step_breakdown()
     figure = draw("fig03_step_breakdown", step_breakdown=rows[rows["workload"] != "resnet"])
     assert [axes.get_title() for axes in figure.axes[:1]] == ["BERT"]
-    assert "No results yet: resnet in probe step_breakdown." in footer(figure)
+    assert "No results yet: resnet in probe step_breakdown." in caption_of(figure)
 
 
 def test_fig03_gives_several_base_optimizers_rows_of_their_own():
@@ -186,7 +177,7 @@ def test_fig05_counts_moments_that_are_zero(draw):
     rows = synthetic_probes.rank1_error()
     zero = (rows["layer"] == "first") & (rows["step"] == 0) & (rows["side"] == "gradient") & (rows["seed"] == 0)
     figure = draw("fig05_rank1_error", rank1_error=rows.assign(error=rows["error"].mask(zero)))
-    assert "Left out: 3 moments that are zero" in footer(figure)
+    assert "Left out: 3 moments that are zero" in caption_of(figure)
 
 
 def test_fig10_means_are_over_layers_and_seeds(draw):
@@ -195,8 +186,8 @@ def test_fig10_means_are_over_layers_and_seeds(draw):
     of_bert = rows[(rows["workload"] == "bert") & (rows["side"] == "activation") & (rows["approximation"] == "best")]
     truth = of_bert.groupby("step")["error"]
     thick = next(line for line in figure.axes[0].lines if line.get_marker() == "o")
-    assert values(thick) == pytest.approx(truth.mean().tolist())
-    assert values(thick, "x") == list(synthetic_probes.STEPS)
+    assert ys(thick) == pytest.approx(truth.mean().tolist())
+    assert xs(thick) == list(synthetic_probes.STEPS)
     band = figure.axes[0].collections[0].get_paths()[0].vertices
     heights = [sorted(set(band[band[:, 0] == step][:, 1])) for step in synthetic_probes.STEPS]
     quartiles = [np.quantile(errors, (0.25, 0.75)) for _, errors in truth]
@@ -211,10 +202,10 @@ def test_fig08_draws_singular_factors_at_the_resolution(draw):
     assert rows.loc[singular, "condition_number"].tolist() == pytest.approx([1e5] * singular.sum())
     assert np.isfinite(rows["condition_number"]).all()
     figure = draw("fig08_kfac_spectra")
-    assert "0 of 18 running, 9 of 18 batch factors" in footer(figure)
+    assert "0 of 18 running, 9 of 18 batch factors" in caption_of(figure)
     smallest, condition = figure.axes[3], figure.axes[6]
-    assert [values(line) for line in smallest.lines if line.get_marker() == "v" and values(line)] == [[1e-4] * 3]
-    assert values(next(line for line in condition.lines if line.get_marker() == "^" and values(line))) == pytest.approx(
+    assert [ys(line) for line in smallest.lines if line.get_marker() == "v" and ys(line)] == [[1e-4] * 3]
+    assert ys(next(line for line in condition.lines if line.get_marker() == "^" and ys(line))) == pytest.approx(
         [1e5] * 3
     )
 
@@ -223,20 +214,20 @@ def test_fig08_draws_the_weight_of_the_start(draw):
     figure = draw("fig08_kfac_spectra")
     (weight,) = (line for line in figure.axes[3].lines if line.get_color() == "#000000")
     assert weight.get_linestyle() == "--"
-    assert values(weight) == pytest.approx([0.95 ** (step + 1) for step in synthetic_probes.STEPS])
+    assert ys(weight) == pytest.approx([0.95 ** (step + 1) for step in synthetic_probes.STEPS])
 
 
 def test_fig09_speedups_are_paired_by_repeat(draw):
-    """Truth: the step of p workers takes 1 / p ** 0.5 of one's in every repeat, so the repeats agree."""
+    """Truth: the step of p workers takes 1 / p ** 0.5 of the step of one worker in every repeat."""
     figure = draw("fig09_scalability")
     speedup, efficiency = figure.axes
     for label in ("sgd", "mkor", "kaisa"):
-        assert [values(line)[0] for line in lines(speedup, label)] == pytest.approx([1, 2**0.5, 2])
-        assert [values(line)[0] for line in lines(efficiency, label)] == pytest.approx([1, 2**-0.5, 0.5])
+        assert [ys(line)[0] for line in lines(speedup, label)] == pytest.approx([1, 2**0.5, 2])
+        assert [ys(line)[0] for line in lines(efficiency, label)] == pytest.approx([1, 2**-0.5, 0.5])
         (model,) = lines(efficiency, label, dashed=True)
-        assert values(model) == pytest.approx([p**-0.25 for p in (1, 2, 4, 64, 1024)])
-    assert "model" in legend(figure)
-    assert "on a machine of 2 cores" in footer(figure)
+        assert ys(model) == pytest.approx([p**-0.25 for p in (1, 2, 4, 64, 1024)])
+    assert "model" in legend_of(figure)
+    assert "on a machine of 2 cores" in caption_of(figure)
 
 
 def test_fig09_leaves_a_repeat_without_its_pair_out():
@@ -245,21 +236,21 @@ def test_fig09_leaves_a_repeat_without_its_pair_out():
     assert fig09.speedups(steps[steps["workers"] == 2]) == {}
 
 
-def test_fig09_without_a_model_says_so(draw):
+def test_fig09_without_a_model_gives_the_reason(draw):
     rows = synthetic_probes.scaling(model=False)
     figure = draw("fig09_scalability", scaling=rows[rows["workers"] == 1])
-    assert "model" not in legend(figure)
-    assert "there is no model" in footer(figure)
+    assert "model" not in legend_of(figure)
+    assert "there is no model" in caption_of(figure)
 
 
 def test_fig14_puts_the_fitted_slopes_in_the_legend(draw):
     figure = draw("fig14_cost_scaling")
-    names = legend(figure)
+    names = legend_of(figure)
     for label in ("mkor", "mkor_windowed", "kaisa", "eva"):
         slopes = f"({SLOPES[label, 'factor']:.2f}; {SLOPES[label, 'precondition']:.2f})"
         assert f"{style.style_of(label).name} {slopes}" in names
     assert f"{style.style_of('copy').name} (2.00)" in names
-    assert "Timed only once, because slow: kaisa factor at 1024." in footer(figure)
+    assert "Timed only once, because slow: kaisa factor at 1024." in caption_of(figure)
 
 
 def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
@@ -268,20 +259,20 @@ def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
     assert sent.loc[("mkor", 128, 2), "bytes"] == 8 * 128
     figure = draw("fig15_communication")
     by_width, by_workers = figure.axes
-    assert values(lines(by_width, "kaisa")[0]) == [12 * d * d for d in (64, 128, 256)]
-    assert values(lines(by_width, "kaisa", hollow=True)[0]) == [16 * d * d for d in (64, 128, 256)]
-    assert values(lines(by_workers, "mkor")[0]) == [8 * 256] * 2
-    assert values(lines(by_width, "mkor", dashed=True)[0]) == [8 * d for d in (64, 128, 256)]
-    assert f"{style.style_of('kaisa').name} (2.00)" in legend(figure)
-    assert "exact in 24 of 24 cases" in footer(figure)
-    assert f"Not in Table 1: {style.style_of('kaisa_mem_opt').name}." in footer(figure)
+    assert ys(lines(by_width, "kaisa")[0]) == [12 * d * d for d in (64, 128, 256)]
+    assert ys(lines(by_width, "kaisa", hollow=True)[0]) == [16 * d * d for d in (64, 128, 256)]
+    assert ys(lines(by_workers, "mkor")[0]) == [8 * 256] * 2
+    assert ys(lines(by_width, "mkor", dashed=True)[0]) == [8 * d for d in (64, 128, 256)]
+    assert f"{style.style_of('kaisa').name} (2.00)" in legend_of(figure)
+    assert "exact in 24 of 24 cases" in caption_of(figure)
+    assert f"Not in Table 1: {style.style_of('kaisa_mem_opt').name}." in caption_of(figure)
 
 
-def test_fig15_tells_where_the_formula_is_wrong(draw):
+def test_fig15_counts_the_cases_in_which_the_formula_is_wrong(draw):
     rows = synthetic_probes.communication()
     wrong = (rows["optimizer"] == "mkor") & (rows["dimension"] == 64)
     figure = draw("fig15_communication", communication=rows.assign(predicted_bytes=rows["predicted_bytes"] + 4 * wrong))
-    assert "exact in 22 of 24 cases" in footer(figure)
+    assert "exact in 22 of 24 cases" in caption_of(figure)
 
 
 @pytest.mark.parametrize(("size", "text"), [(12, "12 B"), (1000, "1 kB"), (10**7, "10 MB"), (2 * 10**9, "2 GB")])

@@ -1,4 +1,4 @@
-"""Figures 1, 2, 6, 7, 11 and 12 from made-up runs: what is drawn where, and what is said where runs are missing."""
+"""Figures 1, 2, 6, 7, 11 and 12 from synthetic runs: their contents, and their messages about missing runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tests.support.figures import figure_of
+from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
 from workflow.bench.figures import _legend, _page
@@ -50,37 +50,25 @@ def drawn(results: Path) -> Iterator[dict[str, Figure]]:
 
 @pytest.fixture
 def some(results: Path, tmp_path: Path) -> Path:
-    """A folder of one's own, as `results`, to take away from."""
+    """A copy of `results` that a test may change."""
     return Path(shutil.copytree(results, tmp_path / "test-cpu" / "embedded"))
 
 
-def footer(figure: Figure) -> str:
-    return figure.texts[-1].get_text().replace("\n", " ")
-
-
-def at(line: Line2D, axis: str = "x") -> list[float]:
-    return [float(value) for value in np.asarray(line.get_xdata() if axis == "x" else line.get_ydata(), float)]
-
-
 def single(axes: Axes, label: str) -> list[Line2D]:
-    """Marks of one point in a method's look."""
+    """Return the markers of single points in a method's look."""
     look = style.style_of(label)
     return [
         line
         for line in axes.lines
-        if line.get_color() == look.color and line.get_marker() == look.marker and len(at(line)) == 1
+        if line.get_color() == look.color and line.get_marker() == look.marker and len(xs(line)) == 1
     ]
 
 
 def hollow(axes: Axes) -> list[float]:
-    return sorted(value for line in axes.lines if line.get_markerfacecolor() == "none" for value in at(line))
+    return sorted(value for line in axes.lines if line.get_markerfacecolor() == "none" for value in xs(line))
 
 
-def texts(axes: Axes) -> list[str]:
-    return [text.get_text().replace("\n", " ") for text in axes.texts]
-
-
-# Drawn figures
+# Diagrams
 
 
 @pytest.mark.parametrize("name", DRAWN)
@@ -107,18 +95,18 @@ def test_no_text_of_a_drawing_leaves_it_or_touches_another(name, drawn):
 
 
 def test_figure_1_has_the_exact_rule_and_says_that_there_are_others(drawn):
-    found = " ".join(texts(drawn["fig01_mkor_diagram"].axes[0]))
+    found = " ".join(texts_in(drawn["fig01_mkor_diagram"].axes[0]))
     for part in ("Rank-1 statistics", "One all-reduce", "Factor update", "Precondition", "Base optimizer", "$O(d^2)$"):
         assert part in found
-    assert "figure 13 compares them" in footer(drawn["fig01_mkor_diagram"])
+    assert "figure 13 compares them" in caption_of(drawn["fig01_mkor_diagram"])
 
 
-# What figures 6, 11 and 12 share
+# Figures 6, 11 and 12
 
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_the_caption_has_tier_hardware_seeds_and_rule(name, drawn):
-    text = footer(drawn[name])
+    text = caption_of(drawn[name])
     assert text.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu; seeds 0-2 (mean, 95 % t")
     assert "MKOR's update rule: mkor = sherman_morrison" in text
     assert text.endswith("Commit 012345678.")
@@ -132,7 +120,7 @@ def test_without_any_run_there_is_nothing_to_draw(name, tmp_path):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_diverged_run_is_crossed_and_named(name, some):
-    """MKOR's seed 2 breaks down half-way: it is no part of a mean, which ends there, and never dropped in silence."""
+    """MKOR's seed 2 breaks down half-way: the mean ends there, and the run is marked and named."""
     experiment = "resnet50_imagenet" if name == MEASURED[0] else "alexnet_cifar100"
     for suffix in (".csv", ".runs.csv"):
         frame = pd.read_csv(some / f"{experiment}{suffix}")
@@ -145,8 +133,8 @@ def test_a_diverged_run_is_crossed_and_named(name, some):
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
     assert [line.get_color() for line in crosses] == [style.STYLES["mkor"].color]
     curve = next(line for line in figure.axes[0].lines if line.get_color() == style.STYLES["mkor"].color)
-    assert max(at(curve)) < max(max(at(line)) for line in figure.axes[0].lines)
-    assert "mkor seed 2" in footer(figure).split("Diverged: ")[1]
+    assert max(xs(curve)) < max(max(xs(line)) for line in figure.axes[0].lines)
+    assert "mkor seed 2" in caption_of(figure).split("Diverged: ")[1]
 
 
 @pytest.mark.parametrize("name", MEASURED)
@@ -157,47 +145,47 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
     write_experiment(some, experiment, [*there, gone])
     figure = figure_of(name, Results(some))
     assert all(line.get_color() != style.STYLES["mkor"].color for line in figure.axes[0].lines)
-    assert f"Missing: {workload} mkor seed 0-2" in footer(figure)
+    assert f"Missing: {workload} mkor seed 0-2" in caption_of(figure)
 
 
 @pytest.mark.parametrize("name", MEASURED[1:])
-def test_an_absent_experiment_leaves_a_panel_that_says_so(name, some):
+def test_an_absent_experiment_is_named_in_its_panel(name, some):
     for file in some.glob("bert_imdb*"):
         file.unlink()
     figure = figure_of(name, Results(some))
-    assert "bert_imdb has no results" in texts(figure.axes[1])
-    assert "No results yet: bert_imdb." in footer(figure)
+    assert "bert_imdb has no results" in texts_in(figure.axes[1])
+    assert "No results yet: bert_imdb." in caption_of(figure)
 
 
 def test_one_seed_has_no_interval(tmp_path):
     write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "mkor", [0])])
     figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
-    assert "95 % interval" not in [text.get_text() for text in figure.legends[0].get_texts()]
-    assert "one run, no interval" in footer(figure)
+    assert "95 % interval" not in legend_of(figure)
+    assert "one run, no interval" in caption_of(figure)
 
 
 # Figure 6
 
 
 def test_figure_6_marks_what_each_run_took_to_the_target(drawn):
-    """Truth: the law of the made-up runs, seen at every tenth step; an epoch has 20."""
+    """Truth: the law of the synthetic runs, evaluated at every tenth step; an epoch has 20 steps."""
     panel = drawn["fig06_resnet50_accuracy"].axes[2]
     steps = [next(step for step in range(0, 101, 10) if accuracy("kaisa", seed, step) >= 0.9) for seed in range(3)]
     (mark,) = single(panel, "kaisa")
-    assert at(mark) == pytest.approx([np.mean(steps) / 20])
+    assert xs(mark) == pytest.approx([np.mean(steps) / 20])
     dots = next(
         line for line in panel.lines if line.get_marker() == "." and line.get_color() == style.STYLES["kaisa"].color
     )
-    assert at(dots) == pytest.approx([step / 20 for step in steps])
+    assert xs(dots) == pytest.approx([step / 20 for step in steps])
     seconds = drawn["fig06_resnet50_accuracy"].axes[3]
-    assert at(single(seconds, "kaisa")[0]) == pytest.approx([np.mean(steps) * SECONDS["kaisa"]])
+    assert xs(single(seconds, "kaisa")[0]) == pytest.approx([np.mean(steps) * SECONDS["kaisa"]])
 
 
-def test_figure_6_counts_runs_that_never_get_there(drawn):
-    """HyLo is at 0.87 at its end on all seeds."""
+def test_figure_6_counts_runs_that_never_reach_the_target(drawn):
+    """HyLo ends at 0.87 on all seeds."""
     assert max(accuracy("hylo", seed, 100) for seed in range(3)) < 0.9
     panel = drawn["fig06_resnet50_accuracy"].axes[2]
-    assert any("3 of 3 never" in text for text in texts(panel))
+    assert any("3 of 3 never" in text for text in texts_in(panel))
     assert not single(panel, "hylo")
 
 
@@ -208,10 +196,10 @@ def test_figure_6_has_the_published_values_on_axes_of_their_own(drawn):
     assert all(not hollow(axes) for axes in figure.axes[:4])
 
 
-def test_figure_6_without_a_target_says_so(tmp_path):
+def test_figure_6_without_a_target_gives_the_reason(tmp_path):
     write_experiment(tmp_path, "resnet50_imagenet", [accuracy_rows("resnet50_imagenet", "resnet20", "sgd")])
     figure = figure_of("fig06_resnet50_accuracy", Results(tmp_path))
-    assert "the runs have no target on the test accuracy" in footer(figure)
+    assert "the runs have no target on the test accuracy" in caption_of(figure)
     assert not single(figure.axes[2], "sgd")
 
 
@@ -239,28 +227,28 @@ def test_a_run_that_never_shows_the_level_takes_forever(results):
 
 
 def test_figure_11_shows_ratios_to_equal_training_accuracy(drawn, results):
-    """Truth: by the law of the made-up runs, the geometric mean of the paired ratios."""
+    """Truth: the geometric mean of the paired ratios, by the law of the synthetic runs."""
 
     def seconds(label: str, seed: int) -> float:
         return SECONDS[label] * next(step for step in range(0, 101, 10) if accuracy(label, seed, step) >= 0.9)
 
     ratios = [seconds("kaisa", seed) / seconds("mkor", seed) for seed in range(3)]
     panel = drawn["fig11_training_time"].axes[3]
-    marks = {round(at(mark, "y")[0]): at(mark)[0] for mark in single(panel, "mkor")}
+    marks = {round(ys(mark)[0]): xs(mark)[0] for mark in single(panel, "mkor")}
     assert marks[1] == pytest.approx(math.exp(np.mean(np.log(ratios))))
     given = Results(results)
     metrics = given.metrics("alexnet_cifar100")
     rows = metrics[(metrics["split"] == "train") & (metrics["metric"] == "accuracy")]
     found = contests(given.runs("alexnet_cifar100"), rows)
     assert {pair for pair in found if pair[1] == "mkor"} == {("sgd", "mkor"), ("kaisa", "mkor"), ("hylo", "mkor")}
-    # HyLo never gets there on any seed: no number stands for that, and the counts are said.
+    # HyLo reaches the level on no seed, so that it has counts but no ratio.
     assert (found["hylo", "mkor"].rival_never, found["hylo", "mkor"].contender_never) == (3, 0)
     assert 2 not in marks
-    assert "never: 3, MKOR 0/0 of 3" in texts(panel)
+    assert "never: 3, MKOR 0/0 of 3" in texts_in(panel)
 
 
-def test_a_run_that_ended_before_the_other_was_there_has_no_ratio(results):
-    """Truth: a rival that stopped after a tenth of a second might have been first, had it gone on."""
+def test_a_run_that_ended_before_the_other_reached_the_level_has_no_ratio(results):
+    """Truth: a rival that stopped after a tenth of a second might have been first if it had continued."""
     given = Results(results)
     runs, rows = given.runs("alexnet_cifar100"), ended(given.metrics("alexnet_cifar100"), "train", "accuracy")
     assert contests(runs, rows)["sgd", "mkor"].ratio is not None
@@ -282,30 +270,30 @@ def test_figure_12_is_over_time_and_over_iterations(drawn):
     over_time, over_steps = (
         next(line for line in axes.lines if line.get_color() == color) for axes in (by_time, by_step)
     )
-    assert at(over_steps) == list(range(0, 101, 10))
-    assert at(over_time) == pytest.approx([step * SECONDS["kaisa"] for step in range(0, 101, 10)])
-    assert at(over_steps, "y") == pytest.approx(
+    assert xs(over_steps) == list(range(0, 101, 10))
+    assert xs(over_time) == pytest.approx([step * SECONDS["kaisa"] for step in range(0, 101, 10)])
+    assert ys(over_steps) == pytest.approx(
         [np.mean([accuracy("kaisa", seed, step) for seed in range(3)]) for step in range(0, 101, 10)]
     )
-    assert any(set(at(line, "y")) == {0.9} for line in by_time.lines)
+    assert any(set(ys(line)) == {0.9} for line in by_time.lines)
 
 
 def test_runs_without_a_training_accuracy_are_told_from_absent_ones(some):
-    """As runs by code that did not measure it: losses are there, and figure 11 draws them."""
+    """Such runs come from code that did not measure it; figure 11 still draws their losses."""
     metrics = pd.read_csv(some / "bert_base_squad.csv")
     metrics[metrics["metric"] != "accuracy"].to_csv(some / "bert_base_squad.csv", index=False)
-    assert "bert_base_squad: no training accuracy in its runs" in texts(
+    assert "bert_base_squad: no training accuracy in its runs" in texts_in(
         figure_of("fig12_training_accuracy", Results(some)).axes[2]
     )
     figure = figure_of("fig11_training_time", Results(some))
     assert figure.axes[2].lines
-    assert "no pair measured" in texts(figure.axes[5])
+    assert "no pair measured" in texts_in(figure.axes[5])
 
 
 def test_two_rules_of_mkor_have_a_mark_each(tmp_path):
     write_experiment(tmp_path, "alexnet_cifar100", training_parts("alexnet_cifar100", target=GOAL))
     panel = figure_of("fig11_training_time", Results(tmp_path)).axes[3]
-    heights = [at(single(panel, label)[0], "y")[0] for label in ("mkor", "mkor_released")]
+    heights = [ys(single(panel, label)[0])[0] for label in ("mkor", "mkor_released")]
     assert heights[0] < heights[1]
 
 
@@ -320,18 +308,18 @@ def test_figure_2_counts_who_never_reaches_the_target(tmp_path):
     ]
     write_experiment(tmp_path, "bert_pretraining", parts)
     differences, by_time = figure_of("fig02_bert_loss", Results(tmp_path)).axes[2:]
-    assert any("3 of 3 never" in text for text in texts(by_time))
+    assert any("3 of 3 never" in text for text in texts_in(by_time))
     last = {
         label: [row["value"] for row in metrics if row["step"] == 150]
         for label, (metrics, _) in zip(("sgd", "lamb", "mkor"), parts, strict=True)
     }
     truth = np.mean(np.subtract(last["mkor"], last["lamb"]))
-    assert at(single(differences, "mkor")[0]) == pytest.approx([truth])
-    assert at(single(differences, "lamb")[0]) == [0]
+    assert xs(single(differences, "mkor")[0]) == pytest.approx([truth])
+    assert xs(single(differences, "lamb")[0]) == [0]
 
 
 def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
-    """At the paper tier budgets differ: step 100 ends the one schedule and stands in the middle of the other."""
+    """At the paper tier budgets differ: step 100 is the end of one schedule and the middle of another."""
     parts = [
         run_rows("bert_pretraining", "bert_pretraining", label, range(3), base="lamb", period=5, steps=steps)
         for label, steps in (("lamb", 150), ("mkor", 150), ("mkor_h", 100))
@@ -345,7 +333,7 @@ def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
 
 
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
-    """All of the styles at once, in four columns where they fit in three."""
+    """All styles at once fit in three columns, not in the four that are allowed."""
     figure, _ = style.new_figure(1, 1, height=1)
     _page.arrange(figure, [_legend.line_entry(look) for look in style.STYLES.values()], "a caption", columns=4)
     figure.canvas.draw()

@@ -1,4 +1,4 @@
-"""The tables from made-up results: every number by hand, and every row says where it comes from."""
+"""Tables from synthetic results: numbers computed by hand, and the sources of every row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from workflow.bench.tables._files import write_table
 from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables._printed import Derived, Printed, compare, derive
 
-MINE = (
+TABLES = (
     "published_consistency",
     "table1_complexity",
     "table2_squad",
@@ -52,8 +52,8 @@ def copied(results: Path, tmp_path: Path) -> Path:
     return root
 
 
-def made(name: str, root: Path, out: Path) -> pd.DataFrame:
-    """A table as programs read it, all text."""
+def make(name: str, root: Path, out: Path) -> pd.DataFrame:
+    """Make a table and return its CSV file, all values as text."""
     assert main([name, "--results", str(root), "--out-dir", str(out)]) == 0
     return pd.read_csv(out / f"{name}.csv", dtype=str, keep_default_na=False)
 
@@ -63,7 +63,7 @@ def caption_of(name: str, out: Path) -> str:
 
 
 def change(root: Path, experiment: str, wanted: str, **values: str | float | None) -> list[str]:
-    """Set columns of the runs whose id has ``wanted`` in it, in both CSVs; their ids."""
+    """Set columns of the runs whose id contains ``wanted``, in both CSV files, and return their ids."""
     for file in (root / f"{experiment}.runs.csv", root / f"{experiment}.csv"):
         frame = pd.read_csv(file, dtype=object)
         chosen_rows = frame["run"].str.contains(wanted, regex=True)
@@ -74,9 +74,9 @@ def change(root: Path, experiment: str, wanted: str, **values: str | float | Non
     return sorted(set(frame.loc[chosen_rows, "run"]))
 
 
-@pytest.mark.parametrize("name", MINE)
-def test_every_row_of_a_table_says_where_its_numbers_come_from(name, results, tmp_path):
-    table = made(name, results, tmp_path)
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_of_a_table_names_its_sources(name, results, tmp_path):
+    table = make(name, results, tmp_path)
     assert table.columns[-1] == "data"
     assert len(table)
     for data in table["data"]:
@@ -91,8 +91,8 @@ def test_every_row_of_a_table_says_where_its_numbers_come_from(name, results, tm
 
 
 def test_all_tables_are_tested_here_or_elsewhere():
-    assert set(MINE) <= set(available("tables"))
-    assert not set(available("tables")) - {*MINE, "claims", "hardware"}
+    assert set(TABLES) <= set(available("tables"))
+    assert not set(available("tables")) - {*TABLES, "claims", "hardware"}
 
 
 def test_sources_are_named_once_and_shortened_for_people():
@@ -118,7 +118,7 @@ def test_markdown_names_files_and_html_folds_the_ids_away(tmp_path):
 
 
 def test_table2_averages_over_seeds_and_stands_beside_the_paper(results, tmp_path):
-    table = made("table2_squad", results, tmp_path).set_index("optimizer here", drop=False)
+    table = make("table2_squad", results, tmp_path).set_index("optimizer here", drop=False)
     assert list(table.index) == [*LABELS, "", ""]  # MKOR-H and Eva were not trained here
     mkor = table.loc["mkor"]
     mean = 100 * sum(final_score("mkor", "SQuAD v1.1", seed) for seed in range(3)) / 3
@@ -140,19 +140,19 @@ def test_table2_averages_over_seeds_and_stands_beside_the_paper(results, tmp_pat
 
 def test_a_fine_tuning_run_that_broke_down_is_never_left_out_of_the_mean(copied, tmp_path):
     change(copied, "bert_squad", "mkor-v1.1-0", status="diverged")
-    table = made("table2_squad", copied, tmp_path).set_index("optimizer here")
+    table = make("table2_squad", copied, tmp_path).set_index("optimizer here")
     # Of three seeds the median, with the broken one as the worst: no interval.
     assert table.loc["mkor", "F1 here (%)"] == f"{100 * final_score('mkor', 'SQuAD v1.1', 1):.4g}"
     assert table.loc["mkor", "runs finished"] == "2 of 3"
     assert table.loc["mkor", "F1 minus LAMB's here"] == "2 [2, 2]; 1 of 3 seeds broke down"
     assert "diverged: bert mkor seed 0" in caption_of("table2_squad", tmp_path).lower()
     change(copied, "bert_squad", "mkor-v1.1-", status="diverged")
-    assert made("table2_squad", copied, tmp_path).set_index("optimizer here").loc["mkor", "F1 here (%)"] == "broke down"
+    assert make("table2_squad", copied, tmp_path).set_index("optimizer here").loc["mkor", "F1 here (%)"] == "broke down"
 
 
 def test_fine_tuning_of_one_seed_has_no_interval_and_missing_runs_are_counted(copied, tmp_path):
     change(copied, "bert_squad", "v1.1-[12]", status="missing")
-    table = made("table2_squad", copied, tmp_path).set_index("optimizer here")
+    table = make("table2_squad", copied, tmp_path).set_index("optimizer here")
     assert table.loc["lamb", "F1 here (%)"] == "70"
     assert table.loc["lamb", "runs finished"] == "1 of 3"
     assert "missing" in caption_of("table2_squad", tmp_path).lower()
@@ -163,7 +163,7 @@ def test_fine_tuning_without_its_pre_training_names_it(copied, tmp_path):
     for suffix in (".csv", ".runs.csv"):
         (copied / f"bert_pretraining{suffix}").unlink()
     for name in ("table2_squad", "table3_glue_average", "table4_glue_tasks"):
-        made(name, copied, tmp_path)
+        make(name, copied, tmp_path)
         assert caption_of(name, tmp_path).endswith("No results yet: bert_pretraining. Commit 012345678.")
     table = pd.read_csv(tmp_path / "table3_glue_average.csv").set_index("optimizer here")
     assert pd.isna(table.loc["mkor", "time here (s)"])
@@ -171,7 +171,7 @@ def test_fine_tuning_without_its_pre_training_names_it(copied, tmp_path):
 
 
 def test_table3_averages_tasks_before_seeds(results, tmp_path):
-    table = made("table3_glue_average", results, tmp_path).set_index("optimizer here")
+    table = make("table3_glue_average", results, tmp_path).set_index("optimizer here")
     by_seed = [sum(final_score("kaisa", task, seed) for task in TASKS) / len(TASKS) for seed in range(3)]
     assert table.loc["kaisa", "average here"].split()[0] == f"{sum(by_seed) / 3:.4g}"
     assert table.loc["kaisa", "average minus LAMB's here"] == "0.01 [0.01, 0.01]"
@@ -184,14 +184,14 @@ def test_table3_averages_tasks_before_seeds(results, tmp_path):
 
 def test_a_seed_that_lacks_a_task_has_no_average(copied, tmp_path):
     change(copied, "bert_glue", "kaisa-QQP-2", status="missing")
-    table = made("table3_glue_average", copied, tmp_path).set_index("optimizer here")
+    table = make("table3_glue_average", copied, tmp_path).set_index("optimizer here")
     by_seed = [sum(final_score("kaisa", task, seed) for task in TASKS) / len(TASKS) for seed in range(2)]
     assert table.loc["kaisa", "average here"].split()[0] == f"{sum(by_seed) / 2:.4g}"
     assert table.loc["kaisa", "runs finished"] == "5 of 6"
 
 
 def test_table4_has_a_column_for_each_task_with_its_metric(results, tmp_path):
-    table = made("table4_glue_tasks", results, tmp_path).set_index("optimizer here")
+    table = make("table4_glue_tasks", results, tmp_path).set_index("optimizer here")
     assert {"GLUE MNLI here (accuracy)", "GLUE QQP here (f1)", "MNLI (acc) in the paper"} <= set(table.columns)
     mean = sum(final_score("lamb", "GLUE QQP", seed) for seed in range(3)) / 3
     assert table.loc["lamb", "GLUE QQP here (f1)"].split()[0] == f"{mean:.4g}"
@@ -256,7 +256,7 @@ def test_a_seed_counts_only_where_every_rate_ended(results):
 
 
 def test_table5_has_the_papers_form(results, tmp_path):
-    table = made("table5_lr_sensitivity", results, tmp_path).set_index("optimizer here")
+    table = make("table5_lr_sensitivity", results, tmp_path).set_index("optimizer here")
     here = [f"lr {rate} here" for rate in ("10", "1", "0.1", "0.01")]
     # An epoch is 50 steps: the target is met at step 50, the best value of the others too.
     assert list(table.loc["mkor", here]) == ["1", "1", "1", "1"]
@@ -274,7 +274,7 @@ def test_table5_has_the_papers_form(results, tmp_path):
 def test_seeds_that_end_differently_are_all_in_the_cell(copied, tmp_path):
     change(copied, "resnet_cifar10_lr", "^mkor-10.0-0$", status="diverged")
     change(copied, "resnet_cifar10_lr", "^mkor-10.0-1$", steps_to_target=None)
-    table = made("table5_lr_sensitivity", copied, tmp_path).set_index("optimizer here")
+    table = make("table5_lr_sensitivity", copied, tmp_path).set_index("optimizer here")
     assert table.loc["mkor", "lr 10 here"] == "1 (1 of 3); 2* (best 0.95, 1 of 3); D (1 of 3)"
     assert table.loc["mkor", "rates that converge here"] == "3, 3, 4"
 
@@ -283,7 +283,7 @@ def test_seeds_that_end_differently_are_all_in_the_cell(copied, tmp_path):
 
 
 def test_table7_takes_the_base_off_and_computes_it_too(results, tmp_path):
-    table = made("table7_memory", results, tmp_path).set_index(["model here", "optimizer here"])
+    table = make("table7_memory", results, tmp_path).set_index(["model here", "optimizer here"])
     mkor = table.loc["bert", "mkor"]
     assert (mkor["overhead over the base here (MB)"], mkor["computed overhead (MB)"]) == ("2", "2")
     assert (mkor["optimizer state here (MB)"], mkor["peak over the base's here (MB)"]) == ("3", "2")
@@ -300,13 +300,13 @@ def test_a_state_without_a_formula_has_no_computed_size(copied, tmp_path):
     memory = pd.read_csv(file)
     memory.loc[memory["tensor"] == "left", "computed_bytes"] = None
     memory.to_csv(file, index=False)
-    table = made("table7_memory", copied, tmp_path).set_index(["model here", "optimizer here"])
+    table = make("table7_memory", copied, tmp_path).set_index(["model here", "optimizer here"])
     assert table.loc["bert", "mkor"]["overhead over the base here (MB)"] == "2"
     assert table.loc["bert", "mkor"]["computed overhead (MB)"] == ""
 
 
 def test_table1_finds_the_exponents_and_the_bytes(results, tmp_path):
-    table = made("table1_complexity", results, tmp_path).set_index("optimizer here")
+    table = make("table1_complexity", results, tmp_path).set_index("optimizer here")
     for label in ("mkor", "kaisa", "eva"):
         assert float(table.loc[label, "factor update: slope over d here"]) == pytest.approx(
             SLOPES[label, "factor"], rel=5e-3
@@ -324,12 +324,12 @@ def test_table1_finds_the_exponents_and_the_bytes(results, tmp_path):
 def test_table1_names_the_probes_that_have_not_run(copied, tmp_path):
     (copied / "probes" / "cost_scaling.csv").unlink()
     (copied / "probes" / "communication.csv").unlink()
-    table = made("table1_complexity", copied, tmp_path)
+    table = make("table1_complexity", copied, tmp_path)
     assert not table["factor update: slope over d here"].any()
     assert "No results yet: probe cost_scaling, probe communication" in caption_of("table1_complexity", tmp_path)
 
 
-@pytest.mark.parametrize("name", [name for name in MINE if name != "published_consistency"])
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "published_consistency"])
 def test_a_table_without_any_data_is_one_clear_line(name, tmp_path, capsys):
     assert main([name, "--results", str(tmp_path / "none")]) == 1
     error = capsys.readouterr().err
@@ -363,8 +363,8 @@ def test_stated_beside_implied(stated, value, half, expected):
 
 
 @given(st.floats(0.01, 100), st.floats(0.01, 100), st.integers(1, 4))
-def test_a_number_rounded_from_the_truth_is_never_called_wrong(a, b, digits):
-    """Truth: print two numbers and their exact ratio, all rounded; the rounded inputs can always explain it."""
+def test_a_correctly_rounded_number_is_never_called_wrong(a, b, digits):
+    """Truth: if two numbers and their exact ratio are all rounded, the rounded inputs can explain the ratio."""
     inputs = [Printed(f"{value:.{digits + 2}f}") for value in (a, b)]
     found = derive(lambda above, below: above / below, *inputs)
     assert found.low <= found.value <= found.high
@@ -372,7 +372,7 @@ def test_a_number_rounded_from_the_truth_is_never_called_wrong(a, b, digits):
 
 
 def test_the_papers_known_disagreements_are_found(results, tmp_path):
-    table = made("published_consistency", results, tmp_path).set_index("quantity")
+    table = make("published_consistency", results, tmp_path).set_index("quantity")
     agrees = table["agrees"]
     assert tuple(table.loc["iterations of LAMB", ["stated", "implied", "agrees"]]) == ("1536", "1563", "no")
     assert agrees["squad: speedup of MKOR, 1000 iterations"] == "no, cut off"  # 7.97 / 5.25 = 1.518, printed 1.51
@@ -393,7 +393,7 @@ def test_the_papers_known_disagreements_are_found(results, tmp_path):
 
 
 def test_the_caption_counts_the_verdicts(results, tmp_path):
-    table = made("published_consistency", results, tmp_path)
+    table = make("published_consistency", results, tmp_path)
     counted = {
         name: int(n)
         for name, n in re.findall(
@@ -406,7 +406,7 @@ def test_the_caption_counts_the_verdicts(results, tmp_path):
 
 
 def test_time_to_target_names_the_runs_that_it_compares_with(results, tmp_path):
-    table = made("time_to_target", results, tmp_path)
+    table = make("time_to_target", results, tmp_path)
     table = table[table["experiment"] == "bert_pretraining"].set_index("optimizer")
     runs = pd.read_csv(results / "bert_pretraining.runs.csv").groupby("optimizer")["run"].agg(list)
     named = table.loc["mkor", "data"].removeprefix("bert_pretraining.runs.csv: runs ").split(", ")
@@ -415,7 +415,7 @@ def test_time_to_target_names_the_runs_that_it_compares_with(results, tmp_path):
 
 
 def test_table6_names_the_probe_and_the_run_that_tells_the_data(results, tmp_path):
-    table = made("table6_settings", results, tmp_path).set_index("experiments")
+    table = make("table6_settings", results, tmp_path).set_index("experiments")
     data = table.loc["bert_pretraining", "data"]
     assert data.startswith("probes/sizes.csv: workload=bert_pretraining, model=bert_pretraining model")
     assert ".runs.csv: runs " in data

@@ -1,0 +1,25 @@
+"""The paper's names of our optimizers."""
+
+from __future__ import annotations
+
+import pytest
+
+from workflow.bench.analysis.paper_names import paper_name
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("lamb", "LAMB"),
+        ("mkor", "MKOR"),
+        ("mkor_released", "MKOR"),
+        ("mkor_released_600", "MKOR"),
+        ("mkor_h", "MKOR-H"),
+        ("kaisa_no_clip", "KAISA"),
+        ("kaisa_1000", "KAISA"),
+        ("soap", None),
+        ("mkor_windowed", None),
+    ],
+)
+def test_an_optimizer_has_the_papers_name(label, name):
+    assert paper_name(label) == name
