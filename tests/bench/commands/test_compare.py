@@ -208,7 +208,7 @@ def test_the_table_holds_every_machine_and_measured_or_projected_never_both(here
     assert set(targets.loc[targets["projected"].notna(), "iterations measured on"]) == {"test-cpu"}
     caption = (tmp_path / "tables" / "hardware.md").read_text().splitlines()[-1]
     assert "compared with fast-cpu: step times only, no runs" in caption.lower()
-    assert "iterations times probed step time is" in caption
+    assert "iterations times the probed step time is" in caption
 
 
 def test_machines_of_different_code_are_told_apart(here, bare, tmp_path):
