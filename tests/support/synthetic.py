@@ -1,4 +1,4 @@
-"""Made-up results in the true columns, for tests of figures, tables and claims only."""
+"""Synthetic results with the real columns, for tests of figures, tables and claims."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def run_rows(
     target: float | None = None,
     reaches: float | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of ``<experiment>.csv`` and of ``<experiment>.runs.csv`` for one label: decaying losses over seeds."""
+    """Return rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` for one label: losses that decay, by seed."""
     second_order = label in RULES or label == "kaisa"
     metrics: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
@@ -114,7 +114,7 @@ def run_rows(
 
 
 def write_experiment(root: Path, name: str, parts: Iterable[tuple[list[Any], list[Any]]]) -> None:
-    """Write both CSVs of an experiment from `run_rows` results."""
+    """Write both CSV files of an experiment from results of `run_rows`."""
     root.mkdir(parents=True, exist_ok=True)
     listed = list(parts)
     write_csv(root / f"{name}.csv", EVALUATION_COLUMNS, (row for metrics, _ in listed for row in metrics))
@@ -122,12 +122,12 @@ def write_experiment(root: Path, name: str, parts: Iterable[tuple[list[Any], lis
 
 
 def write_rows(file: Path, columns: Iterable[str], rows: pd.DataFrame) -> None:
-    """Write a frame as a tidy CSV; columns that it lacks are empty."""
+    """Write a frame as a tidy CSV file; columns that it lacks are empty."""
     write_csv(file, columns, rows.astype(object).where(rows.notna(), None).to_dict("records"))
 
 
 def iteration_times(kaisa_factor: float = 12.0, mkor_factor: float = 1.2, repeats: int = 3) -> pd.DataFrame:
-    """Rows of probes/iteration_time.csv; the factors are time(period 1) / time(period 100)."""
+    """Return rows of probes/iteration_time.csv; the factors are time(period 1) / time(period 100)."""
     rows = []
     for workload, base in (("autoencoder", 2.0), ("bert", 20.0)):
         for optimizer, factor in (("kaisa", kaisa_factor), ("mkor", mkor_factor)):
@@ -155,7 +155,7 @@ def iteration_times(kaisa_factor: float = 12.0, mkor_factor: float = 1.2, repeat
 def numerics(
     eigenvalue: float = 0.01, published_residual: float = 0.5, cosine: float = 0.2, trials: int = 4
 ) -> pd.DataFrame:
-    """Rows of probes/numerics.csv: published rule as given, the exact rule sound."""
+    """Return rows of probes/numerics.csv; only the published rule takes the given values for C21."""
     rows = []
     for rule in ("published", "sherman_morrison", "released"):
         for trial in range(trials):
@@ -171,8 +171,8 @@ def numerics(
 
 
 def sizes() -> pd.DataFrame:
-    """Rows of probes/sizes.csv: the trained models, and one of the paper's size that nobody trained."""
-    made = [("update_rules", "autoencoder"), ("autoencoder_inversion", "autoencoder"), ("bert_pretraining",) * 2]
+    """Return rows of probes/sizes.csv: the trained models, and one of the paper's size that was not trained."""
+    experiments = [("update_rules", "autoencoder"), ("autoencoder_inversion", "autoencoder"), ("bert_pretraining",) * 2]
     rows = [
         {
             "experiment": experiment,
@@ -184,7 +184,7 @@ def sizes() -> pd.DataFrame:
             "encoder_parameters": 100000 if workload.startswith("bert") else None,
             "pretraining_parameters": 123456 if workload.startswith("bert") else None,
         }
-        for experiment, workload in made
+        for experiment, workload in experiments
     ]
     large = {"model": "BERT, large", "dataset": "text", "parameters": 336_226_108, "batch_size": 32768}
     parts = {"encoder_parameters": 335_141_888, "pretraining_parameters": 336_226_108}
@@ -192,7 +192,7 @@ def sizes() -> pd.DataFrame:
 
 
 def write_results(root: Path) -> Path:
-    """A whole folder of results: every experiment and probe, one diverged run among them."""
+    """Write a folder of results with experiments, one diverged run among them, and probes; return it."""
     bert: dict[str, Any] = {"workload": "bert_pretraining", "base": "lamb"}
     write_experiment(
         root,

@@ -1,4 +1,4 @@
-"""Made-up rows that decide the claims one way or the other; every number here is chosen, none is measured."""
+"""Synthetic rows that decide the claims either way; all numbers are chosen, none is measured."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def conditions(claim: str) -> tuple[Condition, ...]:
 def runs_to_target(
     experiment: str, reaches: Mapping[str, Sequence[float | None]], *, target: float | None = 4.2, **about: Any
 ) -> pd.DataFrame:
-    """Rows of ``<experiment>.runs.csv``: iterations to the target by label, one a seed, None where not reached.
+    """Return rows of ``<experiment>.runs.csv``: iterations to the target by label, one a seed, None where not reached.
 
     An iteration takes 0.03 training seconds, KAISA's 0.05.
     """
@@ -43,13 +43,13 @@ def runs_to_target(
 def fine_tuned(
     experiment: str, scores: Mapping[str, Sequence[float]], tasks: Iterable[str] = TASKS
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Rows of ``<experiment>.csv`` and ``.runs.csv``: a label's last score on every task, one a seed."""
+    """Return rows of ``<experiment>.csv`` and ``.runs.csv``: a label's last score on every task, one a seed."""
     metrics: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     for label, by_seed in scores.items():
         for task in tasks:
-            _, made = run_rows(experiment, task, label, range(len(by_seed)))
-            for run, score in zip(made, by_seed, strict=True):
+            _, task_runs = run_rows(experiment, task, label, range(len(by_seed)))
+            for run, score in zip(task_runs, by_seed, strict=True):
                 runs.append(run | {"dataset": task, "method": "adamw"})
                 shared = {key: run[key] for key in ("run", "optimizer", "seed", "status")}
                 shared |= {"split": "validation", "metric": "score", "train_seconds": 1.0}
@@ -58,7 +58,7 @@ def fine_tuned(
 
 
 def hybrid(switches: Sequence[float | None], *, steps: int = 150) -> pd.DataFrame:
-    """Rows of ``bert_pretraining.runs.csv``: MKOR-H's switches, one a seed, and MKOR with the same rule and steps."""
+    """Return rows of ``bert_pretraining.runs.csv``: MKOR-H's switches by seed, and MKOR with its rule and steps."""
     frames = []
     for label in ("mkor_h", "mkor"):
         runs = run_rows("bert_pretraining", "bert", label, range(len(switches)), period=5, steps=steps)[1]
@@ -69,19 +69,19 @@ def hybrid(switches: Sequence[float | None], *, steps: int = 150) -> pd.DataFram
 
 
 def learning_rates(converging: Mapping[str, Sequence[int]]) -> pd.DataFrame:
-    """Rows of ``resnet_cifar10_lr.runs.csv``: at how many of four rates a label converges, one number a seed."""
+    """Return rows of ``resnet_cifar10_lr.runs.csv``: at how many of four rates a label converges, one number a seed."""
     rows: list[dict[str, Any]] = []
     for label, counts in converging.items():
         for index, lr in enumerate((0.1, 1.0, 10.0, 0.01)):
-            made = run_rows("resnet_cifar10_lr", f"resnet {lr}", label, range(len(counts)), target=0.9)[1]
-            for run, count in zip(made, counts, strict=True):
+            rate_runs = run_rows("resnet_cifar10_lr", f"resnet {lr}", label, range(len(counts)), target=0.9)[1]
+            for run, count in zip(rate_runs, counts, strict=True):
                 reached = 50.0 if index < count else None
                 rows.append(run | {"hyperparameters": {"lr": lr}, "steps_to_target": reached})
     return pd.DataFrame(rows)
 
 
 def step_breakdown(shares: Mapping[str, float], *, capture: float = 0.0, repeats: int = 3) -> pd.DataFrame:
-    """Rows of probes/step_breakdown.csv: each method's share of factor work where capture is none of it.
+    """Return rows of probes/step_breakdown.csv: each method's share of factor work where capture is none of it.
 
     MKOR has period 10, others 10 and 50 alike; ``capture`` milliseconds are KAISA's alone; one repeat is slower.
     """
@@ -108,7 +108,7 @@ def step_breakdown(shares: Mapping[str, float], *, capture: float = 0.0, repeats
 
 
 def cost_scaling(mkor: float = 2.05, floor: float = 2.0, kaisa: float = 2.9) -> pd.DataFrame:
-    """Rows of probes/cost_scaling.csv with these slopes; KAISA's largest width is timed once."""
+    """Return rows of probes/cost_scaling.csv with these slopes; KAISA's largest width is timed once."""
     rows = []
     for optimizer, part, slope in (("mkor", "factor", mkor), ("copy", "floor", floor), ("kaisa", "factor", kaisa)):
         for dimension in (256, 512, 1024):
@@ -119,7 +119,7 @@ def cost_scaling(mkor: float = 2.05, floor: float = 2.0, kaisa: float = 2.9) -> 
 
 
 def communication(mkor: float = 1.0, kaisa: float = 2.0) -> pd.DataFrame:
-    """Rows of probes/communication.csv with these slopes."""
+    """Return rows of probes/communication.csv with these slopes."""
     return pd.DataFrame(
         {
             "optimizer": optimizer,
@@ -137,7 +137,7 @@ def communication(mkor: float = 1.0, kaisa: float = 2.0) -> pd.DataFrame:
 
 
 def memory(mkor: int = 1_000_000, kaisa: int = 2_000_000) -> pd.DataFrame:
-    """Rows of probes/memory.csv: bytes that the methods keep, in two tensors, beside a base of 5 MB at its peak."""
+    """Return rows of probes/memory.csv: bytes kept in two tensors, and a base with a peak of 5 MB."""
     rows = []
     for workload, base in (("bert", "lamb"), ("resnet", "sgd")):
         for optimizer, size in ((base, 0), ("mkor", mkor), ("kaisa", kaisa)):
@@ -150,7 +150,7 @@ def memory(mkor: int = 1_000_000, kaisa: int = 2_000_000) -> pd.DataFrame:
 
 
 def scaling(efficiency: Mapping[int, float], model: float = 0.5) -> pd.DataFrame:
-    """Rows of probes/scaling.csv: MKOR's measured efficiency by workers, and the model's at 64."""
+    """Return rows of probes/scaling.csv: MKOR's measured efficiency by workers, and the model's at 64."""
     rows = []
     for workers, share in {1: 1.0, **efficiency}.items():
         rows += [
@@ -165,7 +165,7 @@ def scaling(efficiency: Mapping[int, float], model: float = 0.5) -> pd.DataFrame
 def rank1_error(
     best: Mapping[str, float] | float = 0.2, ratio: Mapping[str, float] | float = 1.1, change: float = -0.05
 ) -> pd.DataFrame:
-    """Rows of probes/rank1_error.csv: the best error (by side or for both), the mean's ratio, the change at the end."""
+    """Return rows of probes/rank1_error.csv: best errors, the ratio of the mean's to them, and their change."""
     rows = []
     for workload in ("bert", "resnet"):
         for index in range(6):
@@ -174,18 +174,18 @@ def rank1_error(
                 times = ratio if isinstance(ratio, float) else ratio[side]
                 for seed in (0, 1):
                     for step, more in ((0, 0.0), (100, change)):
-                        found = error + more + 0.001 * index
+                        smallest = error + more + 0.001 * index
                         shared = {"workload": workload, "optimizer": "sgd", "seed": seed, "step": step}
                         shared |= {"layer": f"layer {index}", "side": side}
                         rows += [
-                            shared | {"approximation": "best", "error": found},
-                            shared | {"approximation": "mean", "error": found * times},
+                            shared | {"approximation": "best", "error": smallest},
+                            shared | {"approximation": "mean", "error": smallest * times},
                         ]
     return pd.DataFrame(rows)
 
 
 def spectra(batch: Sequence[float] = (10.0, 1000.0), *, layers: int = 6, singular: int = 0) -> pd.DataFrame:
-    """Rows of probes/spectra.csv: condition numbers of the batch factors at the first and last step.
+    """Return rows of probes/spectra.csv: condition numbers of the batch factors at the first and last step.
 
     ``singular`` layers are so at both; the running averages grow from 1 to 100 whatever the batches do.
     """
@@ -213,7 +213,7 @@ def spectra(batch: Sequence[float] = (10.0, 1000.0), *, layers: int = 6, singula
 
 
 def half_precision(errors: Mapping[str, float] | None = None, finite: Mapping[str, int] | None = None) -> pd.DataFrame:
-    """Rows of probes/half_precision.csv: the largest error over its bound of 1, and finite updates of 10,000, by rule.
+    """Return rows of probes/half_precision.csv: largest errors, with bounds of 1, and finite updates of 10,000.
 
     One update of each rule starts from a factor that has overflowed before.
     """

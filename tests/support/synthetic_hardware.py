@@ -1,4 +1,4 @@
-"""Made-up machines to compare, for tests only: step times by phase, and runs whose settings say their period."""
+"""Synthetic machines to compare: step times by phase, and runs with an inverse update period."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_probes import write_probe
 
 PERIOD = 10
-#: Milliseconds of a step that refreshes and of one that does not; one number: the method never refreshes apart.
 STEPS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
     "bert": {"lamb": (20.0,), "kaisa": (60.0, 22.0), "mkor": (30.0, 20.0), "eva": (24.0,)},
     "resnet": {"sgd": (10.0,), "kaisa": (40.0, 12.0), "mkor": (14.0, 11.0)},
     "autoencoder": {"sgd": (1.0,), "kaisa": (9.0, 1.5), "mkor": (2.0, 1.2)},
 }
-#: Steps to the target of bert_pretraining's runs, seed 0; each seed more takes one more.
+"""Milliseconds of a step with a refresh and of one without, by workload and label; one number without refreshes."""
 REACHES: Mapping[str, float | None] = {"lamb": 120.0, "kaisa": 70.0, "mkor": 80.0, "sgd": None}
+"""Iterations to the target of bert_pretraining in seed 0; each further seed takes one more."""
 
 
 def step_breakdown(hardware: str, speed: float = 1.0, repeats: int = 3) -> pd.DataFrame:
-    """Rows of probes/step_breakdown.csv; a machine of speed 2 takes half of `STEPS`; 1 % more in each repeat."""
+    """Return rows of probes/step_breakdown.csv: `STEPS` divided by the speed, and 1 % more in each repeat."""
     rows: list[dict[str, Any]] = []
     for workload, by_label in STEPS.items():
         for label, times in by_label.items():
@@ -57,7 +57,7 @@ def step_breakdown(hardware: str, speed: float = 1.0, repeats: int = 3) -> pd.Da
 
 
 def write_machine(folder: Path, name: str, *, speed: float = 1.0, runs: bool = True, period: int = 5) -> Path:
-    """Write ``folder/<name>/embedded``: step times, and bert_pretraining's runs where asked for; return it."""
+    """Write ``folder/<name>/embedded`` with step times and, optionally, runs of bert_pretraining; return it."""
     root = folder / name / "embedded"
     write_probe(root, "step_breakdown", step_breakdown(name, speed))
     if runs:

@@ -1,4 +1,4 @@
-"""Made-up results of what only tables show, in the true columns: fine-tuning, learning rates, memory."""
+"""Synthetic results of experiments that only tables show: fine-tuning, learning rates, memory."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Rows = tuple[list[dict[str, Any]], list[dict[str, Any]]]
 
 
 def final_score(label: str, task: str, seed: int) -> float:
-    """What a run of `fine_tuned` ends with."""
+    """Return the last score of a run of `fine_tuned`."""
     return 0.7 + 0.01 * LABELS.index(label) + (0.1 if task == "GLUE QQP" else 0.0) + 0.002 * seed
 
 
 def fine_tuned(experiment: str, label: str, task: str, metric: str, starts: Mapping[int, str], **changed: Any) -> Rows:
-    """One label's runs on one task, from the pre-training runs ``{seed: id}``: ``metric``, ``score`` and another."""
+    """Return one label's runs on one task, with three metrics, that start from the pre-training runs ``{seed: id}``."""
     metrics, runs = run_rows(experiment, "bert", label, starts, steps=STEPS[-1], every=50)
     kept = [row for row in metrics if row["metric"] == "loss"]
     for run in runs:
@@ -46,7 +46,7 @@ def fine_tuned(experiment: str, label: str, task: str, metric: str, starts: Mapp
 
 
 def pretraining(root: Path) -> dict[str, dict[int, str]]:
-    """The finished pre-training runs in ``root``: ``{label: {seed: id}}``."""
+    """Return the pre-training runs in ``root``: ``{label: {seed: id}}``."""
     runs = pd.read_csv(root / "bert_pretraining.runs.csv")
     return {
         label: {int(seed): str(run) for seed, run in zip(rows["seed"], rows["run"], strict=True)}
@@ -55,7 +55,7 @@ def pretraining(root: Path) -> dict[str, dict[int, str]]:
 
 
 def write_fine_tuning(root: Path, labels: tuple[str, ...] = LABELS) -> None:
-    """bert_squad and bert_glue, from the pre-training in ``root``."""
+    """Write bert_squad and bert_glue, which start from the pre-training in ``root``."""
     starts = pretraining(root)
     write_experiment(
         root, "bert_squad", [fine_tuned("bert_squad", label, "SQuAD v1.1", "f1", starts[label]) for label in labels]
@@ -72,7 +72,7 @@ def write_fine_tuning(root: Path, labels: tuple[str, ...] = LABELS) -> None:
 
 
 def write_learning_rates(root: Path) -> None:
-    """resnet_cifar10_lr: MKOR converges at every rate; SGD diverges, stays short of the target, or gets there."""
+    """Write resnet_cifar10_lr: MKOR converges at every rate, the others at one rate only."""
     target = Target("validation", "accuracy", "above", 0.9)
     ends = {10.0: "diverged", 1.0: "short", 0.1: "there", 0.01: "short"}
     parts = []
@@ -95,7 +95,7 @@ def write_learning_rates(root: Path) -> None:
 
 
 def memory() -> pd.DataFrame:
-    """Rows of probes/memory.csv: 1 MB of parameters; overheads of 2 MB for MKOR and 4 MB for KAISA."""
+    """Return rows of probes/memory.csv: 1 MB of parameters; overheads of 2 MB for MKOR and 4 MB for KAISA."""
     rows = []
     for workload, base in (("bert", "lamb"), ("resnet", "sgd")):
         for optimizer, overhead in ((base, 0), ("mkor", 2_000_000), ("kaisa", 4_000_000)):
@@ -122,7 +122,7 @@ def memory() -> pd.DataFrame:
 
 
 def write_tables(root: Path) -> Path:
-    """Everything above and the probes of table 1, into results that have pre-training runs (`write_results`)."""
+    """Write all of these and the probes of table 1 to results that have pre-training runs (`write_results`)."""
     write_fine_tuning(root)
     write_learning_rates(root)
     for name, table in (("memory", memory()), ("cost_scaling", cost_scaling()), ("communication", communication())):

@@ -1,4 +1,4 @@
-"""Made-up runs with accuracies, by a law that tests can compute again: for the paper's figures 6, 11 and 12."""
+"""Synthetic runs with accuracies from a formula that tests can evaluate, for figures 6, 11 and 12."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any
 from tests.support.synthetic import RULES, run_rows, write_experiment
 from workflow.bench.plan.targets import Target
 
-#: What a label reaches of its level in a step, and the seconds that a step takes.
 RATES = {"sgd": 0.03, "kaisa": 0.06, "eva": 0.04, "hylo": 0.02, "mkor": 0.08, "mkor_released": 0.07}
 SECONDS = {"sgd": 0.01, "kaisa": 0.05, "eva": 0.015, "hylo": 0.04, "mkor": 0.02, "mkor_released": 0.02}
+"""Each label's rate of convergence per step, and the seconds that its steps take."""
 EXPERIMENTS = {"alexnet_cifar100": "alexnet", "bert_imdb": "bert_classification", "bert_base_squad": "bert_span"}
 
 
 def accuracy(label: str, seed: int, step: int) -> float:
-    """The accuracy of a run at a step: from 0.1 up to 0.99, a seed a little slower than the one before."""
+    """Return the accuracy of a run at a step: from 0.1 up to 0.99, for each seed a little slower than for the last."""
     return 0.99 - 0.89 * math.exp(-RATES[label] * (1 - 0.05 * seed) * step)
 
 
@@ -33,9 +33,9 @@ def accuracy_rows(
     target: Target | None = None,
     status: str = "finished",
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` with losses and accuracies of both splits.
+    """Return rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` with losses and accuracies of both splits.
 
-    status: of every run; ``missing`` ones have no values.
+    All runs have the same ``status``; missing ones have no values.
     """
     metrics: list[dict[str, Any]] = []
     _, runs = run_rows(experiment, workload, label, seeds, period=5, steps=steps)
@@ -56,9 +56,10 @@ def accuracy_rows(
         for step in range(0, steps + 1, every):
             value = accuracy(label, run["seed"], step)
             about = identity | {"step": step, "epoch": step / 20, "train_seconds": step * SECONDS[label]}
-            found = {("train", "accuracy"): value, ("validation", "accuracy"): value, ("train", "loss"): 1.05 - value}
+            values = {("train", "accuracy"): value, ("validation", "accuracy"): value, ("train", "loss"): 1.05 - value}
             metrics += [
-                about | {"split": split, "metric": metric, "value": number} for (split, metric), number in found.items()
+                about | {"split": split, "metric": metric, "value": number}
+                for (split, metric), number in values.items()
             ]
             if target and run["steps_to_target"] is None and value >= target.limit:
                 run |= {"steps_to_target": step, "seconds_to_target": step * SECONDS[label]}
@@ -66,12 +67,12 @@ def accuracy_rows(
 
 
 def training_parts(experiment: str, **options: Any) -> list[tuple[list[dict[str, Any]], list[dict[str, Any]]]]:
-    """All labels of one of the experiments of figures 11 and 12."""
+    """Return the rows of all labels in an experiment of figures 11 and 12."""
     return [accuracy_rows(experiment, EXPERIMENTS[experiment], label, **options) for label in RATES if label != "eva"]
 
 
 def write_training(root: Path) -> Path:
-    """A folder with the experiments of figures 6, 11 and 12; AlexNet alone has a target on its training accuracy."""
+    """Write the experiments of figures 6, 11 and 12; only AlexNet's target is on its training accuracy."""
     goal = Target("validation", "accuracy", "above", 0.9)
     labels = [label for label in RATES if label not in RULES or label == "mkor"]
     parts = [accuracy_rows("resnet50_imagenet", "resnet20", label, target=goal) for label in labels]

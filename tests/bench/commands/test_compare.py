@@ -13,13 +13,13 @@ from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
 from tests.support.synthetic_probes import write_probe
 from workflow.bench import compare, plan
-from workflow.bench.analysis.machines import STEPPED, Machine, TargetTime, gather, projection_check, target_times
+from workflow.bench.analysis.machines import TIMED_MODELS, Machine, TargetTime, gather, projection_check, target_times
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import compared, describe, inputs, planned_artefacts
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.support.config import ConfigError
 
-BERT = STEPPED["bert_pretraining", "bert_pretraining"]
+BERT = TIMED_MODELS["bert_pretraining", "bert_pretraining"]
 REPEATED = 1.01
 """The mean over repeats that are 0, 1 and 2 % slower."""
 
@@ -47,7 +47,7 @@ def _machine(root: Path) -> Machine:
 
 def _compared(here: Path, *others: Path) -> dict[tuple[str, str], TargetTime]:
     machines, _ = gather(Results(here, compared=others))
-    return {(time.machine, time.setting.optimizer): time for time in target_times(machines)}
+    return {(time.machine, time.configuration.optimizer): time for time in target_times(machines)}
 
 
 @pytest.mark.parametrize(("period", "truth"), [(1, 60.0), (5, (60 + 4 * 22) / 5), (10, (60 + 9 * 22) / 10)])
@@ -124,8 +124,8 @@ def test_runs_of_other_settings_are_no_peers(here, tmp_path):
     """At another period KAISA and MKOR are other settings, so each machine's step times project the other's."""
     other = write_machine(tmp_path / "elsewhere", "slow-cpu", speed=0.5, period=10)
     machines, _ = gather(Results(here, compared=(other,)))
-    times = [time for time in target_times(machines) if time.setting.optimizer == "mkor"]
-    assert [(time.machine, time.setting.period, time.projected) for time in times] == [
+    times = [time for time in target_times(machines) if time.configuration.optimizer == "mkor"]
+    assert [(time.machine, time.configuration.period, time.projected) for time in times] == [
         ("test-cpu", 5, False),
         ("slow-cpu", 5, True),
         ("test-cpu", 10, True),
@@ -183,7 +183,7 @@ def test_the_probes_step_what_the_projected_experiments_train():
     for experiment in iteration_time.EXPERIMENTS:
         workload = embedded.experiments[experiment].jobs["mkor"].runs[0].spec["workload"]
         named[iteration_time.EXPERIMENTS[experiment]] = workload
-    for (experiment, workload), model in STEPPED.items():
+    for (experiment, workload), model in TIMED_MODELS.items():
         jobs = embedded.experiments[experiment].jobs.values()
         trained = [run.spec["workload"] for job in jobs for run in job.runs if run.workload == workload]
         assert trained

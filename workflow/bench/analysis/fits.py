@@ -1,6 +1,6 @@
 """Laws fitted to measured times: powers of a width, affine costs of a batch, alpha-beta costs of a message.
 
-Pure functions on numbers; nothing here reads a file.  All fits weigh relative errors, since times span decades.
+Pure functions on numbers. All fits minimize relative errors, because times span decades.
 """
 
 from __future__ import annotations

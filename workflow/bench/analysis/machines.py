@@ -20,11 +20,11 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
-from workflow.bench.analysis.time_to_target import Reaching, Setting, by_setting, reaching, to_target
+from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
 
-STEPPED: Final[Mapping[tuple[str, str], str]] = {
+TIMED_MODELS: Final[Mapping[tuple[str, str], str]] = {
     ("bert_pretraining", "bert_pretraining"): "bert",
     ("resnet50_imagenet", "resnet20"): "resnet",
     ("update_rules", "autoencoder"): "autoencoder",
@@ -54,10 +54,10 @@ class StepTime:
 
 @dataclass(frozen=True)
 class TargetTime:
-    """The training time to an experiment's target in one setting on one machine, measured or projected."""
+    """The training time to an experiment's target in one configuration on one machine, measured or projected."""
 
     machine: str
-    setting: Setting
+    configuration: Configuration
     iterations: Reaching
     iterations_from: str
     """The machine that measured the iterations."""
@@ -142,13 +142,13 @@ class Machine:
             return None
         return self._step_time("iteration_time", model, optimizer, period, interpolated)
 
-    def goals(self) -> Iterator[tuple[Setting, pd.DataFrame, Reaching]]:
-        """Yield every setting that has a target and a run that has ended, with its runs and their iterations to it."""
+    def goals(self) -> Iterator[tuple[Configuration, pd.DataFrame, Reaching]]:
+        """Yield the configurations with a target and a run that has ended, their runs, and the iterations to it."""
         if self.runs.empty:
             return
-        for setting, runs in by_setting(self.runs).items():
+        for configuration, runs in by_configuration(self.runs).items():
             if (iterations := reaching(to_target(runs, "steps"))) is not None:
-                yield setting, runs, iterations
+                yield configuration, runs, iterations
 
     def sources(self, runs: pd.DataFrame) -> Sources:
         """Return the files and runs of rows of `runs`."""
@@ -212,33 +212,33 @@ def _relative_path(folder: Path, root: Path) -> str:
 
 
 def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
-    """Return the time to target of every setting on every machine, if it was measured or can be projected.
+    """Return the time to target of every configuration on every machine, if it was measured or can be projected.
 
-    Settings are in the order of the first machine that has them, each with its machines in their order.
+    Configurations are in the order of the first machine that has them, each with its machines in their order.
     """
     listed = list(machines)
-    measured: dict[Setting, dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
+    measured: dict[Configuration, dict[str, tuple[Machine, pd.DataFrame, Reaching]]] = {}
     for machine in listed:
-        for setting, runs, iterations in machine.goals():
-            measured.setdefault(setting, {})[machine.name] = machine, runs, iterations
+        for configuration, runs, iterations in machine.goals():
+            measured.setdefault(configuration, {})[machine.name] = machine, runs, iterations
     times = []
-    for setting, by_machine in measured.items():
+    for configuration, by_machine in measured.items():
         for machine in listed:
             if machine.name in by_machine:
                 _, runs, iterations = by_machine[machine.name]
-                times.append(_measured(machine, setting, runs, iterations))
+                times.append(_measured(machine, configuration, runs, iterations))
             else:
                 source, runs, iterations = next(iter(by_machine.values()))
-                times += _projected(machine, setting, source, runs, iterations)
+                times += _projected(machine, configuration, source, runs, iterations)
     return times
 
 
-def _measured(machine: Machine, setting: Setting, runs: pd.DataFrame, iterations: Reaching) -> TargetTime:
+def _measured(machine: Machine, configuration: Configuration, runs: pd.DataFrame, iterations: Reaching) -> TargetTime:
     seconds = reaching(to_target(runs, "seconds"))
     assert seconds is not None  # the runs are those of the iterations
     return TargetTime(
         machine=machine.name,
-        setting=setting,
+        configuration=configuration,
         iterations=iterations,
         iterations_from=machine.name,
         seconds=seconds.took,
@@ -248,15 +248,15 @@ def _measured(machine: Machine, setting: Setting, runs: pd.DataFrame, iterations
 
 
 def _projected(
-    machine: Machine, setting: Setting, source: Machine, runs: pd.DataFrame, iterations: Reaching
+    machine: Machine, configuration: Configuration, source: Machine, runs: pd.DataFrame, iterations: Reaching
 ) -> Iterator[TargetTime]:
     """Yield the projection of another machine's ``iterations``, if this machine timed the step."""
-    projection = project(machine, setting, runs, iterations)
+    projection = project(machine, configuration, runs, iterations)
     if projection is not None:
         seconds, step = projection
         yield TargetTime(
             machine=machine.name,
-            setting=setting,
+            configuration=configuration,
             iterations=iterations,
             iterations_from=source.name,
             seconds=seconds,
@@ -266,7 +266,7 @@ def _projected(
 
 
 def project(
-    machine: Machine, setting: Setting, runs: pd.DataFrame, iterations: Reaching
+    machine: Machine, configuration: Configuration, runs: pd.DataFrame, iterations: Reaching
 ) -> tuple[Estimate, StepTime] | None:
     """Return the projected seconds of ``iterations`` on a machine, and its step time; None without a step time.
 
@@ -274,14 +274,14 @@ def project(
 
     Args:
         machine: The machine to project for.
-        setting: The setting of the iterations.
+        configuration: The configuration of the iterations.
         runs: The runs that the iterations were measured in.
         iterations: The iterations to the target.
     """
-    model = STEPPED.get((setting.experiment, setting.workload))
+    model = TIMED_MODELS.get((configuration.experiment, configuration.workload))
     if model is None or runs["gpu"].notna().any():
         return None
-    step = machine.step_time(model, setting.optimizer, setting.period)
+    step = machine.step_time(model, configuration.optimizer, configuration.period)
     if step is None:
         return None
     steps, seconds = iterations.took, step.took.scaled(1e-3)
@@ -298,9 +298,9 @@ def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
     """
     ratios = []
     for machine in machines:
-        for setting, runs, iterations in machine.goals():
+        for configuration, runs, iterations in machine.goals():
             seconds = reaching(to_target(runs, "seconds"))
-            projection = project(machine, setting, runs, iterations)
+            projection = project(machine, configuration, runs, iterations)
             if seconds and projection and math.isfinite(seconds.took.value):
                 ratios.append(projection[0].value / seconds.took.value)
     return (min(ratios), max(ratios)) if ratios else None

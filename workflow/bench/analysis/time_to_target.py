@@ -19,7 +19,7 @@ Quantity = Literal["steps", "seconds"]
 
 
 @dataclass(frozen=True)
-class Setting:
+class Configuration:
     """The columns of `RUN_COLUMNS` in which runs with a target agree if they differ in their seed alone."""
 
     experiment: str
@@ -37,17 +37,17 @@ class Setting:
         return math.nan if period is None else float(period)
 
 
-def by_setting(runs: pd.DataFrame) -> dict[Setting, pd.DataFrame]:
-    """Group rows of `RUN_COLUMNS` by their setting, in the order in which the settings first appear.
+def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
+    """Group rows of `RUN_COLUMNS` by their configuration, in the order in which the configurations first appear.
 
-    Runs that lack a column of `Setting`, such as the target, are left out. The index of ``runs`` must be unique.
+    Runs that lack a column of `Configuration`, such as the target, are left out. The index of ``runs`` must be unique.
     """
-    columns = [column.name for column in fields(Setting)]
-    places: dict[Setting, list[object]] = {}
+    columns = [column.name for column in fields(Configuration)]
+    places: dict[Configuration, list[object]] = {}
     for place, *values in runs[columns].dropna().itertuples(name=None):
-        setting = Setting(*values)
-        places.setdefault(replace(setting, steps=int(setting.steps)), []).append(place)
-    return {setting: runs.loc[index] for setting, index in places.items()}
+        configuration = Configuration(*values)
+        places.setdefault(replace(configuration, steps=int(configuration.steps)), []).append(place)
+    return {configuration: runs.loc[index] for configuration, index in places.items()}
 
 
 def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
@@ -56,8 +56,8 @@ def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
     An experiment may give one optimizer several budgets of steps, each under a label of its own.
     """
     of_label = runs[runs["optimizer"] == label]
-    settings = list(of_label["hyperparameters"])
-    is_same = [hyperparameters in settings for hyperparameters in runs["hyperparameters"]]
+    listed = list(of_label["hyperparameters"])
+    is_same = [hyperparameters in listed for hyperparameters in runs["hyperparameters"]]
     return runs[runs["method"].isin(of_label["method"]) & pd.Series(is_same, runs.index, bool)]
 
 

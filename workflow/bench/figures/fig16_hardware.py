@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate
-from workflow.bench.analysis.machines import STEPPED, Machine, StepTime, TargetTime
+from workflow.bench.analysis.machines import TIMED_MODELS, Machine, StepTime, TargetTime
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._page import save
@@ -67,12 +67,12 @@ def _target_bars(times: Sequence[TargetTime], experiment: str, model: str) -> li
     """Return the times to target of an experiment on one model."""
     bars = []
     for time in times:
-        trained = STEPPED.get((time.setting.experiment, time.setting.workload), model)
-        if time.setting.experiment == experiment and trained == model:
+        trained = TIMED_MODELS.get((time.configuration.experiment, time.configuration.workload), model)
+        if time.configuration.experiment == experiment and trained == model:
             reached, runs = time.iterations.reached, time.iterations.took.n
             remark = f"{reached} of {runs} reached" if reached < runs else ""
-            target = time.setting.target.describe()
-            bars.append(Bar(time.machine, time.setting.optimizer, time.seconds, time.projected, remark, target))
+            target = time.configuration.target.describe()
+            bars.append(Bar(time.machine, time.configuration.optimizer, time.seconds, time.projected, remark, target))
     return bars
 
 

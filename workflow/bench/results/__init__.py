@@ -1,1 +1,1 @@
-"""The tidy CSV files: their columns, how they are written from the runs' records, and how they are read."""
+"""The tidy CSV files: their columns, the code that writes them from the runs' records, and the code that reads them."""

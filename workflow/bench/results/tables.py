@@ -71,7 +71,7 @@ def _check_numbers(path: Path, column: pd.Series, *, infinite: bool) -> None:
 
 
 def _parsed(path: Path, column: pd.Series, kind: type) -> pd.Series:
-    """Return a column of text with its values parsed; missing ones stay missing. Raises `NoDataError`."""
+    """Return a column of text with its values parsed, or raise `NoDataError`; missing values stay missing."""
     parse, values = _PARSERS[kind], []
     for row, text in column.items():
         try:

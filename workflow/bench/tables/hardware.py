@@ -71,12 +71,12 @@ def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
     for time in comparison.target_times(machines):
         yield {
             "quantity": _TARGET,
-            "workload": time.setting.workload,
-            "experiment": time.setting.experiment,
-            "target": time.setting.target.describe(),
-            "optimizer": time.setting.optimizer,
-            "rate": number(time.setting.hyperparameters.get("lr", math.nan)),
-            "inverse update period": _period(time.setting.period),
+            "workload": time.configuration.workload,
+            "experiment": time.configuration.experiment,
+            "target": time.configuration.target.describe(),
+            "optimizer": time.configuration.optimizer,
+            "rate": number(time.configuration.hyperparameters.get("lr", math.nan)),
+            "inverse update period": _period(time.configuration.period),
             "machine": time.machine,
             "repeats or runs": time.iterations.took.n,
             "reached": time.iterations.reached,

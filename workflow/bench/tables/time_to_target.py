@@ -10,7 +10,14 @@ from typing import Any, Final, Literal
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.time_to_target import Setting, by_setting, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.time_to_target import (
+    Configuration,
+    by_configuration,
+    reaching,
+    speedup,
+    to_target,
+    too_short,
+)
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs
@@ -45,10 +52,12 @@ _SHARED: Final = ["experiment", "workload", "dataset", "target"]
 _QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds")
 
 
-def _reference(settings: Mapping[Setting, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
-    """Return a label's runs at a learning rate, or those of its only setting; None without runs or with a choice."""
+def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
+    """Return a label's runs at a learning rate, or of its only configuration; None without runs or with a choice."""
     of_label = [
-        (setting.hyperparameters.get("lr"), runs) for setting, runs in settings.items() if setting.optimizer == label
+        (configuration.hyperparameters.get("lr"), runs)
+        for configuration, runs in configurations.items()
+        if configuration.optimizer == label
     ]
     at_rate = [runs for lr, runs in of_label if lr == rate] or [runs for _, runs in of_label]
     return at_rate[0] if len(at_rate) == 1 else None
@@ -69,24 +78,24 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Litera
 
 
 def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield one row for each setting of runs that share experiment, workload, data and target."""
-    settings = by_setting(runs)
-    for setting, rows in settings.items():
+    """Yield one row for each configuration of runs that share experiment, workload, data and target."""
+    configurations = by_configuration(runs)
+    for configuration, rows in configurations.items():
         iterations, seconds = (reaching(to_target(rows, quantity)) for quantity in _QUANTITIES)
         if iterations is None or seconds is None:
             continue
-        rate, base_label = setting.hyperparameters.get("lr", math.nan), setting.hyperparameters.get("base")
-        base, rival = (_reference(settings, label, rate) for label in (str(base_label), RIVAL))
+        rate, base_label = configuration.hyperparameters.get("lr", math.nan), configuration.hyperparameters.get("base")
+        base, rival = (_reference(configurations, label, rate) for label in (str(base_label), RIVAL))
         compared = pd.concat([rows, *(other for other in (base, rival) if other is not None)])
         compared = compared[compared["status"].isin(ENDED)]
         values = (
-            setting.experiment,
-            setting.workload,
-            setting.dataset,
-            setting.target.describe(),
-            setting.optimizer,
+            configuration.experiment,
+            configuration.workload,
+            configuration.dataset,
+            configuration.target.describe(),
+            configuration.optimizer,
             number(rate),
-            setting.period,
+            configuration.period,
             iterations.took.n,
             iterations.reached,
             estimated(iterations.took),
@@ -96,13 +105,13 @@ def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
             _faster(rows, base, "seconds"),
             _faster(rows, rival, "steps"),
             _faster(rows, rival, "seconds"),
-            from_runs(f"{setting.experiment}.runs.csv", compared),
+            from_runs(f"{configuration.experiment}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write one row per setting of an optimizer, in every experiment with a target and a run that has ended.
+    """Write one row per configuration of an optimizer, in every experiment with a target and a run that has ended.
 
     Raises:
         NoDataError: No experiment has run.
