@@ -1,5 +1,5 @@
-"""The examples of docs/examples do what docs/training_loops.md says: the loss falls, a resumed training goes on as if
-nothing had happened, and a trainer takes its steps as a loop written by hand would.
+"""The examples behave as docs/training_loops.md says: the loss falls, resumed training equals uninterrupted training,
+and a trainer takes the same steps as a loop written by hand.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_links_lead_to_files(page):
 
 
 def test_the_pages_loop_with_a_gradient_scaler_is_the_loop_without():
-    """Truth: clipped, preconditioned and used by hand. The snippet says nothing of the forward pass in its middle."""
+    """Truth: gradients clipped, preconditioned and used by hand. The snippet leaves out the forward pass."""
     (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training_loops.md").read_text(), re.DOTALL)
     before, after = snippet.split("scaler.scale(loss)")
     weights = []
@@ -62,7 +62,7 @@ def test_an_example_runs_as_a_script(name, capsys):
 
 @pytest.mark.parametrize("name", ["lightning_module", "hugging_face_trainer"])
 def test_a_trainers_example_runs_on_a_machine_of_64_cores(name, monkeypatch, capsys, recwarn):
-    """Lightning warns where its data loader could have more workers; pytest-xdist has to pass that warning on."""
+    """Lightning warns if its data loader could have more workers, and pytest-xdist must pass that warning on."""
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     runpy.run_path(str(ROOT / "docs" / "examples" / f"{name}.py"), run_name="__main__")
@@ -119,7 +119,7 @@ def test_lightning_accumulates_clips_and_preconditions_like_the_loop_by_hand(tmp
 
 
 class Trained(NamedTuple):
-    """A run of the Hugging Face example; its micro-batches, each with the random state that it met."""
+    """A run of the Hugging Face example with its micro-batches and the random state before each."""
 
     trainer: hugging_face_trainer.MKORTrainer
     folder: Path
@@ -128,7 +128,7 @@ class Trained(NamedTuple):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    """The Hugging Face example, not interrupted."""
+    """The Hugging Face example, uninterrupted."""
     folder, seen = tmp_path_factory.mktemp("whole"), []
     trainer = hugging_face_trainer.make_trainer(folder, STEPS)
     trainer.model.register_forward_pre_hook(
@@ -140,7 +140,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
 
 def test_the_hugging_face_trainer_learns_under_mkor(trained):
     losses = [entry["loss"] for entry in trained.trainer.state.log_history if "loss" in entry]
-    assert losses[0] < 6.3  # of 500 words by chance: log 500 = 6.2, and not twice that for two micro-batches
+    assert losses[0] < 6.3  # chance on 500 words is log 500 = 6.2, also with two micro-batches
     assert sum(losses[-3:]) < sum(losses[:3]) - 1.5
 
 

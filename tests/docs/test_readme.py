@@ -1,4 +1,4 @@
-"""What the README says can be typed, can be typed."""
+"""The commands, files and tables of the README exist and are correct."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_pictures_and_linked_files_are_there():
 
 
 def test_the_claims_are_those_of_the_reference():
-    """Truth: the table that the run left, cell by cell."""
+    """Truth: the table of the reference run, cell by cell."""
     (folder,) = set(re.findall(r"\]\((results/reference/[\w-]+/\w+)\)", README))
     rows = [
         [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", line)[1:-1]]

@@ -1,4 +1,4 @@
-"""What accelerate, Lightning and the Hugging Face Trainer do to an optimizer, seen on the real ones.
+"""How accelerate, Lightning and the Hugging Face Trainer treat an optimizer, tested on the real libraries.
 
 Truth: the same steps in a bare loop, in the order unscale, clip, precondition, step.
 """
@@ -91,7 +91,7 @@ def by_hand(method: MKOR = METHOD, *, scale: float = 1.0, half: bool = False, sk
 
 
 def test_accelerates_wrapper_lacks_the_hooks_of_an_optimizer():
-    """Why attach() looks for the optimizer inside."""
+    """The reason why attach() looks for the wrapped optimizer."""
     wrapped = Accelerator(cpu=True).prepare(sgd(network()))
     assert isinstance(wrapped, AcceleratedOptimizer)
     assert isinstance(wrapped, torch.optim.Optimizer)
@@ -121,7 +121,7 @@ def test_accelerate_accumulates_clips_and_preconditions_like_the_loop_by_hand(at
 
 
 def test_accelerate_prepares_in_the_middle_of_a_training_and_saves_the_preconditioner(tmp_path):
-    """prepare() loads the optimizer's state at once; save_state() holds it, and load_state() gives it back."""
+    """prepare() loads the optimizer's state immediately; save_state() saves it and load_state() restores it."""
     model = network()
     optimizer = sgd(model)
     Preconditioner(model, METHOD).attach(optimizer)
@@ -148,7 +148,7 @@ def test_accelerate_prepares_in_the_middle_of_a_training_and_saves_the_precondit
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_accelerate_unscales_and_clips_before_it_preconditions(fused):
-    """With the scaler that the Hugging Face Trainer's fp16 brings, and a step that it skips."""
+    """With the scaler of the Hugging Face Trainer's fp16, and a step that it skips."""
     Accelerator(cpu=True)
     model, scaler = network(), torch.amp.GradScaler("cpu", init_scale=SCALE)
     inner = sgd(model, fused=fused)
@@ -201,7 +201,7 @@ def test_lightning_passes_a_closure_that_clips_and_its_gradients_are_preconditio
 
 
 def test_lightning_unscales_and_clips_before_it_preconditions():
-    """Under its scaler Lightning runs the closure itself, and passes none."""
+    """With a scaler, Lightning runs the closure itself and passes none to the optimizer."""
     plugin = MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=SCALE))
     module = Module(overflow_at=3)
     weights = fit(module, plugins=plugin)
@@ -229,7 +229,7 @@ class WithLoss(nn.Module):
 
 @pytest.mark.parametrize("method", [METHOD, SWITCHING], ids=["mkor", "mkor_h"])
 def test_the_hugging_face_trainer_takes_an_optimizer_with_a_preconditioner(method, tmp_path):
-    """Through its ``optimizers=``; MKOR-H hears the loss from the model's output."""
+    """With ``optimizers=``; MKOR-H reads the loss from the model's output."""
     model = WithLoss()
     optimizer = sgd(model)
     preconditioner = Preconditioner(model, method).attach(optimizer)

@@ -1,4 +1,4 @@
-"""Every experiment of the repository, made small: what the pipeline makes of them."""
+"""The pipeline on small forms of all experiments of the repository."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from workflow.bench.support.config import CONFIG, ROOT
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the pipeline has run."""
+    """A folder with the results of a pipeline run."""
     return miniature.finished(tmp_path_factory)
 
 
@@ -53,7 +53,7 @@ def test_the_probes_measured_what_the_experiments_train(finished):
 
 
 def test_claims_are_decided_where_these_runs_can_decide_them(finished):
-    """Mathematics does not depend on how long anything was trained; the other verdicts may be any."""
+    """The verdicts on mathematical claims do not depend on the length of training; the others may vary."""
     claims = {row["id"]: row["verdict"] for row in rows(finished / RESULTS / "tables" / "claims.csv")}
     assert list(claims) == [row["id"] for row in rows(ROOT / "workflow" / "paper" / "claims.csv")]
     decided = {claim for claim, verdict in claims.items() if verdict != "not tested"}

@@ -1,4 +1,4 @@
-"""The pipeline on a miniature plan: what it makes, what it plans anew after a change, and how it refuses bad input."""
+"""The pipeline on a miniature plan: what it makes, what it repeats after a change, and how it refuses bad input."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 
 def _planned(said: str) -> Counter[str]:
-    """How many jobs of each rule a dry run would do."""
+    """Return the number of jobs of each rule in a dry run."""
     table = said.split("Job stats:")[-1].split("total")[0] if "Job stats:" in said else ""
     return Counter({rule: int(count) for rule, count in re.findall(r"^(\w+) +(\d+)$", table, re.MULTILINE)})
 
 
 def _configure(folder: Path) -> Path:
-    """A configuration of one small experiment in ``folder``."""
+    """Write a configuration of one small experiment to ``folder``."""
     (folder / "config" / "experiments").mkdir(parents=True)
     shutil.copytree(ROOT / "config" / "tiers", folder / "config" / "tiers")
     shutil.copy(ROOT / "config" / "config.yaml", folder / "config")
@@ -71,7 +71,7 @@ def _configure(folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder in which the whole miniature pipeline has run once, on made-up probes."""
+    """A folder in which the miniature pipeline has run once, with synthetic probes."""
     folder = _configure(tmp_path_factory.mktemp("pipeline"))
     write_probes(folder / R)
     write_probe(folder / R, "half_precision", half_precision())
@@ -137,7 +137,7 @@ def test_a_deleted_artefact_is_all_that_is_made_again(finished, tmp_path, delete
 
 
 def test_a_picture_drawn_again_is_the_same(finished, tmp_path):
-    """So the report that holds it need not be made again."""
+    """The report that contains it need not be made again."""
     folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
     figure = folder / R / "figures" / "fig13_update_rules.png"
     before = figure.read_bytes()
@@ -245,12 +245,12 @@ PARTIAL = Path("results/partial/test-machine/embedded")
 
 
 def _caption(folder: Path) -> str:
-    """The caption of Figure 13 among a folder's partial results."""
+    """Return the caption of Figure 13 in a folder's partial results."""
     return (folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text()
 
 
 def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_path):
-    """SOAP cannot train on micro-batches, and says so as it starts."""
+    """SOAP cannot train on micro-batches, and fails at its start."""
     folder = _configure(tmp_path)
     file = folder / "config" / "experiments" / "update_rules.yaml"
     file.write_text(UPDATE_RULES + FAILING)
@@ -265,7 +265,7 @@ def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_pa
     assert dict(runs) == {"sgd": {"finished"}, "mkor": {"finished"}, "soap": {"failed", "missing"}}
     again = _planned(_snakemake(folder, "--dry-run", "figures/fig13_update_rules.png").stdout)
     assert again == {"train": 1, "aggregate": 1, "fig13_update_rules": 1, "publish": 1}
-    # Mended, it goes on, and nothing partial stays once all is there.
+    # After the correction it continues, and the partial results are deleted at the end.
     file.write_text(UPDATE_RULES)
     done = _snakemake(folder, "figures/fig13_update_rules.png")
     assert done.returncode == 0, done.stderr
@@ -296,7 +296,7 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
                 assert process.poll() is None, (folder / "said").read_text()
                 assert time.monotonic() < until, "no evaluation in two minutes"
                 time.sleep(0.2)
-            # A terminal sends it to every process in the foreground.
+            # A terminal sends the signal to every process in the foreground.
             os.killpg(process.pid, signal.SIGINT)
             assert process.wait(180) == 1
         finally:
@@ -312,7 +312,7 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
 
 
 def test_what_the_report_says_of_an_artefact_is_plain_text():
-    """Tier, machine and seeds stand in the caption of each run; a template's braces would stand in the report."""
+    """Tier, machine and seeds are added to captions in each run; braces of a template would appear in the report."""
     for name in (*available("figures"), *available("tables")):
         text = (ROOT / "workflow" / "report" / f"{name}.rst").read_text()
         assert text.startswith("**")

@@ -1,4 +1,4 @@
-"""The report in a real browser: its front page with every claim, every figure and table, and no failed request."""
+"""The report in a real browser: the front page lists every claim, figure and table, and no request fails."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TO_THE_FRONT = "app.setView({navbarMode: 'menu', content: 'metadata'})"
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The results of a pipeline that has run."""
+    """The results of a pipeline run."""
     return miniature.finished(tmp_path_factory) / RESULTS
 
 
@@ -102,6 +102,6 @@ def test_every_link_of_the_front_page_leads_somewhere(page):
 
 
 def test_nothing_was_asked_of_the_network_and_nothing_failed(page):
-    """The last of the file: all artefacts have been opened."""
+    """Runs last, after all artefacts were opened."""
     assert page.failures == []
     assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "blob"}

@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through its DevTools protocol over two pipes: no port, no driver, no network."""
+"""A headless Chromium, controlled through its DevTools protocol over two pipes, without port, driver or network."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find() -> str | None:
-    """Return a Chromium's path, None where this machine has none."""
+    """Return the path of a Chromium, None if this machine has none."""
     return next((path for name in NAMES if (path := shutil.which(name))), None)
 
 
 class Browser:
-    """One tab of a running Chromium; what it asked the network for is in ``requests`` and ``failures``."""
+    """One tab of a running Chromium; ``requests`` and ``failures`` record its network traffic and errors."""
 
     def __init__(self, write_to: int, read_from: int, seconds: float) -> None:
         self._write_to, self._read_from = write_to, read_from
@@ -34,7 +34,7 @@ class Browser:
         self._session: str | None = None
         self._events: list[dict[str, Any]] = []
         self.requests: list[str] = []
-        """URLs in the order asked for."""
+        """Requested URLs in their order."""
         self.failures: list[str] = []
         """Requests that failed, uncaught errors of scripts, and errors on the console."""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
@@ -43,7 +43,12 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol and return its result.  Raises RuntimeError, TimeoutError."""
+        """Call a method of the protocol and return its result.
+
+        Raises:
+            RuntimeError: the method failed, or the browser ended.
+            TimeoutError: no answer came in time.
+        """
         number = next(self._ids)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -63,14 +68,22 @@ class Browser:
         self.wait_for("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression.  Raises RuntimeError where it throws."""
+        """Return the value of a JavaScript expression.
+
+        Raises:
+            RuntimeError: the expression throws.
+        """
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Wait until an expression is true.  Raises TimeoutError."""
+        """Wait until an expression is true.
+
+        Raises:
+            TimeoutError: it did not become true in time.
+        """
         until = time.monotonic() + self._seconds
         while not self.run(script):
             if time.monotonic() > until:
@@ -78,14 +91,14 @@ class Browser:
             time.sleep(0.05)
 
     def screenshot(self, file: Path) -> None:
-        """Write what the tab shows as PNG."""
+        """Write a screenshot of the tab as PNG."""
         file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._unread:
             ready, _, _ = select.select([self._read_from], [], [], self._seconds)
             if not ready:
-                raise TimeoutError(f"the browser said nothing for {self._seconds:g} s")
+                raise TimeoutError(f"no message from the browser for {self._seconds:g} s")
             part = os.read(self._read_from, 1 << 20)
             if not part:
                 raise RuntimeError("the browser ended")
@@ -110,7 +123,7 @@ class Browser:
 
 @contextmanager
 def running(profile: Path, *, seconds: float = 60) -> Iterator[Browser]:
-    """Run a browser with its settings in ``profile``; ``seconds`` is how long an answer may take."""
+    """Run a browser with its settings in ``profile``; ``seconds`` is the longest time for an answer."""
     to_browser, from_browser = os.pipe(), os.pipe()
     command = [
         *(str(find()), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),

@@ -1,4 +1,4 @@
-"""Small disks, made by root alone."""
+"""Small disks, which only root can mount."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FILLER = "filler"
 
 @contextmanager
 def small_disk(path: Path, pages: int) -> Iterator[Path]:
-    """Mount a file system of so many pages at ``path``.  Skips the test where that is not allowed."""
+    """Mount a file system of the given number of pages at ``path``; skip the test if that is not allowed."""
     if os.geteuid():
         pytest.skip("only root can mount a small disk")
     path.mkdir(parents=True)
@@ -31,12 +31,12 @@ def small_disk(path: Path, pages: int) -> Iterator[Path]:
 
 
 def read_only(path: Path) -> None:
-    """Let nobody write to a small disk: root heeds no file's mode."""
+    """Make a small disk read-only, also for root, which ignores file modes."""
     subprocess.run(["mount", "-o", "remount,ro", str(path)], check=True)
 
 
 def leave(path: Path, pages: int) -> None:
-    """Fill a small disk but for so many pages."""
+    """Fill a small disk except for the given number of pages."""
     free(path)
     stat = os.statvfs(path)
     (path / _FILLER).write_bytes(b"x" * ((stat.f_bfree - pages) * PAGE))
@@ -44,5 +44,5 @@ def leave(path: Path, pages: int) -> None:
 
 
 def free(path: Path) -> None:
-    """Take away what `leave` filled it with."""
+    """Delete the file with which `leave` filled it."""
     (path / _FILLER).unlink(missing_ok=True)

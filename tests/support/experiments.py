@@ -1,4 +1,4 @@
-"""Small configuration folders for tests, with the repository's own tiers and settings."""
+"""Small configuration folders for tests, with the tiers and settings of the repository."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def optimizer(name: str, label: str | None = None, **hyperparameters: Any) -> di
 
 
 def load(folder: Path, **settings: Any) -> Plan:
-    """Return the plan of a folder, its results beside it."""
+    """Return the plan of a configuration folder, with results in the folder next to it."""
     return Plan.load(folder, **{"results": str(folder.parent / "results"), "hardware": "test", **settings})
 
 

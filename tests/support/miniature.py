@@ -1,4 +1,4 @@
-"""Every experiment of the repository, made small, from nothing to the report."""
+"""All experiments of the repository with small models and few steps, from training to the report."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ SMALL: dict[str, dict[str, Any]] = {
     "bert_span": BERT,
     "resnet20": {"width": 2, "image_size": 8},
 }
-#: Two optimizers stand for all where each job starts with importing transformers, which costs seconds.
 KEPT = {
     **{("bert_glue", index): ("lamb", "mkor") for index in range(3)},
     **{(name, 0): ("lamb", "mkor") for name in ("bert_pretraining", "bert_squad")},
@@ -37,10 +36,11 @@ KEPT = {
     **{(name, 0): ("sgd", "mkor") for name in ("resnet50_imagenet", "resnet_cifar10_lr")},
     ("update_rules", 1): ("lamb", "mkor_published"),
 }
+"""Blocks in which two optimizers stand for all, since each job imports transformers, which takes seconds."""
 
 
 def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
-    """Return an experiment's block with few steps of small models."""
+    """Return an experiment's block with small models and few steps."""
     kept = KEPT.get((experiment, index))
     optimizers = [
         {
@@ -63,7 +63,7 @@ def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
 
 
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which the pipeline has run: once for all tests, those of other processes included."""
+    """Return a folder in which the pipeline has run; it runs once for all tests of all processes."""
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # shared by all workers of a session
@@ -75,7 +75,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _call(folder: Path) -> None:
-    """Run the pipeline in a new folder, on made-up rows of the probes that keep the machine to themselves for long."""
+    """Run the pipeline in a new folder, with synthetic rows for the probes that need the whole machine for long."""
     make_folder(folder / "config")
     for file in (CONFIG / "experiments").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())

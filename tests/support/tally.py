@@ -1,4 +1,4 @@
-"""What tests of faults counted; ``tests/conftest.py`` prints it at the end."""
+"""Counters of the fault tests; ``tests/conftest.py`` prints them at the end."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ counted: Counter[str] = Counter()
 
 
 def count(what: str, number: int = 1) -> None:
-    """Add to a figure, which is shown even if it is 0."""
+    """Add to a counter, which is printed even if it is 0."""
     counted[what] += number

@@ -1,4 +1,4 @@
-"""Machines side by side: step times at any period, projections, what stands for what, and the command."""
+"""Comparison of machines: step times at any period, projections, matched workloads, and the command."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REPEATED = 1.01
 
 @pytest.fixture(autouse=True)
 def _no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the repository keeps for comparison is none of a test's business."""
+    """Tests do not depend on the reference results in the repository."""
     monkeypatch.setattr(plan.plan, "REFERENCE", tmp_path / "results" / "reference")
 
 
@@ -66,7 +66,7 @@ def test_a_method_without_a_period_has_one_step_time(here):
 
 
 def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(tmp_path):
-    """Truth: cycles of a refresh of 50 ms and other steps of 5 ms, at a period that was not timed."""
+    """Truth: cycles of one refresh of 50 ms and other steps of 5 ms, at a period that was not timed."""
     root = tmp_path / "test-cpu" / "embedded"
     times = iteration_times()
     chosen = times[(times["workload"] == "bert") & (times["optimizer"] == "kaisa")]
@@ -99,7 +99,7 @@ def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(
     own = found["test-cpu", "kaisa"]
     assert not own.projected
     assert own.seconds.value == pytest.approx(0.03 * 71)
-    # Nobody timed a step of SGD on BERT there.
+    # No step of SGD on BERT was timed there.
     assert {label for machine, label in found if machine == "fast-cpu"} == {"lamb", "kaisa", "mkor"}
     assert {label for machine, label in found if machine == "test-cpu"} == set(REACHES)
 
@@ -174,7 +174,7 @@ def test_without_results_here_the_others_are_compared_and_without_any_it_is_said
 
 
 def test_the_probes_step_what_the_projected_experiments_train():
-    """Truth: the embedded plan's specs and the probes' own choice of workloads."""
+    """Truth: the specs of the embedded plan, and the workloads that the probes choose."""
     from workflow.bench.probes import iteration_time
     from workflow.bench.probes._models import workload_of
 
@@ -256,7 +256,7 @@ def test_nothing_to_compare_is_one_line(tmp_path, capsys):
 
 
 def test_the_pipeline_makes_both_again_when_another_machine_changes(here, bare, tmp_path):
-    """Their inputs hold other machines' files, as many as there are; no other artefact's do."""
+    """Only their inputs include the existing files of other machines."""
     kept = write_machine(tmp_path / "results" / "reference", "kept-cpu")
     chosen = Plan.load(results=str(here.parents[1]), hardware="test-cpu", compare=[str(bare)])
     assert chosen.compared == (bare, kept)

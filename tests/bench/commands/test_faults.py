@@ -1,4 +1,4 @@
-"""Faults of machines and of hands: a line that says what happened, and nothing lost.  Longer forms: tests/faults."""
+"""Faults of machines and mistakes of users: one-line messages and no lost results. Longer forms are in tests/faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("method", "kills"), [("mkor", 3), ("kaisa", 2)])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(method: str, kills: int, tmp_path: Path):
-    """Truth: the run left alone; metrics but for the clocks, and weights, bit for bit."""
+    """Truth: the undisturbed run; metrics except times, and weights, bit for bit."""
     subject = Subject.make(tmp_path, method, steps=60)
     for survived, lost in kill(subject, subject.fork, kills, seed=0):
         assert lost == 0
@@ -45,7 +45,7 @@ def test_two_processes_on_one_run_leave_one_result(tmp_path: Path):
 
 
 def write_small(folder: Path, **shared: Any) -> None:
-    """Write an experiment of a small run, and another that starts from its weights."""
+    """Write an experiment with a small run, and one that starts from its weights."""
     workload = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
     write(folder, "one", block(optimizer("sgd", momentum=0.9), workload=workload, **shared))
     start = {"experiment": "one", "optimizer": "sgd", "seed": 0}
@@ -53,7 +53,7 @@ def write_small(folder: Path, **shared: Any) -> None:
 
 
 class Full:
-    """A small disk of results, and a run without its clocks that was made on a large one."""
+    """A small disk for results, and the metrics (without times) of the same run made on a large disk."""
 
     def __init__(self, disk: Path, folder: Path, said: pytest.CaptureFixture[str]) -> None:
         self.disk = disk
@@ -66,7 +66,7 @@ class Full:
         self.place = RunFolder.of(disk / plan.results.relative_to(folder.parent / "results"), self.run.id)
 
     def fail(self) -> str | None:
-        """Return the file that the command says there is no room for; None where all have room."""
+        """Return the file that did not fit, from the command's message; None if all files fit."""
         self._said.readouterr()
         if train.main(self.arguments) == 0:
             return None
@@ -77,7 +77,7 @@ class Full:
         return Path(file.strip("'")).name
 
     def go_on(self) -> str:
-        """Make room, give the same command, compare, and return what it said."""
+        """Free the disk, repeat the command, compare the metrics, and return its messages."""
         free(self.disk)
         self._said.readouterr()
         assert train.main(self.arguments) == 0
@@ -96,7 +96,7 @@ class Full:
 def test_a_full_disk_is_named_and_the_run_goes_on_where_there_is_room_again(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """A page more free each time: spec, metrics, weights, record and published rows fail one after the other."""
+    """With one more free page each time, spec, metrics, weights, record and published rows fail in turn."""
     write_small(folder, evaluate_every=1)
     stages = []
     for pages in range(20):
@@ -115,7 +115,7 @@ def test_a_full_disk_is_named_and_the_run_goes_on_where_there_is_room_again(
 def test_a_checkpoint_that_does_not_fit_leaves_the_one_before(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """A checkpoint every 6 of 20 steps, and more and more room: the first, the second, the third fails."""
+    """Checkpoints every 6 of 20 steps and increasing room: the first, then the second, then the third fails."""
     with (folder / "tiers" / "embedded.yaml").open("a") as file:
         file.write("checkpoint_steps: 6\n")
     write_small(folder)
@@ -146,7 +146,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Pat
 
 
 class Backwards(datetime):
-    """A clock that goes an hour back whenever it is read."""
+    """A clock that goes back one hour at each reading."""
 
     looks = count()
 
@@ -156,7 +156,7 @@ class Backwards(datetime):
 
 
 def test_a_clock_that_goes_backwards_changes_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As that of a machine may do once it meets a time server.  Truth: the run by a clock that does not."""
+    """A time server may set a machine's clock back. Truth: the run with a normal clock."""
     subject = Subject.make(tmp_path, "mkor", steps=20)
     monkeypatch.setattr(one_run, "datetime", Backwards)
     monkeypatch.setattr(summary, "datetime", Backwards)
@@ -174,7 +174,7 @@ def test_a_clock_that_goes_backwards_changes_no_number(tmp_path: Path, monkeypat
 def test_a_pixel_that_is_no_number_is_told_by_data_set_and_example(
     value: float, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    """And does not pass for an optimizer's divergence."""
+    """It is not recorded as divergence of the optimizer."""
     from sklearn import datasets
 
     found = datasets.load_digits()
@@ -208,7 +208,7 @@ def test_a_file_that_turns_out_damaged_in_training_is_named_and_the_run_goes_on_
 
     image = sorted((tmp_path / "data/imagenet/train").rglob("*.JPEG"))[4]
     whole = image.read_bytes()
-    for readers in ({0}, {0, 1}):  # in this process, and beside it
+    for readers in ({0}, {0, 1}):  # read in this process, then also in a second one
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, readers=readers: readers)
         image.write_bytes(whole[:300])
         capsys.readouterr()

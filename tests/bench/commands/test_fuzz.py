@@ -1,4 +1,4 @@
-"""Damaged input, hundreds of times: a clear line or a correct run, never a traceback, nothing half-written."""
+"""Hundreds of damaged inputs: a one-line message or a correct run, never a traceback or a partial file."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from workflow.bench.training import checkpoint
 from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 
 FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-#: 100 in `make test`, 1000 in `make test-faults`.
 MOST = settings.default.max_examples if settings.default else 100
-#: A mutant that asks for more steps than this is planned, and not trained.
+"""100 in `make test`, 1000 in `make test-faults`."""
 MOST_STEPS = 60
+"""Configurations with more steps are planned but not trained."""
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command; return its exit status and what it said of a mistake.  An exception is a failure of the test."""
+    """Run a command and return its exit status and stderr; an exception fails the test."""
     said.readouterr()
     try:
         code = main(arguments)
     except SystemExit as end:
         code = int(end.code or 0)
-    except Exception:  # noqa: BLE001  (whatever comes out of a command is a traceback to its user)
+    except Exception:  # noqa: BLE001  (any exception of a command would be a traceback to its user)
         pytest.fail(f"a traceback:\n{traceback.format_exc()}")
     err = said.readouterr().err
     assert "Traceback" not in err
@@ -48,8 +48,8 @@ def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.Ca
 
 
 def assert_one_line(err: str) -> None:
-    """The last line says what is wrong, by itself."""
-    assert err.strip(), "failed without a word"
+    """The last line is the message."""
+    assert err.strip(), "failed without a message"
     assert len(err.strip().splitlines()[-1]) < 600
 
 
@@ -72,7 +72,7 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(origin: Path) -> Path:
-    """The results folder of that configuration and of two more: trained, begun, and to be started from weights."""
+    """The results of that experiment, trained, and of two more: one interrupted, one that starts from weights."""
     start = {"experiment": "trial", "optimizer": "sgd", "seed": 0}
     write(origin, "after", block(optimizer("sgd"), steps=2, evaluate_every=1, start_from=start))
     with (origin / "tiers" / "embedded.yaml").open("a") as file:
@@ -125,7 +125,7 @@ def test_a_changed_configuration_is_refused_in_one_line_or_trains(
     if code:
         assert err.count("\n") == 1, err
         assert Path(file).stem in err or "config" in err
-        assert not (tmp_path / "results").exists(), "a mistake was found after something was written"
+        assert not (tmp_path / "results").exists(), "the error was reported after something was written"
         return
     found = Plan.load(folder, results=str(tmp_path / "results"), hardware="test")
     for job in found.jobs:
@@ -157,7 +157,7 @@ def _assert_whole(file: Path, columns: tuple[str, ...]) -> None:
 def test_changed_records_are_told_or_trained_again(
     data: st.DataObject, finished: Path, origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    """Whatever happens to a file of a run: status, train and aggregate say what is wrong, or put it right."""
+    """After any change to a file of a run, status, train and aggregate report the fault or correct it."""
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     copied = tmp_path / "copy"
     shutil.copytree(origin.parent, copied)
@@ -227,7 +227,7 @@ def _make_of_changed(
     tmp_path: Path,
     said: pytest.CaptureFixture[str],
 ) -> None:
-    """Change one of the CSVs that an artefact is made from, and make it."""
+    """Make an artefact after one of its input CSV files was changed."""
     shutil.rmtree(tmp_path / "copy", ignore_errors=True)
     root = tmp_path / "copy" / "test" / "embedded"
     shutil.copytree(measured, root)

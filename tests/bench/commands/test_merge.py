@@ -1,4 +1,4 @@
-"""Another machine's results into the reference: what is kept, what is refused, and that it is all or nothing."""
+"""Merging another machine's results: what is copied, what is refused, and that a failure changes nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _experiment(config: Path, lr: float = 1.0, target: dict = TARGET) -> None:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a configuration, and beside it another machine's results: trained runs, and a probe."""
+    """A folder with a configuration and another machine's results: trained runs and a probe."""
     folder = tmp_path_factory.mktemp("merge")
     config = make_folder(folder / "config")
     _experiment(config)
@@ -52,7 +52,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def copy(trained: Path, tmp_path: Path) -> Path:
-    """A copy of the configuration and the results, to be spoiled."""
+    """A copy of the configuration and the results, which a test may damage."""
     shutil.copytree(trained, tmp_path / "copy")
     return tmp_path / "copy"
 
@@ -118,11 +118,11 @@ def test_step_times_alone_are_enough(copy):
 
 
 def _edit(file: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         path = _source(folder) / file
         change(pd.read_csv(path, dtype=str, keep_default_na=False)).to_csv(path, index=False)
 
-    return spoil
+    return damage
 
 
 def _set(file: str, column: str, value: str, row: int = 0) -> Callable[[Path], None]:
@@ -134,13 +134,13 @@ def _set(file: str, column: str, value: str, row: int = 0) -> Callable[[Path], N
 
 
 def _spec(change: Callable[[dict], None]) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
+    def damage(folder: Path) -> None:
         path = min((_source(folder) / "specs").glob("*.json"))
         spec = json.loads(path.read_text())
         change(spec)
         path.write_text(json.dumps(spec))
 
-    return spoil
+    return damage
 
 
 def _without_specs(folder: Path) -> None:
@@ -195,24 +195,24 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_fault_is_refused_in_one_line_and_changes_nothing(copy, capsys, fault):
-    spoil, said = FAULTS[fault]
+    damage, message = FAULTS[fault]
     assert _merge(copy) == 0
     before = _files(copy / "reference")
     capsys.readouterr()
-    spoil(copy)
+    damage(copy)
     assert _merge(copy) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert said in error
+    assert message in error
     assert _files(copy / "reference") == before
 
 
 @pytest.mark.parametrize("fault", ["another torch", "other code", "a probe of other code"])
 def test_other_versions_are_taken_where_asked_and_told(copy, capsys, fault):
-    spoil, said = FAULTS[fault]
-    spoil(copy)
+    damage, message = FAULTS[fault]
+    damage(copy)
     assert _merge(copy, "--other-versions") == 0
-    assert said in capsys.readouterr().out
+    assert message in capsys.readouterr().out
     assert (copy / "reference" / NAME / "embedded" / RUNS).is_file()
 
 

@@ -16,7 +16,7 @@ from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of four optimizers one finished, one lacks a seed, one broke off and failed, and one was never begun."""
+    """Runs of four optimizers: finished, one seed missing, interrupted and failed, never begun."""
     made = make_folder(tmp_path_factory.mktemp("partial") / "config")
     labels = [optimizer("sgd"), optimizer("mkor"), optimizer("kaisa"), optimizer("eva")]
     write(made, "update_rules", block(*labels, seeds=[0, 1]))
@@ -47,7 +47,7 @@ def plan(folder: Path) -> Plan:
 
 @pytest.fixture(scope="module")
 def drawn(folder: Path) -> partial.Drawn:
-    """What became of the artefacts."""
+    """The artefacts that were drawn, and the reasons for the others."""
     plan = load(folder)
     before = {file: file.stat().st_mtime_ns for file in plan.results.rglob("*")}
     partial.gather(plan)

@@ -1,4 +1,4 @@
-"""The listing of what ran, what runs and what is left."""
+"""The listing of runs that are done, running and left."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def summary(run: Run, state: str, *, steps: int, seconds: float, reason: str = "") -> str:
-    """A run.json as far as the listing reads it."""
+    """Return the part of a run.json that the listing reads."""
     record = {"status": state, "steps_done": steps, "wall_seconds": seconds, "reason": reason}
     return json.dumps({**record, "id": run.id, "code_fingerprint": code_fingerprint(run.lineage)})
 
@@ -51,7 +51,7 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def put(plan: Plan, label: str, seed: int, state: str, **of_record: Any) -> RunFolder:
-    """Leave a run's record."""
+    """Write a run's record."""
     run = plan.job("one", label).runs[seed]
     folder = RunFolder.of(plan.results, run.id)
     folder.path.mkdir(parents=True)
@@ -60,19 +60,19 @@ def put(plan: Plan, label: str, seed: int, state: str, **of_record: Any) -> RunF
 
 
 def evaluated(folder: RunFolder, step: int) -> None:
-    """Leave an evaluation at a step."""
+    """Write an evaluation at a step."""
     folder.path.mkdir(parents=True, exist_ok=True)
     folder.metrics.write_text(f"{','.join(METRIC_COLUMNS)}\n{step},0.1,validation,loss,0.2,0.1,0.5,0.6\n")
 
 
 def left(plan: Plan) -> status.TimeLeft:
-    """The time that the whole plan still needs."""
+    """Return the time left for the whole plan."""
     runs = [run for job in plan.jobs for run in status.states(plan, job)]
     return status.Pace(runs).time_left(runs)
 
 
 def test_time_left_follows_finished_runs_of_the_label_else_of_the_workload(plan):
-    """Truth: by hand. SGD takes 0.5 s a step and MKOR 1 s; KAISA, of which nothing ran, the mean of these runs."""
+    """Truth: by hand. SGD takes 0.5 s per step, MKOR 1 s, and KAISA, which has no run, their mean."""
     put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
     put(plan, "mkor", 0, "finished", steps=20, seconds=20.0)
     assert left(plan) == status.TimeLeft(20 * 0.5 + 20 * 1.0 + 2 * 20 * 0.75, unknown=0)

@@ -1,4 +1,4 @@
-"""Tuning: equal trials, the best by its own metric, divergence recorded, trials reused."""
+"""Tuning: equal numbers of trials, the best by the metric, divergence recorded, finished trials reused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_the_best_is_the_first_of_equals_and_never_one_that_did_not_finish():
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """SGD and MKOR with tuned rates; MKOR sweeps its period; wild diverges at all but the lowest rate."""
+    """SGD and MKOR with tuned learning rates; MKOR sweeps its period; wild diverges at all rates but the lowest."""
     made = make_folder(tmp_path / "config")
     swept = {**optimizer("mkor", lr="tuned"), "sweep": {"inverse_update_period": [5, 10]}}
     wild = {**optimizer("sgd", "wild", lr="tuned"), "space": {"lr": {"choices": [0.2, 1e30, 1e35]}}}
