@@ -67,7 +67,9 @@ def _check_numbers(path: Path, column: pd.Series, *, infinite: bool) -> None:
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
     wrong = column[column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))]
     if not wrong.empty:
-        raise _bad_value(path, wrong.index[0], column.name, wrong.iloc[0], "no number")
+        row = wrong.index[0]
+        problem = "no number" if np.isnan(numbers[row]) else "not finite"
+        raise _bad_value(path, row, column.name, wrong.iloc[0], problem)
 
 
 def _parsed(path: Path, column: pd.Series, kind: type) -> pd.Series:

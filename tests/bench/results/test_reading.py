@@ -1,0 +1,65 @@
+"""The tidy CSV files are read with the types of their columns; other values are refused by file, line and column."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.support.synthetic import run_rows, write_experiment
+from tests.support.synthetic_probes import spectra, write_probe
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.tables import NoDataError, Results
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder with one run that has a target and one that has none."""
+    parts = [run_rows("one", "digits", label, [0], target=target) for label, target in (("mkor", 0.5), ("sgd", None))]
+    write_experiment(tmp_path, "one", parts)
+    return tmp_path
+
+
+def replace(file: Path, old: str, new: str) -> None:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new, 1))
+
+
+def test_targets_and_hyperparameters_are_objects(root):
+    """Truth: what was written."""
+    mkor, sgd = Results(root).runs("one").to_dict("records")
+    assert mkor["target"] == Target("validation", "loss", "below", 0.5)
+    assert sgd["target"] is None
+    assert mkor["hyperparameters"] == {"lr": 0.1, "base": "sgd", "update_rule": "sherman_morrison"}
+    assert (mkor["tuned"], mkor["git_dirty"]) == (True, False)
+
+
+def test_text_that_looks_like_a_number_stays_text(root):
+    replace(root / "one.runs.csv", "0123456789abcdef", "0123456789")
+    assert Results(root).runs("one")["git_commit"].iloc[0] == "0123456789"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "problem"),
+    [
+        ('""below"": 0.5', '""below"": true', "line 2: target = .* is no target"),
+        ('""lr"": 0.1', '""lr"" 0.1', "line 2: hyperparameters = .* is no JSON object"),
+        ("true", "perhaps", "line 2: tuned = 'perhaps' is neither true nor false"),
+        ("123456,", "many,", "line 2: parameters = 'many' is no number"),
+        ("123456,", "inf,", "line 2: parameters = 'inf' is not finite"),
+        ("hyperparameters", "settings", "lacks the columns hyperparameters"),
+    ],
+)
+def test_a_value_of_another_type_is_named(root, old, new, problem):
+    replace(root / "one.runs.csv", old, new)
+    with pytest.raises(NoDataError, match=problem):
+        Results(root).runs("one")
+
+
+def test_only_some_columns_of_probes_may_be_infinite(tmp_path):
+    write_probe(tmp_path, "spectra", spectra())
+    assert len(Results(tmp_path).probe("spectra")) == len(spectra())
+    write_probe(tmp_path, "spectra", spectra().assign(smallest=float("inf")))
+    with pytest.raises(NoDataError, match="smallest = 'inf' is not finite"):
+        Results(tmp_path).probe("spectra")
