@@ -1,7 +1,7 @@
 """Pin the direct dependencies of pyproject.toml and all packages they need, in requirements.lock and environment.yml.
 
-``make lock`` runs it in ``.venv`` after installing the direct dependencies. Packages that were installed by hand and are
-not needed by them are not pinned.
+``make lock`` runs it in ``.venv`` after installing the direct dependencies. Other packages that were installed there by
+hand are not pinned.
 """
 
 from __future__ import annotations
