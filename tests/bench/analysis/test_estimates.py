@@ -290,12 +290,12 @@ def test_to_target_counts_every_run_that_ended_and_no_other():
     ],
 )
 def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, reached):
-    found = reaching(dict(enumerate(map(float, took))))
-    assert found is not None
-    assert (found.took.value, found.took.low, found.took.high) == pytest.approx(
+    summary = reaching(dict(enumerate(map(float, took))))
+    assert summary is not None
+    assert (summary.took.value, summary.took.low, summary.took.high) == pytest.approx(
         (value, low, high), rel=1e-3, nan_ok=True
     )
-    assert (found.reached, found.censored, found.took.n) == (reached, len(took) - reached, len(took))
+    assert (summary.reached, summary.censored, summary.took.n) == (reached, len(took) - reached, len(took))
 
 
 def test_reaching_a_target_without_a_run_is_nothing():
@@ -306,21 +306,21 @@ def test_reaching_a_target_without_a_run_is_nothing():
 def test_a_speedup_is_how_many_times_less_the_contender_took():
     """Truth: every pair has the same factor, so the estimate is that factor, its interval a point."""
     reference = {seed: 30.0 + seed for seed in range(3)}
-    found = speedup(reference, {seed: took / 1.5 for seed, took in reference.items()})
-    assert found.ratio is not None
-    assert (found.ratio.value, found.ratio.low, found.ratio.high) == pytest.approx((1.5, 1.5, 1.5))
-    assert found.undecided == 0
+    result = speedup(reference, {seed: took / 1.5 for seed, took in reference.items()})
+    assert result.ratio is not None
+    assert (result.ratio.value, result.ratio.low, result.ratio.high) == pytest.approx((1.5, 1.5, 1.5))
+    assert result.undecided == 0
 
 
 def test_a_speedup_over_runs_that_never_get_there():
     reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
     contender = dict.fromkeys(range(8), 10.0) | {2: INF}
-    found = speedup(reference, contender)
-    assert found.undecided == 1  # seed 2, on which neither got there
-    assert found.ratio is not None
-    assert found.ratio.n == 7
-    assert found.ratio.value == 1.6
-    assert found.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
+    result = speedup(reference, contender)
+    assert result.undecided == 1  # seed 2, on which neither got there
+    assert result.ratio is not None
+    assert result.ratio.n == 7
+    assert result.ratio.value == 1.6
+    assert result.ratio.high == INF  # seeds 1 and 3, on which the reference alone did not
     nobody = speedup({0: INF, 1: INF}, {0: INF, 1: INF})
     assert nobody == Speedup(None, 2)
 
@@ -344,22 +344,22 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
 
 
 def test_an_estimate_in_another_unit():
-    found = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
-    assert (found.value, found.n, found.interval_method) == (0.002, 3, "t")
-    assert (found.low, found.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
+    scaled = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
+    assert (scaled.value, scaled.n, scaled.interval_method) == (0.002, 3, "t")
+    assert (scaled.low, scaled.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
 
 
 @given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))
 def test_nobody_is_faster_than_himself(took):
     """Truth: the ratio of a value to itself; censored on both sides, it says nothing."""
-    found = speedup(took, took)
+    result = speedup(took, took)
     finite = sum(map(math.isfinite, took.values()))
-    assert found.undecided == len(took) - finite
+    assert result.undecided == len(took) - finite
     if finite:
-        assert found.ratio is not None
-        assert (found.ratio.value, found.ratio.n) == (pytest.approx(1.0), finite)
+        assert result.ratio is not None
+        assert (result.ratio.value, result.ratio.n) == (pytest.approx(1.0), finite)
     else:
-        assert found.ratio is None
+        assert result.ratio is None
 
 
 @given(st.lists(st.floats(1, 1e6), min_size=6, max_size=10), st.integers(1, 3))

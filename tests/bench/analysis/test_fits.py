@@ -16,9 +16,9 @@ positive = st.floats(1e-6, 1e3)
 @given(coefficient=positive, exponent=st.floats(-1, 4))
 def test_power_law_recovers_exponent_and_coefficient(coefficient, exponent):
     sizes = [256, 512, 1024, 4096]
-    found = fits.power_law(sizes, [coefficient * size**exponent for size in sizes])
-    assert found.exponent == pytest.approx(exponent, abs=1e-8)
-    assert found.coefficient == pytest.approx(coefficient, rel=1e-6)
+    law = fits.power_law(sizes, [coefficient * size**exponent for size in sizes])
+    assert law.exponent == pytest.approx(exponent, abs=1e-8)
+    assert law.coefficient == pytest.approx(coefficient, rel=1e-6)
 
 
 def test_power_law_of_noisy_repeats_is_the_least_squares_slope():
@@ -65,8 +65,8 @@ def test_width_laws_leave_out_a_repeat_that_lacks_a_width():
 
 @given(constant=positive, slope=positive)
 def test_affine_recovers_constant_and_slope(constant, slope):
-    found = fits.affine([1, 16, 256, 1024], [constant + slope * x for x in (1, 16, 256, 1024)])
-    assert found.at(512) == pytest.approx(constant + slope * 512, rel=1e-6)
+    law = fits.affine([1, 16, 256, 1024], [constant + slope * x for x in (1, 16, 256, 1024)])
+    assert law.at(512) == pytest.approx(constant + slope * 512, rel=1e-6)
 
 
 def test_affine_never_turns_negative():
@@ -85,9 +85,9 @@ def test_alpha_beta_recovers_the_links(collective, alpha, beta):
         for workers in (2, 4)
         for size in (256, 65536, 8388608)
     ]
-    found = fits.alpha_beta(collective, timed)
+    cost = fits.alpha_beta(collective, timed)
     for one in timed:
-        again = fits.collective_seconds(collective, one.workers, one.payload_bytes, found)
+        again = fits.collective_seconds(collective, one.workers, one.payload_bytes, cost)
         assert again == pytest.approx(one.seconds, rel=1e-6)
 
 

@@ -209,9 +209,9 @@ def test_the_table_names_everything_that_the_claims_read(root):
 
 
 def test_a_package_s_files_are_sources_of_what_imports_it():
-    found = {file.as_posix() for file in sources(describe("tables", "claims").module)}
+    files = {file.as_posix() for file in sources(describe("tables", "claims").module)}
     for name in ("__init__", "decision", "numerics", "rank1", "timing", "pretraining"):
-        assert any(file.endswith(f"workflow/bench/claims/{name}.py") for file in found), name
+        assert any(file.endswith(f"workflow/bench/claims/{name}.py") for file in files), name
 
 
 def test_the_table_is_written_with_its_counts_and_what_is_absent(root, tmp_path):

@@ -22,19 +22,19 @@ TARGET = {"split": "validation", "metric": "loss", "below": 0.178}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three optimizers, trained and aggregated: one learns, one does not reach the target, one diverges."""
-    made = make_folder(tmp_path_factory.mktemp("aggregate") / "config")
+    config = make_folder(tmp_path_factory.mktemp("aggregate") / "config")
     learns = {**optimizer("mkor", lr=1.0), "sweep": {"inverse_update_period": [5, 10]}}
     write(
-        made,
+        config,
         "one",
         block(
             learns, optimizer("sgd", "slow", lr=1e-6), optimizer("sgd", "wild", lr=1e30), target=TARGET, seeds=[0, 1]
         ),
     )
     for label in ("mkor", "slow", "wild"):
-        assert train.main(["one", label, *options(made)]) == 0
-    assert aggregate.main(["one", *options(made)]) == 0
-    return made
+        assert train.main(["one", label, *options(config)]) == 0
+    assert aggregate.main(["one", *options(config)]) == 0
+    return config
 
 
 @pytest.fixture
@@ -43,14 +43,14 @@ def plan(folder: Path) -> Plan:
 
 
 def test_evaluations_are_tidy(plan: Plan):
-    found = rows(plan.results / "one.csv")
+    evaluations = rows(plan.results / "one.csv")
     columns = (
         "experiment,optimizer,method,update_rule,inverse_update_period,seed,workload,run,status,"
         "step,epoch,split,metric,value,lr,train_seconds,wall_seconds"
     )
-    assert ",".join(found[0]) == columns
-    assert {row["run"] for row in found} == set(plan.runs)
-    for row in found:
+    assert ",".join(evaluations[0]) == columns
+    assert {row["run"] for row in evaluations} == set(plan.runs)
+    for row in evaluations:
         run = plan.runs[row["run"]]
         assert (row["seed"], row["method"], row["workload"]) == (str(run.seed), run.method, "autoencoder")
         assert row["update_rule"] == run.hyperparameters.get("update_rule", "")
@@ -60,17 +60,17 @@ def test_evaluations_are_tidy(plan: Plan):
 
 def test_every_value_is_found_again_in_its_run(plan: Plan):
     """Truth: the run's own metrics.csv."""
-    found = rows(plan.results / "one.csv")
+    evaluations = rows(plan.results / "one.csv")
     for run in plan.runs:
-        mine = [row for row in found if row["run"] == run]
-        own = rows(RunFolder.of(plan.results, run).metrics)
-        assert [{key: row[key] for key in own[0]} for row in mine] == own
+        of_run = [row for row in evaluations if row["run"] == run]
+        recorded = rows(RunFolder.of(plan.results, run).metrics)
+        assert [{key: row[key] for key in recorded[0]} for row in of_run] == recorded
 
 
 def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
-    found = {row["run"]: row for row in rows(plan.results / "one.runs.csv")}
-    assert found.keys() == plan.runs.keys()
-    for run, row in found.items():
+    runs = {row["run"]: row for row in rows(plan.results / "one.runs.csv")}
+    assert runs.keys() == plan.runs.keys()
+    for run, row in runs.items():
         summary = json.loads(RunFolder.of(plan.results, run).summary.read_text())
         assert json.loads(row["hyperparameters"]) == plan.runs[run].hyperparameters
         assert json.loads(row["target"]) == TARGET

@@ -103,11 +103,11 @@ def reached(root: Path, run: str) -> tuple[int, float] | None:
 def follow_time_to_target(row: pd.Series, root: Path) -> Followed:
     """Iterations to the target."""
     runs = about(root, row["experiment"]).loc[named(row, row["experiment"])]
-    own = runs[(runs["optimizer"] == row["optimizer"]) & (runs["lr"] == float(row["rate"]))]
-    found = [reached(root, run) for run in own.index]
-    if None in found:
+    of_label = runs[(runs["optimizer"] == row["optimizer"]) & (runs["lr"] == float(row["rate"]))]
+    targets = [reached(root, run) for run in of_label.index]
+    if None in targets:
         return [(row["iterations"].split()[0], "not")]  # reached: no run, or not all of two
-    return [(row["iterations"].split()[0], statistics.mean(step for step, _ in filter(None, found)))]
+    return [(row["iterations"].split()[0], statistics.mean(step for step, _ in filter(None, targets)))]
 
 
 def follow_table5(row: pd.Series, root: Path) -> Followed:
@@ -115,13 +115,13 @@ def follow_table5(row: pd.Series, root: Path) -> Followed:
     runs = about(root, "resnet_cifar10_lr").loc[named(row, "resnet_cifar10_lr")]
     cells: Followed = []
     for rate in RATES:
-        own = list(runs.index[runs["lr"] == rate])
-        found = [reached(root, run) for run in own]
-        if None not in found:
-            epochs = [epoch for _, epoch in filter(None, found)]
+        of_rate = list(runs.index[runs["lr"] == rate])
+        targets = [reached(root, run) for run in of_rate]
+        if None not in targets:
+            epochs = [epoch for _, epoch in filter(None, targets)]
         else:
-            assert not any(found), "the made-up rates reach the target in every seed or in none"
-            epochs = [min(metrics(root, run, "loss"), key=lambda point: point[2])[1] for run in own]
+            assert not any(targets), "the made-up rates reach the target in every seed or in none"
+            epochs = [min(metrics(root, run, "loss"), key=lambda point: point[2])[1] for run in of_rate]
         cells.append((re.split(r"[* ]", row[f"lr {rate:g} here"])[0], statistics.mean(epochs)))
     return cells
 
@@ -129,8 +129,8 @@ def follow_table5(row: pd.Series, root: Path) -> Followed:
 def follow_table3(row: pd.Series, root: Path) -> Followed:
     """The average over tasks of the last score, and the last step of the pre-training."""
     runs, pretraining = (
-        found[found["optimizer"] == row["optimizer here"]]  # LAMB's are named too, which the row is compared with
-        for found in (about(root, name).loc[named(row, name)] for name in ("bert_glue", "bert_pretraining"))
+        frame[frame["optimizer"] == row["optimizer here"]]  # LAMB's are named too, which the row is compared with
+        for frame in (about(root, name).loc[named(row, name)] for name in ("bert_glue", "bert_pretraining"))
     )
     last = {run: metrics(root, run, "score")[-1][2] for run in runs.index}
     by_seed = [statistics.mean(last[run] for run in of_seed.index) for _, of_seed in runs.groupby("seed")]

@@ -51,11 +51,11 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
         if cut
         else ""
     )
-    others = _rows(numerics, "C20", None, "float64")
+    all_rules = _rows(numerics, "C20", None, "float64")
     return Decision(
         conditions[0].judge(smallest),
         why,
-        details=sentences(f"Smallest eigenvalue by rule: {_by_rule(others, 'smallest')}.", grown),
+        details=sentences(f"Smallest eigenvalue by rule: {_by_rule(all_rules, 'smallest')}.", grown),
         measured=number(smallest.value),
         interval=f"{extent(rows['value'])} over all sequences",
         seeds=f"{smallest.n} sequences",
@@ -105,7 +105,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     if not ((bounded["update_rule"] == "published").any() and (followed["update_rule"] == "published").any()):
         return not_tested("The probe half_precision has no errors or no sequences of the published rule.")
     by_rule = {str(rule): _in_half_precision(bounded, followed, str(rule)) for rule in bounded["update_rule"].unique()}
-    others = "; ".join(
+    comparison = "; ".join(
         f"the {rule} rule: error {parts[0].measured}, {parts[1].measured}"
         for rule, parts in by_rule.items()
         if rule != "published"
@@ -120,7 +120,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
         parts,
         all_of,
         why,
-        f"For comparison, {others}." if others else "",
+        f"For comparison, {comparison}." if comparison else "",
         seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "
         f"{int((followed['update_rule'] == 'published').sum())} sequences",
         evidence="numerics, the same at every tier",

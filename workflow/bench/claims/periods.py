@@ -79,8 +79,9 @@ def _contrasts(metrics: Mapping[str, pd.DataFrame], condition: Condition, rare: 
             & rows["inverse_update_period"].isin((rare, often))
             & rows["status"].isin(ENDED)
         ]
-        found = (_contrast(experiment, of_label, condition, rare, often) for _, of_label in losses.groupby("optimizer"))
-        contrasts += [contrast for contrast in found if contrast is not None]
+        for _, of_label in losses.groupby("optimizer"):
+            contrast = _contrast(experiment, of_label, condition, rare, often)
+            contrasts += [] if contrast is None else [contrast]
     return contrasts
 
 
