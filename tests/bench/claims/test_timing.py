@@ -1,14 +1,13 @@
-"""Claims about a step's cost (C08, C10 to C13, C24) on hand-made rows: every verdict, and rows that say nothing."""
+"""Claims about a step's cost (C08, C11 to C13, C24) on hand-made rows: every verdict, and rows that say nothing."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.support.synthetic import iteration_times
-from tests.support.synthetic_claims import communication, cost_scaling, memory, scaling, step_breakdown
+from tests.support.synthetic_claims import communication, cost_scaling, memory, scaling
 from workflow.bench.claims.timing import (
     decide_bytes,
-    decide_factor_share,
     decide_memory,
     decide_period_cost,
     decide_scaling,
@@ -49,39 +48,6 @@ def test_c08_with_scattered_or_missing_repeats():
     assert decide_period_cost(once, _conditions("C08")).verdict == "inconclusive"
     without = times[times["optimizer"] == "mkor"]
     assert decide_period_cost(without, _conditions("C08")).verdict == "not tested"
-
-
-@pytest.mark.parametrize(("mkor", "verdict"), [(0.1, "confirmed"), (0.5, "refuted")])
-def test_c10_share_of_factor_work(mkor, verdict):
-    """Truth: the shares are 0.8 and ``mkor`` of a step of one millisecond."""
-    decision = decide_factor_share(step_breakdown({"mkor": mkor, "kaisa": 0.8, "hylo": 0.3}), _conditions("C10"))
-    assert decision.verdict == verdict
-    assert f"bert without capture: {mkor / 0.8:.3g}" in decision.measured
-    assert "at the paper's periods (mkor 10, kaisa 50, hylo 50):" in decision.why
-    assert f"without capture mkor {mkor:g}, kaisa 0.8, hylo 0.3" in decision.details
-
-
-def test_c10_needs_both_treatments_of_capture_to_agree():
-    """Truth: KAISA's share is 0.3 without what its hooks capture and 3.3 / 4 with it, MKOR's 0.1 both times."""
-    decision = decide_factor_share(step_breakdown({"mkor": 0.1, "kaisa": 0.3}, capture=3.0), _conditions("C10"))
-    assert decision.verdict == "inconclusive"
-    assert "bert without capture: 0.333; bert with capture: 0.121" in decision.measured
-    assert "bert without capture refuted; bert with capture confirmed" in decision.why
-
-
-def test_c10_reports_equal_periods_beside_the_papers():
-    times = step_breakdown({"mkor": 0.1, "kaisa": 0.8})
-    rare = (times["optimizer"] == "kaisa") & (times["inverse_update_period"] == 50) & (times["phase"] == "factor")
-    times.loc[rare, "ms"] /= 100
-    decision = decide_factor_share(times, _conditions("C10"))
-    assert decision.verdict == "refuted"
-    assert "With KAISA at MKOR's period: bert without capture 0.125 [0.125, 0.125] confirmed" in decision.details
-
-
-def test_c10_without_a_rival_or_on_several_processes_only_is_not_tested():
-    times = step_breakdown({"mkor": 0.1, "kaisa": 0.8})
-    assert decide_factor_share(times[times["optimizer"] == "mkor"], _conditions("C10")).verdict == "not tested"
-    assert decide_factor_share(times.assign(workers=2), _conditions("C10")).verdict == "not tested"
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.claims import (
+    factor_share,
     finetuning,
     numerics,
     periods,
@@ -123,7 +124,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "C07": partial(_speedup, experiment="resnet50_imagenet", rivals=("kaisa",)),
     "C08": _of_probe("iteration_time", timing.decide_period_cost),
     "C09": _period_loss,
-    "C10": _of_probe("step_breakdown", timing.decide_factor_share),
+    "C10": _of_probe("step_breakdown", factor_share.decide_factor_share),
     "C11": _of_probe("cost_scaling", timing.decide_update_cost),
     "C12": _of_probe("communication", timing.decide_bytes),
     "C13": _of_probe("memory", timing.decide_memory),
