@@ -1,1 +1,1 @@
-"""One module a figure, named as its files are: ``make(results, folder)`` draws it and returns what it wrote."""
+"""One module per figure, with the name of its files: ``make(results, folder)`` writes them and returns their paths."""

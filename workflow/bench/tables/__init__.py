@@ -1,1 +1,1 @@
-"""One module a table, named as its files are: ``make(results, folder)`` writes it and returns what it wrote."""
+"""One module per table, with the name of its files: ``make(results, folder)`` writes them and returns their paths."""
