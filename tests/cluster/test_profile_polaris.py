@@ -494,7 +494,7 @@ def test_without_an_account_the_pipeline_stops_with_one_line_before_it_submits(p
 
 def test_the_pipeline_goes_on_with_its_job_after_its_coordinator_was_killed(pipeline):
     """kill -9 while the job waits, then the same command: one job in all, and its results."""
-    pipeline.server.behave(start_seconds=2.0)
+    pipeline.server.behave(start_seconds=10.0)  # longer than --unlock takes on a busy machine
     command = pipeline.pipeline("--", TARGET)
     first = subprocess.Popen(
         command, cwd=pipeline.folder, env=pipeline.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

@@ -42,7 +42,7 @@ def _workers(launcher: Command) -> list[int]:
 
 
 def test_a_killed_rank_ends_the_job_within_a_minute_and_the_next_one_goes_on(tmp_path: Path):
-    """One of torchrun's two, at a random moment.  Truth: two ranks left alone."""
+    """One of torchrun's two, at a random moment. Truth: two ranks left alone."""
     subject = Subject.make(tmp_path, "kaisa", steps=400)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 

@@ -422,6 +422,19 @@ def test_the_command_trains_what_is_not_there_and_publishes(folder: Path, capsys
         assert Run(json.loads(file.read_text())).id == file.stem
 
 
+def test_a_checkpoint_left_beside_a_finished_record_is_removed(folder: Path):
+    """Of a process that was killed between writing its record and removing its checkpoint."""
+    write(folder, "one", block(optimizer("sgd")))
+    assert train.main(["one", "sgd", *options(folder)]) == 0
+    plan = load(folder)
+    place = RunFolder.of(plan.results, plan.job("one", "sgd").run_ids[0])
+    record = place.summary.read_bytes()
+    place.checkpoint.write_bytes(b"left behind")
+    assert train.main(["one", "sgd", *options(folder)]) == 0
+    assert not place.checkpoint.exists()
+    assert place.summary.read_bytes() == record
+
+
 def test_single_seeds_are_trained_and_not_published(folder: Path):
     write(folder, "one", block(optimizer("sgd"), seeds=[0, 1]))
     assert train.main(["one", "sgd", "--seed", "1", *options(folder)]) == 0

@@ -23,6 +23,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import first_free, locked, remove_unfinished, write_json
+from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import share_of
 from workflow.bench.training.build import Setting
 from workflow.bench.training.one_run import train
@@ -120,6 +121,9 @@ class Runner:
     def _train(self, run: Run, setting: Setting) -> Status | None:
         """Train a run unless it is done; return how it ended, None if it was done before."""
         if self._first_finds_done(run):
+            if self._ranks.is_first:
+                # A process killed just after it wrote the record of a finished run left its checkpoint behind.
+                checkpoint.remove(self._folder(run.id).checkpoint)
             setting.progress.skip(run.describe(), "done before")
             return None
         if self._ranks.is_first:
