@@ -76,13 +76,13 @@ def build(
     """Return a model's optimizer and, for a second-order method, the preconditioner attached to it.
 
     Args:
-        name: One of `available`.
-        model: The model to train.
-        hyperparameters: The fields of a method, ``base`` (the name of a first-order optimizer, sgd by default) and the
+        name: one of `available`.
+        model: the model to train.
+        hyperparameters: the fields of a method, ``base`` (the name of a first-order optimizer, sgd by default) and the
             base's parameters, in one flat mapping. A torch dtype may be given by name.
-        exclude: As in `Preconditioner`.
-        accumulation_steps: As in `Preconditioner`.
-        grad_scale: As in `Preconditioner`.
+        exclude: as in `Preconditioner`.
+        accumulation_steps: as in `Preconditioner`.
+        grad_scale: as in `Preconditioner`.
 
     Raises:
         ValueError: an unknown name, an unknown or missing hyperparameter, or a value out of range, by name.

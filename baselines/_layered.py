@@ -1,4 +1,4 @@
-"""A model as first-order optimizers see it that treat layers and other parameters differently."""
+"""The view of a model for first-order optimizers that treat layers and other parameters differently."""
 
 from __future__ import annotations
 

@@ -109,9 +109,9 @@ def _layer_parameters(model: LayeredModel, structure: str) -> list[nn.Parameter]
     return trainable
 
 
-def _combine(singd: _SINGD, others: Sequence[Optimizer]) -> Combined:
-    """Join singd with other optimizers; its factors enter the state dict under `STATE_KEY`."""
-    combined = Combined(singd, *others)
+def _combine(singd: _SINGD, rest: Sequence[Optimizer]) -> Combined:
+    """Join singd with the optimizers of the rest; its factors enter the state dict under `STATE_KEY`."""
+    combined = Combined(singd, *rest)
     combined.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
     combined.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state))
     combined.register_step_pre_hook(lambda optimizer, *_: _refuse_scaler(optimizer))

@@ -22,7 +22,7 @@ from mkor_core.layer import Layer, wide_dtype
 
 @dataclass(frozen=True)
 class Statistic:
-    """What the hooks reduce a layer's rows to."""
+    """The quantity to which the hooks reduce a layer's rows."""
 
     kind: Literal["mean", "moment", "rows"]
     """``mean``: the mean rows; ``moment``: the rows' second moments; ``rows``: the rows themselves."""
@@ -130,7 +130,7 @@ class Capture:
             it.
         shard: (this rank, number of ranks); decides which examples of the global batch this rank holds.
         grad_scale: returns the loss scale that gradient rows must be divided by, or None.
-        phases: returns the context manager in which the hooks work, given the phase's name, "capture"; a clock's, say.
+        phases: returns the context manager in which the hooks work, such as a clock's, given its name, "capture".
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Which layers of a model can be preconditioned, and which models are refused."""
+"""Selection of the layers of a model that can be preconditioned, and refusal of sharded models."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ class KLClipping(ABC):
 
     @property
     def needs_lr(self) -> bool:
-        """Whether the updates are clipped, which takes the learning rate."""
+        """Whether the updates are clipped, which requires the learning rate."""
         return self.kl_clip is not None
 
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""The knee-point of a training curve, from which it hardly improves (MKOR's appendix; ALGORITHMS.md, MKOR-H).
+"""The knee-point of a training curve, beyond which it hardly improves (MKOR's appendix; ALGORITHMS.md, MKOR-H).
 
 With r an exponential moving average of the improvement per step, and m the mean improvement per step since the start of
 the curve, the knee is reached once ``r < beta m``.
@@ -25,7 +25,7 @@ def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = F
     Args:
         curve: (steps since the previous point, value) in order; the steps of the first point are ignored.
         beta: the fraction of the mean improvement below which the curve is past its knee.
-        rising: whether the value is to rise (an accuracy) and not to fall (a loss).
+        rising: whether the value should rise (an accuracy) rather than fall (a loss).
     """
     if len(curve) < 3:
         return False

@@ -115,7 +115,7 @@ def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
             margins += [total // 2, total - total // 2]
         else:
             margins += [module.padding[axis]] * 2
-    # Pad here and not in F.unfold, which knows neither unequal margins ("same" with an even kernel) nor other modes.
+    # F.unfold supports neither unequal margins ("same" with an even kernel) nor padding other than zeros.
     if any(margins):
         images = F.pad(images, margins, "constant" if module.padding_mode == "zeros" else module.padding_mode)
     return F.unfold(images, module.kernel_size, module.dilation, 0, module.stride)

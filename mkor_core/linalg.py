@@ -108,8 +108,8 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     """Return V ``[d, rank]`` such that ``V V^T`` is close to the best rank-``rank`` approximation of a moment C.
 
     The Nystrom approximation ``Y (Omega^T Y)^+ Y^T`` of C is symmetric positive semi-definite; V holds its leading
-    eigenvectors, scaled by the roots of their eigenvalues. No ``[d, d]`` matrix is formed. Columns beyond d are zero; a
-    sketch that is not finite gives NaN.
+    eigenvectors, scaled by the square roots of their eigenvalues. No ``[d, d]`` matrix is formed. Columns beyond d are
+    zero; a sketch that is not finite gives NaN.
 
     Args:
         moment_sketch: ``Y = C Omega`` ``[d, k]``. It is a sum over rows, so micro-batches and ranks add up; it costs

@@ -1,4 +1,4 @@
-"""The training loss as MKOR-H follows it: collected from its sources, and read without waiting for the device."""
+"""The training loss that MKOR-H follows, collected from several sources and read without waiting for the device."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LossHistory:
 
     def __init__(self, model: nn.Module, micro_batches: int = 1) -> None:
         self.history: list[tuple[int, float]] = []
-        """(Steps since the record before, mean loss over them) of every record but the last."""
+        """(steps since the previous record, mean loss over them) for every record but the last."""
         self.has_loss = False
         """Whether any source has given a loss."""
         # By source, the losses of one step. The bound drops those of an earlier step that a gradient scaler skipped.

@@ -1,4 +1,4 @@
-"""The base class of second-order methods, which know nothing of hooks, ranks and parameter groups.
+"""The base class of second-order methods, which do not depend on hooks, ranks or parameter groups.
 
 A method declares which statistic of every layer it needs and when (`statistic`, `accumulates`). It folds the statistic
 into the layer's state (`accumulate`), does its costly periodic work (`refresh`), turns a gradient into an update
@@ -67,7 +67,7 @@ class Method(ABC):
     @property
     @abstractmethod
     def statistic(self) -> Statistic:
-        """What the hooks reduce every layer's rows to."""
+        """The statistic to which the hooks reduce every layer's rows."""
 
     @property
     def rank_rows(self) -> bool:
@@ -153,7 +153,7 @@ class Method(ABC):
         return float(shape.d_out**2 + shape.d_in**2)
 
     def loss_is_due(self, step: int) -> bool:
-        """Return whether a method that follows the loss cannot do without one any longer."""
+        """Return whether a method that follows the loss must have received one before a step (from 0)."""
         return False
 
     def is_over(self, losses: Sequence[tuple[int, float]], step: int) -> bool:
@@ -161,6 +161,6 @@ class Method(ABC):
 
         Args:
             losses: (steps, mean loss over them), one pair for each step with statistics, since the start.
-            step: the step that comes next.
+            step: the next step.
         """
         return False

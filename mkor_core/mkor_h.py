@@ -15,7 +15,7 @@ from mkor_core.ranges import NOT_NEGATIVE
 
 @dataclass(frozen=True, kw_only=True)
 class MKORH(MKOR):
-    """MKOR that leaves the training to the base optimizer alone from the knee of the training loss on.
+    """MKOR up to the knee of the training loss; after it, the base optimizer alone.
 
     The paper gives no formula for the switch. We take the one that it gives for a knee-point, ``r < knee_beta m`` (see
     `mkor_core.knee`). It is evaluated at every factor update after the warm-up, on the mean losses between updates.

@@ -1,4 +1,4 @@
-"""A method at work on a model: hooks, periods, exchange between ranks, and an optimizer to attach to."""
+"""The preconditioner, which applies a method to a model: hooks, periods, exchange between ranks, attachment."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Preconditioner:
     """Preconditions the gradients of a model's Linear and Conv2d layers before an optimizer steps.
 
     ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call `step`
-    between the backward pass and ``optimizer.step()``. A trainer's gradient clipping comes before it.
+    between the backward pass and ``optimizer.step()``. A trainer that clips gradients does so before that.
 
     Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
     the first two kinds are logged once, by name. A layer without a gradient in a step is left alone.
@@ -118,7 +118,7 @@ class Preconditioner:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Precondition the gradients in place: exchange statistics, update the layers' states, write V for D.
+        """Precondition the gradients in place: exchange statistics, update the layers' states, replace D by V.
 
         Raises:
             RuntimeError: the method follows the loss (MKOR-H), and none has come by the end of its warm-up.

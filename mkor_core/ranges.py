@@ -108,7 +108,9 @@ class Domain:
     def refusal(self, value: object, *, none: str = "None") -> str | None:
         """Return what the value must be, and its meaning; None if it is accepted.
 
-        none: the word for None in the message; YAML writes null.
+        Args:
+            value: the value to check.
+            none: the word for None in the message; YAML writes null.
         """
         problem = self._problem(value, none)
         return f"{problem}: {self.meaning}" if problem and self.meaning else problem
@@ -128,7 +130,7 @@ class Domain:
         if self.types and not any(_is_instance(value, kind) for kind in self.types):
             words = {**_TYPE_WORDS, NoneType: none}
             names = [words.get(kind, f"a {kind.__module__}.{kind.__qualname__}") for kind in self.types]
-            # A list of the choices says more than their type.
+            # The list of choices is more helpful than their type.
             choices = self.limit.refusal(value) if isinstance(self.limit, OneOf) else None
             return choices or f"must be {' or '.join(names)}"
         limit = self.limit or (Range(finite=False) if self.is_real else None)
@@ -156,7 +158,9 @@ def require(name: str, value: object, annotation: Any) -> None:
 
 
 def checked_values(owner: type | Callable[..., Any], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values that a dataclass's fields or a function's parameters accept, integers as floats if reals are meant.
+    """Check values of a dataclass's fields or a function's parameters, and return them.
+
+    Integers become floats where the annotation has real numbers.
 
     Raises:
         ValueError: a value is refused; the message gives its name.

@@ -114,7 +114,7 @@ def _transposed_where(tensors: Sequence[Tensor], flags: Sequence[int]) -> list[T
 
 
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:
-    """Create the group of some ranks of ``parent``; None for a single rank, which communicates with nobody."""
+    """Create the group of some ranks of ``parent``; None for a single rank, which needs no communication."""
     if len(ranks) == 1:
         return None
     global_ranks = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]

@@ -190,7 +190,7 @@ MISTAKES = {
     ),
     "start from itself": (
         _with(start_from={"experiment": "trial", "optimizer": "sgd", "seed": 0}),
-        "config/experiments/trial.yaml: start_from forms a circle: trial -> trial",
+        "config/experiments/trial.yaml: start_from forms a cycle: trial -> trial",
     ),
     "not a number": (
         EXPERIMENT.replace("momentum: 0.9", "momentum: .nan"),

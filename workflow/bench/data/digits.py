@@ -18,7 +18,7 @@ SHAPE: Final = (1, 8, 8)
 """An image's channels, height and width."""
 
 _LEVELS = 16  # pixels are integers from 0 to 16
-_SPLIT_SEED = 0  # of the split, which every run shares
+_SPLIT_SEED = 0  # every run has the same split
 
 
 class Digits(NamedTuple):

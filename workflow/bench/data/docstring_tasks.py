@@ -25,11 +25,11 @@ PACKAGES: Final = 8
 """The number of classes of the task `package`."""
 
 _RECIPE: Final = "tasks v1"
-_SEED: Final = 0  # of all random choices of examples
+_SEED: Final = 0  # for every random choice of examples
 _TRAIN, _VALIDATION = 8192, 512  # the largest numbers of examples
 _CLOSING: Final = {"(": ")", "[": "]", '"': '"', "'": "'"}
 _WORDS: Final = (5, 10)  # the smallest and largest number of words in a sentence of a pair
-_MAX_WINDOWS: Final = 8  # of one docstring
+_MAX_WINDOWS: Final = 8  # per docstring
 
 _Tokens = list[int]
 _Word = tuple[int, ...]  # its word pieces
@@ -122,7 +122,7 @@ def questions(vocabulary_size: int, length: int) -> Questions:
         _asked(split, limit, length, closing, seen)
         for split, limit in ((text.train, _TRAIN), (text.validation, _VALIDATION))
     )
-    first_column = len(("[CLS]", "question", "[SEP]"))  # of the context
+    first_column = len(("[CLS]", "question", "[SEP]"))  # the column in which the context starts
     features = []
     for asked in (train, validation):
         columns = [[first + first_column, last + first_column] for _, _, (first, last) in asked]

@@ -111,7 +111,8 @@ class Manifest:
     """The manifest of a folder of shards.
 
     Raises:
-        DataNotFound: it is missing, or is for another vocabulary or length; the message has the command that makes it.
+        DataNotFound: it is missing, damaged, or for another vocabulary or length; the message has the command that
+            makes it.
     """
 
     def __init__(self, vocabulary: str, length: int) -> None:

@@ -24,11 +24,11 @@ class Experiments:
     """The experiment files of a configuration folder, checked at all tiers and expanded for one.
 
     Args:
-        folder: The configuration folder.
-        tier: The tier to expand.
-        tiers: The names of all tiers.
-        precision: The tier's precision, for blocks that give none.
-        for_tuning: Leave out entries whose tuned values are missing, instead of refusing them.
+        folder: the configuration folder.
+        tier: the tier to expand.
+        tiers: the names of all tiers.
+        precision: the tier's precision, for blocks that give none.
+        for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
 
     Raises:
         ConfigError: the first mistake in any file, at any tier, in one line.
@@ -59,9 +59,9 @@ class Experiments:
     def _experiment(self, name: str) -> Experiment:
         """Return an experiment, expanding it and those that its runs start from at the first call."""
         if name in self._expanding:
-            circle = [*self._expanding[self._expanding.index(name) :], name]
+            cycle = [*self._expanding[self._expanding.index(name) :], name]
             where = shown_path(self._files[name])
-            raise ConfigError(f"{where}: start_from forms a circle: {' -> '.join(circle)}")
+            raise ConfigError(f"{where}: start_from forms a cycle: {' -> '.join(cycle)}")
         if name not in self._expanded:
             self._expanding.append(name)
             self._expanded[name] = self._expand(name)

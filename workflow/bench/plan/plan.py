@@ -69,9 +69,9 @@ class Plan:
         Writes only the machine's name, once, after all files are checked (`hardware_slug`). Needs no GPU at any tier.
 
         Args:
-            config_dir: The configuration folder.
-            for_tuning: Leave out entries whose tuned values are missing, instead of refusing them.
-            **settings: Replacements for values of config.yaml; None replaces nothing.
+            config_dir: the configuration folder.
+            for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
+            **settings: replacements for values of config.yaml; None replaces nothing.
 
         Raises:
             ConfigError: the first mistake in any file, at any tier, in one line.

@@ -11,7 +11,6 @@ from typing import Any, Final
 from workflow.bench.plan.targets import Target
 
 Spec = dict[str, Any]
-
 """A run's resolved description: JSON values only."""
 
 PLAIN_PRECISION: Final = "float32"

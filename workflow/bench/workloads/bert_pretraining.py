@@ -18,14 +18,14 @@ from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
 
 _TITLES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
-_VOCABULARY = "bert-uncased"  # of the shards
-_VALIDATION_SEED = 0  # of the validation pairs and masks, which every run shares
+_VOCABULARY = "bert-uncased"  # the vocabulary of the shards
+_VALIDATION_SEED = 0  # every run has the same validation pairs and masks
 _VALIDATION_BATCH, _VALIDATION_TOKENS = 256, 32768  # the most pairs and tokens to evaluate at once
 _MASKS = 1  # separates the random numbers for masks from those for an epoch's order
 
 
 class MaskedBert(bert.BertForPreTraining):
-    """BERT with its two pre-training heads, which computes masked-language-model scores of predicted tokens only.
+    """BERT with both pre-training heads; that of the masked language model scores only the predicted tokens.
 
     With a vocabulary of 30,000 the scores of all tokens would take more memory than the encoder.
     """
@@ -54,7 +54,7 @@ class MaskedBert(bert.BertForPreTraining):
 
 
 class BertPretraining(Workload):
-    """BERT with its two pre-training heads (Devlin et al., NAACL 2019); the loss is the sum of theirs.
+    """BERT with its two pre-training heads (Devlin et al., NAACL 2019); the loss is the sum of both heads' losses.
 
     The head of the masked language model is excluded from preconditioning, as in MKOR's released BERT script: its
     decoder shares the word embeddings' weight.
