@@ -142,6 +142,17 @@ def test_killed_after_a_checkpoint_the_rows_behind_it_are_made_anew(folder: Path
     assert_same_result(whole, killed, run)
 
 
+def test_killed_after_its_weights_and_before_its_record_a_run_leaves_no_second_copy(
+    folder: Path, workload: Workload, tmp_path: Path
+):
+    run = run_of(folder, "sgd")
+    place = RunFolder(tmp_path / "run")
+    for _ in range(2):
+        assert one_run.train(run, workload, place, setting(), keep_weights=True) == "finished"
+        place.summary.unlink()
+    assert sorted(file.name for file in place.path.iterdir()) == ["metrics.csv", "weights.pt"]
+
+
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor", {"evaluate_every": 2})
     whole, damaged = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "damaged")

@@ -32,10 +32,12 @@ class DamagedError(CheckpointError):
     """A checkpoint that is truncated, altered, or of another format version."""
 
 
-def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
+def save(path: Path, run: str, step: int, state: dict[str, Any], *, keep_previous: bool = True) -> None:
     """Write ``state`` as the checkpoint of a run at a step, and keep the one before as ``<path>.previous``.
 
     state: tensors, numbers, strings, and containers of them, as ``torch.load(weights_only=True)`` accepts them.
+    keep_previous: False replaces the one before, as for final weights, which a run writes anew if it is killed just
+        after.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
@@ -47,7 +49,7 @@ def save(path: Path, run: str, step: int, state: dict[str, Any]) -> None:
         "bytes": len(payload),
         "sha256": hashlib.sha256(payload).hexdigest(),
     }
-    write_atomically(path, json.dumps(header) + "\n", payload, previous=_previous(path))
+    write_atomically(path, json.dumps(header) + "\n", payload, previous=_previous(path) if keep_previous else None)
 
 
 def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, Any]:

@@ -71,7 +71,8 @@ def train(
         with closing(state):
             Loop(parts, state, setting).run()
         if keep_weights and setting.ranks.is_first:
-            checkpoint.save(folder.weights, run.id, account.steps_done, parts.model.state_dict())
+            weights = parts.model.state_dict()
+            checkpoint.save(folder.weights, run.id, account.steps_done, weights, keep_previous=False)
         outcome = _Outcome("finished")
     except Exception as problem:
         ended = _outcome_of(problem, account, setting.ranks.size)
