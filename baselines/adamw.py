@@ -1,4 +1,4 @@
-"""AdamW (Loshchilov and Hutter, ICLR 2019), torch's."""
+"""AdamW (Loshchilov and Hutter, ICLR 2019), by torch."""
 
 from __future__ import annotations
 

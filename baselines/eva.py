@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -15,19 +15,17 @@ from mkor_core.method import LayerShape, LayerState, Method
 from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
-"""Number of examples of a batch, from its start, whose rows enter the means, as upstream."""
+"""Number of examples, from the start of a batch, whose rows enter the means, as upstream."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Eva(KLClipping, Method):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
 
-    refresh_needs_statistics: ClassVar[bool] = True
-
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.03
     factor_decay: Annotated[float, DECAY, "the weight of the old mean"] = 0.05
     """Upstream's 0.95 is the weight of the new mean."""
-    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as KFAC's"] = 1e-3
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as in KFAC"] = 1e-3
     """None leaves the update unchanged."""
     rows: Literal["global", "rank"] = "global"
     """``global`` uses gradient rows of the global mean loss, ``rank`` those of each rank's own loss, as upstream

@@ -34,7 +34,7 @@ class HyLo(KLClipping, Method):
     """At least one row is kept."""
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.1
     update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the kept rows"] = 10
-    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as KFAC's"] = None
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together, as in KFAC"] = None
     """None, the original's value, leaves the update unchanged."""
 
     @property
@@ -81,7 +81,7 @@ class HyLo(KLClipping, Method):
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        # V = (D - G^T diag(y) X / r) / damping with y = (K_r / r + M)^-1 diag(G D X^T)
+        # V = (D - G^T diag(y) X / r) / damping with y = (K_r / r + M)^-1 diag(G D X^T); M is `middle` of `accumulate`.
         x, g = state["right"], state["left"]
         if len(x) == 0:  # no statistics yet
             return grad

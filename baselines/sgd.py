@@ -1,4 +1,4 @@
-"""SGD with momentum, torch's."""
+"""SGD with momentum, by torch."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ Inverse = DenseInverse | WindowedInverse
 
 
 def identity(dimension: int, window: int | None, dtype: torch.dtype, device: torch.device) -> Inverse:
-    """Return J = I, dense or, if ``window`` is a number, with room for so many columns."""
+    """Return J = I, dense or, if ``window`` is not None, with room for that many columns."""
     if window is None:
         return DenseInverse(torch.eye(dimension, dtype=dtype, device=device))
     return WindowedInverse(

@@ -70,7 +70,7 @@ def read_arrays(path: Path) -> dict[str, NDArray]:
             return dict(archive)
     except (FileNotFoundError, DataDamaged):
         raise
-    # zipfile raises RuntimeError for a member that claims to be encrypted; a file that is no archive has no `zip`,
+    # zipfile raises RuntimeError for a member that claims to be encrypted; a file that is not an archive has no `zip`,
     # hence AttributeError.
     except (
         OSError,

@@ -29,7 +29,7 @@ LONGEST_QUESTION: Final = 64
 _RECIPE: Final = "SQuAD v1.1, v1"
 _FILES: Final = ("train-v1.1.json", "dev-v1.1.json")
 _REMEDY: Final = "put the official file of the Stanford Question Answering Dataset there"
-_STRIDE: Final = 128  # the smallest number of tokens between the starts of two windows of a long context
+_STRIDE: Final = 128  # smallest step between two windows of a long context, in tokens; less in short sequences
 
 
 class _Question(NamedTuple):
