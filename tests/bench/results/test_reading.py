@@ -43,10 +43,11 @@ def test_text_that_looks_like_a_number_stays_text(root):
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ('""below"": 0.5', '""below"": true', "line 2: target = .* is no target"),
-        ('""lr"": 0.1', '""lr"" 0.1', "line 2: hyperparameters = .* is no JSON object"),
+        ('""below"": 0.5', '""below"": true', "line 2: target = .* is not a target"),
+        ('""below"": 0.5', '""below"": 1' + 400 * "0", "line 2: target = .* is not a target"),
+        ('""lr"": 0.1', '""lr"" 0.1', "line 2: hyperparameters = .* is not a JSON object"),
         ("true", "perhaps", "line 2: tuned = 'perhaps' is neither true nor false"),
-        ("123456,", "many,", "line 2: parameters = 'many' is no number"),
+        ("123456,", "many,", "line 2: parameters = 'many' is not a number"),
         ("123456,", "inf,", "line 2: parameters = 'inf' is not finite"),
         ("hyperparameters", "settings", "lacks the columns hyperparameters"),
     ],

@@ -23,7 +23,7 @@ from workflow.bench.training.record import DamagedRecordError, RunFolder, read_m
 def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[str, Any]]:
     """Yield a job's rows of `EVALUATION_COLUMNS`: one for every evaluated metric of every run.
 
-    A run without evaluations, which is one that is missing or failed, has one row. The status is ``missing`` for a
+    A run without evaluations (missing or failed) has one row. The status is ``missing`` for a
     run that was not trained yet, and ``interrupted`` for one that has evaluations but no run.json.
 
     Args:

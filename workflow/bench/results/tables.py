@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,12 @@ _NAMED: Final = 5
 
 
 def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = frozenset()) -> pd.DataFrame:
-    """Return the rows of the CSV file at ``path``, of which the values have the types in ``columns``.
+    """Return the rows of the CSV file at ``path``, with values of the types in ``columns``.
 
     An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
 
     Raises:
-        NoDataError: The file is no CSV, lacks a column, or holds a value of another type.
+        NoDataError: The file is not a CSV file, lacks a column, or holds a value of another type.
     """
     if not path.exists():
         return pd.DataFrame(columns=list(columns))
@@ -47,7 +48,7 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
     try:
         frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise NoDataError(f"{path} is no readable CSV: {error}. Delete it and run again.") from error
+        raise NoDataError(f"{path} is not a readable CSV file: {error}. Delete it and run again.") from error
     # Pandas takes the first fields of rows that are longer than the header for an index.
     if not isinstance(frame.index, pd.RangeIndex):
         raise NoDataError(f"{path}: its rows are longer than its header. Delete it and run again.")
@@ -63,12 +64,12 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
 
 
 def _check_numbers(path: Path, column: pd.Series, *, infinite: bool) -> None:
-    """Raise `NoDataError` if a column holds a value that is no number, or an infinite one that is not allowed."""
+    """Raise `NoDataError` if a column holds a value that is not a number, or an infinity that is not allowed."""
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
     wrong = column[column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))]
     if not wrong.empty:
         row = wrong.index[0]
-        problem = "no number" if np.isnan(numbers[row]) else "not finite"
+        problem = "not a number" if np.isnan(numbers[row]) else "not finite"
         raise _bad_value(path, row, column.name, wrong.iloc[0], problem)
 
 
@@ -100,7 +101,7 @@ def _mapping(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         mapping = None
     if not isinstance(mapping, dict):
-        raise ValueError("no JSON object")
+        raise ValueError("not a JSON object")
     return mapping
 
 
@@ -108,9 +109,14 @@ def _target(text: str) -> Target:
     fields = _mapping(text)
     limits = [fields[name] for name in ("below", "above") if name in fields]
     is_named = isinstance(fields.get("split"), str) and isinstance(fields.get("metric"), str)
-    if not is_named or len(limits) != 1 or isinstance(limits[0], bool) or not isinstance(limits[0], int | float):
-        raise ValueError("no target")
+    if not is_named or len(limits) != 1 or not _is_finite(limits[0]):
+        raise ValueError("not a target")
     return Target.parse(fields)
+
+
+def _is_finite(value: object) -> bool:
+    # math.isfinite raises an error for an integer that is too large for a float.
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 _PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}

@@ -32,7 +32,7 @@ def read_specs(folder: Path) -> dict[str, Spec]:
     They are in ``specs.json`` if an earlier merge made the folder, else in ``specs/<id>.json``.
 
     Raises:
-        VerificationError: a spec is not valid JSON.
+        VerificationError: A spec is not valid JSON.
     """
     merged = folder / "specs.json"
     try:
@@ -47,11 +47,13 @@ def read_specs(folder: Path) -> dict[str, Spec]:
 def verify_experiment(file: Path, specs: Mapping[str, Spec], plan: Plan) -> Rows:
     """Check both tables of an experiment, and return the rows of its runs.
 
-    file: ``<experiment>.runs.csv``; ``<experiment>.csv`` is next to it.
-    specs: the machine's specs by id.
+    Args:
+        file: ``<experiment>.runs.csv``; ``<experiment>.csv`` is in the same folder.
+        specs: The machine's specs by id.
+        plan: The plan of this configuration.
 
     Raises:
-        VerificationError: a table differs from what this code writes, or a run from what this configuration plans.
+        VerificationError: A table differs from what this code writes, or a run from what this configuration plans.
     """
     experiment = file.name.removesuffix(".runs.csv")
     if experiment not in plan.experiments:
@@ -124,7 +126,7 @@ def verify_probe(file: Path, plan: Plan) -> Rows:
     """Check a probe's table, and return its rows.
 
     Raises:
-        VerificationError: there is no such probe, or the table differs from what its code writes.
+        VerificationError: The probe does not exist, or the table differs from what its code writes.
     """
     if file.stem not in available("probes"):
         raise VerificationError(file, "not the table of a probe in workflow/bench/probes")
