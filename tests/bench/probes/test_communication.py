@@ -11,7 +11,7 @@ from workflow.bench.probes._optimizers import method_of
 from workflow.bench.probes.communication import OPTIMIZERS, ROWS, of_paper, predicted
 
 DIMENSIONS = (8, 16, 32)
-NUMBER = 4  # bytes of a float32
+FLOAT32_BYTES = 4
 METHODS = sorted({*OPTIMIZERS, *(name for name in available() if method_class(name) is not None)})
 
 
@@ -23,13 +23,13 @@ def formula(label: str, d: int) -> dict[str, int]:
     gradient workers, or the update to the other ranks. HyLo gathers the rows.
     """
     return {
-        "mkor": {"all_reduce": NUMBER * (2 * d + 1)},
-        "mkor_h": {"all_reduce": NUMBER * (2 * d + 2)},
-        "eva": {"all_reduce": NUMBER * (2 * d + 1)},
-        "mkor_bfloat16": {"all_reduce": NUMBER + 2 * 2 * d},
-        "kaisa": {"all_reduce": NUMBER * (d * (d + 1) + 1), "broadcast": NUMBER * 2 * (d * d + d)},
-        "kaisa_mem_opt": {"all_reduce": NUMBER * (d * (d + 1) + 1), "broadcast": NUMBER * d * d},
-        "hylo": {"all_gather": NUMBER * 2 * ROWS * d},
+        "mkor": {"all_reduce": FLOAT32_BYTES * (2 * d + 1)},
+        "mkor_h": {"all_reduce": FLOAT32_BYTES * (2 * d + 2)},
+        "eva": {"all_reduce": FLOAT32_BYTES * (2 * d + 1)},
+        "mkor_bfloat16": {"all_reduce": FLOAT32_BYTES + 2 * 2 * d},
+        "kaisa": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * 2 * (d * d + d)},
+        "kaisa_mem_opt": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * d * d},
+        "hylo": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
     }[label]
 
 

@@ -25,7 +25,7 @@ from workflow.bench.probes._state_bytes import (
 )
 from workflow.bench.probes._timed_loop import TimedLoop
 
-NUMBER = 4  # bytes of a float32
+FLOAT32_BYTES = 4
 COUNTER = 8  # bytes of an int64
 MODELS = [images(), tokens(), autoencoder()]
 FIRST_ORDER = {"sgd": {"momentum_buffer"}, "lamb": {"exp_avg", "exp_avg_sq"}}
@@ -61,20 +61,20 @@ def formula(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
                         add(f"{side}_position", COUNTER)
             case KAISA():
                 for side, d in sides:
-                    add(side, NUMBER * d * d)
+                    add(side, FLOAT32_BYTES * d * d)
                     if method.compute_method == "eigen":
-                        add(f"{side}_vectors", NUMBER * d * d)
-                        add(f"{side}_values", NUMBER * d)
+                        add(f"{side}_vectors", FLOAT32_BYTES * d * d)
+                        add(f"{side}_values", FLOAT32_BYTES * d)
                     else:
-                        add(f"{side}_inverse", NUMBER * d * d)
+                        add(f"{side}_inverse", FLOAT32_BYTES * d * d)
             case HyLo():
                 kept = max(int(method.sample_fraction * rows), 1)
                 for side, d in sides:
-                    add(side, NUMBER * kept * d)
-                add("kernel_inverse", NUMBER * kept * kept)
+                    add(side, FLOAT32_BYTES * kept * d)
+                add("kernel_inverse", FLOAT32_BYTES * kept * kept)
             case Eva():
                 for side, d in sides:
-                    add(side, NUMBER * d)
+                    add(side, FLOAT32_BYTES * d)
                 add("batches", COUNTER)
     return sizes
 
@@ -122,7 +122,7 @@ def test_first_order_state_is_that_of_the_formula(name):
     model = images()
     (optimizer,) = optimizers(model, 1e-4, [name])
     numbers = sum(parameter.numel() for parameter in model.data.model(0).parameters())
-    assert computed_first_order_bytes(model, optimizer) == dict.fromkeys(FIRST_ORDER[name], NUMBER * numbers)
+    assert computed_first_order_bytes(model, optimizer) == dict.fromkeys(FIRST_ORDER[name], FLOAT32_BYTES * numbers)
 
 
 def test_mkor_keeps_two_inverse_factors():

@@ -1,4 +1,4 @@
-"""Training whose steps are timed, in all or by phase, on one process or on several."""
+"""Training whose steps are timed, in total or by phase, on one process or on several."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that a factor update sends, counted in the collectives, over layer widths and workers, beside predictions.
+"""Bytes that a factor update sends, counted in the collectives and predicted, over layer widths and workers.
 
 ``python -m workflow.bench.probes.communication --tier embedded --out communication.csv`` writes one row for each
 optimizer, width, number of workers, rank and collective. Each measures one step, with its refresh, of one layer
@@ -39,7 +39,7 @@ OPTIMIZERS: Final = ("mkor", "mkor_bfloat16", "kaisa", "kaisa_mem_opt", "eva", "
 DIMENSIONS: Final = (64, 128, 256, 512, 1024)
 WORKERS: Final = (2, 4)
 ROWS: Final = 32
-NUMBER: Final = 4  # bytes of a float32
+FLOAT32_BYTES: Final = 4
 COLLECTIVES: Final = ("all_reduce", "all_gather", "broadcast")
 
 
@@ -67,21 +67,21 @@ def predicted(method: Method, d: int, workers: int, rank: int) -> dict[str, int]
     """
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)
-    sizes = {"all_reduce": NUMBER if method.follows_loss else 0}
+    sizes = {"all_reduce": FLOAT32_BYTES if method.follows_loss else 0}
     numbers = statistic.x.numel() + statistic.g.numel()
     if method.gathers_rows:
-        sizes["all_gather"] = NUMBER * numbers
+        sizes["all_gather"] = FLOAT32_BYTES * numbers
     else:
         if method.statistic.kind == "moment":
             numbers = d * (d + 1)  # two upper triangles
-        number = NUMBER if method.exchange_dtype is None else method.exchange_dtype.itemsize
-        sizes["all_reduce"] += NUMBER + number * numbers
+        number = FLOAT32_BYTES if method.exchange_dtype is None else method.exchange_dtype.itemsize
+        sizes["all_reduce"] += FLOAT32_BYTES + number * numbers
     if method.refreshed:
         grid = make_grid(workers, method.worker_fraction)
         state = method.initial_state(LayerShape(d, d), torch.float32, META)
         refreshed = sum(state[name].numel() * state[name].element_size() for name in method.refreshed)
         is_owner, is_worker = rank == 0, rank % grid.columns == 0
-        update = NUMBER * d * d
+        update = FLOAT32_BYTES * d * d
         sizes["broadcast"] = refreshed * (is_owner and grid.rows > 1) + update * (is_worker and grid.columns > 1)
     return sizes
 
@@ -90,7 +90,7 @@ def of_paper(label: str, d: int, workers: int) -> int | None:
     """Return the bytes that Table 1 gives, each number a float32; HyLo's b is the global batch."""
     b = ROWS * workers
     numbers = {"mkor_bfloat16": d, "mkor": d, "kaisa": 4 * d * d, "eva": 2 * d, "hylo": 2 * b * d + b * b}
-    return NUMBER * numbers[label] if label in numbers else None
+    return FLOAT32_BYTES * numbers[label] if label in numbers else None
 
 
 Sent = dict[tuple[str, int], dict[str, int]]

@@ -1,4 +1,4 @@
-"""Time of a factor update and of preconditioning over the width d of a layer, beside the memory floor.
+"""Time of a factor update and of preconditioning over the width d of a layer, and the memory floor.
 
 ``python -m workflow.bench.probes.cost_scaling --tier embedded --out cost_scaling.csv`` writes one row for each
 optimizer, part, width and repeat. It needs the machine to itself. Columns:
@@ -9,11 +9,11 @@ optimizer, part, width and repeat. It needs the machine to itself. Columns:
 - part: ``factor``, one factor of width d (the other side of the layer has width 1): the captured statistic is folded
   into the state, and the method refreshes; for KAISA this is the running average of the moment and its decomposition.
   ``precondition``: the update for a gradient ``[d, d]`` with factors of both sides. ``floor``.
-- dimension d, repeat; calls: how many were timed together (at least `LEAST_MS`); ms: milliseconds a call.
+- dimension d, repeat; calls: the number timed together, which take `LEAST_MS` or more; ms: milliseconds a call.
 - hardware, threads, code_fingerprint, git_commit.
 
-`analysis.fits.power_law` fits the slopes downstream. The cost of capturing is left out; it is that of the rows, O(n d)
-for mean vectors and O(n d^2) for moments. A call that takes longer than `LONG_MS` is timed once.
+`analysis.fits.power_law` fits the slopes downstream. The cost of capturing n rows is left out: O(n d) for mean
+vectors, O(n d^2) for moments. A call that takes longer than `LONG_MS` is timed once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""MKOR's update in half precision: its error beside the paper's bound, and whether it stays finite.
+"""MKOR's update in half precision: its error and the paper's bound on it, and whether it stays finite.
 
 ``python -m workflow.bench.probes.half_precision --out half_precision.csv`` writes rows of two checks for claim C22:
 
@@ -34,10 +34,10 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from mkor_core import MKOR, linalg
+from mkor_core import MKOR
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes.numerics import METHODS
+from workflow.bench.probes.numerics import METHODS, dtype_name, next_factor
 
 USES_GPU: Final = False
 DTYPES: Final = (torch.float16, torch.bfloat16)
@@ -76,13 +76,7 @@ def lemma_bound(decay: float, largest: float, dimension: int, dtype: torch.dtype
 def updated(method: MKOR, inverse: Tensor, vector: Tensor, arithmetic: str) -> Tensor:
     """Return the next factor in ``inverse``'s dtype; stabilized and updated in float32 or in that dtype itself."""
     wide = torch.float32 if arithmetic == "stored" else inverse.dtype
-    return _next(method, inverse.to(wide), vector.to(wide)).to(inverse.dtype)
-
-
-def _next(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
-    stable = linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend)
-    result: Tensor = getattr(linalg, method.update_rule)(stable, vector, method.decay)
-    return result
+    return next_factor(method, inverse.to(wide), vector.to(wide)).to(inverse.dtype)
 
 
 def vectors(number: int, dimension: int, trial: int, sequence: str) -> Tensor:
@@ -102,14 +96,14 @@ def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Itera
         *history, last = vectors(HISTORY + 1, dimension, trial, sequence)
         inverse = torch.eye(dimension, dtype=torch.float64)
         for vector in history:
-            inverse = _next(method, inverse, vector)
+            inverse = next_factor(method, inverse, vector)
         inverse, vector = inverse.to(dtype), last.to(dtype)
-        truth = _next(method, inverse.double(), vector.double())
+        truth = next_factor(method, inverse.double(), vector.double())
         error = (updated(method, inverse, vector, arithmetic).double() - truth).abs().max().item()
         largest = max(inverse.abs().max().item(), vector.abs().max().item())
         bound = lemma_bound(method.decay, largest, dimension, dtype)
         rule = method.update_rule
-        yield Row("error", rule, _name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
+        yield Row("error", rule, dtype_name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
 
 
 def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,)) -> Iterator[Row]:
@@ -125,11 +119,9 @@ def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = 
             inverse = result
         largest = inverse.abs().max().item()
         rule = method.update_rule
-        yield Row("finite", rule, _name(dtype), arithmetic, sequence, FINITE_DIMENSION, trial, done, number, largest)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+        yield Row(
+            "finite", rule, dtype_name(dtype), arithmetic, sequence, FINITE_DIMENSION, trial, done, number, largest
+        )
 
 
 def measure(plan: Plan) -> Iterator[Row]:

@@ -45,7 +45,7 @@ OPTIMIZERS: Final = ("base", "mkor", "mkor_bfloat16", "mkor_windowed", "kaisa", 
 WIDE: Final = (1024, 1024, 16, 1024, 1024)
 """Hidden layers of the wide autoencoder."""
 STEPS: Final = 2
-NUMBER: Final = 4  # bytes of a float32
+FLOAT32_BYTES: Final = 4
 
 
 class Row(NamedTuple):
@@ -74,7 +74,7 @@ def rows(model: ProbeModel, optimizer: TimedOptimizer, device: str, hardware: st
     row = partial(_row, model.name, optimizer, hardware)
     parameters = list(loop.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    of_parameters = NUMBER * sum(parameter.numel() for parameter in parameters)
+    of_parameters = FLOAT32_BYTES * sum(parameter.numel() for parameter in parameters)
     return [
         row("peak", None, peak, None),
         row("peak_over_start", None, peak - start, None),

@@ -1,4 +1,4 @@
-"""The update rules against their claims: positive definite factors, the averaged inverse, a descent direction.
+"""Checks of claims about the update rules: positive definite factors, the averaged inverse, a descent direction.
 
 ``python -m workflow.bench.probes.numerics --out numerics.csv`` writes one row for each check, rule and trial. Checks
 have the ids of workflow/paper/claims.csv:
@@ -59,7 +59,9 @@ def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) 
         vectors = _sequence(dimension, trial, persistent).to(dtype)
         value, updates = _follow(method, vectors)
         sequence = "persistent mean" if persistent else "independent"
-        yield Row("C20", method.update_rule, _name(dtype), dimension, trial, value, 0.0, sequence, updates, UPDATES)
+        yield Row(
+            "C20", method.update_rule, dtype_name(dtype), dimension, trial, value, 0.0, sequence, updates, UPDATES
+        )
 
 
 def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
@@ -121,8 +123,7 @@ def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
     resolution = dimension * torch.finfo(vectors.dtype).eps
     smallest = 1.0
     for updates, vector in enumerate(vectors):
-        inverse = linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend)
-        inverse = _update(method, inverse, vector)
+        inverse = next_factor(method, inverse, vector)
         if not torch.isfinite(inverse).all():
             return smallest, updates
         values = torch.linalg.eigvalsh(inverse.double())
@@ -130,6 +131,11 @@ def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
             return smallest, updates
         smallest = min(smallest, values[0].item())
     return smallest, len(vectors)
+
+
+def next_factor(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
+    """Return MKOR's inverse factor after one step, stabilized and updated: ``[d, d]``; vector: ``[d]``."""
+    return _update(method, linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend), vector)
 
 
 def _update(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
@@ -141,7 +147,8 @@ def _gradient(layer: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.grad.flatten() for parameter in layer.parameters() if parameter.grad is not None])
 
 
-def _name(dtype: torch.dtype) -> str:
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return the name of a type without its module: ``float32``."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -93,7 +93,7 @@ class RankResult(NamedTuple):
 def train(
     model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, repeats: int, batch: int
 ) -> dict[str, RankResult]:
-    """Time whole cycles of every optimizer, by turns, on ``batch`` examples in all; runs on every rank."""
+    """Time whole cycles of every optimizer, by turns, on ``batch`` examples in total; runs on every rank."""
     loops = {optimizer.label: TimedLoop(model, optimizer, device, batch_size=batch) for optimizer in chosen}
     measured = {label: RankResult([], []) for label in loops}
     for loop in loops.values():
