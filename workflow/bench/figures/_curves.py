@@ -20,6 +20,12 @@ def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
     return metrics[chosen & metrics["value"].notna()]
 
 
+def losses_to_compare(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the validation losses, and the one row of each run without evaluations, which may have broken down."""
+    losses, unevaluated = ended(metrics, "validation", "loss"), metrics[metrics["split"].isna()]
+    return pd.concat([losses, unevaluated]) if len(unevaluated) else losses
+
+
 def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
     """Return the limits of the targets that ``runs`` have on one metric, in rising order."""
     goals = runs["target"].dropna().unique()

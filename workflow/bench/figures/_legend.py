@@ -40,7 +40,7 @@ def failure_entry() -> Line2D:
 
 
 def hollow_entry(name: str, marker: str = "o", **look: Any) -> Line2D:
-    """Return an entry with a hollow marker, which means a published value unless the figure says otherwise."""
+    """Return an entry with a hollow marker, by convention that of a published value."""
     return Line2D(
         [], [], color=style.GUIDE, linestyle="none", marker=marker, markerfacecolor="none", label=name, **look
     )

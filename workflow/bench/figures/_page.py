@@ -27,12 +27,12 @@ def save(
     """Add the legend and the caption to a figure, write it to ``folder`` and return its files.
 
     Args:
-        figure: The drawn panels; it grows by the height of legend and caption.
-        folder: Where to write.
-        name: Of the files, without a suffix.
-        legend: Its entries; none leaves it out.
+        figure: The drawn panels; the figure grows by the height of legend and caption.
+        folder: The folder to write to.
+        name: The name of the files, without a suffix.
+        legend: The entries of the legend; without entries the figure has no legend.
         caption: One paragraph of plain text.
-        columns: Of the legend, at most.
+        columns: The most columns that the legend may have.
     """
     arrange(figure, legend, caption, columns)
     return write(figure, folder, name, caption)
@@ -58,7 +58,7 @@ def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int
 def write(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
     """Write ``folder/name.pdf``, ``.png`` and the caption ``.rst``, each whole or not at all, and close the figure."""
     contents: dict[str, bytes | str] = {}
-    # No dates nor versions, so that the same data gives the same picture.
+    # No dates and no versions, so that the same data gives the same picture.
     for suffix, metadata in ((".pdf", {"CreationDate": None}), (".png", {"Software": None})):
         content = BytesIO()
         figure.savefig(content, format=suffix[1:], metadata=metadata)

@@ -19,7 +19,7 @@ from workflow.bench.results.tables import NoDataError
 def base_of(runs: pd.DataFrame) -> str | None:
     """Return the label of the first-order optimizer that the second-order runs of a workload wrap.
 
-    None if that optimizer has no run of its own.
+    None if that optimizer has no run.
     """
     for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
         base = hyperparameters.get("base", "sgd")
@@ -52,7 +52,7 @@ def _draw_runs(axes: Axes, values: Sequence[float], row: float, label: str) -> N
 def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
     """Draw one row per label: the final loss minus the base optimizer's, paired by seed; small dots are the seeds.
 
-    A panel without differences says why.
+    A panel without differences gives the reason.
 
     Args:
         axes: The panel.

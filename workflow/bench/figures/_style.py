@@ -115,7 +115,7 @@ _THEME: Final[Any] = {
 
 def new_figure(rows: int, columns: int, *, height: float, **options: Any) -> tuple[Figure, np.ndarray]:
     """Return a figure of ``rows x columns`` panels, one text column wide and ``height`` inches high, and its axes."""
-    # Matplotlib brings this font along: with another, figures would differ between machines.
+    # Matplotlib ships this font. Other fonts are not on every machine, so figures would differ.
     sns.set_theme(context="paper", style="ticks", font="DejaVu Sans", font_scale=_FONT_SCALE, rc=_THEME)
     figure, axes = plt.subplots(rows, columns, figsize=(WIDTH, height), layout="constrained", squeeze=False, **options)
     return figure, axes

@@ -60,7 +60,7 @@ def title(runs: pd.DataFrame, experiment: str) -> str:
     """Return a panel's title: the model and the data of the runs, not those of the paper."""
     if runs.empty:
         return IN_THE_PAPER[experiment]
-    data = runs["dataset"].dropna() if "dataset" in runs else pd.Series(dtype=str)
+    data = runs["dataset"].dropna()
     first = style.workload_name(str(runs["workload"].iloc[0]))
     return "\n".join([first, *textwrap.wrap(str(data.iloc[0]), 33)]) if len(data) else first
 

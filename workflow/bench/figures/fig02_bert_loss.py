@@ -14,7 +14,7 @@ from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, loss_axis, target_line
-from workflow.bench.figures._curves import draw_curves, ended, targets, time_scale
+from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare, targets, time_scale
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences, draw_times_to_target, name_rows
 from workflow.bench.results.tables import NoDataError, Results
@@ -48,9 +48,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     _draw_losses(axes[0], losses, goals)
     base = base_of(runs)
     compared = _comparable(runs, base)
-    broken = metrics[metrics["split"].isna()]
-    both = losses if broken.empty else pd.concat([losses, broken])
-    draw_differences(axes[1, 0], both[both["run"].isin(compared)], base, labels)
+    draw_differences(axes[1, 0], losses_to_compare(metrics[metrics["run"].isin(compared)]), base, labels)
     if goals:
         _draw_times(list(axes[:, 1]), runs, losses, labels)
     else:

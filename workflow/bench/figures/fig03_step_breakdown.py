@@ -50,7 +50,7 @@ class Bar(NamedTuple):
 def bases(rows: pd.DataFrame) -> dict[str, str]:
     """Return ``{workload: optimizer}`` of the first-order optimizers, which spend nothing on preconditioning.
 
-    Empty if a workload has several, so that each keeps a row of its own.
+    Empty if a workload has several, so that each keeps its own row.
     """
     spent = rows[~rows["phase"].isin((*REFERENCE, "update"))].groupby(["workload", "optimizer"])["ms"].sum()
     first_order = spent[spent == 0].reset_index()

@@ -17,7 +17,7 @@ from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM, estimate
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, period_axis, plain_log_ticks
-from workflow.bench.figures._curves import ended
+from workflow.bench.figures._curves import losses_to_compare
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results, published
 
@@ -55,11 +55,11 @@ def make(results: Results, folder: Path) -> list[Path]:
         labels |= _draw_published(upper, paper[paper["model"] == model])
         labels |= _draw_times(upper, times[times["workload"] == workload])
         try:
-            last, step = last_common_values(_losses(metrics[experiment]))
+            last, step = last_common_values(losses_to_compare(metrics[experiment]))
             labels |= _draw_losses(lower, last)
             steps.append(f"{style.workload_name(workload)} after {step:g} iterations")
         except NoDataError:
-            reasons = results.runs(experiment).get("reason", pd.Series(dtype=str)).dropna()
+            reasons = results.runs(experiment)["reason"].dropna()
             explain_empty(lower, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run")
         period_axis(lower, periods)
         lower.set_xlabel("inverse update period (iterations)")
@@ -78,12 +78,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = caption(results, runs, notes=notes, absent=absent)
     return save(figure, folder, "fig04_inversion_frequency", legend=legend, caption=text, columns=2)
-
-
-def _losses(metrics: pd.DataFrame) -> pd.DataFrame:
-    """Return the validation losses, with the runs that ended before their first evaluation."""
-    losses, unevaluated = ended(metrics, "validation", "loss"), metrics[metrics["split"].isna()]
-    return pd.concat([losses, unevaluated]) if len(unevaluated) else losses
 
 
 def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:

@@ -74,7 +74,7 @@ def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame) -> tuple[_Column, _C
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw test accuracy over epochs and training time, every label's way to the target, and the paper's numbers.
+    """Draw test accuracy over epochs and time, every label's epochs and time to the target, and the paper's numbers.
 
     Raises:
         NoDataError: No run has a test accuracy.

@@ -45,7 +45,7 @@ def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
     }
 
 
-def modelled(steps: pd.DataFrame) -> pd.Series:
+def modeled(steps: pd.DataFrame) -> pd.Series:
     """Return the model's speedup by workers, from one optimizer's rows of the model."""
     times = steps.set_index("workers")["value"].astype(float).sort_index()
     return times.iloc[0] * times.index[0] / times
@@ -94,7 +94,7 @@ def _draw(axes: Axes, steps: pd.DataFrame, *, by_worker: bool) -> None:
         of_label = steps[steps["optimizer"] == label]
         model = of_label[of_label["source"] == "model"]
         if len(model):
-            line = modelled(model)
+            line = modeled(model)
             axes.plot(
                 line.index,
                 line / line.index if by_worker else line,

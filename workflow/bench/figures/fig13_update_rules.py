@@ -12,7 +12,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import loss_axis, plain_log_ticks
-from workflow.bench.figures._curves import draw_curves, ended
+from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences
 from workflow.bench.results.tables import NoDataError, Results
@@ -24,7 +24,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw loss over iterations, and the paired final differences from the base optimizer, by workload.
 
     Raises:
-        NoDataError: Update_rules has no validation loss.
+        NoDataError: No run of update_rules has a validation loss.
     """
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = ended(metrics, "validation", "loss")
@@ -36,12 +36,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         of_workload = losses[losses["workload"] == workload]
         upper.set_title(style.workload_name(workload))
         _draw_losses(upper, of_workload)
-        # Runs that broke down before their first evaluation have one row, without a split.
-        unevaluated = metrics[(metrics["workload"] == workload) & metrics["split"].isna()]
-        both = pd.concat([of_workload, unevaluated]) if len(unevaluated) else of_workload
         base = base_of(runs[runs["workload"] == workload])
         labels = [label for label in style.in_order(of_workload["optimizer"]) if label != base]
-        draw_differences(lower, both, base, labels)
+        draw_differences(lower, losses_to_compare(metrics[metrics["workload"] == workload]), base, labels)
     _name_rows_once(axes[1])
     axes[0, 0].set_ylabel("validation loss")
     notes = [
@@ -65,6 +62,6 @@ def _draw_losses(axes: Axes, losses: pd.DataFrame) -> None:
 def _name_rows_once(panels: Sequence[Axes]) -> None:
     """Leave out the names of a panel's rows if the panel to its left has the same ones."""
     names = [[text.get_text() for text in panel.get_yticklabels()] for panel in panels]
-    for panel, own, left in zip(panels[1:], names[1:], names, strict=False):
-        if own == left:
+    for panel, in_panel, in_left in zip(panels[1:], names[1:], names, strict=False):
+        if in_panel == in_left:
             panel.set_yticklabels([])

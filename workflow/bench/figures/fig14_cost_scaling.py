@@ -69,7 +69,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     plain_log_ticks(panels[0])
     panels[0].set_ylabel("time (ms)")
     legend = [_entry(rows, label) for label in labels]
-    legend.append(Line2D([], [], color="#444444", linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law"))
+    legend.append(
+        Line2D([], [], color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law")
+    )
     notes = [
         "markers: geometric means of the repeats; bars: fastest and slowest repeat; in brackets: slopes of the "
         "logarithms, fitted to the means of all widths, for the factor update (for the copy in case of the memory "

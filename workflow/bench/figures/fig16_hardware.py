@@ -159,11 +159,11 @@ def _save(
     """Draw the panels and write the figure with its legend and caption.
 
     Args:
-        results: Of this machine.
-        machines: All of them, from top to bottom.
-        columns: By title, the bars of the step times and of the times to target.
-        notes: First sentences of the caption.
-        folder: Where to write.
+        results: The results of this machine.
+        machines: All machines, from top to bottom.
+        columns: The bars of the step times and of the times to target, by title of the column.
+        notes: The first sentences of the caption.
+        folder: The folder to write to.
     """
     names = [machine.name for machine in machines]
     rows = [[bars[row] for bars in columns.values()] for row in (0, 1)]
