@@ -9,7 +9,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM
-from workflow.bench.analysis.wording import integer_ranges
+from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results
 
@@ -22,12 +22,10 @@ _NAMED: Final = 3
 
 def _sentence(text: str) -> str:
     """Return the text with a capital first letter and without a full stop."""
-    return text[:1].upper() + text[1:].rstrip(".")
+    return capital(text).rstrip(".")
 
 
 def _unique(runs: pd.DataFrame, column: str) -> list[str]:
-    if column not in runs:
-        return []
     return sorted({str(value) for value in runs[column].dropna()})
 
 
@@ -120,14 +118,17 @@ def _statistic(seeds: int) -> str:
 def _code(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the runs' commits and the number of runs made by older code."""
     phrases: list[str] = []
-    commits = [commit[:9] for commit in _unique(runs, "git_commit")]
-    if commits:
+    if commits := _commits(runs):
         dirty = " with uncommitted changes" if _is_true(runs["git_dirty"]).any() else ""
-        phrases.append(f"commit {', '.join(commits)}{dirty}")
+        phrases.append(f"commit {commits}{dirty}")
     known = runs[runs["code_current"].notna()]
     if older := int((~_is_true(known["code_current"])).sum()):
         phrases.append(f"{older} of {len(known)} runs made by older code")
     return ["; ".join(phrases)] if phrases else []
+
+
+def _commits(rows: pd.DataFrame) -> str:
+    return ", ".join(commit[:9] for commit in _unique(rows, "git_commit"))
 
 
 def caption(
@@ -174,7 +175,6 @@ def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent
     if "update_rule" in rows and rows["update_rule"].notna().any():
         pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()
         rules = ["MKOR's update rule: " + ", ".join(f"{label} = {rule}" for label, rule in pairs.to_numpy())]
-    commits = sorted({str(commit)[:9] for commit in rows.get("git_commit", pd.Series(dtype=str)).dropna()})
-    code = [f"commit {', '.join(commits)}"] if commits else []
+    code = [f"commit {_commits(rows)}"] if _commits(rows) else []
     no_runs = pd.DataFrame()
     return caption(results, no_runs, notes=[*seeds, *rules, *notes, *code], absent=absent)

@@ -9,7 +9,7 @@ defining either. This project's definitions:
 - **local-minimum**: the run finished with finite values but never reached the target, for example at chance level;
 - **out-of-memory**: the run did not fit this machine's memory.
 
-A run that is skipped, interrupted, failed or missing has no outcome, nor has a run without a target.
+Runs that are skipped, interrupted, failed or missing have no outcome, and neither have runs without a target.
 """
 
 from __future__ import annotations

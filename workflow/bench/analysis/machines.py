@@ -32,7 +32,7 @@ TIMED_MODELS: Final[Mapping[tuple[str, str], str]] = {
 }
 """The probes' model for each (experiment, workload) whose model, batch and data the probes time unchanged on a CPU.
 
-On a GPU the probes time the paper's models on batches of their own, so nothing is projected there.
+On a GPU the probes time the paper's models on random data, so nothing is projected there.
 """
 
 

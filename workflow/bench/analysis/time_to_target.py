@@ -53,7 +53,7 @@ def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
 def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
     """Return an experiment's runs with the method and hyperparameters of a label, whatever their number of steps.
 
-    An experiment may give one optimizer several budgets of steps, each under a label of its own.
+    An experiment may give one optimizer several budgets of steps, each under its own label.
     """
     of_label = runs[runs["optimizer"] == label]
     listed = list(of_label["hyperparameters"])

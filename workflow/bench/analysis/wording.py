@@ -1,4 +1,4 @@
-"""Numbers as text."""
+"""Numbers and sentences as text."""
 
 from __future__ import annotations
 
@@ -29,3 +29,8 @@ def number(value: float, digits: int = 3) -> str:
     if math.isinf(value):
         return "not reached" if value > 0 else "0"
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
+
+
+def capital(text: str) -> str:
+    """Return the text with a capital first letter."""
+    return text[:1].upper() + text[1:]

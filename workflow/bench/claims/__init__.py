@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from workflow.bench.analysis.wording import capital
 from workflow.bench.claims import (
     factor_share,
     finetuning,
@@ -24,7 +25,7 @@ from workflow.bench.claims import (
     time_to_target,
     timing,
 )
-from workflow.bench.claims.decision import Decision, capital, not_tested
+from workflow.bench.claims.decision import Decision, not_tested
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 

@@ -169,11 +169,6 @@ def sentences(*parts: str) -> str:
     return " ".join(filter(None, parts))
 
 
-def capital(text: str) -> str:
-    """Return the text with a capital first letter."""
-    return text[:1].upper() + text[1:]
-
-
 def extent(values: Iterable[float]) -> str:
     """Return ``[smallest, largest]`` of some numbers."""
     sample = np.asarray(list(values), float)

@@ -10,11 +10,10 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import capital, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    capital,
     decided,
     interval_of,
     not_tested,

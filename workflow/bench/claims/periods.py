@@ -10,11 +10,10 @@ import pandas as pd
 
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, paired_difference
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    capital,
     decided,
     interval_of,
     not_tested,

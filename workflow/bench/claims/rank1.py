@@ -144,7 +144,7 @@ def _growth(rows: pd.DataFrame, first: float, last: float) -> tuple[Estimate | N
 
 
 def _batch_part(workload: str, ratio: Estimate | None, singular: int, layers: int, condition: Condition) -> Part:
-    """Return the part of a workload's batch factors, of which ``singular`` of all ``layers`` are so at both steps."""
+    """Return the part of a workload's batch factors; ``singular`` of the ``layers`` are singular at both steps."""
     already = f"{singular} of {layers} layers singular at both ends"
     if ratio is None:
         return Part(workload, "inconclusive", already)

@@ -9,11 +9,10 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcomes
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    capital,
     decided,
     interval_of,
     lacking,

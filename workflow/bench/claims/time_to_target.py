@@ -14,11 +14,10 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.time_to_target import Quantity, to_target, too_short
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    capital,
     decided,
     interval_of,
     lacking,
@@ -93,7 +92,7 @@ def _unreached(runs: Mapping[str, pd.DataFrame]) -> str:
 
 
 def _outcome(comparisons: Sequence[_Comparison], condition: Condition) -> str:
-    """Return the reason for the verdict: where the only ratio lies, or the verdict on each rival."""
+    """Return the reason for the verdict: the only ratio relative to its threshold, or the verdict on each rival."""
     first = comparisons[0]
     if len(comparisons) == 1 and first.seconds is not None and not first.ended_early:
         return f"the ratio {first.part.name} {position(first.seconds, condition)}"

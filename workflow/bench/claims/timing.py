@@ -10,11 +10,10 @@ import pandas as pd
 
 from workflow.bench.analysis import fits
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    capital,
     decided,
     interval_of,
     not_tested,

@@ -166,7 +166,7 @@ def join_paper(
     pretraining: pd.DataFrame,
     paper: str,
     columns: Mapping[str, str],
-    here: Sequence[str],
+    ours: Sequence[str],
 ) -> pd.DataFrame:
     """Return our rows, each with the row of the paper that it is compared with; the paper's other rows come last.
 
@@ -175,12 +175,12 @@ def join_paper(
         pretraining: Rows of ``bert_pretraining.runs.csv``.
         paper: The paper's numbers, ``workflow/paper/<paper>.csv``.
         columns: The paper's columns and their titles in the table.
-        here: Our columns, in their order.
+        ours: Our columns, in their order.
     """
     theirs = published(paper, as_text=True)
     indices = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
-    others = [index for index in theirs.index if index not in indices]
-    pairs = [*zip(rows, indices, strict=True), *(({"optimizer here": ""}, index) for index in others)]
+    unmatched = [index for index in theirs.index if index not in indices]
+    pairs = [*zip(rows, indices, strict=True), *(({"optimizer here": ""}, index) for index in unmatched)]
     table = []
     for row, index in pairs:
         cells: dict[str, Any] = {"data": row.get("data", NO_SOURCES)}
@@ -189,7 +189,7 @@ def join_paper(
             keys = theirs.loc[index, ["optimizer", "iterations"]].to_dict()
             cells["data"] += from_rows(f"workflow/paper/{paper}.csv", **keys)
         table.append({**row, **cells})
-    return pd.DataFrame(table, columns=[*here, *columns.values(), "data"])
+    return pd.DataFrame(table, columns=[*ours, *columns.values(), "data"])
 
 
 def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
@@ -211,9 +211,9 @@ def write_overview(
     """Write an overview and return its files.
 
     Args:
-        results: Where the runs are.
-        folder: Where the table goes.
-        table: Its titles, its experiment and its file of the paper.
+        results: The results of this machine.
+        folder: The folder to write to.
+        table: The table's titles, its experiment and its file of the paper.
         last: The score of each run (`finetuning_scores.last_values`).
         scores: The score by label and seed.
         note: The last sentence of the caption.
@@ -226,11 +226,11 @@ def write_overview(
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    here = ["optimizer here", "runs finished", table.score, table.difference]
-    here += ["iterations here", "time here (s)", "times as fast as LAMB here"]
+    ours = ["optimizer here", "runs finished", table.score, table.difference]
+    ours += ["iterations here", "time here (s)", "times as fast as LAMB here"]
     rows = _overview_rows(table, runs, pretraining, last, scores)
     return write_table(
-        join_paper(rows, pretraining, table.paper, titles, here),
+        join_paper(rows, pretraining, table.paper, titles, ours),
         folder,
         table.name,
         title=table.title,

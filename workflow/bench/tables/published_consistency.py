@@ -175,12 +175,12 @@ def ratios() -> Iterator[Row]:
     claims = _claims()
     hours, steps = (_by(_records("squad"), "optimizer", column) for column in ("time_h", "iterations"))
     seconds = _by(_records("resnet50_imagenet"), "optimizer", "time_to_target_s")
-    others = _by(_records("glue"), "optimizer", "iterations")
+    glue_steps = _by(_records("glue"), "optimizer", "iterations")
     for name, above, below, derivation, files in (
         ("C01", hours["LAMB"], hours["MKOR-H"], "{} h / {} h", ("squad",)),
         ("C02", hours["KAISA"], hours["MKOR-H"], "{} h / {} h", ("squad",)),
         ("C03", steps["MKOR"], steps["LAMB"], "{} / {}, LAMB's of Table 2", ("squad",)),
-        ("C03", steps["MKOR"], others["LAMB"], "{} / {}, LAMB's of Table 3", ("squad", "glue")),
+        ("C03", steps["MKOR"], glue_steps["LAMB"], "{} / {}, LAMB's of Table 3", ("squad", "glue")),
         ("C06", seconds["SGD"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
         ("C07", seconds["KAISA"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
     ):

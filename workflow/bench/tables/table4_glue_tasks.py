@@ -60,9 +60,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     rows = [_row(str(label), of_label, last, titles) for label, of_label in runs.groupby("optimizer", sort=False)]
     theirs = [str(column) for column in published("glue") if column not in _NOT_TASKS]
     tasks = {column: f"{column.replace('_', ' (')}) in the paper" for column in theirs}
-    here = ["optimizer here", "runs finished", *titles.values()]
+    ours = ["optimizer here", "runs finished", *titles.values()]
     return write_table(
-        _finetuning.join_paper(rows, pretraining, "glue", _RUN_TITLES | tasks, here),
+        _finetuning.join_paper(rows, pretraining, "glue", _RUN_TITLES | tasks, ours),
         folder,
         "table4_glue_tasks",
         title="The classification tasks one by one, from each optimizer's pre-training",

@@ -53,7 +53,10 @@ _QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds
 
 
 def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
-    """Return a label's runs at a learning rate, or of its only configuration; None without runs or with a choice."""
+    """Return a label's runs at a learning rate, or those of its only configuration.
+
+    None if the label has no runs, or several configurations to choose from.
+    """
     of_label = [
         (configuration.hyperparameters.get("lr"), runs)
         for configuration, runs in configurations.items()
@@ -68,7 +71,7 @@ def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Litera
     if reference is None or reference is runs:
         return ""
     theirs, ours = to_target(reference, quantity), to_target(runs, quantity)
-    # Without these seeds the side that did not reach the target would look better than it is: so no ratio is given.
+    # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
     if short := [*too_short(reference, theirs, ours, quantity), *too_short(runs, ours, theirs, quantity)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
     compared = speedup(theirs, ours)
