@@ -45,7 +45,7 @@ __all__ = [
 ]
 
 CONTRACT: Mapping[str, str] = {
-    "micro_batches": "trains on k micro-batches a step as on the full batch",
+    "micro_batches": "trains on k micro-batches per step as on the full batch",
     "data_parallel": "trains under DistributedDataParallel as one process trains on the full batch",
     "grad_scaler": "trains under a GradScaler as without",
 }

@@ -124,7 +124,7 @@ class Capture:
 
     Args:
         layers: the layers to hook, by name.
-        statistic: what to reduce their rows to.
+        statistic: the quantity to which their rows are reduced.
         micro_batches: backward passes per step.
         shares: number of equal parts that the global mean loss is split into over ranks; gradient rows are divided by
             it.

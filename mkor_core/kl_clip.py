@@ -12,7 +12,7 @@ from mkor_core.method import Update
 
 
 class KLClipping(ABC):
-    """Mixin for a `mkor_core.method.Method` with a field ``kl_clip``; list it before `Method` among the bases."""
+    """Mixin for a `mkor_core.method.Method` whose field ``kl_clip`` has a default; list it before `Method`."""
 
     @property
     @abstractmethod

@@ -38,7 +38,7 @@ DECOMPOSITIONS = ("_linalg_eigh", "_linalg_svd", "linalg_inv_ex", "linalg_qr", "
 
 
 class Row(NamedTuple):
-    """How to count for one row of the table."""
+    """A row of the table: a method, and the options with which its costs are counted."""
 
     method: str
     options: dict[str, Any]
