@@ -4,7 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 CORES ?= all
 # Parallel tests: one worker for each core that this process may use (taskset and containers count), at most 8.
-WORKERS ?= $(shell cores=$$(nproc 2>/dev/null || echo 2); echo $$(( cores < 8 ? cores : 8 )))
+# OMP_NUM_THREADS is cleared for nproc, which would print its value instead.
+WORKERS ?= $(shell cores=$$(OMP_NUM_THREADS= nproc 2>/dev/null || echo 2); echo $$(( cores < 8 ? cores : 8 )))
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 .DEFAULT_GOAL := help
@@ -12,7 +13,7 @@ CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks do
 .PHONY: help reproduce test test-faults test-slurm timing compare tune partial status refresh benchmark lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The stamp is written last, so that make resumes an interrupted installation and installs a changed lock. A suitable
 # PyTorch that is already in .venv, such as a CPU build, is kept.
@@ -42,7 +43,7 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
-test-faults: $(INSTALLED) ## long fault tests, half an hour: kills at random moments, full disks, damaged files; prints counts
+test-faults: $(INSTALLED) ## run the long fault tests (half an hour): kills at random moments, full disks, damaged files; print counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/data/test_damaged_data.py
 
 # The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.

@@ -21,8 +21,8 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
     If every run of a figure's experiments was skipped because its data set is absent, the figure says so.
 
     Raises:
-        NoDataError: There is no data to make the artefact from.
-        OSError: A file cannot be written.
+        NoDataError: there is no data to make the artefact from.
+        OSError: a file cannot be written.
     """
     module = import_module(f"workflow.bench.{kind}.{name}")
     try:

@@ -48,7 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def work(options: argparse.Namespace) -> None:
         plan = load_from(options)
-        print(f"{forget_outdated(plan)} runs made by older code deleted from {plan.results}")
+        number = forget_outdated(plan)
+        runs = "1 run" if number == 1 else f"{number} runs"
+        print(f"{runs} made by older code deleted from {plan.results}")
 
     return run_command(parser, work, arguments)
 

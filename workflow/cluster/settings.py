@@ -1,4 +1,4 @@
-"""What jobs ask of a cluster: ``profiles/<cluster>/cluster.yaml``, checked. Imports no torch."""
+"""The resources that jobs request of a cluster, checked: ``profiles/<cluster>/cluster.yaml``. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _DEFAULT: Final = "default"
 
 @dataclass(frozen=True)
 class Need:
-    """The resources that one job asks for."""
+    """The resources that one job requests."""
 
     nodes: int
     minutes: int
@@ -36,7 +36,7 @@ class Need:
 
 @dataclass(frozen=True)
 class Training(Need):
-    """The resources that an experiment's training jobs ask for, and their estimated cost."""
+    """The resources that an experiment's training jobs request, and their estimated cost."""
 
     ranks_per_node: int
     step_seconds: float
@@ -108,7 +108,7 @@ class Cluster:
         return cluster
 
     def training(self, experiment: str) -> Training:
-        """Return the resources that an experiment's training jobs ask for."""
+        """Return the resources that an experiment's training jobs request."""
         return self.trainings.get(experiment, self.trainings[_DEFAULT])
 
     def check_plan(self, plan: Plan) -> None:

@@ -23,7 +23,7 @@ def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.Ca
     older.summary.write_text(json.dumps({**json.loads(older.summary.read_text()), "code_fingerprint": "0"}))
     capsys.readouterr()
     assert refresh.main(options(folder)) == 0
-    assert capsys.readouterr().out == f"1 runs made by older code deleted from {plan.results}\n"
+    assert capsys.readouterr().out == f"1 run made by older code deleted from {plan.results}\n"
     assert not older.summary.exists()
     assert not older.metrics.exists()
     assert not plan.csv_of(plan.job("one", "sgd")).exists()

@@ -644,7 +644,7 @@ def test_progress_on_a_terminal_is_a_bar(folder: Path, workload: Workload, tmp_p
     assert "\r" in log.getvalue()
 
 
-# ResNet-50's own data comes with no package; tests/test_workloads_images.py has it.
+# ResNet-50's data set comes with no package; tests/bench/workloads/ has its test.
 @pytest.mark.parametrize("name", sorted({*workloads.NAMES} - {"resnet50"}))
 def test_a_workload_evaluates_the_metrics_that_its_schema_names(name: str):
     """Targets and tuning are checked against those names before anything runs."""

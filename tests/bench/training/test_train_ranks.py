@@ -315,7 +315,7 @@ def test_a_rank_that_nobody_meets_says_so_in_one_line(
         monkeypatch.setenv(key, value)
     assert train.main(["one", "sgd", *options(folder)]) == 1
     told = capsys.readouterr().err
-    assert "rank 0 of 2: ranks [1] did not come to 127.0.0.1:" in told
+    assert "rank 0 of 2: ranks [1] did not connect to 127.0.0.1:" in told
     assert told.count("\n") == 1
 
 
@@ -333,7 +333,7 @@ def test_a_rank_that_gives_no_sign_of_life_ends_the_job():
     )
     assert called.returncode == 1
     assert called.stderr.startswith("rank 0 of 2 (")
-    assert "rank 1 has not been heard of for" in called.stderr
+    assert "no heartbeat from rank 1 for" in called.stderr
     assert called.stderr.count("\n") == 1
 
 

@@ -17,7 +17,7 @@ def last_common_values(metrics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
     were skipped, interrupted or not trained are left out; the caption names them.
 
     Raises:
-        NoDataError: No run finished.
+        NoDataError: no run finished.
     """
     finished = metrics[(metrics["status"] == "finished") & metrics["step"].notna()]
     if finished.empty:

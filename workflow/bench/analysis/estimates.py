@@ -77,7 +77,7 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     values of which one is infinite give a median without an interval.
 
     Raises:
-        ValueError: There are no values, or one is NaN.
+        ValueError: there are no values, or one is NaN.
     """
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:
@@ -100,7 +100,7 @@ def extreme(values: Sequence[float] | NDArray[np.float64], which: Literal["minim
     A NaN is a trial that broke down and counts as the worst value, an infinity.
 
     Raises:
-        ValueError: There are no values.
+        ValueError: there are no values.
     """
     sample = np.asarray(values, dtype=np.float64)
     if len(sample) == 0:

@@ -58,7 +58,7 @@ def power_law(sizes: Sequence[float], values: Sequence[float]) -> PowerLaw:
     """Fit ``y = c x^e`` by least squares of the logarithms, so the exponent is a log-log slope.
 
     Raises:
-        ValueError: There are fewer than two sizes, or a number is not above 0.
+        ValueError: there are fewer than two sizes, or a number is not above 0.
     """
     if len(set(sizes)) < 2:
         raise ValueError(f"A slope needs two sizes, got {sorted(set(sizes))}.")
@@ -109,7 +109,7 @@ def affine(x: Sequence[float], y: Sequence[float]) -> Affine:
     """Fit ``y = c + s x`` with c, s >= 0 to positive y.
 
     Raises:
-        ValueError: There are fewer than two different x.
+        ValueError: there are fewer than two different x.
     """
     if len(set(x)) < 2:
         raise ValueError(f"An affine law needs two points, got {sorted(set(x))}.")
@@ -145,7 +145,7 @@ def alpha_beta(collective: str, timed: Sequence[Collective]) -> AlphaBeta:
     """Fit alpha and beta, both at least 0, to one collective's times.
 
     Raises:
-        ValueError: There are fewer than two times, or the collective has no model in `TERMS`.
+        ValueError: there are fewer than two times, or the collective has no model in `TERMS`.
     """
     if collective not in TERMS:
         raise ValueError(f"{collective!r} has no alpha-beta model; {', '.join(TERMS)} have one.")

@@ -187,7 +187,7 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
     folders in their order.
 
     Raises:
-        NoDataError: No machine has anything to compare.
+        NoDataError: no machine has anything to compare.
     """
     machines: dict[str, Machine] = {}
     notes = []

@@ -47,7 +47,7 @@ def parse_conditions(holds_when: str) -> tuple[Condition, ...]:
     """Return the thresholds of a ``holds_when`` entry: ``"KAISA >= 3 and MKOR <= 1.5"`` has two.
 
     Raises:
-        ValueError: The entry has no comparison with a number.
+        ValueError: the entry has no comparison with a number.
     """
     comparisons = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
     if not comparisons:

@@ -13,7 +13,7 @@ def read(results: Results, probe: str) -> pd.DataFrame:
     """Return the rows of a probe.
 
     Raises:
-        NoDataError: The probe has no rows.
+        NoDataError: the probe has no rows.
     """
     rows = results.probe(probe)
     if rows.empty:

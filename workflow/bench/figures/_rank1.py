@@ -25,7 +25,7 @@ def read(results: Results) -> pd.DataFrame:
     """Return the rows of the probe.
 
     Raises:
-        NoDataError: The probe has no rows.
+        NoDataError: the probe has no rows.
     """
     return _probes.read(results, "rank1_error")
 

@@ -39,7 +39,7 @@ def read(results: Results, names: Sequence[str], metric: str, *, required: bool 
     """Return the experiments by name, with the rows of one metric on the training data.
 
     Raises:
-        NoDataError: No experiment has such a row, although one is ``required``.
+        NoDataError: no experiment has such a row, although one is ``required``.
     """
     experiments = {}
     for name in names:

@@ -35,7 +35,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw validation loss over steps and over training seconds; below, final differences and time to the target.
 
     Raises:
-        NoDataError: No run of bert_pretraining has a validation loss.
+        NoDataError: no run of bert_pretraining has a validation loss.
     """
     runs, metrics = results.runs("bert_pretraining"), results.metrics("bert_pretraining")
     losses = ended(metrics, "validation", "loss")

@@ -157,7 +157,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the optimizer's phases of the average and of the refreshing step, by workload and number of workers.
 
     Raises:
-        NoDataError: The probe step_breakdown has no rows.
+        NoDataError: the probe step_breakdown has no rows.
     """
     rows = _probes.read(results, "step_breakdown")
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or _probes.workloads(rows)

@@ -36,7 +36,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw (a) the mean iteration time and (b) the validation loss over the inverse update period, by workload.
 
     Raises:
-        NoDataError: Neither the probe nor one of the two experiments has results.
+        NoDataError: neither the probe nor one of the two experiments has results.
     """
     times = results.probe("iteration_time")
     paper = published("iteration_time_ms")

@@ -57,7 +57,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the relative errors of all layers, iterations and seeds by workload, side and approximation.
 
     Raises:
-        NoDataError: The probe rank1_error has no rows.
+        NoDataError: the probe rank1_error has no rows.
     """
     rows = _rank1.read(results)
     names = _probes.workloads(rows)

@@ -77,7 +77,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw test accuracy over epochs and time, every label's epochs and time to the target, and the paper's numbers.
 
     Raises:
-        NoDataError: No run has a test accuracy.
+        NoDataError: no run has a test accuracy.
     """
     runs, metrics = results.runs(EXPERIMENT), results.metrics(EXPERIMENT)
     accuracies = ended(metrics, "validation", "accuracy")

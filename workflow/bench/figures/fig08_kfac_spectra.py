@@ -54,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw both extreme eigenvalues and the condition number over iterations, by workload and kind of factor.
 
     Raises:
-        NoDataError: The probe spectra has no rows.
+        NoDataError: the probe spectra has no rows.
     """
     rows = resolved(_probes.read(results, "spectra"))
     names = _probes.workloads(rows)

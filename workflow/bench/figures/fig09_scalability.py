@@ -55,7 +55,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw speedup and efficiency over the number of workers that share one batch.
 
     Raises:
-        NoDataError: The probe scaling has no rows.
+        NoDataError: the probe scaling has no rows.
     """
     rows = _probes.read(results, "scaling")
     steps = rows[rows["quantity"] == "step_ms"].astype({"workers": int})

@@ -44,7 +44,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the mean error over iterations by workload (columns) and side (rows).
 
     Raises:
-        NoDataError: The probe rank1_error has no rows.
+        NoDataError: the probe rank1_error has no rows.
     """
     rows = _rank1.read(results)
     names = _probes.workloads(rows)

@@ -88,7 +88,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw training loss over training seconds, and MKOR's speedups to equal training accuracy, by experiment.
 
     Raises:
-        NoDataError: No experiment has a training loss.
+        NoDataError: no experiment has a training loss.
     """
     losses = read(results, EXPERIMENTS, "loss")
     accuracies = read(results, EXPERIMENTS, "accuracy", required=False)

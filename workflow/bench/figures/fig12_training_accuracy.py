@@ -23,7 +23,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw training accuracy over training seconds, and below over iterations, by experiment.
 
     Raises:
-        NoDataError: No experiment has a training accuracy.
+        NoDataError: no experiment has a training accuracy.
     """
     experiments = read(results, EXPERIMENTS, "accuracy")
     figure, axes = style.new_figure(2, len(EXPERIMENTS), height=3.7)

@@ -51,7 +51,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the times of both parts and of copying a matrix over the width, on logarithmic axes.
 
     Raises:
-        NoDataError: The probe cost_scaling has no rows.
+        NoDataError: the probe cost_scaling has no rows.
     """
     rows = _probes.read(results, "cost_scaling")
     figure, (panels,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)

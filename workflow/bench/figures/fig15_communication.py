@@ -85,7 +85,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw the bytes over the width at the largest number of workers, and over workers at the largest width.
 
     Raises:
-        NoDataError: The probe communication has no rows.
+        NoDataError: the probe communication has no rows.
     """
     rows = _probes.read(results, "communication")
     sent = of_update(rows)

@@ -131,7 +131,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw step times above and times to target below, one column per model, with machines as groups of bars.
 
     Raises:
-        NoDataError: No machine has a step time or a time to target of these models.
+        NoDataError: no machine has a step time or a time to target of these models.
     """
     machines, notes = comparison.gather(results)
     steps = [time for machine in machines for time in machine.step_times()]

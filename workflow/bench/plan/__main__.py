@@ -25,7 +25,8 @@ def _print_plan(options: argparse.Namespace) -> None:
     print(f"tier {plan.tier.name}, {len(jobs)} jobs, {len(run_ids)} runs, results in {plan.results}")
     for job in jobs:
         after = "".join(f", after {experiment}/{label}" for experiment, label in job.upstream)
-        print(f"{job.experiment}/{job.label}: {len(job.runs)} runs{after}")
+        runs = "1 run" if len(job.runs) == 1 else f"{len(job.runs)} runs"
+        print(f"{job.experiment}/{job.label}: {runs}{after}")
         if options.experiment:
             for run in job.runs:
                 print(f"  {run.id}  {run.describe()}")

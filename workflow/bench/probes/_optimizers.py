@@ -76,7 +76,7 @@ def check_labels(labels: Sequence[str]) -> Sequence[str]:
     """Return the labels if all are known.
 
     Raises:
-        ConfigError: No variant and no file in ``baselines/`` has one of the names.
+        ConfigError: no variant and no file in ``baselines/`` has one of the names.
     """
     known = {BASE, *VARIANTS, *available()}
     for label in labels:

@@ -98,7 +98,7 @@ def probe_columns(name: str) -> Columns:
     The class is parsed, not imported, because probes import torch.
 
     Raises:
-        ValueError: The probe has no class ``Row``, or a field of it has another type than int, float, str or bool
+        ValueError: the probe has no class ``Row``, or a field of it has another type than int, float, str or bool
             (each may be ``| None``).
     """
     module = Artefact("probes", name).module

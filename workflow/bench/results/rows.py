@@ -32,7 +32,7 @@ def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterato
         forgiving: Whether a run with a damaged metrics.csv counts as missing.
 
     Raises:
-        DamagedRecordError: A metrics.csv is damaged, and ``forgiving`` is false.
+        DamagedRecordError: a metrics.csv is damaged, and ``forgiving`` is false.
     """
     for planned in job.planned:
         evaluations, summary = _record(RunFolder.of(plan.results, planned.run.id), planned, forgiving)
@@ -134,7 +134,7 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as text.
 
     Raises:
-        ConfigError: The file is not a CSV file, or its rows differ in length.
+        ConfigError: the file is not a CSV file, or its rows differ in length.
     """
     try:
         with path.open(newline="", encoding="utf-8") as file:

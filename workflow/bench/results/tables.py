@@ -39,7 +39,7 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
     An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
 
     Raises:
-        NoDataError: The file is not a CSV file, lacks a column, or holds a value of another type.
+        NoDataError: the file is not a CSV file, lacks a column, or holds a value of another type.
     """
     if not path.exists():
         return pd.DataFrame(columns=list(columns))

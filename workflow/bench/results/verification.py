@@ -32,7 +32,7 @@ def read_specs(folder: Path) -> dict[str, Spec]:
     They are in ``specs.json`` if an earlier merge made the folder, else in ``specs/<id>.json``.
 
     Raises:
-        VerificationError: A spec is not valid JSON.
+        VerificationError: a spec is not valid JSON.
     """
     merged = folder / "specs.json"
     try:
@@ -53,7 +53,7 @@ def verify_experiment(file: Path, specs: Mapping[str, Spec], plan: Plan) -> Rows
         plan: The plan of this configuration.
 
     Raises:
-        VerificationError: A table differs from what this code writes, or a run from what this configuration plans.
+        VerificationError: a table differs from what this code writes, or a run from what this configuration plans.
     """
     experiment = file.name.removesuffix(".runs.csv")
     if experiment not in plan.experiments:
@@ -126,7 +126,7 @@ def verify_probe(file: Path, plan: Plan) -> Rows:
     """Check a probe's table, and return its rows.
 
     Raises:
-        VerificationError: The probe does not exist, or the table differs from what its code writes.
+        VerificationError: the probe does not exist, or the table differs from what its code writes.
     """
     if file.stem not in available("probes"):
         raise VerificationError(file, "not the table of a probe in workflow/bench/probes")

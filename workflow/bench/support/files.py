@@ -22,10 +22,10 @@ def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = No
     """Write ``parts``, one after the other, to ``path``; at any moment the file holds the old or the new content.
 
     Missing parent folders are created. If ``previous`` is given, the old file is kept under that name; a crash between
-     the two renames leaves at least one of the files.
+    the two renames leaves at least one of the files.
 
     Raises:
-         OSError: the disk is full or the folder is not writable; no partial file is left behind.
+        OSError: the disk is full or the folder is not writable; no partial file is left behind.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     # In the target's folder, because a rename is atomic within one file system only. The name is unique, because two

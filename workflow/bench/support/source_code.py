@@ -124,7 +124,7 @@ def _imported(file: Path, root: Path) -> frozenset[Path]:
     ``from package import name`` stands for the module ``package/name.py`` where that exists, and otherwise for the
     package's ``__init__.py``, in which ``name`` is then defined.
     """
-    return frozenset(found for name in _dotted(_tree(file)) if (found := _located(name, root)) is not None)
+    return frozenset(path for name in _dotted(_tree(file)) if (path := _located(name, root)) is not None)
 
 
 def _dotted(tree: ast.Module) -> Iterator[str]:

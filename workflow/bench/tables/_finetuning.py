@@ -72,7 +72,7 @@ def read_runs(results: Results, experiment: str) -> pd.DataFrame:
     """Return the runs of a fine-tuning experiment.
 
     Raises:
-        NoDataError: It has no runs.
+        NoDataError: it has no runs.
     """
     runs = results.runs(experiment)
     if runs.empty:

@@ -91,7 +91,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write step times, then times to target; the machines of one setting stand next to each other.
 
     Raises:
-        NoDataError: No machine has a step time or a run.
+        NoDataError: no machine has a step time or a run.
     """
     machines, notes = comparison.gather(results)
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(machines)], columns=list(COLUMNS))

@@ -127,7 +127,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per optimizer that any of the probes measured; those that only the paper has come last.
 
     Raises:
-        NoDataError: None of the probes has run.
+        NoDataError: none of the probes has run.
     """
     probes = {name: results.probe(name) for name in PROBES}
     measured = {name: rows for name, rows in probes.items() if not rows.empty}

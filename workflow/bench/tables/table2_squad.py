@@ -28,7 +28,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per optimizer: the F1 score of its last evaluation over seeds, and the paper's.
 
     Raises:
-        NoDataError: There are no fine-tuning runs.
+        NoDataError: there are no fine-tuning runs.
     """
     runs = read_runs(results, _TABLE.experiment)
     last = 100 * last_values(results.metrics(_TABLE.experiment), "f1")

@@ -28,7 +28,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per optimizer: the average over tasks, of the seeds that have a score in every task of the tier.
 
     Raises:
-        NoDataError: There are no fine-tuning runs.
+        NoDataError: there are no fine-tuning runs.
     """
     runs = read_runs(results, _TABLE.experiment)
     last = last_values(results.metrics(_TABLE.experiment), "score")

@@ -52,7 +52,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per optimizer and one column per task: the score of its last evaluation over seeds.
 
     Raises:
-        NoDataError: There are no fine-tuning runs.
+        NoDataError: there are no fine-tuning runs.
     """
     runs, metrics = _finetuning.read_runs(results, "bert_glue"), results.metrics("bert_glue")
     pretraining = results.runs(_finetuning.PRETRAINING)

@@ -118,7 +118,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per optimizer: a column per rate, here and in the paper, and how many rates converge.
 
     Raises:
-        NoDataError: The experiment has no runs.
+        NoDataError: the experiment has no runs.
     """
     runs = results.runs("resnet_cifar10_lr")
     if runs.empty:

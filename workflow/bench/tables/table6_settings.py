@@ -130,7 +130,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Sizes need neither data nor a GPU: a model that was not trained has no examples and no hardware here.
 
     Raises:
-        NoDataError: The probe of sizes has not run.
+        NoDataError: the probe of sizes has not run.
     """
     sizes = results.probe("sizes")
     if sizes.empty:

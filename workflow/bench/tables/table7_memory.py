@@ -110,7 +110,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per workload and optimizer.
 
     Raises:
-        NoDataError: The probe has not run.
+        NoDataError: the probe has not run.
     """
     memory = results.probe("memory")
     if memory.empty:

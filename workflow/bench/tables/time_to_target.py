@@ -117,7 +117,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per configuration of an optimizer, in every experiment with a target and a run that has ended.
 
     Raises:
-        NoDataError: No experiment has run.
+        NoDataError: no experiment has run.
     """
     frames = [results.runs(experiment) for experiment in results.experiments()]
     if not frames:

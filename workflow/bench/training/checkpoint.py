@@ -72,7 +72,7 @@ def load(path: Path, run: str, device: torch.device | str = "cpu") -> dict[str, 
     if version != _FORMAT:
         raise DamagedError(f"{path}: has format {version}, written by other code; this code reads format {_FORMAT}")
     if len(payload) != length:
-        raise DamagedError(f"{path}: damaged: {len(payload)} of {length} bytes are there")
+        raise DamagedError(f"{path}: damaged: contains {len(payload)} of {length} bytes")
     if hashlib.sha256(payload).hexdigest() != digest:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
     return torch.load(io.BytesIO(payload), map_location=device, weights_only=True)

@@ -194,14 +194,14 @@ def _connect(place: Place, *, hosts: bool = False) -> Store:
 def _meet(place: Place) -> Store:
     """Return the store, once all ranks have connected to it."""
     store = _connect(place, hosts=place.rank == 0 and not place.has_store)
-    store.set(f"here/{place.rank}", "")
+    store.set(f"connected/{place.rank}", "")
     try:
-        store.wait([f"here/{rank}" for rank in range(place.size)], ARRIVAL_TIMEOUT)
+        store.wait([f"connected/{rank}" for rank in range(place.size)], ARRIVAL_TIMEOUT)
     except RuntimeError:
-        missing = [rank for rank in range(place.size) if not store.check([f"here/{rank}"])]
+        missing = [rank for rank in range(place.size) if not store.check([f"connected/{rank}"])]
         raise MeetingError(
-            f"rank {place.rank} of {place.size}: ranks {missing} did not come to {place.host}:{place.port} within "
-            f"{ARRIVAL_TIMEOUT}; start as many processes as WORLD_SIZE says"
+            f"rank {place.rank} of {place.size}: ranks {missing} did not connect to {place.host}:{place.port} within "
+            f"{ARRIVAL_TIMEOUT}; start as many processes as WORLD_SIZE states"
         ) from None
     store.set_timeout(_NO_TIMEOUT)
     return store

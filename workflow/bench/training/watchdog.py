@@ -86,7 +86,7 @@ class Watchdog(threading.Thread):
             if latest != beats:
                 beats, changed_at = latest, now
             elif now - changed_at > self._silence:
-                self._end(1, f"rank {self._next} has not been heard of for {now - changed_at:.0f} s: the job ends here")
+                self._end(1, f"no heartbeat from rank {self._next} for {now - changed_at:.0f} s; the job ends")
 
     def end_all(self, problem: BaseException) -> NoReturn:
         """End the job because of an exception on this rank, with one message from one rank."""
@@ -129,8 +129,8 @@ class Watchdog(threading.Thread):
         try:
             # compare_set writes the key only if no rank has, and returns its value. Two ranks may want the same code,
             # so the counter decides which one prints.
-            is_ours = self._store.compare_set(_EXIT_CODE_KEY, "", str(code)) == str(code).encode()
-            prints = is_ours and self._store.add("told", 1) == 1
+            is_written = self._store.compare_set(_EXIT_CODE_KEY, "", str(code)) == str(code).encode()
+            prints = is_written and self._store.add("printed", 1) == 1
             code = int(self._store.get(_EXIT_CODE_KEY))
         except RuntimeError:
             prints = True
