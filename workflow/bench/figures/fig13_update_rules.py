@@ -24,7 +24,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """Draw loss over iterations, and the paired final differences from the base optimizer, by workload.
 
     Raises:
-        NoDataError: No run of update_rules has a validation loss.
+        NoDataError: no run of update_rules has a validation loss.
     """
     runs, metrics = results.runs("update_rules"), results.metrics("update_rules")
     losses = ended(metrics, "validation", "loss")
