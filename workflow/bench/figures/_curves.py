@@ -48,7 +48,7 @@ def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, risi
         metrics: Rows of one metric, of all labels.
         x: ``step`` or ``train_seconds``.
         scale: The unit of x.
-        rising: More is better, so that a diverged run counts as the lowest value.
+        rising: Whether more is better; then a diverged run counts as the lowest value.
     """
     limits = axes.get_ylim()
     for label, rows in _by_label(metrics):

@@ -25,7 +25,7 @@ WIDTH: Final = 5.5
 INK: Final = "#222222"
 SOFT: Final = "#666666"
 GUIDE: Final = "#444444"
-"""Color of what belongs to no method: targets, published values, lines of no difference."""
+"""Color of everything that belongs to no method: targets, published values, lines of no difference."""
 MODEL_LINE: Final = "--"
 
 _DASHES: Final[dict[str, Any]] = {

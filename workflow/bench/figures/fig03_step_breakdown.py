@@ -61,7 +61,7 @@ def bases(rows: pd.DataFrame) -> dict[str, str]:
 def bars(rows: pd.DataFrame, column: str) -> list[Bar]:
     """Return the bars of one workload from top to bottom: by optimizer, period and number of workers.
 
-    A refreshing step takes as long at any period, so it has one bar, at the period that was timed.
+    A refreshing step takes equally long at any period, so it has one bar, at the period that was timed.
     """
     known = rows[rows[column].notna() & ((rows["estimate"] == "measured") | (column == "ms"))]
     shown = []

@@ -33,7 +33,7 @@ _WITHOUT_TARGET: Final = "Middle: empty, since the runs have no target on the te
 
 @dataclass(frozen=True)
 class _Column:
-    """One column of panels: what its horizontal axes show."""
+    """One column of panels: the quantities on its horizontal axes."""
 
     x: Literal["step", "train_seconds"]
     scale: float

@@ -36,7 +36,7 @@ _UNRESOLVED: Final = {"smallest": "v", "condition_number": "^"}
 
 
 def resolved(rows: pd.DataFrame) -> pd.DataFrame:
-    """Limit the rows to what float32 can tell from singular, and add the columns ``limit`` and ``unresolved``.
+    """Limit values to those that float32 resolves, and add the columns ``limit`` and ``unresolved``.
 
     No eigenvalue is below the resolution, and no condition number above ``limit``, the largest one that float32
     resolves. ``unresolved`` marks the rows that were outside.
@@ -69,7 +69,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     trained = ", ".join(style.style_of(label).name for label in style.in_order(rows["optimizer"]))
     notes = [
         "right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue "
-        "of a running factor is below the weight that its start still has",
+        "of a running factor is below the remaining weight of the identity, from which it starts",
         f"trained with {trained}; {_unresolved(rows)}",
     ]
     caption = footer(results, rows, notes=notes)
@@ -77,7 +77,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 
 def _draw_workload(panels: Sequence[Axes], rows: pd.DataFrame, workload: str) -> None:
-    """Draw the three quantities of one workload, the weight of the start, and the limits of float32."""
+    """Draw the three quantities of one workload, the remaining weight of the identity, and the limits of float32."""
     panels[0].set_title(f"{style.workload_name(workload)}, {rows['layer'].nunique()} layers")
     for panel, quantity in zip(panels, QUANTITIES, strict=True):
         _draw(panel, rows, quantity)
@@ -94,7 +94,7 @@ def _draw_workload(panels: Sequence[Axes], rows: pd.DataFrame, workload: str) ->
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
-    """Draw a thin line per layer, the median of all layers, and hollow triangles for what float32 does not resolve."""
+    """Draw a line per layer, the median over layers, and hollow triangles for values that float32 does not resolve."""
     lines: dict[str, Any] = {"x": "step", "y": quantity, "hue": "factor", "legend": False, "ax": axes}
     looks = style.seaborn_looks(FACTORS)
     thin = {name: looks[name] for name in ("palette", "hue_order")}
@@ -124,7 +124,7 @@ def _entries() -> list[Artist]:
     """Return the entries of the legend."""
     return [
         *map(_legend.line_entry, FACTORS.values()),
-        Line2D([], [], color="#000000", linestyle=style.MODEL_LINE, label="weight of the start, the identity"),
+        Line2D([], [], color="#000000", linestyle=style.MODEL_LINE, label="remaining weight of the identity"),
         _legend.band_entry("resolution of float32, over layers"),
         _legend.hollow_entry("eigenvalue at or below it", _UNRESOLVED["smallest"]),
         _legend.hollow_entry("condition number beyond it", _UNRESOLVED["condition_number"]),
