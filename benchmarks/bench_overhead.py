@@ -3,7 +3,7 @@
 ``python -m benchmarks.bench_overhead`` prints, for optimizers on the autoencoder and on BERT, the ratio of the time of
 a step in the bench (with clocks, metrics, progress, checkpoints) to that of a bare loop, with a 95 % interval. The exit
 status is 1 if the bench costs more than the goal. The two loops alternate step by step in one process, so that other
-load on the machine affects both alike, and both are timed from outside, from one batch to the next. As a control, the
+load on the machine affects both equally, and both are timed from outside, from one batch to the next. As a control, the
 ratio of two alternating bare loops shows the effect of being the second. It takes five minutes and needs the machine to
 itself.
 """
@@ -148,7 +148,7 @@ def first_runs(plan: Plan, label: str) -> Iterator[Run]:
         if run.workload not in seen:
             seen.add(run.workload)
             steps = STEPS[run.workload]
-            # A step at a hundredth of the learning rate takes as long, and cannot diverge over so many steps.
+            # At a hundredth of the learning rate a step takes equally long, and training cannot diverge.
             values = {**run.hyperparameters, "lr": run.hyperparameters["lr"] / 100}
             yield Run(
                 {

@@ -42,7 +42,7 @@ class AlphaBeta(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """One timed collective: its payload is what a rank hands in."""
+    """One timed collective; its payload is that of one rank."""
 
     workers: int
     payload_bytes: float

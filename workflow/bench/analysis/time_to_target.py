@@ -15,7 +15,7 @@ from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
 
 Quantity = Literal["steps", "seconds"]
-"""What a run takes to its target: iterations or training seconds."""
+"""The unit of a run's time to its target: iterations or training seconds."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def censored(value: float | None) -> float:
 
 
 def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
-    """Return what one label's runs took to their target, by seed, from rows of ``<experiment>.runs.csv``.
+    """Return one label's iterations or seconds to the target by seed, from rows of ``<experiment>.runs.csv``.
 
     A run that finished or broke down without reaching the target is censored, which counts as infinity: it would have
     taken longer than its budget. Skipped, interrupted and missing runs are left out.
@@ -98,7 +98,7 @@ def too_short(
 
 @dataclass(frozen=True)
 class Reaching:
-    """What one label's runs take to a target, and how many of them reach it."""
+    """The iterations or seconds that one label's runs take to a target, and how many of them reach it."""
 
     took: Estimate
     """Iterations or seconds. Censored runs count as infinity, so the median is infinite if most runs are censored."""

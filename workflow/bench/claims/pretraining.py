@@ -1,4 +1,4 @@
-"""Claims about what pre-training takes to a target: C01 to C03.
+"""Claims about the iterations and the time of pre-training to a target: C01 to C03.
 
 A run that ended without reaching the target counts as infinitely long. Runs that are skipped, interrupted, failed or
 missing are left out.
@@ -42,7 +42,7 @@ _IN_WORDS: Final[Mapping[Quantity, str]] = {"steps": "Iterations", "seconds": "T
 def pretraining_to_target(
     pretraining: pd.DataFrame, squad: pd.DataFrame, label: str, quantity: Quantity
 ) -> dict[int, float]:
-    """Return what a label's pre-training takes to its target by seed, infinity if it did not reach it.
+    """Return a label's iterations or seconds of pre-training to the target by seed, infinity if it was not reached.
 
     If ``bert_pretraining`` sets a target, that one counts. Otherwise, as in the paper, a pre-training takes all of its
     steps if the fine-tuning that starts from it reaches the target of ``bert_squad``, and of several pre-trainings
@@ -78,7 +78,7 @@ def _target(pretraining: pd.DataFrame, squad: pd.DataFrame) -> str:
 
 @dataclass(frozen=True)
 class _Comparison:
-    """What two labels' pre-trainings take to the target: ``above`` over ``below``, paired by seed."""
+    """Two labels' iterations or seconds of pre-training to the target, ``above`` over ``below``, paired by seed."""
 
     pretraining: pd.DataFrame
     squad: pd.DataFrame
@@ -128,7 +128,7 @@ class _Comparison:
         return data
 
     def details(self, ratio: Estimate, early: str) -> str:
-        """Return what each label takes by seed, and remarks on the runs."""
+        """Return each label's iterations or seconds by seed, and remarks on the runs."""
         took = "; ".join(f"{label} {_by_seed(self.took[label], self.seeds)}" for label in (self.above, self.below))
         lengths = (_only_length(label, rows) for label, rows in self.runs.items()) if self.counts_in_full else ()
         return sentences(
@@ -152,7 +152,7 @@ def _only_length(label: str, runs: pd.DataFrame) -> str:
 
 
 def _decide_ratio(comparison: _Comparison, condition: Condition) -> Decision:
-    """Decide by the ratio of what two labels take to the target."""
+    """Decide by the ratio of two labels' iterations or seconds to the target."""
     above, below = comparison.above, comparison.below
     if lacks := lacking(comparison.pretraining, "bert_pretraining", (above, below)):
         return not_tested(lacks)

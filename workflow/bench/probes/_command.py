@@ -24,7 +24,7 @@ def run(
     uses_gpu: bool = True,
     optimizers: Sequence[str] = (),
 ) -> int:
-    """Measure what the chosen plan's tier asks for and write it as CSV; return the exit status.
+    """Measure on the chosen plan's tier and write the rows as CSV; return the exit status.
 
     Args:
         name: The probe's module.

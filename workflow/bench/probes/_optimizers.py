@@ -43,7 +43,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     # MEM-OPT: max(1, ranks * fraction) = 1 gradient worker for each layer.
     "kaisa_mem_opt": Variant("kaisa", {"factor_update_period": None, "grad_worker_fraction": 1e-9}),
 }
-"""Labels that do not stand for a method's defaults. Any other name in `baselines.available()` does."""
+"""Labels with hyperparameters that differ from a method's defaults. Other labels, names of files, mean the defaults."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class TimedOptimizer:
         return next(periods, None)
 
     def runs_on(self, workers: int) -> bool:
-        """Return whether the optimizer can train on so many ranks."""
+        """Return whether the optimizer can train on this number of ranks."""
         return workers == 1 or "data_parallel" not in limits(self.method)
 
 

@@ -24,7 +24,7 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     Raises:
         torch.multiprocessing.ProcessRaisedException: A process failed; the others are stopped.
     """
-    # The processes are forked from a server that has imported, once, the caller's modules of the bench and what
+    # The processes are forked from a server that has imported, once, the caller's modules of the bench and those that
     # PyTorch's optimizers import at their first step. Otherwise each process would spend seconds on these imports, and
     # their memory would count as that of the optimizer measured.
     multiprocessing.set_forkserver_preload(

@@ -86,7 +86,7 @@ def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
 
 
 def computed_first_order_bytes(model: ProbeModel, optimizer: TimedOptimizer) -> dict[str, int]:
-    """Return what `first_order_bytes` gives after a step on the ``meta`` device; empty if it cannot step there.
+    """Return the `first_order_bytes` after a step on the ``meta`` device; empty if the optimizer cannot step there.
 
     SINGD, for one, identifies parameters by their addresses, which are all 0 there.
     """

@@ -22,7 +22,7 @@ from workflow.bench.training.clocks import Clock
 PHASES: Final = ("forward", "backward", "capture", "factor", "precondition", "communication", "update")
 """The phases of a step, without data. ``backward`` includes DistributedDataParallel's exchange of gradients."""
 SAFE_RATE: Final = 1e-4
-"""A learning rate at which a step takes as long as at any other, and cannot diverge while it is timed."""
+"""A learning rate at which training cannot diverge while it is timed; the time of a step does not depend on it."""
 WARM_UP: Final = 2
 """Untimed steps before each timing, which fill the caches again after another optimizer's turn."""
 _BATCHES: Final = 4  # used in rotation, since making batches is not part of a step
@@ -113,8 +113,8 @@ def in_groups(
 ) -> Iterator[Result]:
     """Yield what ``measure`` yields for groups of items, whose loops it may keep alive together.
 
-    On a CPU all items are one group, so that they take turns and drift affects all alike. A GPU may not hold them all:
-    there each item is a group, and its memory is released before the next.
+    On a CPU all items are one group, so that they take turns and drift affects all equally. A GPU may not hold them
+    all: there each item is a group, and its memory is released before the next.
     """
     for group in [items] if device == "cpu" else [[item] for item in items]:
         yield from measure(group)

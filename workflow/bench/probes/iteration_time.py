@@ -79,7 +79,7 @@ class PeriodSweep:
         nearest = min(self.by_period, key=lambda known: abs(known - period))
         name = period_field(self.method)
         assert name is not None  # see `sweeps`
-        # A step at a hundredth of the learning rate takes as long, and cannot diverge while it is timed.
+        # At a hundredth of the learning rate a step takes equally long, and training cannot diverge meanwhile.
         values = {**self.by_period[nearest], name: period, "lr": self.by_period[nearest]["lr"] / 100}
         return TimedOptimizer(self.label, self.method, values)
 
@@ -131,7 +131,7 @@ def _sweep(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSwee
 
 
 def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
-    """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all alike."""
+    """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all equally."""
     return in_groups(chosen, device, partial(_rows_of_group, device=device, hardware=hardware, repeats=repeats))
 
 

@@ -7,7 +7,7 @@ and tensor. Every optimizer is measured in its own process, over two steps of wh
 - quantity: ``parameters``, ``gradients``; ``first_order_state``, of the base optimizer, and ``preconditioner_state``,
   with the tensor's name in ``tensor``, summed over layers; ``peak``, the most at any time: allocated tensors on a GPU
   (the allocator's peak), resident memory of the process on a CPU, including interpreter and libraries;
-  ``peak_over_start``, the same minus what the process held before it made the model.
+  ``peak_over_start``, the same minus the memory of the process before it made the model.
 - bytes: measured. computed_bytes: from shapes alone, by the optimizer's own code on the ``meta`` device; empty for a
   peak, which cannot be computed.
 - hardware, code_fingerprint, git_commit.

@@ -152,7 +152,7 @@ class Measurement:
     alone: Mapping[int, Mapping[str, RankResult]]
     """One process's results by batch and label."""
     by_workers: Mapping[int, Sequence[Mapping[str, RankResult]]]
-    """Each rank's results by label, by number of workers; only of optimizers that run on so many."""
+    """Each rank's results by label, by number of workers; only of optimizers that run on that number."""
     collectives: Mapping[int, Sequence[CollectiveTimes]]
     """Each rank's times of collectives, by number of workers."""
 

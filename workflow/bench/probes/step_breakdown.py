@@ -96,7 +96,7 @@ def _cycles_of_group(
 def rows(
     model: ProbeModel, chosen: Sequence[TimedOptimizer], by_rank: Sequence[Sequence[Cycle]], hardware: str
 ) -> Iterator[Row]:
-    """Yield the rows of one model, repeat by repeat; by_rank: what `cycles` returned on each rank."""
+    """Yield the rows of one model, repeat by repeat; by_rank: the cycles of each rank (`cycles`)."""
     by_label = {optimizer.label: optimizer for optimizer in chosen}
     by_repeat = sorted(zip(*by_rank, strict=True), key=lambda ranks: ranks[0][1])
     for ranks in by_repeat:

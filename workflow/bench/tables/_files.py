@@ -16,9 +16,9 @@ from workflow.bench.support.files import write_atomically
 from workflow.bench.support.templates import render
 
 _SENTENCE: Final = 60
-"""Characters from which a cell is wide, so that a sentence can be read."""
+"""A cell with more characters is wide, so that its sentence can be read."""
 _NUMBER: Final = 28
-"""Characters up to which a cell stays on one line: a number with its interval."""
+"""A cell with at most as many characters, such as a number with its interval, stays on one line."""
 DATA: Final = "data"
 """The column of `Sources`: the files and runs from which a row's numbers are computed."""
 
@@ -59,7 +59,7 @@ def _cell(value: object) -> _Cell:
 
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
-    """Return the table's lines; pandas' own pad every column to its longest sentence, which cannot be read as text."""
+    """Return the table's lines; pandas would pad every column to its longest sentence, which nobody can read."""
     lines = [columns, ["---"] * len(columns), *([cell.brief for cell in cells] for cells in rows)]
     return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
 

@@ -69,7 +69,7 @@ def compare(stated: Printed, implied: Derived) -> str:
     if math.isclose(math.floor(implied.value * unit + 0.5 + 1e-9), stated.value * unit):
         return "yes"
     low, high = stated.range
-    # Ranges that only touch share no number: the number between them rounds up, out of one of them.
+    # Ranges that only touch have no number in common, since the number between them rounds up into one of them.
     if min(high, implied.high) - max(low, implied.low) > 1e-9:
         return "within rounding"
     return "no, cut off" if math.isclose(math.floor(implied.value * unit + 1e-9), stated.value * unit) else "no"

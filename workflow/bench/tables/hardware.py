@@ -67,7 +67,7 @@ def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
 
 
 def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
-    """Yield one row per setting of an optimizer and machine that measured it or for which it is projected."""
+    """Yield one row per configuration and machine, with a measured or projected time."""
     for time in comparison.target_times(machines):
         yield {
             "quantity": _TARGET,

@@ -1,4 +1,4 @@
-"""Consistency of the published numbers: those that the paper states, and what its other numbers imply for them.
+"""Consistency of the published numbers: those that the paper states, and those that its other numbers imply.
 
 Nothing here is measured. A printed number stands for all numbers that round to it, so a derived number has a range.
 """

@@ -67,13 +67,13 @@ def cell(rows: pd.DataFrame) -> str:
     """
     parts = []
     for outcome, mark in _MARKS.items():
-        alike = rows[rows["outcome"] == outcome]
-        if alike.empty:
+        of_outcome = rows[rows["outcome"] == outcome]
+        if of_outcome.empty:
             continue
-        count = [] if len(alike) == len(rows) else [f"{len(alike)} of {len(rows)}"]
-        best = [f"best {number(float(alike['best'].mean()))}"] if outcome == "local-minimum" else []
+        count = [] if len(of_outcome) == len(rows) else [f"{len(of_outcome)} of {len(rows)}"]
+        best = [f"best {number(float(of_outcome['best'].mean()))}"] if outcome == "local-minimum" else []
         remark = f" ({', '.join([*best, *count])})" if best or count else ""
-        parts.append(f"{number(float(alike['epochs'].mean()))}{mark}{remark}")
+        parts.append(f"{number(float(of_outcome['epochs'].mean()))}{mark}{remark}")
     return "; ".join(parts)
 
 

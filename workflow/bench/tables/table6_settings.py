@@ -125,7 +125,7 @@ def _table(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Write the settings of every model of the tier and of the paper; a model of the paper alone has no left side.
+    """Write the settings of every model of the tier and of the paper; one that only the paper has lacks our columns.
 
     Sizes need neither data nor a GPU: a model that was not trained has no examples and no hardware here.
 

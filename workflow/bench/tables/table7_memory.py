@@ -45,7 +45,7 @@ def sizes(rows: pd.DataFrame) -> dict[str, float | None]:
     """Return one optimizer's bytes on one workload, from its rows of ``probes/memory.csv``.
 
     ``state`` and ``overhead`` (the preconditioner's state) are measured; the ``computed`` ones are None if a tensor has
-    no formula. ``peak`` does not include what the process held before it made the model.
+    no formula. ``peak`` does not include the memory of the process before it made the model.
     """
 
     def total(quantities: Sequence[str], column: str) -> float | None:
