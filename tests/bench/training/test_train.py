@@ -651,6 +651,6 @@ def test_a_workload_evaluates_the_metrics_that_its_schema_names(name: str):
     workload = create(name)
     model, named = workload.model(0), schema(f"workloads/{name}")
     found = set(workload.evaluate(model))
-    # Tasks of one workload have metrics of their own; tests/test_workloads_finetuning.py has each task's.
+    # Tasks of one workload have metrics of their own; tests/bench/workloads/test_finetuning.py tests each task's.
     assert found <= set(named["metrics"]) if name == "bert_classification" else found == set(named["metrics"])
     assert set(workload.evaluate_training(model)) == set(named.get("training_metrics", []))
