@@ -88,7 +88,7 @@ def overhead(run: Run, workload: Workload, scratch: Path) -> Estimate:
     """Return the ratio of the time of a step in the bench to that in the bare loop.
 
     Raises:
-        RuntimeError: The run did not finish.
+        RuntimeError: the run did not finish.
     """
     interleaved = Interleaved(workload, BareLoop(run, workload))
     with (scratch / "log").open("w") as log:

@@ -22,7 +22,7 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     caller's number of threads.
 
     Raises:
-        torch.multiprocessing.ProcessRaisedException: A process failed; the others are stopped.
+        torch.multiprocessing.ProcessRaisedException: a process failed; the others are stopped.
     """
     # The processes are forked from a server that has imported, once, the caller's modules of the bench and those that
     # PyTorch's optimizers import at their first step. Otherwise each process would spend seconds on these imports, and

@@ -146,7 +146,7 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
     """Return the index of the paper's row that is compared with a label, or None if the paper has no such run.
 
     An optimizer's longest pre-training is compared with the paper's longest, a shorter one with the paper's run of as
-    many iterations.
+    many iterations. A label without planned pre-training has no row to compare with.
 
     Args:
         label: The pre-training's label.
@@ -155,9 +155,11 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
     """
     rows = paper[paper["optimizer"] == paper_name(label)]
     iterations = rows["iterations"].astype(int)
-    steps = pretraining.loc[pretraining["optimizer"] == label, "steps"].max()
-    is_shorter = steps < of_any_length(pretraining, label)["steps"].max()
-    same_length = rows[iterations == (steps if is_shorter else iterations.max())]
+    steps = pretraining.loc[pretraining["optimizer"] == label, "steps"]
+    if steps.empty:
+        return None  # of unknown length
+    is_shorter = steps.max() < of_any_length(pretraining, label)["steps"].max()
+    same_length = rows[iterations == (steps.max() if is_shorter else iterations.max())]
     return None if same_length.empty else same_length.index[0]
 
 
