@@ -114,7 +114,7 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     Args:
         moment_sketch: ``Y = C Omega`` ``[d, k]``. It is a sum over rows, so micro-batches and ranks add up; it costs
             O(n d k) for n rows.
-        test: Omega ``[d, k]``, ``k >= rank`` random columns.
+        test: omega ``[d, k]``, ``k >= rank`` random columns.
         rank: the number of directions.
     """
     # eigh and svd raise for a NaN. A loss scaler may yet skip this step, so it must not raise: compute with zeros and

@@ -142,11 +142,11 @@ def caption(
     """Return the caption of an artefact made from runs.
 
     Args:
-        results: The results that the artefact is made from.
-        runs: Rows of one or several ``<experiment>.runs.csv``.
-        notes: Further sentences.
-        absent: Experiments and probes that the artefact would show but that have no results.
-        summarized: Whether the artefact shows statistics over seeds.
+        results: the results that the artefact is made from.
+        runs: rows of one or several ``<experiment>.runs.csv``.
+        notes: further sentences.
+        absent: experiments and probes that the artefact would show but that have no results.
+        summarized: whether the artefact shows statistics over seeds.
     """
     tier = results.tier_title or f"{results.tier} tier"
     if results.tier != "paper":

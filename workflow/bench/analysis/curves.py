@@ -18,8 +18,8 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     the surviving runs. With fewer than six seeds the curve ends at the step after which the first run broke down.
 
     Args:
-        metrics: Rows of one metric, with the columns ``seed, status, step, value, train_seconds``.
-        worst: The worst value of the metric: infinity, or minus infinity for one that rises.
+        metrics: rows of one metric, with the columns ``seed, status, step, value, train_seconds``.
+        worst: the worst value of the metric: infinity, or minus infinity for one that rises.
 
     Returns:
         Columns ``step, train_seconds, value, low, high, n`` at the steps at which every seed has a value;

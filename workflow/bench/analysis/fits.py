@@ -74,7 +74,7 @@ def width_laws(times: pd.DataFrame) -> dict[int, PowerLaw]:
     A width that was timed once counts in every repeat; a repeat that lacks another width is left out.
 
     Args:
-        times: Rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.
+        times: rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.
     """
     table = times.pivot_table(index="repeat", columns="dimension", values="ms", aggfunc="first")
     once = table.columns[table.notna().sum() == 1]

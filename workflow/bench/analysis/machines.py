@@ -273,10 +273,10 @@ def project(
     The bounds of the interval are the products of the bounds of both factors.
 
     Args:
-        machine: The machine to project for.
-        configuration: The configuration of the iterations.
-        runs: The runs that the iterations were measured in.
-        iterations: The iterations to the target.
+        machine: the machine to project for.
+        configuration: the configuration of the iterations.
+        runs: the runs that the iterations were measured in.
+        iterations: the iterations to the target.
     """
     model = TIMED_MODELS.get((configuration.experiment, configuration.workload))
     if model is None or runs["gpu"].notna().any():
@@ -310,8 +310,8 @@ def describe(machines: Iterable[Machine], experiments: Collection[str] | None = 
     """Return sentences for a caption: the other machines' runs, and whether all machines ran the same code.
 
     Args:
-        machines: The machines compared.
-        experiments: The experiments whose runs are counted; None: all.
+        machines: the machines compared.
+        experiments: the experiments whose runs are counted; None: all.
     """
     listed = list(machines)
     notes = []

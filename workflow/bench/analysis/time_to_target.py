@@ -85,10 +85,10 @@ def too_short(
     that diverged would not have.
 
     Args:
-        runs: The label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
-        took: The label's times to the target, from `to_target`.
-        other: Those of the other label.
-        quantity: Iterations or training seconds.
+        runs: the label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
+        took: the label's times to the target, from `to_target`.
+        other: those of the other label.
+        quantity: iterations or training seconds.
     """
     finished = runs[runs["status"] == "finished"]
     spent = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()

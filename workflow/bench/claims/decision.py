@@ -136,9 +136,9 @@ def lacking(runs: pd.DataFrame, experiment: str, labels: Iterable[str]) -> str:
     """Return sentences on the labels without a run that has ended; empty if each label has one.
 
     Args:
-        runs: Rows of ``<experiment>.runs.csv``.
-        experiment: The experiment's name.
-        labels: The labels to be compared.
+        runs: rows of ``<experiment>.runs.csv``.
+        experiment: the experiment's name.
+        labels: the labels to be compared.
     """
     if runs.empty:
         return f"{experiment} has no results."

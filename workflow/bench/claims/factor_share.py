@@ -95,8 +95,8 @@ def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) ->
     period at which it was timed, which is the paper's. The details add the ratio at equal periods, and HyLo's shares.
 
     Args:
-        times: Rows of ``step_breakdown.csv``.
-        conditions: The claim's thresholds.
+        times: rows of ``step_breakdown.csv``.
+        conditions: the claim's thresholds.
     """
     alone = times[times["workers"] == 1]
     shares = _Shares()

@@ -102,10 +102,10 @@ def decide_glue_average(
     """Decide C04 (contender ``mkor``) or C05 (``kaisa``): the average over the tasks minus LAMB's.
 
     Args:
-        metrics: Rows of ``bert_glue.csv``.
-        runs: Rows of ``bert_glue.runs.csv``.
-        conditions: The claim's thresholds.
-        contender: The optimizer that the claim is about.
+        metrics: rows of ``bert_glue.csv``.
+        runs: rows of ``bert_glue.runs.csv``.
+        conditions: the claim's thresholds.
+        contender: the optimizer that the claim is about.
     """
     label = mkor_of(runs) if contender == "mkor" else contender
     return _average_difference(metrics, runs, conditions[0], label, "lamb")
@@ -119,10 +119,10 @@ def decide_switch(
     Only seeds in which MKOR-H switched count, because without a switch it is MKOR.
 
     Args:
-        metrics: Rows of ``bert_glue.csv``.
-        runs: Rows of ``bert_glue.runs.csv``.
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
-        conditions: The claim's thresholds.
+        metrics: rows of ``bert_glue.csv``.
+        runs: rows of ``bert_glue.runs.csv``.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
+        conditions: the claim's thresholds.
     """
     if lacks := lacking(pretraining, "bert_pretraining", ("mkor_h",)):
         return not_tested(lacks)

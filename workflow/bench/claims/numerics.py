@@ -98,7 +98,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     is not finite, of a factor that still is, counts as infinite.
 
     Args:
-        rows: Rows of ``half_precision.csv``.
+        rows: rows of ``half_precision.csv``.
     """
     errors, followed = (rows[rows["check"] == check] for check in ("error", "finite"))
     bounded = errors[np.isfinite(errors["bound"].astype(float))]

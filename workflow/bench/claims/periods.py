@@ -92,10 +92,10 @@ def decide_period_loss(
     The claim needs all contrasts, one for every workload and optimizer, to agree.
 
     Args:
-        metrics: Rows of ``<experiment>.csv`` by experiment.
-        conditions: The claim's thresholds.
-        rare: The longer inverse update period in steps.
-        often: The shorter one.
+        metrics: rows of ``<experiment>.csv`` by experiment.
+        conditions: the claim's thresholds.
+        rare: the longer inverse update period in steps.
+        often: the shorter one.
     """
     contrasts = _contrasts(metrics, conditions[0], rare, often)
     if not contrasts:

@@ -49,10 +49,10 @@ def pretraining_to_target(
     with different numbers of steps the shortest that gets there counts.
 
     Args:
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
-        squad: Rows of ``bert_squad.runs.csv``.
-        label: The label of the pre-training's optimizer.
-        quantity: Iterations or training seconds.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
+        squad: rows of ``bert_squad.runs.csv``.
+        label: the label of the pre-training's optimizer.
+        quantity: iterations or training seconds.
     """
     if pretraining["target"].notna().any():
         return to_target(pretraining[pretraining["optimizer"] == label], quantity)
@@ -198,11 +198,11 @@ def decide_hybrid_time(
     """Decide C01 (rival ``lamb``) or C02 (``kaisa``): the rival's training seconds to the target over MKOR-H's.
 
     Args:
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
-        squad: Rows of ``bert_squad.runs.csv``.
-        metrics: Rows of ``bert_squad.csv``; its scores are added to the details if the target is a loss.
-        conditions: The claim's thresholds.
-        rival: The label of the optimizer that MKOR-H is compared with.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
+        squad: rows of ``bert_squad.runs.csv``.
+        metrics: rows of ``bert_squad.csv``; its scores are added to the details if the target is a loss.
+        conditions: the claim's thresholds.
+        rival: the label of the optimizer that MKOR-H is compared with.
     """
     comparison = _Comparison(pretraining, squad, above=rival, below="mkor_h", quantity="seconds")
     decision = _decide_ratio(comparison, conditions[0])
@@ -221,9 +221,9 @@ def decide_iterations_to_target(
     """Decide C03: iterations to the target, MKOR's over LAMB's.
 
     Args:
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
-        squad: Rows of ``bert_squad.runs.csv``.
-        conditions: The claim's thresholds.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
+        squad: rows of ``bert_squad.runs.csv``.
+        conditions: the claim's thresholds.
     """
     judged = mkor_of(pretraining)
     decision = _decide_ratio(_Comparison(pretraining, squad, judged, "lamb", "steps"), conditions[0])

@@ -44,9 +44,9 @@ def ended_early(runs: Mapping[str, pd.DataFrame], took: Mapping[str, Mapping[int
     """Return sentences on the runs of two labels that were `too_short` to be compared; empty without any.
 
     Args:
-        runs: Rows of ``<experiment>.runs.csv`` by label.
-        took: Iterations or seconds to the target by label and seed.
-        quantity: Which of the two.
+        runs: rows of ``<experiment>.runs.csv`` by label.
+        took: iterations or seconds to the target by label and seed.
+        quantity: which of the two.
     """
     one, other = took
     reports = []

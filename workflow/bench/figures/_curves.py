@@ -44,11 +44,11 @@ def draw_curves(axes: Axes, metrics: pd.DataFrame, *, x: str, scale: float, risi
     logarithms, since an interval around a mean could reach below 0.
 
     Args:
-        axes: The panel.
-        metrics: Rows of one metric, of all labels.
+        axes: the panel.
+        metrics: rows of one metric, of all labels.
         x: ``step`` or ``train_seconds``.
-        scale: The unit of x.
-        rising: Whether more is better; then a diverged run counts as the lowest value.
+        scale: the unit of x.
+        rising: whether more is better; then a diverged run counts as the lowest value.
     """
     limits = axes.get_ylim()
     for label, rows in _by_label(metrics):

@@ -27,12 +27,12 @@ def save(
     """Add the legend and the caption to a figure, write it to ``folder`` and return its files.
 
     Args:
-        figure: The drawn panels; the figure grows by the height of legend and caption.
-        folder: The folder to write to.
-        name: The name of the files, without a suffix.
-        legend: The entries of the legend; without entries the figure has no legend.
-        caption: One paragraph of plain text.
-        columns: The most columns that the legend may have.
+        figure: the drawn panels; the figure grows by the height of legend and caption.
+        folder: the folder to write to.
+        name: the name of the files, without a suffix.
+        legend: the entries of the legend; without entries the figure has no legend.
+        caption: one paragraph of plain text.
+        columns: the most columns that the legend may have.
     """
     arrange(figure, legend, caption, columns)
     return write(figure, folder, name, caption)

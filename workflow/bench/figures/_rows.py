@@ -55,10 +55,10 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
     A panel without differences gives the reason.
 
     Args:
-        axes: The panel.
-        losses: Evaluations of one metric, and one row of each run that broke down before its first evaluation.
-        base: Label of the base optimizer, whose own row has its marker at 0; None if it did not run.
-        labels: The rows from top to bottom.
+        axes: the panel.
+        losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
+        base: label of the base optimizer, whose own row has its marker at 0; None if it did not run.
+        labels: the rows from top to bottom.
     """
     try:
         last, step = last_common_values(losses)
@@ -114,8 +114,8 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
     Runs that never reached the target are counted at the right edge.
 
     Args:
-        axes: The panel.
-        took: Time or steps to the target by label and seed, infinite for a run that never reached it.
+        axes: the panel.
+        took: time or steps to the target by label and seed, infinite for a run that never reached it.
     """
     for row, (label, times) in enumerate(took.items()):
         summary = reaching(times)

@@ -159,11 +159,11 @@ def _save(
     """Draw the panels and write the figure with its legend and caption.
 
     Args:
-        results: The results of this machine.
-        machines: All machines, from top to bottom.
-        columns: The bars of the step times and of the times to target, by title of the column.
-        notes: The first sentences of the caption.
-        folder: The folder to write to.
+        results: the results of this machine.
+        machines: all machines, from top to bottom.
+        columns: the bars of the step times and of the times to target, by title of the column.
+        notes: the first sentences of the caption.
+        folder: the folder to write to.
     """
     names = [machine.name for machine in machines]
     rows = [[bars[row] for bars in columns.values()] for row in (0, 1)]

@@ -27,11 +27,11 @@ def run(
     """Measure on the chosen plan's tier and write the rows as CSV; return the exit status.
 
     Args:
-        name: The probe's module.
-        measure: Called as ``measure(plan)``, or as ``measure(plan, labels)`` if the probe has ``optimizers``.
-        arguments: The command line; ``sys.argv`` by default.
-        uses_gpu: Whether the probe computes on the tier's device. A probe that does not runs on any machine.
-        optimizers: Labels that are measured by default. The option ``--optimizers`` replaces them.
+        name: the probe's module.
+        measure: called as ``measure(plan)``, or as ``measure(plan, labels)`` if the probe has ``optimizers``.
+        arguments: the command line; ``sys.argv`` by default.
+        uses_gpu: whether the probe computes on the tier's device. A probe that does not runs on any machine.
+        optimizers: labels that are measured by default. The option ``--optimizers`` replaces them.
     """
     parser = argparse.ArgumentParser(prog=f"python -m workflow.bench.probes.{name}")
     parser.add_argument("--out", type=Path, required=True, help="the CSV file to write")

@@ -47,11 +47,11 @@ class TimedLoop:
     """Training of a model by one optimizer; under gloo each rank takes its share of every batch.
 
     Args:
-        model: The model with its batches.
-        optimizer: The optimizer.
+        model: the model with its batches.
+        optimizer: the optimizer.
         device: ``cpu`` or ``cuda``.
-        batch_size: Number of examples of each batch to use; all by default.
-        by_phase: Whether every phase pays for its own work. On a GPU each change of phase then waits for the device,
+        batch_size: number of examples of each batch to use; all by default.
+        by_phase: whether every phase pays for its own work. On a GPU each change of phase then waits for the device,
             so that a step is a little longer than in training. Otherwise only `StepTimes.total` has a meaning.
     """
 

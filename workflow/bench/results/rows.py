@@ -27,9 +27,9 @@ def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterato
     run that was not trained yet, and ``interrupted`` for one that has evaluations but no run.json.
 
     Args:
-        plan: The plan of the results' folder.
-        job: The job whose runs are read.
-        forgiving: Whether a run with a damaged metrics.csv counts as missing.
+        plan: the plan of the results' folder.
+        job: the job whose runs are read.
+        forgiving: whether a run with a damaged metrics.csv counts as missing.
 
     Raises:
         DamagedRecordError: a metrics.csv is damaged, and ``forgiving`` is false.

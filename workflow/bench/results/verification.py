@@ -49,8 +49,8 @@ def verify_experiment(file: Path, specs: Mapping[str, Spec], plan: Plan) -> Rows
 
     Args:
         file: ``<experiment>.runs.csv``; ``<experiment>.csv`` is in the same folder.
-        specs: The machine's specs by id.
-        plan: The plan of this configuration.
+        specs: the machine's specs by id.
+        plan: the plan of this configuration.
 
     Raises:
         VerificationError: a table differs from what this code writes, or a run from what this configuration plans.

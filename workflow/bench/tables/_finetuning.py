@@ -149,9 +149,9 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
     many iterations. A label without planned pre-training has no row to compare with.
 
     Args:
-        label: The pre-training's label.
-        paper: The paper's rows, with the columns ``optimizer`` and ``iterations``.
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
+        label: the pre-training's label.
+        paper: the paper's rows, with the columns ``optimizer`` and ``iterations``.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
     """
     rows = paper[paper["optimizer"] == paper_name(label)]
     iterations = rows["iterations"].astype(int)
@@ -173,11 +173,11 @@ def join_paper(
     """Return our rows, each with the row of the paper that it is compared with; the paper's other rows come last.
 
     Args:
-        rows: Our rows, each with a label under ``optimizer here``.
-        pretraining: Rows of ``bert_pretraining.runs.csv``.
-        paper: The paper's numbers, ``workflow/paper/<paper>.csv``.
-        columns: The paper's columns and their titles in the table.
-        ours: Our columns, in their order.
+        rows: our rows, each with a label under ``optimizer here``.
+        pretraining: rows of ``bert_pretraining.runs.csv``.
+        paper: the paper's numbers, ``workflow/paper/<paper>.csv``.
+        columns: the paper's columns and their titles in the table.
+        ours: our columns, in their order.
     """
     theirs = published(paper, as_text=True)
     indices = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
@@ -213,12 +213,12 @@ def write_overview(
     """Write an overview and return its files.
 
     Args:
-        results: The results of this machine.
-        folder: The folder to write to.
-        table: The table's titles, its experiment and its file of the paper.
-        last: The score of each run (`finetuning_scores.last_values`).
-        scores: The score by label and seed.
-        note: The last sentence of the caption.
+        results: the results of this machine.
+        folder: the folder to write to.
+        table: the table's titles, its experiment and its file of the paper.
+        last: the score of each run (`finetuning_scores.last_values`).
+        scores: the score by label and seed.
+        note: the last sentence of the caption.
     """
     runs, pretraining = results.runs(table.experiment), results.runs(PRETRAINING)
     titles = {

@@ -76,14 +76,14 @@ def _derived(
     """Return a row with a stated number and the value of ``formula``.
 
     Args:
-        quantity: Name of the number.
-        where: Its place in the paper.
-        stated: The number as printed, maybe with words before it (``up to 1.5``).
-        formula: Function of the inputs.
-        inputs: Numbers as printed.
-        derivation: The formula in words, with ``{}`` for each input.
-        data: Source of all these numbers.
-        judge: Compares the stated number with the implied one.
+        quantity: name of the number.
+        where: its place in the paper.
+        stated: the number as printed, maybe with words before it (``up to 1.5``).
+        formula: function of the inputs.
+        inputs: numbers as printed.
+        derivation: the formula in words, with ``{}`` for each input.
+        data: source of all these numbers.
+        judge: compares the stated number with the implied one.
     """
     number = Printed(stated.split()[-1])
     implied = derive(formula, *map(Printed, inputs))

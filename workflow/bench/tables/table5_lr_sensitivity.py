@@ -36,8 +36,8 @@ def with_epochs(ended: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
     """Add the columns ``epochs`` and ``best`` to the rows of `outcomes`.
 
     Args:
-        ended: Rows of `outcomes`, one per run.
-        metrics: Evaluations, from ``<experiment>.csv``.
+        ended: rows of `outcomes`, one per run.
+        metrics: evaluations, from ``<experiment>.csv``.
 
     Returns:
         ``epochs``: until the target was reached or, in a local minimum, until the best value of the target's metric
