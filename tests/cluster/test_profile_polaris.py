@@ -1,4 +1,4 @@
-"""The Polaris profile: its real scripts, before stand-ins that behave like PBS Pro, and what it says beforehand."""
+"""The Polaris profile: its real scripts, run with stand-ins for PBS Pro, and its estimates before submission."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cluster(tmp_path):
 
 
 def a_run(steps: int, status: str = "interrupted") -> str:
-    """A command that leaves the record of a run after ``steps``."""
+    """Return a command that writes the record of a run after ``steps``."""
     record = json.dumps({"steps_done": steps, "status": status})
     return f"mkdir -p results/runs/a-run && echo '{record}' > results/runs/a-run/run.json"
 
@@ -43,11 +43,11 @@ def a_run(steps: int, status: str = "interrupted") -> str:
 def wait_for(file: Path) -> None:
     deadline = time.monotonic() + 20
     while not file.exists():
-        assert time.monotonic() < deadline, f"{file} did not come"
+        assert time.monotonic() < deadline, f"{file} was not written"
         time.sleep(0.02)
 
 
-def test_a_job_runs_with_nothing_but_what_is_handed_on(cluster):
+def test_a_job_gets_only_the_variables_that_are_passed_on(cluster):
     """Truth: the scheduler's own variables, the profile's, and MKOR_*; nothing of the login node's shell."""
     cluster.variables = {"MKOR_DATA": "/a b/it's", "SECRET": "1"}
     chain = cluster.submit(f"env > seen && {PUBLISH}")
@@ -58,10 +58,10 @@ def test_a_job_runs_with_nothing_but_what_is_handed_on(cluster):
     assert "SECRET" not in seen
 
 
-def test_qsub_gets_what_polaris_wants(cluster):
+def test_qsub_gets_the_options_that_polaris_requires(cluster):
     cluster.submit(PUBLISH)
     (given,) = cluster.server.calls("qsub")
-    said = " ".join(given)
+    command = " ".join(given)
     for part in (
         "-A an-account",
         "-q debug",
@@ -71,7 +71,7 @@ def test_qsub_gets_what_polaris_wants(cluster):
         "-l walltime=01:00:00",
         "-r y",
     ):
-        assert part in said
+        assert part in command
     assert Path(given[given.index("-o") + 1]).parent.is_dir(), "a missing folder for -o holds a job for ever"
 
 
@@ -83,7 +83,7 @@ def test_a_job_that_waits_is_running_to_snakemake(cluster):
     assert cluster.end(chain)[0] == "success"
 
 
-def test_a_finished_job_is_found_in_the_history_when_it_could_not_say_its_code(cluster):
+def test_the_history_has_the_exit_code_of_a_job_that_wrote_none(cluster):
     chain = cluster.submit(PUBLISH)
     cluster.wait("F")
     (cluster.folder / LEDGER / chain / "1.exit").unlink()
@@ -91,79 +91,79 @@ def test_a_finished_job_is_found_in_the_history_when_it_could_not_say_its_code(c
     assert cluster.server.calls("qstat")[-1][:2] == ["-x", "-f"]
 
 
-def test_a_failed_job_fails_with_its_code_and_where_to_look(cluster):
+def test_a_failed_job_is_reported_with_its_exit_code_and_log(cluster):
     chain = cluster.submit("echo what went wrong >&2; exit 3")
-    word, said = cluster.end(chain)
+    word, messages = cluster.end(chain)
     assert word == "failed"
-    assert "exit code 3" in said
-    log = cluster.folder / said.split("see ")[1].strip()
+    assert "exit code 3" in messages
+    log = cluster.folder / messages.split("see ")[1].strip()
     assert "what went wrong" in log.read_text()
-    assert cluster.status(chain) == ("failed", ""), "said once"
+    assert cluster.status(chain) == ("failed", ""), "reported once"
 
 
 def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
-    """Snakemake hides the exit code of its command, so the launch wrapper leaves a mark."""
+    """Snakemake hides the exit code of its command, so the launch script leaves a file."""
     slices = f'case $MKOR_SLICE in 3) {PUBLISH} ;; *) touch "$MKOR_SAVED"; exit 1 ;; esac'
     chain = cluster.submit(
         f'{a_run(0)} && sed -i "s/: 0/: $MKOR_SLICE/" results/runs/a-run/run.json && {{ {slices}; }}'
     )
-    word, said = cluster.end(chain)
+    word, messages = cluster.end(chain)
     assert word == "success"
     assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, EXIT_RESUMABLE, 0]
-    assert said.count("saved its work") == 2
+    assert messages.count("saved its work") == 2
     names = [call[call.index("-N") + 1] for call in cluster.server.calls("qsub")]
     assert len(set(names)) == 3
 
 
-def test_slices_that_bring_nothing_forward_come_to_an_end(cluster):
+def test_a_chain_without_progress_fails(cluster):
     chain = cluster.submit(f'{a_run(7)}; touch "$MKOR_SAVED"; exit 1')
-    word, said = cluster.end(chain)
+    word, messages = cluster.end(chain)
     assert word == "failed"
-    assert "2 slices in a row made no progress" in said
+    assert "2 slices in a row made no progress" in messages
     assert len(cluster.server.jobs()) == 3, "the first brought 7 steps"
 
 
-def test_a_job_that_saves_its_work_at_its_time_limit_goes_on_in_the_next(cluster):
-    """All processes of the job get SIGTERM; those between the scheduler and the ranks wait for these."""
-    cluster.server.behave(minute_seconds=0.02, grace_seconds=10)
+def test_a_job_that_saves_its_work_at_its_time_limit_is_followed_by_the_next(cluster):
+    """All processes of the job get SIGTERM; those between the scheduler and the ranks wait for the ranks."""
+    cluster.server.behave(minute_seconds=0.05, grace_seconds=10)  # 3 s, in which eight ranks must start
     (cluster.folder / "train").write_text("trap 'sleep 0.3; . ./save; exit 75' TERM; sleep 20 & wait\n")
     (cluster.folder / "save").write_text(a_run(5))
     chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh train; else {PUBLISH}; fi")
-    word, said = cluster.end(chain)
-    assert word == "success", said
+    word, messages = cluster.end(chain)
+    assert word == "success", messages
     assert (cluster.folder / LEDGER / chain / "1.exit").read_text() == f"{EXIT_RESUMABLE}\n"
 
 
 @pytest.mark.parametrize("kill_status", [-29, 271])
-def test_a_job_killed_at_its_time_limit_goes_on_in_the_next(cluster, kill_status):
-    """SIGTERM, which it survives, then SIGKILL; what it left is a newer checkpoint."""
+def test_a_job_killed_at_its_time_limit_is_followed_by_the_next(cluster, kill_status):
+    """The job survives SIGTERM until SIGKILL, and leaves a newer checkpoint."""
     cluster.server.behave(minute_seconds=0.02, grace_seconds=0.3, kill_status=kill_status)
     first = "trap '' TERM && mkdir -p results/runs/a-run && echo 1 > results/runs/a-run/checkpoint.pt && sleep 20"
     chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {first}; else {PUBLISH}; fi")
-    word, said = cluster.end(chain)
-    assert word == "success", said
+    word, messages = cluster.end(chain)
+    assert word == "success", messages
     assert [job["exit_status"] for job in cluster.server.jobs()] == [kill_status, 0]
 
 
 @pytest.mark.parametrize("does", ["sleep 20", "trap 'touch \"$MKOR_SAVED\"; exit 1' TERM; sleep 20 & wait"])
-def test_a_job_killed_otherwise_has_failed(cluster, does):
-    """qdel by hand: its user wants it to end, and no next slice, whether it saved its work or not."""
+def test_a_job_killed_for_another_reason_has_failed(cluster, does):
+    """A user who calls qdel wants no next slice, whether the job saved its work or not."""
     chain = cluster.submit(f"touch begun && {does}")
     wait_for(cluster.folder / "begun")
     cluster.server.behave(grace_seconds=1)
     subprocess.run(["qdel", "1.standin"], env=cluster.environment, check=True)
-    word, said = cluster.end(chain)
+    word, messages = cluster.end(chain)
     assert word == "failed"
-    assert "was killed, but not for its time limit" in said
+    assert "was killed, but not for its time limit" in messages
     assert len(cluster.server.jobs()) == 1
 
 
 def test_a_held_job_is_deleted_and_has_failed(cluster):
     cluster.server.behave(hold=[1])
     chain = cluster.submit(PUBLISH)
-    word, said = cluster.status(chain)
+    word, messages = cluster.status(chain)
     assert word == "failed"
-    assert "too many failed attempts" in said
+    assert "too many failed attempts" in messages
     assert cluster.server.calls("qdel") == [["1.standin"]]
 
 
@@ -179,7 +179,7 @@ def test_a_vanished_job_has_failed_after_several_misses(cluster):
     assert "1.standin has vanished" in words[-1][1]
 
 
-def test_a_job_that_ended_is_no_vanished_one_where_the_history_is_short(cluster):
+def test_an_ended_job_that_the_server_has_forgotten_has_not_vanished(cluster):
     cluster.server.behave(forget=True)
     chain = cluster.submit(PUBLISH)
     assert cluster.end(chain)[0] == "success"
@@ -200,8 +200,8 @@ def test_a_server_that_does_not_answer_changes_nothing(cluster):
 def test_a_refused_submission_is_tried_again(cluster, refusals):
     cluster.server.behave(refuse=refusals)
     chain = cluster.submit(PUBLISH)
-    word, said = cluster.end(chain)
-    assert word == "success", said
+    word, messages = cluster.end(chain)
+    assert word == "success", messages
     assert len(cluster.server.calls("qsub")) == len(refusals) + 1
     assert len(cluster.server.jobs()) == 1
 
@@ -215,7 +215,7 @@ def test_more_jobs_than_the_queue_takes_wait_their_turn(cluster):
     assert len(cluster.server.jobs()) == 3
 
 
-def test_a_refusal_that_waiting_does_not_change_fails_at_once_in_the_schedulers_words(cluster):
+def test_a_permanent_refusal_fails_at_once_with_the_schedulers_message(cluster):
     cluster.server.behave(refuse=[["qsub: Unknown queue", 170]])
     called = cluster.call("submit", str(cluster.job_script(PUBLISH)))
     assert called.returncode == 1
@@ -224,14 +224,14 @@ def test_a_refusal_that_waiting_does_not_change_fails_at_once_in_the_schedulers_
     assert called.stdout == ""
 
 
-def test_a_submission_whose_answer_was_lost_is_not_made_twice(cluster):
+def test_a_submission_whose_answer_was_lost_is_not_repeated(cluster):
     cluster.server.behave(lose_answer=[1])
     chain = cluster.submit(PUBLISH)
     assert cluster.end(chain)[0] == "success"
     assert len(cluster.server.jobs()) == 1
 
 
-def test_without_an_account_nothing_is_submitted_and_one_line_says_what_to_set(cluster):
+def test_without_an_account_nothing_is_submitted_and_one_line_names_the_variable(cluster):
     cluster.account = ""
     called = cluster.call("submit", str(cluster.job_script(PUBLISH)))
     assert called.returncode == 1
@@ -242,7 +242,7 @@ def test_without_an_account_nothing_is_submitted_and_one_line_says_what_to_set(c
 
 
 def test_a_coordinator_that_was_killed_finds_its_job_again(cluster):
-    """The ledger is keyed by the outputs: the second submission hands back the first's chain."""
+    """The ledger is keyed by the outputs: the second submission returns the first one's chain."""
     chain = cluster.submit(f"sleep 0.5 && {PUBLISH}")
     assert cluster.submit(f"sleep 0.5 && {PUBLISH}") == chain
     other = cluster.submit("true", "results/it/other.csv")
@@ -251,7 +251,7 @@ def test_a_coordinator_that_was_killed_finds_its_job_again(cluster):
     assert len(cluster.server.jobs()) == 2
 
 
-def test_a_slice_that_ended_while_no_coordinator_ran_is_followed_all_the_same(cluster):
+def test_a_slice_that_ended_without_a_coordinator_is_followed_by_the_next(cluster):
     slices = f'if [ $MKOR_SLICE = 1 ]; then {a_run(5)}; touch "$MKOR_SAVED"; exit 1; else {PUBLISH}; fi'
     chain = cluster.submit(slices)
     cluster.wait("F")
@@ -260,7 +260,7 @@ def test_a_slice_that_ended_while_no_coordinator_ran_is_followed_all_the_same(cl
     assert len(cluster.server.jobs()) == 2
 
 
-def test_a_failed_job_is_submitted_anew_under_a_name_of_its_own(cluster):
+def test_a_failed_job_is_submitted_again_under_a_new_name(cluster):
     chain = cluster.submit("exit 3")
     assert cluster.end(chain)[0] == "failed"
     assert cluster.submit(PUBLISH) == chain
@@ -286,22 +286,22 @@ def test_a_damaged_ledger_fails_the_job_and_not_the_workflow(cluster, damage):
     chain = cluster.submit(PUBLISH)
     cluster.wait("F")
     (cluster.folder / LEDGER / chain / "chain.json").write_text(damage)
-    word, said = cluster.status(chain)
+    word, messages = cluster.status(chain)
     assert word == "failed"
-    assert "chain.json is missing or damaged" in said
+    assert "chain.json is missing or damaged" in messages
     assert cluster.status("no-such-chain")[0] == "failed"
 
 
-def test_a_status_script_that_cannot_work_says_running(cluster):
-    """Any other word, or an exit code, would end the whole workflow and leave its jobs behind."""
+def test_a_failing_status_script_prints_running(cluster):
+    """Any other word, or a nonzero exit code, would end the whole workflow and leave its jobs behind."""
     chain = cluster.submit(PUBLISH)
     cluster.wait("F")
     lock = cluster.folder / LEDGER / chain / "lock"
     lock.unlink()
     lock.mkdir()
-    word, said = cluster.status(chain)
+    word, messages = cluster.status(chain)
     assert word == "running"
-    assert f"{chain}: its state cannot be read now" in said
+    assert f"{chain}: its state cannot be read now" in messages
     lock.rmdir()
     cluster.variables = {"PYTHONHOME": "/nowhere"}
     assert cluster.status(chain)[0] == "running"
@@ -319,19 +319,19 @@ def test_a_status_script_that_cannot_work_says_running(cluster):
         ("workflow.cluster.preflight", ("torch",)),
     ],
 )
-def test_what_runs_on_login_nodes_imports_little(module, without):
-    """The scripts are called for every job and minute, where threads and memory are scarce: stdlib only."""
+def test_modules_for_login_nodes_import_little(module, without):
+    """They are called for every job in every minute, on nodes with few threads and little memory."""
     code = f"import sys, {module}; sys.exit([name for name in {without} if name in sys.modules] or 0)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_the_launch_wrapper_gives_every_rank_its_place_and_a_gpu_of_its_own(cluster):
-    """Truth: one rank a GPU, and the GPUs numbered against the cores."""
+def test_the_launch_script_gives_every_rank_its_place_and_a_gpu(cluster):
+    """Truth: one rank per GPU, with the GPUs numbered in the opposite order of the cores."""
     tell = "echo $RANK $WORLD_SIZE $LOCAL_RANK $CUDA_VISIBLE_DEVICES $OMP_NUM_THREADS $MASTER_ADDR $@ >> seen"
     chain = cluster.submit(f"{LAUNCH} sh -c '{tell}' tell --option && {PUBLISH}")
-    word, said = cluster.end(chain)
-    assert word == "success", said
+    word, messages = cluster.end(chain)
+    assert word == "success", messages
     seen = sorted(line.split() for line in (cluster.folder / "seen").read_text().splitlines())
     assert [line[:6] for line in seen] == [
         [str(rank), "8", "0", str(3 - rank % 4), "8", "localhost"] for rank in range(8)
@@ -341,7 +341,7 @@ def test_the_launch_wrapper_gives_every_rank_its_place_and_a_gpu_of_its_own(clus
     assert 47 < minutes <= 48, "what is left of 60, less the margin of 12"
 
 
-def test_the_launch_wrapper_tells_saved_work_from_failure(cluster):
+def test_the_launch_script_distinguishes_saved_work_from_failure(cluster):
     chain = cluster.submit(
         f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh -c 'exit $((RANK ? 0 : 75))'; else {LAUNCH} false; fi"
     )
@@ -350,7 +350,7 @@ def test_the_launch_wrapper_tells_saved_work_from_failure(cluster):
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
-def test_data_is_read_from_the_nodes_disks_where_it_could_be_copied(cluster, is_writable):
+def test_data_is_read_from_the_nodes_disks_if_it_could_be_copied(cluster, is_writable):
     data, ssd = cluster.folder / "data", cluster.folder / "ssd"
     for name in ("big", "small"):
         (data / name).mkdir(parents=True)
@@ -374,7 +374,7 @@ def test_data_is_read_from_the_nodes_disks_where_it_could_be_copied(cluster, is_
 
 
 def the_file(**changes):
-    """The profile's own cluster.yaml, with changes of ``training.default``."""
+    """Return the profile's cluster.yaml with changes of ``training.default``."""
     content = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
     content["training"]["default"] |= changes
     return content
@@ -394,7 +394,7 @@ def the_file(**changes):
         ({"nodez": 3}, ["training.default.nodez", "did you mean 'nodes'?"]),
     ],
 )
-def test_what_no_queue_takes_is_one_line_before_anything_is_submitted(tmp_path, changes, says):
+def test_a_job_that_no_queue_accepts_is_refused_in_one_line(tmp_path, changes, says):
     folder = experiments.make_folder(tmp_path / "config")
     experiments.write(folder, "it", experiments.block(experiments.optimizer("sgd")))
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(the_file(**changes)))
@@ -416,8 +416,8 @@ def test_an_unknown_cluster_is_refused_by_name():
         settings.Cluster.load("polaros", Plan.load(hardware="test"))
 
 
-def test_the_estimate_is_what_is_left_to_do(tmp_path):
-    """Truth: steps, seconds a step and slices by hand: 20 steps of 100 s in slices of 10 minutes and 2 of margin."""
+def test_the_estimate_covers_the_remaining_steps(tmp_path):
+    """Truth: steps, seconds per step and slices by hand: 20 steps of 100 s, slices of 10 minutes, margins of 2."""
     folder = experiments.make_folder(tmp_path / "config")
     experiments.write(folder, "it", experiments.block(experiments.optimizer("sgd"), seeds=[0, 1]))
     content = the_file(nodes=2, minutes=12, step_seconds=100)
@@ -425,15 +425,15 @@ def test_the_estimate_is_what_is_left_to_do(tmp_path):
     (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(content))
     plan = experiments.load(folder)
     cluster = settings.Cluster.load(str(tmp_path), plan)
-    (found,) = preflight.cost_estimates(plan, cluster)
-    assert (found.runs, found.steps) == (2, (40,))
-    assert found.slices == 7, "4,000 s in slices of 600 s"
-    assert found.node_hours == pytest.approx(2 * (4000 + 7 * 120) / 3600)
+    (estimate,) = preflight.cost_estimates(plan, cluster)
+    assert (estimate.runs, estimate.steps) == (2, (40,))
+    assert estimate.slices == 7, "4,000 s in slices of 600 s"
+    assert estimate.node_hours == pytest.approx(2 * (4000 + 7 * 120) / 3600)
     first, second = (RunFolder.of(plan.results, run.id) for run in plan.jobs[0].runs)
     write_json(first.summary, {"status": "finished", "steps_done": 20})
     write_json(second.summary, {"status": "interrupted", "steps_done": 15})
-    (found,) = preflight.cost_estimates(plan, cluster)
-    assert (found.runs, found.steps) == (1, (5,))
+    (estimate,) = preflight.cost_estimates(plan, cluster)
+    assert (estimate.runs, estimate.steps) == (1, (5,))
 
 
 def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -450,19 +450,19 @@ def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProces
 
 def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     """The exact command of the documentation."""
-    said = snakemake("-n", MKOR_DATA=str(tmp_path))
-    assert said.returncode == 0, said.stderr
+    dry_run = snakemake("-n", MKOR_DATA=str(tmp_path))
+    assert dry_run.returncode == 0, dry_run.stderr
     rows = {
-        line.split()[0]: line.split() for line in said.stderr.splitlines() if line.startswith("  ") and line.split()
+        line.split()[0]: line.split() for line in dry_run.stderr.splitlines() if line.startswith("  ") and line.split()
     }
     assert rows["bert_pretraining"][1:3] == ["prod", "16"]
     hours = [float(row[-1].replace(",", "")) for name, row in rows.items() if len(row) == 7 and name != "experiment"]
     assert sum(hours) == pytest.approx(float(rows["all"][-1].replace(",", "")), abs=0.1 * len(hours))
-    assert "account: none yet" in said.stderr
-    assert "data: imagenet is not in" in said.stderr
-    assert "disk: at most" in said.stderr
-    assert "resnet50_imagenet/mkor.csv" in said.stdout
-    assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in said.stdout
+    assert "account: none yet" in dry_run.stderr
+    assert "data: imagenet is not in" in dry_run.stderr
+    assert "disk: at most" in dry_run.stderr
+    assert "resnet50_imagenet/mkor.csv" in dry_run.stdout
+    assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in dry_run.stdout
 
 
 @pytest.fixture
@@ -492,7 +492,7 @@ def test_without_an_account_the_pipeline_stops_with_one_line_before_it_submits(p
     assert pipeline.server.jobs() == []
 
 
-def test_the_pipeline_goes_on_with_its_job_after_its_coordinator_was_killed(pipeline):
+def test_a_restarted_pipeline_finds_the_job_of_a_killed_coordinator(pipeline):
     """kill -9 while the job waits, then the same command: one job in all, and its results."""
     pipeline.server.behave(start_seconds=10.0)  # longer than --unlock takes on a busy machine
     command = pipeline.pipeline("--", TARGET)
@@ -500,7 +500,7 @@ def test_the_pipeline_goes_on_with_its_job_after_its_coordinator_was_killed(pipe
         command, cwd=pipeline.folder, env=pipeline.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     )
     pipeline.wait("Q", seconds=60)
-    time.sleep(0.3)  # so that the submitting script has told its coordinator
+    time.sleep(0.3)  # so that the coordinator has read the chain's id
     first.kill()
     first.wait()
     assert call(pipeline, "--unlock").returncode == 0

@@ -11,7 +11,7 @@ from workflow.bench.training.clocks import PHASES, Clock
 
 
 class Time:
-    """A clock to be set by hand, in nanoseconds."""
+    """A clock that tests set, in nanoseconds."""
 
     now = 0
 
@@ -24,15 +24,15 @@ class Time:
 
 @pytest.fixture
 def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    found = Time()
-    monkeypatch.setattr(clocks, "perf_counter_ns", found)
-    return found
+    stand_in = Time()
+    monkeypatch.setattr(clocks, "perf_counter_ns", stand_in)
+    return stand_in
 
 
 def test_nested_phases_are_exclusive(time: Time):
     """Truth: seconds counted by hand, with a span inside a span inside a part of the loop."""
     clock = Clock()
-    time.passes(100)  # before the start: nobody's
+    time.passes(100)  # before the start: not counted
     clock.start("data")
     time.passes(1)
     clock.switch("update")
@@ -48,21 +48,21 @@ def test_nested_phases_are_exclusive(time: Time):
     clock.switch("checkpoint")
     time.passes(8)
     clock.stop()
-    time.passes(100)  # after the stop: nobody's
+    time.passes(100)  # after the stop: not counted
     used = {"data": 1, "update": 8, "factor": 8, "communication": 4, "evaluation": 7, "checkpoint": 8}
     assert clock.seconds == {phase: used.get(phase, 0) for phase in PHASES}
     assert clock.wall_seconds == 36
     assert clock.train_seconds == 21
 
 
-def test_a_span_while_the_clock_stands_still_counts_nothing(time: Time):
+def test_a_span_of_a_stopped_clock_counts_nothing(time: Time):
     clock = Clock()
     with clock("capture"):
         time.passes(1)
     assert clock.wall_seconds == 0
 
 
-def test_an_error_inside_a_span_gives_the_rest_to_what_is_around_it(time: Time):
+def test_an_error_inside_a_span_returns_to_the_surrounding_phase(time: Time):
     clock = Clock()
     clock.start("forward")
 
@@ -78,7 +78,7 @@ def test_an_error_inside_a_span_gives_the_rest_to_what_is_around_it(time: Time):
     assert (clock.seconds["capture"], clock.seconds["forward"]) == (1, 2)
 
 
-def test_a_resumed_clock_goes_on_from_what_was_used(time: Time):
+def test_a_resumed_clock_continues_from_the_time_used(time: Time):
     clock = Clock()
     clock.start("forward")
     time.passes(2)
@@ -91,7 +91,7 @@ def test_a_resumed_clock_goes_on_from_what_was_used(time: Time):
     assert later.seconds["forward"] == 5
 
 
-def test_a_misspelt_phase_is_an_error():
+def test_an_unknown_phase_is_an_error():
     with pytest.raises(KeyError):
         Clock()("forwards")
 
@@ -107,7 +107,7 @@ def test_every_reading_waits_for_the_device():
     assert len(waited) == 5
 
 
-def test_a_step_is_measured_for_a_few_microseconds():
+def test_measuring_a_step_costs_a_few_microseconds():
     """A step of the autoencoder takes 700 microseconds: its four switches and twelve spans may cost 3 % of that."""
     clock = Clock()
     clock.start("data")

@@ -1,4 +1,4 @@
-"""Which rank a process is, from the environments that launchers make."""
+"""The rank of a process, read from the environments of several launchers."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ SRUN = {
 
 
 @pytest.mark.parametrize("environment", [MPIEXEC, PALS, OPEN_MPI, SRUN])
-def test_every_launcher_names_the_same_place(environment: dict[str, str]):
+def test_every_launcher_gives_the_same_place(environment: dict[str, str]):
     assert place(environment) == Place(rank=5, size=8, local_rank=1, host="node7", port=1234)
 
 
-def test_torchrun_listens_itself_and_may_start_again():
+def test_torchrun_has_a_store_and_may_restart():
     assert place(TORCHRUN) == Place(5, 8, 1, "node7", 1234, has_store=True, attempt="2")
 
 
@@ -53,30 +53,30 @@ def test_torchrun_listens_itself_and_may_start_again():
     [
         {},
         {"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"},
-        # A job script of Slurm with eight tasks, in which nobody said srun.
+        # A Slurm job script with eight tasks that does not call srun.
         {"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"},
     ],
 )
-def test_a_process_that_nobody_launched_is_alone(environment: dict[str, str]):
+def test_a_process_without_a_launcher_is_alone(environment: dict[str, str]):
     assert place(environment) == Place()
 
 
 @pytest.mark.parametrize(
     ("nodes", "host"), [("node[03-08,11],other", "node03"), ("a1,b[2-3]", "a1"), ("n[5]-ib", "n5-ib"), ("solo", "solo")]
 )
-def test_the_first_host_of_a_step_of_slurm(nodes: str, host: str):
+def test_the_first_host_of_a_slurm_step_is_used(nodes: str, host: str):
     assert place({**SRUN, "SLURM_STEP_NODELIST": nodes}).host == host
 
 
-def test_host_and_port_come_from_the_job_where_nothing_names_them(tmp_path: Path):
+def test_unset_host_and_port_come_from_the_job(tmp_path: Path):
     nodes = tmp_path / "nodes"
     nodes.write_text("x1.site\nx2.site\n")
     bare = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PBS_NODEFILE": str(nodes), "PBS_JOBID": "12.pbs"}
-    found = place(bare)
-    assert found.host == "x1.site"
-    assert 20000 <= found.port < 30000
-    assert place(bare) == found  # on every rank
-    assert place({**bare, "PBS_JOBID": "13.pbs"}).port != found.port
+    derived = place(bare)
+    assert derived.host == "x1.site"
+    assert 20000 <= derived.port < 30000
+    assert place(bare) == derived  # on every rank
+    assert place({**bare, "PBS_JOBID": "13.pbs"}).port != derived.port
     on_one_machine = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_LOCAL_RANK": "0", "PMI_LOCAL_SIZE": "2"}
     assert place(on_one_machine) == Place(0, 2, 0, "127.0.0.1", 29500)
 
@@ -95,13 +95,13 @@ def test_host_and_port_come_from_the_job_where_nothing_names_them(tmp_path: Path
         ({"MASTER_PORT": "99999"}, "MASTER_PORT = 99999: must be at most 65535"),
     ],
 )
-def test_what_does_not_fit_is_named(changes: dict[str, Any], message: str):
+def test_a_wrong_variable_is_named(changes: dict[str, Any], message: str):
     environment = {key: value for key, value in {**TORCHRUN, **changes}.items() if value is not None}
     with pytest.raises(ConfigError, match=message):
         place(environment)
 
 
-def test_launch_and_stop_import_no_torch():
-    """They answer before the seconds that torch takes."""
+def test_launcher_and_stop_signals_import_no_torch():
+    """They are needed before torch is imported, which takes seconds."""
     code = "import sys; from workflow.bench.training import launcher, stop_signals; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

@@ -33,7 +33,7 @@ def test_schedule_by_hand(schedule: dict[str, Any], factors: list[float]):
     steps=st.integers(1, 200),
     share=st.floats(0, 1),
 )
-def test_every_step_moves_and_none_exceeds_the_rate(schedule: dict[str, Any], warmup: float, steps: int, share: float):
+def test_factors_are_positive_and_at_most_one(schedule: dict[str, Any], warmup: float, steps: int, share: float):
     step = min(int(share * steps), steps - 1)
     assert 0 < factor({**schedule, "warmup": warmup}, step, steps) <= 1
     # torch's LambdaLR asks once more, after the last step.
@@ -65,12 +65,12 @@ def test_a_target_never_reached_is_censored():
     assert target.first_reached([evaluation(0, 0.6), evaluation(10, math.nan), evaluation(20, 0.4, "train")]) is None
 
 
-def test_rows_of_a_csv_are_text():
+def test_a_target_accepts_rows_of_a_csv_as_text():
     rows = [{key: str(value) for key, value in evaluation(10, 0.25).items()}]
     assert Target("validation", "loss", "below", 0.5).first_reached(rows) == Reached(10, 1.0)
 
 
-def test_a_target_is_read_and_written_alike():
+def test_a_parsed_target_is_written_unchanged():
     given = {"split": "validation", "metric": "accuracy", "above": 0.9}
     target = Target.parse(given)
     assert target is not None

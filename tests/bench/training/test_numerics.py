@@ -1,4 +1,4 @@
-"""How a step is computed: micro-batches beside the full batch, autocast and the loss scale beside bare torch loops."""
+"""Numbers of a step: micro-batches against the full batch, autocast and loss scale against bare torch loops."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 class InFloat64:
-    """The autoencoder in double precision, so that sums in another order agree to many digits."""
+    """The autoencoder in double precision, so that sums in different orders agree to many digits."""
 
     def __init__(self, workload: Workload) -> None:
         self._workload = workload
@@ -145,28 +145,28 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     """Truth: the uninterrupted run, bit for bit; with float16, overflows before and after the stop lower the scale."""
     run = run_of(folder, "mkor", {"evaluate_every": 5, **shared}, inverse_update_period=7)
     whole, sliced = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "sliced")
-    spoils = shared.get("precision") == "float16"
-    one: Any = Amplified(workload, {3, 12} if spoils else set())
+    overflows = shared.get("precision") == "float16"
+    one: Any = Amplified(workload, {3, 12} if overflows else set())
     assert one_run.train(run, one, whole, setting(), keep_weights=True) == "finished"
-    other: Any = Amplified(workload, {3, 12} if spoils else set())
+    other: Any = Amplified(workload, {3, 12} if overflows else set())
     assert one_run.train(run, other, sliced, setting(after(9)), keep_weights=True) == "interrupted"
-    torch.manual_seed(5)  # what another process would draw
+    torch.manual_seed(5)  # as in another process
     assert one_run.train(run, other, sliced, setting(), keep_weights=True) == "finished"
     assert rows(whole.metrics, TIMES) == rows(sliced.metrics, TIMES)
-    mine, theirs = weights(whole, run), weights(sliced, run)
-    for key, tensor in mine.items():
-        assert torch.equal(tensor, theirs[key]), key
+    truth = weights(sliced, run)
+    for key, tensor in weights(whole, run).items():
+        assert torch.equal(tensor, truth[key]), key
     for place in (whole, sliced):
-        assert (read_summary(place) or {})["skipped_steps"] == (2 if spoils else 0)
+        assert (read_summary(place) or {})["skipped_steps"] == (2 if overflows else 0)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
-def test_a_precision_is_that_of_a_bare_loop(precision: str, folder: Path, workload: Workload, tmp_path: Path):
+def test_a_precision_trains_like_a_bare_loop(precision: str, folder: Path, workload: Workload, tmp_path: Path):
     """Truth: the same training written out with torch's autocast and GradScaler alone."""
     run = run_of(folder, "sgd", {"precision": precision}, momentum=0.9)
     place = RunFolder(tmp_path)
-    spoilt: Any = Amplified(workload, {4} if precision == "float16" else set())
-    assert one_run.train(run, spoilt, place, setting(), keep_weights=True) == "finished"
+    amplified: Any = Amplified(workload, {4} if precision == "float16" else set())
+    assert one_run.train(run, amplified, place, setting(), keep_weights=True) == "finished"
     model = workload.model(0)
     bare = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", enabled=precision == "float16")
@@ -194,23 +194,23 @@ def test_a_precision_is_that_of_a_bare_loop(precision: str, folder: Path, worklo
 def test_a_first_step_that_overflows_gives_no_warning(
     folder: Path, workload: Workload, tmp_path: Path, recwarn: pytest.WarningsRecorder
 ):
-    """torch warns where a schedule moves before the first update; a rate is a function of the step all the same."""
+    """torch warns if the schedule steps before the first update; the rate is a function of the step regardless."""
     run = run_of(folder, "mkor", {"precision": "float16", "schedule": {"name": "linear"}})
-    spoilt: Any = Amplified(workload, {1})
-    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "finished"
-    assert not [str(found.message) for found in recwarn if "lr_scheduler" in str(found.message)]
+    amplified: Any = Amplified(workload, {1})
+    assert one_run.train(run, amplified, RunFolder(tmp_path), setting()) == "finished"
+    assert not [str(warning.message) for warning in recwarn if "lr_scheduler" in str(warning.message)]
     assert float(read_metrics(RunFolder(tmp_path))[-1]["lr"]) == pytest.approx(0.1 / 20)
 
 
-def test_an_optimizer_that_takes_no_loss_scale_says_so_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_an_optimizer_without_loss_scales_is_refused_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
     run_of(folder, "singd", {"precision": "float16"})
     assert train.main(["one", "singd", *options(folder)]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "precision = float16: singd cannot: " in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "precision = float16: singd cannot: " in errors
 
 
-def test_micro_batches_hold_the_batch_in_its_order():
+def test_micro_batches_keep_the_order_of_the_batch():
     batch = {"x": torch.arange(12).reshape(6, 2), "y": torch.arange(6)}
     parts = micro_batches(batch, 3)
     assert [part["y"].tolist() for part in parts] == [[0, 1], [2, 3], [4, 5]]
@@ -223,7 +223,7 @@ def test_micro_batches_hold_the_batch_in_its_order():
         micro_batches({"x": torch.zeros(4), "y": torch.zeros(2)}, 2)
 
 
-def test_what_is_plain_keeps_a_runs_id_and_what_is_not_changes_it(folder: Path):
+def test_defaults_keep_a_runs_id_and_other_values_change_it(folder: Path):
     plain = run_of(folder, "sgd")
     assert run_of(folder, "sgd", {"micro_batch_size": 128, "precision": "float32"}).id == plain.id
     changes: list[dict[str, Any]] = [
@@ -253,7 +253,7 @@ def test_a_micro_batch_must_divide_the_batch(folder: Path):
 
 
 @pytest.mark.parametrize("tier", ["single_gpu", "paper"])
-def test_a_gpu_tier_is_planned_without_one_and_training_names_what_is_missing(
+def test_without_a_gpu_a_gpu_tier_can_be_planned_but_not_trained(
     tier: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(provenance, "gpu_names", tuple)
@@ -264,9 +264,9 @@ def test_a_gpu_tier_is_planned_without_one_and_training_names_what_is_missing(
     assert plan.notes[-1].startswith(f"tier '{tier}' trains on a GPU, but nvidia-smi lists none")
     assert not plan.results.parents[1].exists()
     assert train.main(["one", "sgd", "--tier", tier, *options(folder)]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith(f"tier = '{tier}': it trains on a GPU, and ")
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert errors.startswith(f"tier = '{tier}': it trains on a GPU, and ")
 
 
 def _hold(path: Path, ready: Any, done: Any) -> None:
@@ -276,10 +276,10 @@ def _hold(path: Path, ready: Any, done: Any) -> None:
 
 
 def test_the_first_free_lock_is_taken(tmp_path: Path):
-    """Truth: another process that holds the first one, as a job that computes on a GPU does."""
+    """Truth: another process that holds the first one, as a job that uses a GPU does."""
     paths = [tmp_path / "locks" / f"gpu-{index}.lock" for index in range(2)]
     processes = multiprocessing.get_context("fork")
-    ready, done, said = processes.Event(), processes.Event(), []
+    ready, done, messages = processes.Event(), processes.Event(), []
     other = processes.Process(target=_hold, args=(paths[0], ready, done))
     other.start()
     assert ready.wait(60)
@@ -287,7 +287,7 @@ def test_the_first_free_lock_is_taken(tmp_path: Path):
         assert index == 1
 
     def wait() -> None:
-        said.append("waiting")
+        messages.append("waiting")
         done.set()
 
     with pytest.raises(Timeout), first_free(paths[:1], give_up=lambda: True):
@@ -295,6 +295,6 @@ def test_the_first_free_lock_is_taken(tmp_path: Path):
     with first_free(paths[:1], on_wait=wait) as index:
         assert index == 0
     other.join()
-    assert said == ["waiting"]
+    assert messages == ["waiting"]
     with first_free(paths) as index:
         assert index == 0

@@ -1,4 +1,4 @@
-"""metrics.csv and run.json: what is written is whole, and what is damaged is not taken for a result."""
+"""metrics.csv and run.json: how they are written, and that damaged ones are not taken for results."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-def test_rows_are_there_as_soon_as_they_are_appended(folder: RunFolder):
+def test_rows_can_be_read_as_soon_as_they_are_appended(folder: RunFolder):
     log = MetricsLog(folder.metrics)
     append(log, 10, value=1 / 3)
     rows = read_metrics(folder)
@@ -52,7 +52,7 @@ def test_a_resumed_log_is_cut_back_to_its_checkpoint(folder: RunFolder):
 
 
 @pytest.mark.parametrize("change", [lambda whole: whole[:-5], lambda whole: whole.replace(b"10,", b"11,"), None])
-def test_a_log_that_is_not_what_it_was_at_its_checkpoint_is_refused(folder: RunFolder, change):
+def test_a_log_changed_since_its_checkpoint_is_refused(folder: RunFolder, change):
     log = MetricsLog(folder.metrics)
     append(log, 10)
     kept = log.secure()
@@ -65,7 +65,7 @@ def test_a_log_that_is_not_what_it_was_at_its_checkpoint_is_refused(folder: RunF
         MetricsLog(folder.metrics, kept)
 
 
-def test_a_log_resumed_twice_knows_all_its_rows(folder: RunFolder):
+def test_the_digest_of_a_log_resumed_twice_covers_all_rows(folder: RunFolder):
     """Truth: the digest of the whole file."""
     kept = None
     for step in (10, 20, 30):
@@ -87,7 +87,7 @@ def test_a_log_resumed_twice_knows_all_its_rows(folder: RunFolder):
         ('{"status": "skipped"}', False),
     ],
 )
-def test_what_has_ended_for_good_is_done(folder: RunFolder, content: str, done: bool):
+def test_only_runs_with_a_final_status_are_done(folder: RunFolder, content: str, done: bool):
     folder.path.mkdir()
     folder.summary.write_text(content)
     assert is_done(folder, needs_weights=False) == done

@@ -1,4 +1,4 @@
-"""Training runs of the real autoencoder on the digits: outcomes, resuming, skipping, and honest clocks."""
+"""Training runs of the real autoencoder on the digits: outcomes, resuming, skipping, and clocks."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def never() -> bool:
 
 
 def after(steps: int) -> Callable[[], bool]:
-    """Return what asks to stop after so many steps."""
+    """Return a function that requests a stop after this number of steps."""
     counter = iter(range(1, 10**9))
     return lambda: next(counter) >= steps
 
@@ -84,16 +84,16 @@ def weights(folder: RunFolder, run: Run) -> dict[str, torch.Tensor]:
 
 
 def assert_same_result(one: RunFolder, other: RunFolder, run: Run) -> None:
-    """The same rows but for the times, and the same weights, bit for bit."""
+    """Check that two runs have the same rows, except for times, and the same weights, bit for bit."""
     assert rows(one.metrics, TIMES) == rows(other.metrics, TIMES)
-    mine, theirs = weights(one, run), weights(other, run)
-    assert mine.keys() == theirs.keys()
-    for name, tensor in mine.items():
-        assert torch.equal(tensor, theirs[name]), name
+    first, second = weights(one, run), weights(other, run)
+    assert first.keys() == second.keys()
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
 
 
 def _with_periods(name: str) -> dict[str, Any]:
-    """Return periods of 7 steps, as far as an optimizer has any, so that runs stop between two updates."""
+    """Return 7 steps for every period that an optimizer has, so that runs stop between two updates."""
     return {period: 7 for period in accepted(name, None, read_signatures()) if period.endswith("update_period")}
 
 
@@ -111,14 +111,15 @@ def test_interrupted_and_resumed_equals_uninterrupted(
 ):
     """Truth: the uninterrupted run, bit for bit.
 
-    Stops lie between two inverse updates (9, 12 with a period of 7) and two evaluations (every 5), and on one (10).
+    Runs stop between two inverse updates (after steps 9 and 12; the period is 7), between two evaluations (every 5
+    steps), and on an evaluation (10).
     """
     shared = {"schedule": {"name": "linear", "warmup": 0.2}, "evaluate_every": 5}
     run = run_of(folder, name, shared, **hyperparameters)
     whole, sliced = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "sliced")
     assert one_run.train(run, workload, whole, setting(), keep_weights=True) == "finished"
     for steps in (9, 1, 2):
-        torch.manual_seed(steps)  # what another process would draw
+        torch.manual_seed(steps)  # as in another process
         assert one_run.train(run, workload, sliced, setting(after(steps)), keep_weights=True) == "interrupted"
         assert sliced.checkpoint.exists()
     assert (read_summary(sliced) or {})["steps_done"] == 12
@@ -129,8 +130,8 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     assert (summary["steps_done"], summary["slices"]) == (20, 4)
 
 
-def test_killed_after_a_checkpoint_the_rows_behind_it_are_made_anew(folder: Path, workload: Workload, tmp_path: Path):
-    """A process that dies without a word leaves rows that its checkpoint does not know of, the last one torn."""
+def test_a_run_killed_after_a_checkpoint_replaces_the_later_rows(folder: Path, workload: Workload, tmp_path: Path):
+    """A killed process leaves rows that are later than its checkpoint, the last one incomplete."""
     run = run_of(folder, "mkor", {"evaluate_every": 2})
     whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
     one_run.train(run, workload, whole, setting(), keep_weights=True)
@@ -142,7 +143,7 @@ def test_killed_after_a_checkpoint_the_rows_behind_it_are_made_anew(folder: Path
     assert_same_result(whole, killed, run)
 
 
-def test_killed_after_its_weights_and_before_its_record_a_run_leaves_no_second_copy(
+def test_a_run_killed_between_weights_and_record_leaves_no_second_copy(
     folder: Path, workload: Workload, tmp_path: Path
 ):
     run = run_of(folder, "sgd")
@@ -153,7 +154,7 @@ def test_killed_after_its_weights_and_before_its_record_a_run_leaves_no_second_c
     assert sorted(file.name for file in place.path.iterdir()) == ["metrics.csv", "weights.pt"]
 
 
-def test_a_damaged_checkpoint_falls_back_to_the_one_before(folder: Path, workload: Workload, tmp_path: Path):
+def test_after_a_damaged_checkpoint_the_previous_one_is_used(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor", {"evaluate_every": 2})
     whole, damaged = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "damaged")
     one_run.train(run, workload, whole, setting(), keep_weights=True)
@@ -167,7 +168,7 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(folder: Path, workloa
     assert_same_result(whole, damaged, run)
 
 
-def test_checkpoints_by_time_change_nothing(folder: Path, workload: Workload, tmp_path: Path):
+def test_checkpoints_by_time_do_not_change_the_result(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor")
     whole, saved = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "saved")
     one_run.train(run, workload, whole, setting(), keep_weights=True)
@@ -177,8 +178,8 @@ def test_checkpoints_by_time_change_nothing(folder: Path, workload: Workload, tm
     assert (read_summary(whole) or {})["seconds"]["checkpoint"] == 0
 
 
-def test_checkpoints_by_steps_are_there_after_a_kill(folder: Path, workload: Workload, tmp_path: Path):
-    """The one after step 14 and the one before it, at 7; a run that died goes on from there."""
+def test_a_killed_run_resumes_from_a_checkpoint_by_steps(folder: Path, workload: Workload, tmp_path: Path):
+    """Checkpoints of steps 14 and 7 exist when the run dies in step 16."""
     run = run_of(folder, "mkor")
     whole, killed = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "killed")
     one_run.train(run, workload, whole, setting(checkpoint_steps=7), keep_weights=True)
@@ -187,16 +188,16 @@ def test_checkpoints_by_steps_are_there_after_a_kill(folder: Path, workload: Wor
     def die(loss: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("killed")
 
-    spoilt: Any = Sabotaged(workload, 16, die)
+    sabotaged: Any = Sabotaged(workload, 16, die)
     with pytest.raises(RuntimeError, match="killed"):
-        one_run.train(run, spoilt, killed, setting(checkpoint_steps=7))
+        one_run.train(run, sabotaged, killed, setting(checkpoint_steps=7))
     saved = (killed.checkpoint, killed.checkpoint.with_name("checkpoint.pt.previous"))
     assert [json.loads(file.open("rb").readline())["step"] for file in saved] == [14, 7]
     assert one_run.train(run, workload, killed, setting(), keep_weights=True) == "finished"
     assert_same_result(whole, killed, run)
 
 
-def test_a_tier_s_checkpoint_steps_reach_the_run(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_uses_its_tiers_checkpoint_steps(folder: Path, monkeypatch: pytest.MonkeyPatch):
     tier = folder / "tiers" / "embedded.yaml"
     tier.write_text(tier.read_text() + "checkpoint_steps: 6\n")
     write(folder, "one", block(optimizer("sgd")))
@@ -206,8 +207,8 @@ def test_a_tier_s_checkpoint_steps_reach_the_run(folder: Path, monkeypatch: pyte
     assert steps == [6, 12, 18]
 
 
-def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Truth: the run that has all the time."""
+def test_a_run_stopped_by_a_time_limit_is_saved_and_resumed(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Truth: the same run without a time limit."""
     write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=3000, evaluate_every=1000))
     arguments = ["one", "mkor", *options(folder)]
     assert train.main([*arguments, "--minutes=0.01"]) == EXIT_RESUMABLE
@@ -221,16 +222,14 @@ def test_a_time_limit_saves_and_the_next_slice_goes_on(folder: Path, capsys: pyt
     assert rows(whole.metrics, TIMES) == rows(place.metrics, TIMES)
 
 
-def test_a_time_limit_that_leaves_no_time_to_train_asks_for_no_next_slice(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-):
-    """A chain of jobs would go on like that for ever."""
+def test_a_time_limit_too_short_for_a_step_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """With the exit code that requests another slice, a chain of jobs would never end."""
     write(folder, "one", block(optimizer("sgd")))
     assert train.main(["one", "sgd", *options(folder), "--minutes=0.000001"]) == 1
     assert capsys.readouterr().err == "--minutes = 1e-06: over before a step was trained; give it more\n"
 
 
-def test_a_process_that_waits_for_another_s_run_heeds_its_time_limit(folder: Path):
+def test_the_time_limit_also_ends_a_wait_for_another_process(folder: Path):
     write(folder, "one", block(optimizer("sgd")))
     (run,) = load(folder).runs.values()
     started = time.monotonic()
@@ -239,7 +238,7 @@ def test_a_process_that_waits_for_another_s_run_heeds_its_time_limit(folder: Pat
     assert time.monotonic() - started < 20
 
 
-def test_a_run_that_went_on_with_other_code_is_no_run_of_todays(
+def test_a_run_resumed_with_other_code_is_not_current(
     folder: Path, workload: Workload, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     run = run_of(folder, "sgd")
@@ -254,7 +253,7 @@ def test_a_run_that_went_on_with_other_code_is_no_run_of_todays(
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf"])
-def test_a_time_limit_must_be_one(folder: Path, capsys: pytest.CaptureFixture[str], minutes: str):
+def test_a_time_limit_must_be_positive_and_finite(folder: Path, capsys: pytest.CaptureFixture[str], minutes: str):
     write(folder, "one", block(optimizer("sgd")))
     assert train.main(["one", "sgd", *options(folder), f"--minutes={minutes}"]) == 1
     assert capsys.readouterr().err == f"--minutes = {float(minutes)}: must be greater than 0\n"
@@ -268,7 +267,7 @@ def test_a_checkpoint_of_another_run_is_refused(folder: Path, workload: Workload
         one_run.train(other, workload, place, setting())
 
 
-def test_a_finished_run_tells_where_it_comes_from(folder: Path, workload: Workload, tmp_path: Path):
+def test_the_record_of_a_finished_run_is_complete(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "mkor", {"schedule": {"name": "linear"}})
     place = RunFolder(tmp_path / "run")
     one_run.train(run, workload, place, setting())
@@ -284,17 +283,17 @@ def test_a_finished_run_tells_where_it_comes_from(folder: Path, workload: Worklo
     assert len(summary["code_fingerprint"]) == 16
     assert not place.weights.exists()
 
-    found = read_metrics(place)
-    assert [(row["step"], row["split"], row["metric"]) for row in found] == [
+    metrics = read_metrics(place)
+    assert [(row["step"], row["split"], row["metric"]) for row in metrics] == [
         ("0", "validation", "loss"),
         ("10", "train", "loss"),
         ("10", "validation", "loss"),
         ("20", "train", "loss"),
         ("20", "validation", "loss"),
     ]
-    # The rate of the last step made: 0.1 falls to zero over 20 steps.
-    assert [float(row["lr"]) for row in found] == pytest.approx([0.1, 0.055, 0.055, 0.005, 0.005])
-    assert float(found[1]["epoch"]) == pytest.approx(10 / workload.steps_per_epoch, rel=1e-5)
+    # The rate of the last step: 0.1 falls to zero over 20 steps.
+    assert [float(row["lr"]) for row in metrics] == pytest.approx([0.1, 0.055, 0.055, 0.005, 0.005])
+    assert float(metrics[1]["epoch"]) == pytest.approx(10 / workload.steps_per_epoch, rel=1e-5)
 
 
 def test_the_mean_training_loss_is_that_of_a_bare_loop(folder: Path, workload: Workload, tmp_path: Path):
@@ -320,14 +319,14 @@ def test_the_mean_training_loss_is_that_of_a_bare_loop(folder: Path, workload: W
 
 
 def test_the_phases_add_up_to_the_wall_time(folder: Path, workload: Workload, tmp_path: Path):
-    """Truth: a watch held beside the loop."""
+    """Truth: a clock outside the loop."""
     run = run_of(folder, "mkor", {"steps": 150, "evaluate_every": 50})
     watch = {}
 
     class Watched(Progress):
-        def start(self, what: str, steps: int, done: int) -> None:
+        def start(self, name: str, steps: int, done: int) -> None:
             watch["begin"] = time.perf_counter()
-            super().start(what, steps, done)
+            super().start(name, steps, done)
 
     watched = setting(progress=Watched(1, io.StringIO()))
     parts = build(run, workload, watched)
@@ -360,12 +359,12 @@ def test_divergence_is_an_outcome(
 
 
 class Sabotaged:
-    """The workload, except that the loss of one step is spoilt."""
+    """The workload, except that the loss of one step is altered."""
 
-    def __init__(self, workload: Workload, step: int, spoil: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def __init__(self, workload: Workload, step: int, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
         self._workload = workload
         self._step = step
-        self._spoil = spoil
+        self._change = change
         self._calls = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -374,46 +373,46 @@ class Sabotaged:
     def loss(self, model: torch.nn.Module, one: Any) -> torch.Tensor:
         self._calls += 1
         loss = self._workload.loss(model, one)
-        return self._spoil(loss) if self._calls == self._step else loss
+        return self._change(loss) if self._calls == self._step else loss
 
 
-def test_the_first_bad_step_is_named(folder: Path, workload: Workload, tmp_path: Path):
+def test_the_first_step_with_a_non_finite_loss_is_named(folder: Path, workload: Workload, tmp_path: Path):
     run = run_of(folder, "sgd")
-    spoilt: Any = Sabotaged(workload, 6, lambda loss: loss * torch.nan)
-    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "diverged"
+    sabotaged: Any = Sabotaged(workload, 6, lambda loss: loss * torch.nan)
+    assert one_run.train(run, sabotaged, RunFolder(tmp_path), setting()) == "diverged"
     assert (read_summary(RunFolder(tmp_path)) or {})["reason"] == "the training loss is nan in step 6"
 
 
 def test_lack_of_memory_is_an_outcome(folder: Path, workload: Workload, tmp_path: Path):
     """Truth: torch's own error for 4 petabytes."""
     run = run_of(folder, "sgd")
-    spoilt: Any = Sabotaged(workload, 6, lambda loss: loss + torch.empty(2**50).sum())
-    assert one_run.train(run, spoilt, RunFolder(tmp_path), setting()) == "out_of_memory"
+    sabotaged: Any = Sabotaged(workload, 6, lambda loss: loss + torch.empty(2**50).sum())
+    assert one_run.train(run, sabotaged, RunFolder(tmp_path), setting()) == "out_of_memory"
     summary = read_summary(RunFolder(tmp_path)) or {}
     assert "memory" in summary["reason"]
     assert summary["steps_done"] == 5
 
 
-def test_an_error_of_the_code_is_no_outcome(folder: Path, workload: Workload, tmp_path: Path):
+def test_an_error_in_the_code_is_raised_and_not_recorded(folder: Path, workload: Workload, tmp_path: Path):
     def fail(loss: torch.Tensor) -> torch.Tensor:
         raise RuntimeError("a mistake")
 
-    spoilt: Any = Sabotaged(workload, 6, fail)
+    sabotaged: Any = Sabotaged(workload, 6, fail)
     with pytest.raises(RuntimeError, match="a mistake"):
-        one_run.train(run_of(folder, "sgd"), spoilt, RunFolder(tmp_path), setting())
+        one_run.train(run_of(folder, "sgd"), sabotaged, RunFolder(tmp_path), setting())
     assert not RunFolder(tmp_path).summary.exists()
 
 
-def test_the_command_trains_what_is_not_there_and_publishes(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_the_command_trains_missing_runs_and_publishes(folder: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd", "plain"), optimizer("mkor"), seeds=[0, 1]))
     assert train.main(["one", "plain", *options(folder)]) == 0
     published = load(folder).results / "one" / "plain.csv"
-    found = rows(published)
-    assert {(row["optimizer"], row["method"], row["seed"], row["status"]) for row in found} == {
+    published_rows = rows(published)
+    assert {(row["optimizer"], row["method"], row["seed"], row["status"]) for row in published_rows} == {
         ("plain", "sgd", "0", "finished"),
         ("plain", "sgd", "1", "finished"),
     }
-    assert len(found) == 10
+    assert len(published_rows) == 10
     assert "run 2 of 2" in capsys.readouterr().err
     content = published.read_bytes()
 
@@ -424,17 +423,17 @@ def test_the_command_trains_what_is_not_there_and_publishes(folder: Path, capsys
     # One more seed: only that is trained.
     write(folder, "one", block(optimizer("sgd", "plain"), seeds=[0, 1, 2]))
     assert train.main(["one", "plain", *options(folder)]) == 0
-    said = capsys.readouterr().err
-    assert said.count("done before") == 2
-    assert said.count("finished after") == 1
+    errors = capsys.readouterr().err
+    assert errors.count("done before") == 2
+    assert errors.count("finished after") == 1
     specs = load(folder).results / "specs"
     assert {file.stem for file in specs.iterdir()} == set(load(folder).runs)
     for file in specs.iterdir():
         assert Run(json.loads(file.read_text())).id == file.stem
 
 
-def test_a_checkpoint_left_beside_a_finished_record_is_removed(folder: Path):
-    """Of a process that was killed between writing its record and removing its checkpoint."""
+def test_a_checkpoint_left_behind_by_a_finished_run_is_removed(folder: Path):
+    """A process may be killed between writing the record and removing the checkpoint."""
     write(folder, "one", block(optimizer("sgd")))
     assert train.main(["one", "sgd", *options(folder)]) == 0
     plan = load(folder)
@@ -456,8 +455,8 @@ def test_single_seeds_are_trained_and_not_published(folder: Path):
     assert not plan.csv_of(plan.job("one", "sgd")).exists()
 
 
-def test_fine_tuning_trains_what_it_starts_from_first(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """By hand, without the pipeline; and it starts from those weights."""
+def test_the_run_that_others_start_from_is_trained_first(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """The command trains it without the pipeline, and the other runs start from its final weights."""
     write(folder, "first", block(optimizer("sgd", lr=1.0)))
     start = {"experiment": "first", "optimizer": "sgd", "seed": 0}
     write(folder, "second", block(optimizer("sgd"), seeds=[0, 1], start_from=start))
@@ -492,15 +491,15 @@ def test_runs_that_cannot_start_are_rows_with_a_reason(
     assert train.main(["third", "sgd", *options(folder)]) == 0
     assert "skipped: cifar not found at data/cifar; download it" in capsys.readouterr().err
     monkeypatch.undo()
-    # Data that came in the meantime: a skipped run is tried again.
+    # Once the data is there, a skipped run is tried again.
     assert train.main(["third", "sgd", *options(folder)]) == 0
     assert "finished after 20 steps" in capsys.readouterr().err
 
 
-def test_absent_data_end_runs_and_what_starts_from_them_with_the_reason_and_stop_nothing(
+def test_runs_without_data_and_the_runs_that_start_from_them_are_skipped(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """From the empty data folder to the experiments' tables."""
+    """Truth: the reasons in the tables of both experiments."""
     monkeypatch.setenv("MKOR_DATA", str(tmp_path / "data"))
     absent = {"name": "autoencoder", "dataset": "cifar100", "batch_size": 128}
     write(folder, "first", block(optimizer("sgd"), workload=absent, seeds=[0, 1]))
@@ -514,31 +513,31 @@ def test_absent_data_end_runs_and_what_starts_from_them_with_the_reason_and_stop
     why = [row["reason"] for row in rows(plan.results / "first.runs.csv")]
     assert len(set(why)) == 1
     assert why[0].startswith(f"CIFAR-100 not found at {tmp_path / 'data'}")
-    found = rows(plan.results / "second.runs.csv")
-    assert [row["reason"] for row in found] == [f"it starts from run {source}, which is skipped: {why[0]}"]
+    skipped = rows(plan.results / "second.runs.csv")
+    assert [row["reason"] for row in skipped] == [f"it starts from run {source}, which is skipped: {why[0]}"]
     assert {row["status"] for row in (*rows(plan.results / "first.csv"), *rows(plan.results / "second.csv"))} == {
         "skipped"
     }
 
 
-def test_a_value_that_only_the_optimizer_knows_to_be_wrong_is_one_line(
+def test_a_value_that_only_the_optimizer_refuses_is_reported_in_one_line(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ):
     write(folder, "one", block(optimizer("sgd", nesterov=True, momentum=0.0)))
     assert train.main(["one", "sgd", *options(folder)]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert said.startswith("autoencoder sgd lr=0.1 seed=0: ")
-    assert "Nesterov" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert errors.startswith("autoencoder sgd lr=0.1 seed=0: ")
+    assert "Nesterov" in errors
 
 
-def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
+def test_a_folder_that_cannot_be_written_is_reported_in_one_line(folder: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd")))
     (folder.parent / "results").write_text("a file in the way")
     assert train.main(["one", "sgd", *options(folder)]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "results" in said
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "results" in errors
 
 
 def test_one_process_at_a_time_trains_a_run(folder: Path):
@@ -553,13 +552,13 @@ def test_one_process_at_a_time_trains_a_run(folder: Path):
         assert waiting.stderr is not None
         assert waiting.stderr.readline().endswith("another process trains it; waiting\n")
         one_run.train(run, create(**run.spec["workload"]), place, setting())
-    _, said = waiting.communicate(timeout=60)
+    _, errors = waiting.communicate(timeout=60)
     assert waiting.returncode == 0
-    assert "done by another process" in said
+    assert "done by another process" in errors
 
 
-def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path: Path):
-    """A queue's SIGTERM in the middle of a run, then the same command again: the result is the uninterrupted one."""
+def test_a_run_stopped_by_a_signal_is_saved_and_resumed(folder: Path, tmp_path: Path):
+    """SIGTERM in the middle of a run, then the same command again. Truth: the uninterrupted run."""
     write(folder, "one", block(optimizer("mkor"), steps=500, evaluate_every=20))
     plan = load(folder)
     (run,) = plan.runs.values()
@@ -570,9 +569,9 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
     while len(read_metrics(place)) < 3 and time.monotonic() < limit:
         time.sleep(0.01)
     first.send_signal(signal.SIGTERM)
-    _, said = first.communicate(timeout=60)
-    assert first.returncode == EXIT_RESUMABLE == 75, said
-    assert said.endswith("interrupted and saved; the same command resumes it\n")
+    _, errors = first.communicate(timeout=60)
+    assert first.returncode == EXIT_RESUMABLE == 75, errors
+    assert errors.endswith("interrupted and saved; the same command resumes it\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
     assert 20 <= summary["steps_done"] < 500
@@ -587,8 +586,8 @@ def test_a_signal_saves_and_exits_with_the_code_to_go_on(folder: Path, tmp_path:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_queue_s_signal_may_come_twice(number: signal.Signals):
-    """From the queue, and from the launcher that passes it on."""
+def test_the_signal_of_a_queue_may_arrive_twice(number: signal.Signals):
+    """The queue sends it, and the launcher passes it on."""
     before = signal.getsignal(number)
     with Stop().listening() as stop:
         assert not stop()
@@ -598,14 +597,14 @@ def test_a_queue_s_signal_may_come_twice(number: signal.Signals):
     assert signal.getsignal(number) == before
 
 
-def test_under_a_launcher_ctrl_c_may_come_twice():
+def test_under_a_launcher_ctrl_c_may_arrive_twice():
     with Stop(launched=True).listening() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
         assert stop()
 
 
-def test_the_first_ctrl_c_asks_and_the_second_interrupts():
+def test_the_first_ctrl_c_requests_a_stop_and_the_second_interrupts():
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     stop = Stop()
     with stop.listening():
@@ -644,13 +643,13 @@ def test_progress_on_a_terminal_is_a_bar(folder: Path, workload: Workload, tmp_p
     assert "\r" in log.getvalue()
 
 
-# ResNet-50's data set comes with no package; tests/bench/workloads/ has its test.
+# No package contains ResNet-50's data set; tests/bench/workloads/test_images.py tests it.
 @pytest.mark.parametrize("name", sorted({*workloads.NAMES} - {"resnet50"}))
 def test_a_workload_evaluates_the_metrics_that_its_schema_names(name: str):
     """Targets and tuning are checked against those names before anything runs."""
     workload = create(name)
     model, named = workload.model(0), schema(f"workloads/{name}")
-    found = set(workload.evaluate(model))
-    # Tasks of one workload have metrics of their own; tests/bench/workloads/test_finetuning.py tests each task's.
-    assert found <= set(named["metrics"]) if name == "bert_classification" else found == set(named["metrics"])
+    evaluated = set(workload.evaluate(model))
+    # Each task has its own metrics; tests/bench/workloads/test_finetuning.py checks them.
+    assert evaluated <= set(named["metrics"]) if name == "bert_classification" else evaluated == set(named["metrics"])
     assert set(workload.evaluate_training(model)) == set(named.get("training_metrics", []))

@@ -1,4 +1,4 @@
-"""Ranks train like one process, go on bit for bit, agree on every end, and end when one of them is lost."""
+"""Ranks train like one process, resume bit for bit, agree on how a run ends, and end if one of them is lost."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def joined(ranks: list[ForkServerProcess], patience: float = PATIENCE) -> list[int | None]:
-    """Wait for ranks, and return their exit codes; those that do not end are killed."""
+    """Wait for ranks, kill those that do not end in time, and return their exit codes."""
     limit = time.monotonic() + patience
     for rank in ranks:
         rank.join(max(limit - time.monotonic(), 0.1))
@@ -61,7 +61,7 @@ def joined(ranks: list[ForkServerProcess], patience: float = PATIENCE) -> list[i
     return codes
 
 
-def said(log: Path, size: int) -> list[str]:
+def outputs(log: Path, size: int) -> list[str]:
     return [log.with_name(f"{log.name}.{rank}").read_text() for rank in range(size)]
 
 
@@ -79,7 +79,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any]) -> d
     waiting = {size: start(size, join_and_train, folders[size], runs, log=folders[size] / "log") for size in (2, 4)}
     train_all(folders[1], runs)
     for size, started in waiting.items():
-        assert joined(started) == [0] * size, said(folders[size] / "log", size)
+        assert joined(started) == [0] * size, outputs(folders[size] / "log", size)
     return folders
 
 
@@ -107,7 +107,7 @@ def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, 
 def test_interrupted_and_resumed_ranks_equal_uninterrupted_ones(
     trained: dict[int, Path], runs: dict[str, Any], case: str, size: int
 ):
-    """Truth: the same ranks without the interruption, bit for bit, each with dropout of its own."""
+    """Truth: the same ranks without the interruption, bit for bit; each rank has its own dropout."""
     run, whole, sliced = runs[case], *(RunFolder(trained[size] / case / name) for name in ("whole", "sliced"))
     truth = checkpoint.load(whole.weights, run.id)
     for name, tensor in checkpoint.load(sliced.weights, run.id).items():
@@ -118,13 +118,13 @@ def test_interrupted_and_resumed_ranks_equal_uninterrupted_ones(
     assert not sliced.checkpoint.exists()
 
 
-def test_every_optimizer_trains_on_ranks_or_says_why_not():
+def test_every_optimizer_trains_on_ranks_or_declares_that_it_cannot():
     assert {name for name, _, _ in METHODS.values()} == {
         name for name in available() if "data_parallel" not in limits(name)
     }
 
 
-def test_ranks_tell_their_bytes_and_times(trained: dict[int, Path]):
+def test_the_record_has_bytes_and_times_by_rank(trained: dict[int, Path]):
     summary = read_summary(RunFolder(trained[2] / "sgd" / "plain")) or {}
     assert [each["rank"] for each in summary["by_rank"]] == [0, 1]
     assert {each["bytes_sent"]["gradient_all_reduce"] for each in summary["by_rank"]} == {
@@ -145,7 +145,7 @@ def blocks() -> list[dict[str, Any]]:
     ]
 
 
-def test_the_command_under_torchrun_and_mpiexec_publishes_what_one_process_does(folder: Path, tmp_path: Path):
+def test_under_torchrun_and_mpiexec_the_command_publishes_the_rows_of_one_process(folder: Path, tmp_path: Path):
     """Truth: the command on one process."""
     write(folder, "one", *blocks())
     results = {size: tmp_path / f"results{size}" for size in (1, 2, 4)}
@@ -162,10 +162,10 @@ def test_the_command_under_torchrun_and_mpiexec_publishes_what_one_process_does(
         text=True,
     )
     assert train.main(arguments[1]) == 0
-    assert joined(start(4, command, *arguments[4], log=tmp_path / "log")) == [0] * 4, said(tmp_path / "log", 4)
+    assert joined(start(4, command, *arguments[4], log=tmp_path / "log")) == [0] * 4, outputs(tmp_path / "log", 4)
     _, errors = two.communicate(timeout=PATIENCE)
     assert two.returncode == 0, errors
-    assert errors.count("finished after") == 4  # one rank speaks
+    assert errors.count("finished after") == 4  # one rank prints
 
     published = {size: rows(path / "test" / "embedded" / "one" / "all.csv") for size, path in results.items()}
     for size in (2, 4):
@@ -174,11 +174,11 @@ def test_the_command_under_torchrun_and_mpiexec_publishes_what_one_process_does(
             assert float(row["value"]) == pytest.approx(float(truth["value"]), rel=rel)
             same = set(row) - {"value", *TIMES}
             assert {key: row[key] for key in same} == {key: truth[key] for key in same}
-    assert said(tmp_path / "log", 4)[1:] == [""] * 3
+    assert outputs(tmp_path / "log", 4)[1:] == [""] * 3
 
 
 def until_row(place: RunFolder, number: int) -> None:
-    """Wait until a run has evaluated so often."""
+    """Wait until a run has this number of rows."""
     limit = time.monotonic() + PATIENCE
     while len(read_metrics(place)) < number and time.monotonic() < limit:
         time.sleep(0.01)
@@ -197,8 +197,8 @@ def long(folder: Path) -> tuple[Path, RunFolder]:
     return folder, RunFolder.of(plan.results, run.id)
 
 
-def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[Path, RunFolder], tmp_path: Path):
-    """A queue's warning, then a kill in the next slice, then the rest. Truth: the uninterrupted run, bit for bit."""
+def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tuple[Path, RunFolder], tmp_path: Path):
+    """SIGUSR1, then a kill in the next slice, then the remaining steps. Truth: the uninterrupted run, bit for bit."""
     folder, place = long
     arguments = ("one", "kaisa", *options(folder))
 
@@ -207,8 +207,8 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
     first = start(2, slow_command, *arguments, log=tmp_path / "first")
     until_row(place, 5)
     os.kill(first[1].pid or 0, signal.SIGUSR1)
-    assert joined(first) == [EXIT_RESUMABLE, 0], said(tmp_path / "first", 2)  # the job's word is the first rank's
-    assert said(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command resumes it\n")
+    assert joined(first) == [EXIT_RESUMABLE, 0], outputs(tmp_path / "first", 2)  # rank 0's code is the job's
+    assert outputs(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command resumes it\n")
     summary = read_summary(place) or {}
     assert summary["status"] == "interrupted"
     saved = summary["steps_done"]
@@ -219,25 +219,27 @@ def test_a_signal_to_one_rank_and_the_death_of_another_lose_nothing(long: tuple[
     killed = time.monotonic()
     assert joined(second)[0] == 1
     assert time.monotonic() - killed < 60
-    told = said(tmp_path / "second", 2)[0].splitlines()
-    assert f"resuming from step {saved}" in told[0]
-    assert told[1].endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
-    assert len(told) == 2
+    errors = outputs(tmp_path / "second", 2)[0].splitlines()
+    assert f"resuming from step {saved}" in errors[0]
+    assert errors[1].endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
+    assert len(errors) == 2
 
     third = start(2, slow_command, *arguments, log=tmp_path / "third")
-    assert joined(third) == [0, 0], said(tmp_path / "third", 2)
-    again = int(said(tmp_path / "third", 2)[0].split("resuming from step ")[1].split()[0])
+    assert joined(third) == [0, 0], outputs(tmp_path / "third", 2)
+    again = int(outputs(tmp_path / "third", 2)[0].split("resuming from step ")[1].split()[0])
     assert again > saved
-    assert again % 30 == 0  # that of checkpoint_steps
-    assert joined(truth) == [0, 0], said(tmp_path / "truth", 2)
+    assert again % 30 == 0  # a checkpoint by checkpoint_steps
+    assert joined(truth) == [0, 0], outputs(tmp_path / "truth", 2)
     (uninterrupted,) = (tmp_path / "whole" / "test" / "embedded" / "runs").iterdir()
     assert rows(place.metrics, TIMES) == rows(RunFolder(uninterrupted).metrics, TIMES)
 
 
-def test_a_time_limit_saves_and_asks_to_go_on(folder: Path, tmp_path: Path):
+def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, tmp_path: Path):
     write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
     arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
-    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], said(tmp_path / "log", 2)
+    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], outputs(
+        tmp_path / "log", 2
+    )
 
 
 @pytest.mark.parametrize(
@@ -255,9 +257,9 @@ def test_ranks_that_cannot_share_a_batch_are_refused_in_one_line(
 ):
     write(folder, "one", block(optimizer("sgd"), **shared))
     assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [1, 1]
-    told = "".join(said(tmp_path / "log", 2))
-    assert told.count("\n") == 1
-    assert why in told
+    errors = "".join(outputs(tmp_path / "log", 2))
+    assert errors.count("\n") == 1
+    assert why in errors
 
 
 def test_divergence_on_ranks_is_an_outcome(folder: Path, tmp_path: Path):
@@ -273,16 +275,16 @@ def _run_out_of_memory(*arguments: str) -> int:
     return command(*arguments)
 
 
-def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_goes_on(folder: Path, tmp_path: Path):
-    """The others wait for that rank and are ended; started again, the job has what is left to do."""
+def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_can_continue(folder: Path, tmp_path: Path):
+    """The others, which wait for that rank, are ended; the same command then continues with the remaining runs."""
     write(folder, "one", block(optimizer("sgd"), workload=SMALL))
     arguments = ("one", "sgd", *options(folder))
     codes = joined(start(2, _run_out_of_memory, *arguments, log=tmp_path / "log"))
-    assert codes == [EXIT_RESUMABLE, EXIT_RESUMABLE], said(tmp_path / "log", 2)
-    told = "".join(said(tmp_path / "log", 2)).splitlines()
-    assert len(told) == 1
-    assert "rank 1 of 2" in told[0]
-    assert "out_of_memory" in told[0]
+    assert codes == [EXIT_RESUMABLE, EXIT_RESUMABLE], outputs(tmp_path / "log", 2)
+    errors = "".join(outputs(tmp_path / "log", 2)).splitlines()
+    assert len(errors) == 1
+    assert "rank 1 of 2" in errors[0]
+    assert "out_of_memory" in errors[0]
     (run,) = load(folder).runs.values()
     assert json.loads(RunFolder.of(load(folder).results, run.id).summary.read_text())["status"] == "out_of_memory"
     assert joined(start(2, command, *arguments, log=tmp_path / "again")) == [0, 0]
@@ -297,16 +299,16 @@ def test_a_checkpoint_of_another_number_of_ranks_is_refused_in_one_line(
     ranks = start(2, slow_command, *arguments, log=tmp_path / "log")
     until_row(place, 3)
     os.kill(ranks[0].pid or 0, signal.SIGTERM)
-    assert joined(ranks) == [EXIT_RESUMABLE, 0], said(tmp_path / "log", 2)
+    assert joined(ranks) == [EXIT_RESUMABLE, 0], outputs(tmp_path / "log", 2)
     before = place.checkpoint.read_bytes()
     assert train.main(list(arguments)) == 1
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "checkpoint.pt: made by 2 ranks, not by 1" in told
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert "checkpoint.pt: made by 2 ranks, not by 1" in errors
     assert place.checkpoint.read_bytes() == before
 
 
-def test_a_rank_that_nobody_meets_says_so_in_one_line(
+def test_a_rank_without_the_others_reports_it_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     write(folder, "one", block(optimizer("sgd")))
@@ -314,13 +316,13 @@ def test_a_rank_that_nobody_meets_says_so_in_one_line(
     for key, value in train_ranks.as_mpiexec(0, 2, train_ranks.free_port()).items():
         monkeypatch.setenv(key, value)
     assert train.main(["one", "sgd", *options(folder)]) == 1
-    told = capsys.readouterr().err
-    assert "rank 0 of 2: ranks [1] did not connect to 127.0.0.1:" in told
-    assert told.count("\n") == 1
+    errors = capsys.readouterr().err
+    assert "rank 0 of 2: ranks [1] did not connect to 127.0.0.1:" in errors
+    assert errors.count("\n") == 1
 
 
-def test_a_rank_that_gives_no_sign_of_life_ends_the_job():
-    """Truth: a rank that never beats, beside one that watches it; in a process of its own, which must end."""
+def test_a_rank_without_heartbeat_ends_the_job():
+    """A rank that watches one without heartbeats, in a separate process, which must end."""
     code = (
         "import sys; from torch.distributed import TCPStore; from workflow.bench.training.launcher import Place\n"
         "from workflow.bench.training.watchdog import Watchdog; import time\n"
