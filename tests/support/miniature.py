@@ -11,14 +11,24 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import make_folder
-from tests.support.synthetic_probes import PROBES, write_probe
+from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.hyperparameters import TUNED
 from workflow.bench.support.config import CONFIG, ROOT
 from workflow.bench.support.files import locked
 
-MADE_UP = ("communication", "cost_scaling", "scaling", "step_breakdown")
+MADE_UP = {
+    "communication": synthetic_probes.communication,
+    "cost_scaling": synthetic_probes.cost_scaling,
+    "half_precision": synthetic_claims.half_precision,
+    "memory": synthetic_tables.memory,
+    "rank1_error": synthetic_probes.rank1_error,
+    "scaling": synthetic_probes.scaling,
+    "step_breakdown": synthetic_probes.step_breakdown,
+}
+"""Rows of the probes that take long; the others measure. Each probe's command is tested in tests/bench/probes."""
 RESULTS = Path("results/test/embedded")
 BERT = {"batch_size": 8, "layers": 1, "hidden_size": 8, "heads": 1, "vocabulary_size": 256, "sequence_length": 16}
 SMALL: dict[str, dict[str, Any]] = {
@@ -34,6 +44,7 @@ KEPT = {
     **{(name, 0): ("lamb", "mkor") for name in ("bert_pretraining", "bert_squad")},
     **{(name, 0): ("sgd", "mkor") for name in ("alexnet_cifar100", "bert_base_squad", "bert_imdb")},
     **{(name, 0): ("sgd", "mkor") for name in ("resnet50_imagenet", "resnet_cifar10_lr")},
+    ("update_rules", 0): ("sgd", "mkor", "mkor_published"),
     ("update_rules", 1): ("lamb", "mkor_published"),
 }
 """Blocks in which two optimizers stand for all, since each job imports transformers, which takes seconds."""
@@ -75,15 +86,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _call(folder: Path) -> None:
-    """Run the pipeline in a new folder, with synthetic rows for the probes that need the whole machine for long."""
+    """Run the pipeline in a new folder, with synthetic rows of the probes in `MADE_UP`."""
     make_folder(folder / "config")
     for file in (CONFIG / "experiments").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())
         blocks = enumerate(content["tiers"]["embedded"])
         content["tiers"] = {"embedded": [small(file.stem, index, block) for index, block in blocks]}
         (folder / "config" / "experiments" / file.name).write_text(yaml.safe_dump(content))
-    for name in MADE_UP:
-        write_probe(folder / RESULTS, name, PROBES[name]())
+    for name, make in MADE_UP.items():
+        write_probe(folder / RESULTS, name, make())
     called = subprocess.run(
         [
             *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"),

@@ -209,7 +209,7 @@ def test_a_run_uses_its_tiers_checkpoint_steps(folder: Path, monkeypatch: pytest
 
 def test_a_run_stopped_by_a_time_limit_is_saved_and_resumed(folder: Path, capsys: pytest.CaptureFixture[str]):
     """Truth: the same run without a time limit."""
-    write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=3000, evaluate_every=1000))
+    write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=1000, evaluate_every=500))
     arguments = ["one", "mkor", *options(folder)]
     assert train.main([*arguments, "--minutes=0.01"]) == EXIT_RESUMABLE
     assert capsys.readouterr().err.endswith("interrupted and saved; the same command resumes it\n")
