@@ -1,5 +1,8 @@
 # Needs make, Python 3.11 or later and a package index; everything else is installed in .venv. `make help` lists the targets.
 
+# The targets start hundreds of Python processes; without bytecode files each would compile the project again.
+unexport PYTHONDONTWRITEBYTECODE
+
 BIN := .venv/bin
 INSTALLED := .venv/installed
 CORES ?= all
