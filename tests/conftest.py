@@ -11,7 +11,7 @@ from hypothesis import settings
 
 from tests.support.tally import counted
 
-#: `make test-faults` makes ten times as many mutants.
+# `make test-faults` makes ten times as many mutants.
 settings.register_profile("long", max_examples=1000)
 
 CONTRACT = "test_methods.py::test_"

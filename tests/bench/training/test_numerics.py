@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,14 +27,6 @@ from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder, read_metrics, read_summary
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

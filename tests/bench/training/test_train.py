@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,6 @@ from workflow.bench.training.state import TrainingState
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
