@@ -6,15 +6,12 @@ An optimizer that declares a limit skips the tests of that point, with its reaso
 from __future__ import annotations
 
 import gc
-import inspect
 import io
 import math
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, fields
-from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_args, get_origin
 
 import pytest
 import torch
@@ -35,6 +32,7 @@ from baselines import (
 from transformers import BertConfig, BertForPreTraining
 
 from mkor_core.ranges import Domain, OneOf
+from tests.support.hyperparameters import NEEDS, ONLY_ON_SEVERAL_RANKS, hyperparameters, options
 from workflow.bench.plan.hyperparameters import accepted, check_value
 from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.support.config import ConfigError
@@ -42,59 +40,6 @@ from workflow.bench.support.config import ConfigError
 SECOND_ORDER = [name for name in available() if method_class(name) is not None]
 WITH_ADAMW = ["muon", "singd"]
 """First-order optimizers that train parameters outside their layers with AdamW."""
-FAST: dict[str, dict[str, Any]] = {
-    "mkor": {"inverse_update_period": 2},
-    "mkor_h": {"inverse_update_period": 2, "warmup_steps": 100},
-    "kaisa": {"factor_update_period": 1, "inverse_update_period": 2},
-    "hylo": {"update_period": 2},
-    "shampoo": {"inverse_update_period": 2},
-    "singd": {"update_period": 2},
-    "soap": {"update_period": 2},
-}
-"""Periods short enough for tests of a few steps."""
-LEARNING_RATES = {"lamb": 0.02, "adamw": 0.02, "hylo": 0.01, "muon": 0.02, "soap": 0.02}
-OTHER_VALUES: dict[str, Any] = {
-    "update_rule": "released",
-    "factor_decay": 0.5,
-    "inverse_update_period": 3,
-    "factor_update_period": 3,
-    "update_period": 3,
-    "stabilizer_threshold": 0.5,
-    "stabilizer_blend": 0.3,
-    "factor_dtype": "bfloat16",
-    "window": 1,
-    "rank": 2,
-    "damping": 0.7,
-    "kl_clip": 1e-7,
-    "compute_method": "inverse",
-    "variant": "KID",
-    "sample_fraction": 0.5,
-    "knee_beta": 1e6,
-    "warmup_steps": 3,
-    "lr": 0.003,
-    "momentum": 0.5,
-    "weight_decay": 0.2,
-    "beta1": 0.5,
-    "beta2": 0.5,
-    "eps": 1e-2,
-    "max_grad_norm": 1e-3,
-    "block_size": 4,
-    "graft": "adagrad",
-    "max_dimension": 4,
-    "newton_schulz_steps": 2,
-    "adamw_lr": 0.5,
-    "factor_lr": 0.3,
-    "factor_momentum": 0.1,
-    "structure": "diagonal",
-    "kfac_approx": "reduce",
-    "loss_average": "batch+sequence",
-}
-ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
-NEEDS = {
-    "stabilizer_blend": {"stabilizer_threshold": 0.5},
-    "knee_beta": {"warmup_steps": 3},
-    "warmup_steps": {"knee_beta": 1e6},
-}
 
 
 def network(dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Sequential:
@@ -108,10 +53,6 @@ def data(number: int = 16, dtype: torch.dtype = torch.float32) -> tuple[Tensor, 
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(number, 1, 6, 6, generator=generator)
     return inputs.to(dtype), inputs.mean((2, 3)).repeat(1, 2).to(dtype)
-
-
-def options(name: str, **changes: Any) -> dict[str, Any]:
-    return {"lr": LEARNING_RATES.get(name, 0.05), **FAST.get(name, {}), **changes}
 
 
 def train(
@@ -163,32 +104,6 @@ def train(
                 scaler.update()
         scheduler.step()
     return [parameter.detach() for parameter in model.parameters()]
-
-
-class Hyperparameter(NamedTuple):
-    """The annotation and the default of a hyperparameter, without those of the base."""
-
-    annotation: Any
-    default: Any
-
-    @property
-    def hint(self) -> Any:
-        """The annotation without its range."""
-        return get_args(self.annotation)[0] if get_origin(self.annotation) is Annotated else self.annotation
-
-    def other_value(self, key: str) -> Any:
-        return not self.default if self.hint is bool else OTHER_VALUES[key]
-
-
-def hyperparameters(name: str) -> dict[str, Hyperparameter]:
-    cls = method_class(name)
-    if cls is not None:
-        hints = get_type_hints(cls, include_extras=True)
-        return {f.name: Hyperparameter(hints[f.name], f.default) for f in fields(cls) if f.default is not MISSING}
-    module = import_module(f"baselines.{name}")
-    make = getattr(module, "optimizer", None) or module.optimizer_for
-    hints, parameters = get_type_hints(make, include_extras=True), inspect.signature(make).parameters.values()
-    return {p.name: Hyperparameter(hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}
 
 
 def able(point: str, names: Iterable[str] = available()) -> list[Any]:
