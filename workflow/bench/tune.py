@@ -11,14 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
 from workflow.bench.results.rows import write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.strict_yaml import dump
 from workflow.bench.training.record import RunFolder, read_metrics, read_summary
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 
@@ -86,17 +85,9 @@ def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
         f"# Made by python -m workflow.bench.tune {experiment.name}; {experiment.name}.trials.csv lists the trials.\n"
         "# Every optimizer of a block had the same number of trials, on a seed that its runs do not use.\n"
     )
-    body = yaml.dump(entries, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=110)
     write_csv(folder / f"{experiment.name}.trials.csv", TRIAL_COLUMNS, rows)
-    write_atomically(folder / f"{experiment.name}.yaml", header, body)
+    write_atomically(folder / f"{experiment.name}.yaml", header, dump(entries))
     return remarks
-
-
-class _Dumper(yaml.SafeDumper):
-    """Writes equal values in full instead of as YAML aliases."""
-
-    def ignore_aliases(self, data: object) -> bool:
-        return True
 
 
 def _entry(optimizer: TunedOptimizer, best: Score) -> dict[str, Any]:

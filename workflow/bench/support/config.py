@@ -5,14 +5,16 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 import yaml
 from jsonschema import Draft202012Validator, ValidationError, validators
+
+from workflow.bench.support import strict_yaml
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -31,7 +33,7 @@ def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
     where = f"{shown_path(file)}: "
     if key:
         where += f"{shown_key(key)} = {shown_value(value)}: "
-    return ConfigError(" ".join(f"{where}{must}".split()))
+    return ConfigError(" ".join(f"{where}{_cut(must, 500)}".split()))
 
 
 def shown_path(file: Path | str) -> str:
@@ -42,13 +44,21 @@ def shown_path(file: Path | str) -> str:
 
 def shown_key(key: Key) -> str:
     """Return a key as text, such as ``tiers.embedded[0].steps``."""
-    return re.sub(r"^\.", "", "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in key))
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{_cut(part, 80)}" for part in key).removeprefix(".")
 
 
 def shown_value(value: Any) -> str:
     """Return ``value`` as JSON, cut to 80 characters."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    try:
+        text = json.dumps(value, default=str, ensure_ascii=False)
+        text = text if text.isprintable() else json.dumps(value, default=str)
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        text = "(an integer of thousands of digits)"
+    return _cut(text, 80)
+
+
+def _cut(text: str, length: int) -> str:
+    return text if len(text) <= length else f"{text[: length - 3]}..."
 
 
 def did_you_mean(word: object, known: Iterable[str]) -> str:
@@ -60,66 +70,28 @@ def did_you_mean(word: object, known: Iterable[str]) -> str:
     return f"known: {', '.join(names)}" if names else "none is known"
 
 
-class _Loader(yaml.SafeLoader):
-    """A YAML loader that reads ``1e-3`` as a number and refuses duplicate keys."""
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream)
-        self._flattened: set[int] = set()
-
-    def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Refuse duplicate keys, then replace ``<<: *anchor`` by the entries of the other mapping.
-
-        A mapping's own entries override those. The method may be called again for a node that is flattened already,
-        which then has a key from both.
-        """
-        if id(node) in self._flattened:
-            return
-        self._flattened.add(id(node))
-        keys: list[Any] = []
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:merge":
-                continue
-            name = self.construct_object(key, deep=True)
-            if name in keys:
-                twice = f"the key '{name}' appears twice, line {key.start_mark.line + 1}"
-                raise yaml.constructor.ConstructorError(None, None, twice, None)
-            keys.append(name)
-        super().flatten_mapping(node)
-
-
-# YAML 1.1 reads 1e-3 as text because it has no decimal point.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(
-        r"^[-+]?(?:[0-9][0-9_]*\.[0-9_]*(?:[eE][-+]?[0-9]+)?|\.[0-9][0-9_]*(?:[eE][-+]?[0-9]+)?"
-        r"|[0-9][0-9_]*[eE][-+]?[0-9]+|\.inf|\.Inf|\.INF|\.nan|\.NaN|\.NAN|[-+]\.(?:inf|Inf|INF))$"
-    ),
-    list("-+0123456789."),
-)
-
-
 def read_yaml(file: Path) -> Any:
     """Return the content of a YAML file.
 
     Raises:
-        ConfigError: the file is missing, not YAML, or contains a value that JSON cannot express, such as NaN.
+        ConfigError: the file is missing, too large or not YAML as `strict_yaml` reads it, or it contains a value that
+            JSON cannot express, such as NaN, or text with a control character.
     """
     try:
-        value = yaml.load(file.read_text(encoding="utf-8"), _Loader)
-        _refuse_unlike_json(file, (), value)
+        if file.exists() and not file.is_file():
+            raise error(file, (), None, "must be a file")  # reading a FIFO would wait forever
+        with file.open("rb") as opened:
+            content = opened.read(strict_yaml.MAX_BYTES + 1)
+        if len(content) > strict_yaml.MAX_BYTES:
+            raise error(file, (), None, f"must have at most {strict_yaml.MAX_BYTES} bytes")
+        value = strict_yaml.parse(content.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{shown_path(file)}: no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
         raise ConfigError(f"{shown_path(file)}: cannot be read: {problem}") from None
-    except RecursionError:
-        raise ConfigError(f"{shown_path(file)}: a value contains itself or is nested too deeply") from None
     except yaml.YAMLError as problem:
         raise error(file, (), None, f"not valid YAML: {_without_excerpt(problem)}") from None
-    except ValueError as problem:  # from the YAML library, for a date such as 2026-13-45
-        if isinstance(problem, ConfigError):
-            raise
-        raise error(file, (), None, f"not valid YAML: {problem}") from None
+    _refuse_odd_values(file, (), value)
     return value
 
 
@@ -138,22 +110,32 @@ def read_mapping(file: Path) -> dict[str, Any]:
 def _without_excerpt(problem: yaml.YAMLError) -> str:
     """Return a YAML error in one line, without the library's excerpt of the file."""
     mark = getattr(problem, "problem_mark", None)
-    text = getattr(problem, "problem", None) or str(problem)
+    parts = [getattr(problem, name, None) for name in ("context", "problem")]
+    text = ": ".join(filter(None, parts)) or str(problem)
     return f"{text}, line {mark.line + 1}" if mark else text
 
 
-def _refuse_unlike_json(file: Path, key: tuple[str | int, ...], value: Any) -> None:
-    """Raise `ConfigError` on a value that YAML can express and JSON cannot."""
+def _refuse_odd_values(file: Path, key: tuple[str | int, ...], value: Any) -> None:
+    """Raise `ConfigError` on a value that JSON cannot express, or that would not fit into a line of text."""
     if isinstance(value, float) and not math.isfinite(value):
         raise error(file, key, str(value), "must be a finite number")
+    if isinstance(value, str) and not _is_plain(value):
+        raise error(file, key, value, "must be text without line breaks and control characters")
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
                 raise error(file, key, str(name), "a key must be text; put it in quotes")
-            _refuse_unlike_json(file, (*key, name), inner)
+            if not _is_plain(name):
+                raise error(file, key, name, "a key must have no line breaks and control characters")
+            _refuse_odd_values(file, (*key, name), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _refuse_unlike_json(file, (*key, index), inner)
+            _refuse_odd_values(file, (*key, index), inner)
+
+
+def _is_plain(text: str) -> bool:
+    """Return whether every character is printable or a space, such as a no-break space."""
+    return all(character.isprintable() or unicodedata.category(character) == "Zs" for character in text)
 
 
 @cache
@@ -164,9 +146,23 @@ def schema(name: str) -> dict[str, Any]:
     return content
 
 
+def _unique_items(_: Any, expected: bool, items: Any, __: Any) -> Iterator[ValidationError]:
+    """Check ``uniqueItems`` in linear time; the library compares every pair of a list that it cannot sort."""
+    if not expected or not isinstance(items, list):
+        return
+    # JSON distinguishes true from 1, but not 1.0 from 1.
+    distinct = {
+        (isinstance(item, bool), item) if isinstance(item, Hashable) else json.dumps(item, sort_keys=True)
+        for item in items
+    }
+    if len(distinct) < len(items):
+        yield ValidationError("not unique")
+
+
 # JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
 _Validator = validators.extend(
     Draft202012Validator,
+    {"uniqueItems": _unique_items},
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
     ),
@@ -231,6 +227,10 @@ def _rule(problem: ValidationError) -> str:
             return "must not contain the same value twice"
         case "minItems" | "minProperties" | "minLength":
             return "must not be empty"
+        case "maxItems":
+            return f"must contain at most {limit} values"
+        case "maxLength":
+            return f"must have at most {limit} characters"
     return ""
 
 
