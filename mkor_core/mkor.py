@@ -43,10 +43,13 @@ class MKOR(Method):
     factor_dtype: Annotated[torch.dtype, OneOf(("float64", "float32", "bfloat16", "float16"))] = torch.float32
     """Storage and exchange dtype of factors and vectors, which are accumulated in float32. float32 means float64 if
     the model's parameters are float64."""
-    window: Annotated[int | None, AT_LEAST_1, "the number of last updates that a factor keeps"] = None
+    window: Annotated[
+        int | None, Range(at_least=1, at_most=65536), "the number of last updates that a factor keeps"
+    ] = None
     """Keep the last update vectors in place of a dense factor (ALGORITHMS.md, "Windowed factors"); None: dense."""
-    rank: Annotated[int, AT_LEAST_1, "the number of rank-1 updates in one factor update"] = 1
-    """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison``."""
+    rank: Annotated[int, Range(at_least=1, at_most=1024), "the number of rank-1 updates in one factor update"] = 1
+    """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
+    dense factors."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -55,6 +58,8 @@ class MKOR(Method):
                 f"rank={self.rank} must be 1 unless update_rule is sherman_morrison: "
                 "the other rules are defined for rank 1."
             )
+        if self.rank > 1 and self.window is not None:
+            raise ValueError(f"rank={self.rank} must be 1 with window={self.window}: a window keeps rank-1 updates.")
 
     @property
     def decay(self) -> float:

@@ -7,18 +7,21 @@ annotations before anything runs. It loads this file without torch, so only the 
 
 from __future__ import annotations
 
+import math
 import operator
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+LARGEST = 1e12
+"""The largest magnitude of a hyperparameter: float32 holds it, its square and its cube."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """An interval of numbers. A bound that is None does not apply."""
+    """An interval of numbers of at most `LARGEST`. A bound that is None does not apply."""
 
     above: float | None = None
     at_least: float | None = None
@@ -33,10 +36,13 @@ class Range:
         bounds = [(words, compare, bound) for words, compare, bound in bounds if bound is not None]
         if not all(compare(value, bound) for _, compare, bound in bounds):
             return "must be " + " and ".join(f"{words} {bound}" for words, _, bound in bounds)
-        # An integer beyond the range of floats is refused too: it could not be converted to one.
-        may_be_infinite = isinstance(value, float) and not self.finite
-        if not may_be_infinite and not abs(value) <= sys.float_info.max:
-            return "must be finite"
+        if value == math.inf and not self.finite:
+            return None
+        if isinstance(value, float) and not math.isfinite(value):
+            return "must be finite" if self.finite else "must be a number"
+        if abs(value) > LARGEST:
+            limit = f"must be at most {LARGEST:g}" if value > 0 else f"must be at least {-LARGEST:g}"
+            return limit if self.finite else f"{limit}, or infinite"
         return None
 
 
@@ -173,7 +179,9 @@ def checked_values(owner: type | Callable[..., Any], values: Mapping[str, Any]) 
 
 def _require(name: str, value: object, domain: Domain) -> None:
     if must := domain.refusal(value):
-        raise ValueError(f"{name}={value!r} {must}.")
+        # Python refuses to print integers of thousands of digits.
+        is_long = isinstance(value, int) and value.bit_length() > 256
+        raise ValueError(f"{name}={'an integer of hundreds of digits' if is_long else repr(value)} {must}.")
 
 
 @cache

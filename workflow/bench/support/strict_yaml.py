@@ -66,30 +66,31 @@ class _Loader(yaml.SafeLoader):
         Raises:
             ComposerError: the text has too many values or too deep ones, a value that contains itself, or a tag.
         """
-        event: Any = self.peek_event()
+        event = self.peek_event()
+        mark: Any = event.start_mark
         if isinstance(event, yaml.AliasEvent):
             node = super().compose_node(parent, index)
             if id(node) not in self._sizes:
-                raise ComposerError(None, None, f"the value of '&{event.anchor}' contains itself", event.start_mark)
-            self._count(self._sizes[id(node)], event)
+                raise ComposerError(None, None, f"the value of '&{event.anchor}' contains itself", mark)
+            self._count(self._sizes[id(node)], mark)
             return node
         if event.tag is not None:
             raise ComposerError(None, None, "tags such as !!int are not allowed", event.start_mark)
         if self._depth == MAX_DEPTH:
             raise ComposerError(None, None, f"values must be nested at most {MAX_DEPTH} deep", event.start_mark)
         before = self._values
-        self._count(1, event)
+        self._count(1, mark)
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         self._sizes[id(node)] = self._values - before
         return node
 
-    def _count(self, number: int, event: Any) -> None:
+    def _count(self, number: int, mark: Any) -> None:
         self._values += number
         if self._values > MAX_VALUES:
             too_many = f"a file may contain at most {MAX_VALUES} values, those that aliases repeat included"
-            raise ComposerError(None, None, too_many, event.start_mark)
+            raise ComposerError(None, None, too_many, mark)
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
         """Refuse duplicate keys, then replace ``<<: *anchor`` by the entries of the other mapping.
