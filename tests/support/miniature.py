@@ -13,6 +13,7 @@ import yaml
 
 from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import make_folder
+from tests.support.fork_server import commands_fork
 from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.hyperparameters import TUNED
@@ -101,7 +102,7 @@ def _call(folder: Path) -> None:
             *("artefacts", "--config", "config_dir=config", "hardware=test"),
         ],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,

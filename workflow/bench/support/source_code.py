@@ -154,33 +154,33 @@ def _tree(file: Path) -> ast.Module:
 @cache
 def _syntax(file: Path) -> str:
     """Return a hash of a file's syntax tree without docstrings and other string literals that stand alone."""
-    digest = hashlib.sha256()
-    for part in _canonical(_tree(file)):
-        digest.update(part.encode())
-    return digest.hexdigest()
+    parts: list[str] = []
+    _append_canonical(_tree(file), parts)
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
-def _canonical(node: Any) -> Iterator[str]:
-    """Yield a syntax tree as text that is the same under every version of Python that parses the file.
+def _append_canonical(node: Any, parts: list[str]) -> None:
+    """Append a syntax tree as text that is the same under every version of Python that parses the file.
 
     Fields without content are left out, since newer versions add such fields to old nodes (``type_params``).
     """
     if isinstance(node, ast.AST):
-        yield f"({type(node).__name__}"
-        for name, value in ast.iter_fields(node):
+        parts.append(f"({type(node).__name__}")
+        for name in node._fields:
+            value = getattr(node, name, None)
             if value not in (None, []) and name not in ("ctx", "kind", "type_comment"):
-                yield f" {name}="
-                yield from _canonical(value)
-        yield ")"
+                parts.append(f" {name}=")
+                _append_canonical(value, parts)
+        parts.append(")")
     elif isinstance(node, list):
-        yield "["
+        parts.append("[")
         for item in node:
             if not _is_text_alone(item):
-                yield from _canonical(item)
-                yield ","
-        yield "]"
+                _append_canonical(item, parts)
+                parts.append(",")
+        parts.append("]")
     else:
-        yield repr(node)
+        parts.append(repr(node))
 
 
 def _is_text_alone(node: Any) -> bool:
