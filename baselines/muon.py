@@ -18,7 +18,7 @@ def optimizer_for(
     momentum: Annotated[float, DECAY, "the weight of the old velocity"] = 0.95,
     nesterov: bool = True,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.01,
-    newton_schulz_steps: Annotated[int, Range(at_least=1, at_most=100), "iterations that orthogonalize an update"] = 5,
+    newton_schulz_steps: Annotated[int, Range(at_least=1, largest=100), "iterations that orthogonalize an update"] = 5,
     match_adamw_rms: bool = True,
     adamw_lr: Annotated[float | None, POSITIVE, "the learning rate of the parameters under AdamW"] = None,
     beta1: Annotated[float, DECAY, "AdamW's weight of the old first moment"] = 0.9,

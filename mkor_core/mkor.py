@@ -44,10 +44,10 @@ class MKOR(Method):
     """Storage and exchange dtype of factors and vectors, which are accumulated in float32. float32 means float64 if
     the model's parameters are float64."""
     window: Annotated[
-        int | None, Range(at_least=1, at_most=65536), "the number of last updates that a factor keeps"
+        int | None, Range(at_least=1, largest=65536), "the number of last updates that a factor keeps"
     ] = None
     """Keep the last update vectors in place of a dense factor (ALGORITHMS.md, "Windowed factors"); None: dense."""
-    rank: Annotated[int, Range(at_least=1, at_most=1024), "the number of rank-1 updates in one factor update"] = 1
+    rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 
 from mkor_core.knee import is_knee
 from mkor_core.mkor import MKOR
-from mkor_core.ranges import NOT_NEGATIVE
+from mkor_core.ranges import NOT_NEGATIVE, Range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +24,7 @@ class MKORH(MKOR):
     follows_loss: ClassVar[bool] = True
 
     knee_beta: Annotated[float, NOT_NEGATIVE, "the share of the mean improvement that counts as slowing"] = 0.1
-    warmup_steps: Annotated[int, NOT_NEGATIVE, "steps before a switch"] = 100
+    warmup_steps: Annotated[int, Range(at_least=0, largest=1e9), "steps before a switch"] = 100
 
     @override
     def loss_is_due(self, step: int) -> bool:

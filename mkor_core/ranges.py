@@ -15,13 +15,13 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-LARGEST = 1e12
-"""The largest magnitude of a hyperparameter: float32 holds it, its square and its cube."""
+LARGEST = 1e36
+"""The largest magnitude of a real number; float32 holds 340 times as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """An interval of numbers of at most `LARGEST`. A bound that is None does not apply."""
+    """An interval of numbers. A bound that is None does not apply."""
 
     above: float | None = None
     at_least: float | None = None
@@ -29,6 +29,8 @@ class Range:
     at_most: float | None = None
     finite: bool = True
     """Whether infinity within the bounds is refused."""
+    largest: float = LARGEST
+    """The largest magnitude of other numbers, which a message names only if it is exceeded."""
 
     def refusal(self, value: int | float) -> str | None:
         """Return what the value must be; None if it lies in the range."""
@@ -40,8 +42,8 @@ class Range:
             return None
         if isinstance(value, float) and not math.isfinite(value):
             return "must be finite" if self.finite else "must be a number"
-        if abs(value) > LARGEST:
-            limit = f"must be at most {LARGEST:g}" if value > 0 else f"must be at least {-LARGEST:g}"
+        if abs(value) > self.largest:
+            limit = f"must be at most {self.largest:g}" if value > 0 else f"must be at least {-self.largest:g}"
             return limit if self.finite else f"{limit}, or infinite"
         return None
 
@@ -55,7 +57,7 @@ _BOUNDS: tuple[tuple[str, str, Callable[[Any, Any], bool]], ...] = (
 
 POSITIVE = Range(above=0)
 NOT_NEGATIVE = Range(at_least=0)
-AT_LEAST_1 = Range(at_least=1)
+AT_LEAST_1 = Range(at_least=1, largest=1e9)
 """Periods in steps, and counts."""
 FRACTION = Range(above=0, at_most=1)
 """A part of a whole that is not empty."""

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from workflow.bench.plan import MAX_THREADS, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Job, Run
@@ -16,6 +17,8 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
+
+MAX_MINUTES: Final = 525600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +58,8 @@ def _check_options(options: argparse.Namespace, job: Job) -> None:
         raise ConfigError(f"--threads = {options.threads}: must be from 1 to {MAX_THREADS}")
     if options.minutes is not None and not (math.isfinite(options.minutes) and options.minutes > 0):
         raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0")
+    if options.minutes is not None and options.minutes > MAX_MINUTES:
+        raise ConfigError(f"--minutes = {options.minutes}: must be at most {MAX_MINUTES}, a year")
     seeds = sorted({run.seed for run in job.runs})
     for seed in options.seed or []:
         if seed not in seeds:

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import MISSING, fields
 from importlib import import_module
 from inspect import Parameter, signature
@@ -22,6 +23,8 @@ from baselines import available, method_class
 from tests.support.experiments import load, make_folder, write
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
+from workflow.bench.plan.experiment_files import MAX_RUNS
+from workflow.bench.plan.experiments import MAX_CHAIN
 from workflow.bench.plan.hyperparameters import accepted
 from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, read_signatures
 from workflow.bench.plan.runs import Run, run_id
@@ -166,6 +169,53 @@ def test_without_optimizer_and_seed_each_run_starts_from_its_own(folder: Path):
     write(folder, "after", {**BLOCK, "optimizers": [other], "start_from": {"experiment": "first"}})
     with pytest.raises(config.ConfigError, match=r'start_from\.optimizer = "other": unknown label of experiment'):
         load(folder)
+
+
+def _chain(folder: Path, links: int) -> None:
+    small = {**BLOCK, "seeds": [0], "optimizers": BLOCK["optimizers"][:1]}
+    write(folder, "e000", small)
+    for link in range(1, links):
+        write(folder, f"e{link:03}", {**small, "start_from": {"experiment": f"e{link - 1:03}"}})
+
+
+def test_a_chain_of_experiments_is_limited_and_planned_without_recursion(folder: Path):
+    _chain(folder, MAX_CHAIN)
+    (last,) = load(folder).job(f"e{MAX_CHAIN - 1:03}", "sgd").runs
+    assert len(last.lineage) == MAX_CHAIN
+    _chain(folder, MAX_CHAIN + 1)
+    said = "e100.yaml: start_from: at most 100 experiments may form a chain: e100 -> e099 -> e098 -> ... -> e002 -> "
+    with pytest.raises(config.ConfigError, match=said):
+        load(folder)
+
+
+def test_a_cycle_of_experiments_is_named(folder: Path):
+    for name, source in (("a", "b"), ("b", "c"), ("c", "b")):
+        write(folder, name, {**BLOCK, "start_from": {"experiment": source, "optimizer": "sgd", "seed": 0}})
+    with pytest.raises(config.ConfigError, match=r"\w\.yaml: start_from forms a cycle: (b -> c -> b|c -> b -> c)$"):
+        load(folder)
+
+
+def test_the_most_runs_are_planned_in_a_few_seconds(folder: Path):
+    """No step of the plan takes time that grows with the square of the number of runs."""
+    swept = {**BLOCK["optimizers"][0], "sweep": {"weight_decay": [k / 1000 for k in range(10)]}}
+    write(folder, "one", {**BLOCK, "seeds": list(range(MAX_RUNS // 10)), "optimizers": [swept]})
+    began = time.process_time()
+    assert len(load(folder).runs) == MAX_RUNS
+    assert time.process_time() - began < 10
+
+
+@pytest.mark.parametrize(("batch", "parts"), [(1, 1), (12, 1), (12, 4), (60, 6), (97, 1), (64, 64)])
+def test_ranks_divide_batches_as_counted_one_by_one(batch: int, parts: int):
+    """Truth: a search through all numbers of ranks."""
+    micro = {"micro_batch_size": batch // parts} if parts > 1 else {}
+    run = Run({"workload": {"batch_size": batch}, **micro})
+    fits = [n for n in range(1, batch + 1) if batch % n == 0 and (parts % n == 0 or n % parts == 0)]
+    for ranks in range(1, 2 * batch + 2):
+        problem = run.split_problem(ranks)
+        assert (problem is None) == (ranks in fits)
+        near = [str(max(n for n in fits if n < ranks))] if problem else []
+        near += [str(min(n for n in fits if n > ranks))] if problem and ranks < batch else []
+        assert problem is None or problem.endswith(f"; {' or '.join(near)} can")
 
 
 def test_an_experiment_without_the_tier_is_left_out_with_a_note(folder: Path):

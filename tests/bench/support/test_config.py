@@ -192,6 +192,58 @@ MISTAKES = {
         _with(start_from={"experiment": "trial", "optimizer": "sgd", "seed": 0}),
         "config/experiments/trial.yaml: start_from forms a cycle: trial -> trial",
     ),
+    "evaluation after the end": (
+        EXPERIMENT.replace("evaluate_every: 10", "evaluate_every: 21"),
+        f"{BLOCK}.evaluate_every = 21: must be at most the number of steps, 20",
+    ),
+    "batch larger than the data": (
+        EXPERIMENT.replace("batch_size: 128", "batch_size: 1438"),
+        f"{BLOCK}.workload.batch_size = 1438: must be at most the number of training examples, 1437",
+    ),
+    "batch of thirty digits": (
+        EXPERIMENT.replace("batch_size: 128", f"batch_size: {10**29}"),
+        f"config/experiments/trial.yaml: not valid YAML: the integer {10**29} does not fit into 64 bits, line 6",
+    ),
+    "rate of four hundred digits": (
+        EXPERIMENT.replace("lr: 0.1, m", f"lr: {'9' * 400}, m"),
+        "config/experiments/trial.yaml: not valid YAML: the integer 9999999999999999999999999999999999999... does not",
+    ),
+    "enormous rate": (
+        EXPERIMENT.replace("lr: 0.1, m", "lr: 1.0e+300, m"),
+        f"{BLOCK}.optimizers[0].hyperparameters.lr = 1e+300: must be at most 1e+36: the learning rate",
+    ),
+    "more steps than a life has seconds": (
+        EXPERIMENT.replace("steps: 20", "steps: 20000000000"),
+        f"{BLOCK}.steps = 20000000000: must be at most 1000000000: number of optimizer steps",
+    ),
+    "seed as a time": (
+        EXPERIMENT.replace("[0, 1]", "[1:30:00]"),
+        f'{BLOCK}.seeds[0] = "1:30:00": must be an integer',
+    ),
+    "seed as YAML 1.1": (
+        EXPERIMENT.replace("[0, 1]", "[1_000]"),
+        f'{BLOCK}.seeds[0] = "1_000": must be an integer',
+    ),
+    "control character": (
+        EXPERIMENT.replace("title: A test", 'title: "A\\x1btest"'),
+        'config/experiments/trial.yaml: title = "A\\u001btest": must be text without line breaks',
+    ),
+    "endless title": (
+        EXPERIMENT.replace("title: A test", f"title: {'A' * 201}"),
+        f'config/experiments/trial.yaml: title = "{"A" * 76}...: must have at most 200 characters: what the experiment',
+    ),
+    "sweep of millions": (
+        EXPERIMENT.replace(
+            "{inverse_update_period: [1, 10]}",
+            f"{{inverse_update_period: {list(range(1, 1001))}, stabilizer_threshold: {list(range(1000))}}}",
+        ),
+        "config/experiments/trial.yaml: tiers.embedded: makes 2,000,008 runs and trials; "
+        "an experiment may make at most 10,000 at a tier",
+    ),
+    "long sweep": (
+        EXPERIMENT.replace("[1, 10]", f"{list(range(1, 1002))}"),
+        f"{BLOCK}.optimizers[1].sweep.inverse_update_period = [1, 2, 3, ",
+    ),
     "not a number": (
         EXPERIMENT.replace("momentum: 0.9", "momentum: .nan"),
         f'{BLOCK}.optimizers[0].hyperparameters.momentum = "nan": must be a finite number',

@@ -171,9 +171,18 @@ def test_wrong_names_and_values_are_refused_in_one_line(name, given, message):
 
 
 def test_a_batch_larger_than_the_data_is_refused(made):
-    workload = workloads.create("autoencoder", batch_size=1438)
-    with pytest.raises(ValueError, match="batch_size=1438 must be at most the number of training examples, 1437"):
-        next(workload.batches(seed=0))
+    refused = "batch_size=1438 must be at most the number of training examples, 1437"
+    with pytest.raises(ValueError, match=refused):
+        workloads.create("autoencoder", batch_size=1438)
+    with pytest.raises(ValueError, match=refused):
+        next(batches.shuffled_indices(0, 0, 1437, 1438))
+
+
+def test_the_sizes_that_the_plan_knows_are_those_of_the_data(made):
+    """Truth: the data itself; CIFAR's sizes are published."""
+    assert workloads.known_train_examples("autoencoder") == made["autoencoder"].train_examples
+    assert workloads.known_train_examples("resnet20", dataset="cifar10") == 50000
+    assert workloads.known_train_examples("bert_pretraining") is None
 
 
 def test_planning_imports_neither_torch_nor_the_data():

@@ -25,6 +25,7 @@ DATASETS: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 """Titles by name."""
 SHAPE: Final = (3, 32, 32)
 """An image's channels, height and width."""
+TRAIN_EXAMPLES: Final = 50000
 
 
 class Cifar(NamedTuple):

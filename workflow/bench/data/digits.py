@@ -16,6 +16,7 @@ from workflow.bench.data.folder import damaged, versions
 DATASETS: Final = ("digits",)
 SHAPE: Final = (1, 8, 8)
 """An image's channels, height and width."""
+TRAIN_EXAMPLES: Final = 1437
 
 _LEVELS = 16  # pixels are integers from 0 to 16
 _SPLIT_SEED = 0  # every run has the same split

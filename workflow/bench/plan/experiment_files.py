@@ -6,15 +6,28 @@ the file, the key, the value and what it must be.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from workflow.bench import workloads
 from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_space, check_value
 from workflow.bench.plan.optimizer_signatures import REQUIRED, Hyperparameter, Signature
 from workflow.bench.plan.tuning_space import Space
-from workflow.bench.support.config import check, did_you_mean, error, read_mapping, schema, with_defaults
+from workflow.bench.support.config import (
+    ConfigError,
+    check,
+    did_you_mean,
+    error,
+    read_mapping,
+    schema,
+    shown_path,
+    with_defaults,
+)
+
+MAX_RUNS: Final = 10_000
+"""The largest number of runs and trials of an experiment at a tier."""
 
 
 def read_experiment(file: Path, tiers: Sequence[str], signatures: Mapping[str, Signature]) -> dict[str, Any]:
@@ -28,9 +41,23 @@ def read_experiment(file: Path, tiers: Sequence[str], signatures: Mapping[str, S
     for tier, blocks in content["tiers"].items():
         if tier not in tiers:
             raise error(file, ("tiers", tier), blocks, f"unknown tier; {did_you_mean(tier, tiers)}")
+        _check_number_of_runs(file, tier, blocks)
         for index, block in enumerate(blocks):
             _check_block(file, ("tiers", tier, index), block, signatures)
     return content
+
+
+def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, Any]]) -> None:
+    """Raise `ConfigError` if an experiment has too many runs and trials at a tier. Counting them expands nothing."""
+    number = 0
+    for block in blocks:
+        trials = block.get("tuning", {}).get("trials", 0)
+        for entry in block["optimizers"]:
+            number += len(block["seeds"]) * math.prod(map(len, entry.get("sweep", {}).values())) + trials
+    if number > MAX_RUNS:
+        shown = f"{number:,}" if number < 10**12 else "more than 10^12"
+        must = f"makes {shown} runs and trials; an experiment may make at most {MAX_RUNS:,} at a tier"
+        raise ConfigError(f"{shown_path(file)}: tiers.{tier}: {must}")
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
@@ -55,6 +82,10 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
         must = f"unknown workload; {did_you_mean(name, workloads.NAMES)}"
         raise error(file, (*key, "workload", "name"), name, must)
     check(workload, workloads.parameters(name), file, (*key, "workload"))
+    _check_batch(file, (*key, "workload", "batch_size"), name, workload)
+    if block["evaluate_every"] > block["steps"]:
+        must = f"must be at most the number of steps, {block['steps']}"
+        raise error(file, (*key, "evaluate_every"), block["evaluate_every"], must)
     _check_schedule(file, (*key, "schedule"), block)
     _check_micro_batches(file, key, block, workload)
     if block.get("target"):
@@ -83,6 +114,14 @@ def _check_schedule(file: Path, key: Key, block: Mapping[str, Any]) -> None:
         if milestone >= block["steps"]:
             must = f"must be less than the number of steps, {block['steps']}"
             raise error(file, (*key, "milestones", index), milestone, must)
+
+
+def _check_batch(file: Path, key: Key, workload: str, parameters: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` if a batch is larger than its data set, when the size is known without reading the data."""
+    batch = with_defaults(parameters, workloads.parameters(workload))["batch_size"]
+    examples = workloads.known_train_examples(workload, **parameters)
+    if examples is not None and batch > examples:
+        raise error(file, key, batch, f"must be at most the number of training examples, {examples}")
 
 
 def _check_micro_batches(file: Path, key: Key, block: Mapping[str, Any], workload: Mapping[str, Any]) -> None:

@@ -6,8 +6,9 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from workflow.bench import workloads
 from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of
@@ -18,6 +19,9 @@ from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuned_values import TunedValues
 from workflow.bench.plan.tuning_space import trial_values
 from workflow.bench.support.config import ConfigError, did_you_mean, error, shown_path, with_defaults
+
+MAX_CHAIN: Final = 100
+"""The largest number of experiments that start from one another in a row."""
 
 
 class Experiments:
@@ -48,25 +52,50 @@ class Experiments:
         self._contents = {name: read_experiment(file, tiers, self._signatures) for name, file in self._files.items()}
         self._names = [name for name, content in self._contents.items() if tier in content["tiers"]]
         self._expanded: dict[str, Experiment] = {}
-        self._expanding: list[str] = []
 
     def expand(self) -> dict[str, Experiment]:
         """Return the tier's experiments by name, in alphabetical order."""
         for name in sorted(set(self._contents) - set(self._names)):
             self.notes.append(f"{name}: left out, it has no tier '{self._tier}'")
-        return {name: self._experiment(name) for name in self._names}
-
-    def _experiment(self, name: str) -> Experiment:
-        """Return an experiment, expanding it and those that its runs start from at the first call."""
-        if name in self._expanding:
-            cycle = [*self._expanding[self._expanding.index(name) :], name]
-            where = shown_path(self._files[name])
-            raise ConfigError(f"{where}: start_from forms a cycle: {' -> '.join(cycle)}")
-        if name not in self._expanded:
-            self._expanding.append(name)
+        for name in self._order():
             self._expanded[name] = self._expand(name)
-            self._expanding.pop()
-        return self._expanded[name]
+        return {name: self._expanded[name] for name in self._names}
+
+    def _order(self) -> list[str]:
+        """Return the tier's experiments, each after those that its runs start from.
+
+        Raises:
+            ConfigError: an experiment starts from an unknown one or, directly or not, from itself, or a chain is too
+                long.
+        """
+        sources = {name: self._sources(name) for name in self._names}
+        try:
+            order = list(TopologicalSorter(sources).static_order())
+        except CycleError as problem:
+            cycle = problem.args[1][::-1]  # each of its names starts from the next one
+            where = shown_path(self._files[cycle[0]])
+            raise ConfigError(f"{where}: start_from forms a cycle: {_shown_chain(cycle)}") from None
+        longest: dict[str, list[str]] = {}
+        for name in order:
+            upstream = max((longest[source] for source in sources[name]), key=len, default=[])
+            longest[name] = [name, *upstream]
+            if len(longest[name]) > MAX_CHAIN:
+                where = f"{shown_path(self._files[name])}: start_from: at most {MAX_CHAIN} experiments may form a chain"
+                raise ConfigError(f"{where}: {_shown_chain(longest[name])}")
+        return order
+
+    def _sources(self, name: str) -> list[str]:
+        """Return the experiments that the runs of an experiment start from."""
+        sources = []
+        for index, block in enumerate(self._contents[name]["tiers"][self._tier]):
+            source = (block.get("start_from") or {}).get("experiment")
+            if source is not None and source not in self._names:
+                key = ("tiers", self._tier, index, "start_from", "experiment")
+                must = f"unknown experiment at tier '{self._tier}'; {did_you_mean(source, self._names)}"
+                raise error(self._files[name], key, source, must)
+            if source is not None:
+                sources.append(source)
+        return sources
 
     def _expand(self, name: str) -> Experiment:
         file, content = self._files[name], self._contents[name]
@@ -111,14 +140,11 @@ class Experiments:
         if start_from is None:
             return None
         name, label, seed = start_from["experiment"], start_from.get("optimizer", label), start_from.get("seed", seed)
-        if name not in self._names:
-            must = f"unknown experiment at tier '{self._tier}'; {did_you_mean(name, self._names)}"
-            raise error(file, (*key, "experiment"), name, must)
-        jobs = self._experiment(name).jobs
+        jobs = self._expanded[name].jobs
         if label not in jobs:
             must = f"unknown label of experiment '{name}'; {did_you_mean(label, jobs)}"
             raise error(file, (*key, "optimizer"), label, must)
-        runs = [run for run in jobs[label].runs if run.seed == seed]
+        runs = jobs[label].by_seed.get(seed, ())
         if len(runs) != 1:
             must = f"must select one run; experiment '{name}' has {len(runs)} of '{label}' with this seed"
             raise error(file, (*key, "seed"), seed, must)
@@ -212,6 +238,11 @@ class _Block:
 
 
 _CONSTANT = {"name": "constant"}
+
+
+def _shown_chain(names: Sequence[str]) -> str:
+    shown = names if len(names) <= 6 else [*names[:3], "...", *names[-3:]]
+    return " -> ".join(shown)
 
 
 def _numerics(given: Mapping[str, Any], precision: str, workload: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import isqrt
 from typing import Any, Final
 
 from workflow.bench.plan.targets import Target
@@ -66,7 +68,11 @@ class Run:
     @property
     def lineage(self) -> tuple[Spec, ...]:
         """The specs that its numbers depend on: its own, and those of the runs it starts from, directly or not."""
-        return (self.spec, *(self.upstream.lineage if self.upstream else ()))
+        specs, run = [self.spec], self.upstream
+        while run is not None:
+            specs.append(run.spec)
+            run = run.upstream
+        return tuple(specs)
 
     @property
     def precision(self) -> str:
@@ -85,13 +91,17 @@ class Run:
         Each rank takes whole micro-batches, or a whole number of ranks shares each micro-batch.
         """
         batch, parts = self.spec["workload"]["batch_size"], self.accumulation_steps
-        fits = [n for n in range(1, batch + 1) if batch % n == 0 and (parts % n == 0 or n % parts == 0)]
-        if ranks in fits:
+
+        def fits(number: int) -> bool:
+            return batch % number == 0 and (parts % number == 0 or number % parts == 0)
+
+        if fits(ranks):
             return None
+        divisors = {n for k in range(1, isqrt(batch) + 1) if batch % k == 0 for n in (k, batch // k) if fits(n)}
         whole = f"a batch of {batch}"
         if parts > 1:
             whole = f"{parts} micro-batches of {batch // parts} in {whole}"
-        near = [max(n for n in fits if n < ranks), *sorted(n for n in fits if n > ranks)[:1]]
+        near = [max(n for n in divisors if n < ranks), *sorted(n for n in divisors if n > ranks)[:1]]
         return f"{ranks} ranks cannot have equal parts of {whole}; {' or '.join(map(str, near))} can"
 
     def describe(self) -> str:
@@ -137,6 +147,14 @@ class Job:
     def run_ids(self) -> tuple[str, ...]:
         """The ids of `runs`."""
         return tuple(run.id for run in self.runs)
+
+    @cached_property
+    def by_seed(self) -> Mapping[int, Sequence[Run]]:
+        """The job's runs by seed, in training order."""
+        runs: dict[int, list[Run]] = {}
+        for run in self.runs:
+            runs.setdefault(run.seed, []).append(run)
+        return runs
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -78,9 +79,11 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
         ConfigError: the optimizer refuses a hyperparameter, precision or number of ranks, or the initial weights are of
             another model.
         CheckpointError: the initial weights are damaged.
+        MemoryError: the weights alone exceed this machine's memory.
     """
     ranks, device = setting.ranks, setting.device
     share = share_of(run, ranks)
+    _refuse_too_large(workload)
     # The seed also determines random numbers drawn during training, such as dropout.
     torch.manual_seed(ranks.rank_seed(run.seed))
     model = workload.model(run.seed)
@@ -107,6 +110,14 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
             else torch.autocast(device.type, getattr(torch, run.precision))
         ),
     )
+
+
+def _refuse_too_large(workload: Workload) -> None:
+    """Raise `MemoryError` if the weights exceed the memory: Linux may grant it, and kill the process that uses it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if workload.weight_bytes > memory:
+        sizes = f"{workload.weight_bytes / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.0f} GB of memory"
+        raise MemoryError(f"the weights of {workload.model_name} take {sizes}")
 
 
 def _load_initial_weights(run: Run, workload: Workload, model: nn.Module, path: Path) -> None:

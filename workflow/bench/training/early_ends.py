@@ -39,6 +39,12 @@ def non_finite(parts: Parts, losses: Tensor | None, steps_done: int) -> str | No
     return None
 
 
+def is_overflow(problem: BaseException) -> bool:
+    """Return whether a number does not fit into the dtype of the tensors that it should scale, such as a huge rate."""
+    # torch's error has no type of its own.
+    return isinstance(problem, RuntimeError) and "without overflow" in str(problem)
+
+
 def is_out_of_memory(problem: BaseException) -> bool:
     """Return whether memory ran out: on a GPU, in Python, or in torch's CPU allocator."""
     if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):

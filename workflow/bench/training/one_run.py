@@ -19,6 +19,7 @@ from workflow.bench.training.early_ends import (
     InterruptedRunError,
     OneRankDivergedError,
     is_out_of_memory,
+    is_overflow,
 )
 from workflow.bench.training.loop import Loop
 from workflow.bench.training.peak_memory import peak_memory_bytes, reset_peak_memory
@@ -104,6 +105,8 @@ def _outcome_of(problem: Exception, account: Account, ranks: int) -> _Outcome | 
     """Return the outcome of a run that an exception ended; None if the exception is an error."""
     if isinstance(problem, DivergedError):
         return _Outcome("diverged", str(problem), ranks > 1 and isinstance(problem, OneRankDivergedError))
+    if is_overflow(problem):
+        return _Outcome("diverged", first_line(problem), ranks > 1)
     if isinstance(problem, InterruptedRunError):
         return _Outcome("interrupted", f"asked to stop after step {account.steps_done}")
     if is_out_of_memory(problem):

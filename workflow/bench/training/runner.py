@@ -100,11 +100,10 @@ class Runner:
 
     def _with_upstream(self, runs: Iterable[Run]) -> Iterator[Run]:
         for run in runs:
-            if run.start_from is not None:
-                upstream = self._plan.runs[run.start_from]
-                if not self._is_done(upstream):
-                    yield from self._with_upstream([upstream])
-            yield run
+            chain = [run]
+            while (source := chain[-1].start_from) is not None and not self._is_done(self._plan.runs[source]):
+                chain.append(self._plan.runs[source])
+            yield from reversed(chain)
 
     def _folder(self, run_id: str) -> RunFolder:
         return RunFolder.of(self._plan.results, run_id)

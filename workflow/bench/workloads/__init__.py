@@ -49,14 +49,24 @@ def data_version(name: str, **given: Any) -> str:
     return import_module(data.module_of(dataset)).version()
 
 
+def known_train_examples(name: str, **given: Any) -> int | None:
+    """Return the number of a workload's training examples; None if it is known only once the data is read."""
+    dataset = resolve(name, **given)["dataset"]
+    return getattr(import_module(data.module_of(dataset)), "TRAIN_EXAMPLES", None)
+
+
 def create(name: str, **given: Any) -> Workload:
     """Return the workload ``name`` with its data loaded.
 
     Raises:
-        ValueError: a name or value is wrong; the message is one line.
+        ValueError: a name or value is wrong, or a batch has more examples than there are; the message is one line.
         workflow.bench.data.folder.DataNotFound: its data is not on this machine.
     """
-    return _class(name)(resolve(name, **given))
+    workload = _class(name)(resolve(name, **given))
+    if workload.batch_size > workload.train_examples:
+        examples = f"the number of training examples, {workload.train_examples}"
+        raise ValueError(f"batch_size={workload.batch_size} must be at most {examples}.")
+    return workload
 
 
 def architecture(name: str, **given: Any) -> nn.Module:

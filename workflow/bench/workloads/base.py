@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -53,6 +54,13 @@ class Workload(ABC):
     @abstractmethod
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
         """Return the names of the model and the data in tables, without loading any data."""
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Bytes of a model's parameters and buffers, counted without allocating them."""
+        with torch.device("meta"):
+            model = self.architecture(self.parameters)
+        return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
 
     def model(self, seed: int) -> nn.Module:
         """Return a new model on the CPU, in training mode, its weights fixed by ``seed``.
