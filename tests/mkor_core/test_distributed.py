@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import available, limits
@@ -18,6 +19,8 @@ from mkor_core.assignment import Grid, assign, make_grid
 from tests.support import ranks
 
 UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
+# A spawned process imports torch again, which takes seconds. A forked one cannot train where autograd has accelerators.
+START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
 
 
@@ -30,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        spawn(ranks.run_all, (world, str(folder), port), nprocs=world)
+        start_processes(ranks.run_all, (world, str(folder), port), nprocs=world, start_method=START_METHOD)
         results[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return results
 
