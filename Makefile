@@ -47,7 +47,7 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
 
 test-faults: $(INSTALLED) ## run the long fault tests (half an hour): kills at random moments, full disks, damaged files; print counts
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/data/test_damaged_data.py
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/commands/test_fuzz_configurations.py tests/baselines/test_hyperparameter_numbers.py tests/bench/data/test_damaged_data.py
 
 # The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.
 test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root

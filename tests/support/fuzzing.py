@@ -1,12 +1,22 @@
-"""Hypothesis strategies that change text files: their bytes, or the values they contain."""
+"""Hypothesis strategies that change text files, their bytes or the values they contain, and calls of commands."""
 
 from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+import traceback
+from collections.abc import Callable
+from typing import Any, Final
 
+import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+
+from tests.support import tally
+
+FUZZ: Final = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+MOST: Final = settings.default.max_examples if settings.default else 100
+"""100 in `make test`, 1000 in `make test-faults`."""
 
 ODD_VALUES = st.one_of(
     st.none(),
@@ -95,3 +105,25 @@ def changed_csv(draw: st.DrawFn, content: bytes) -> bytes:
         row = draw(st.sampled_from(rows))
         row[draw(st.integers(0, len(row) - 1))] = str(draw(ODD_VALUES))
     return "".join(f"{','.join(row)}\n" for row in rows).encode()
+
+
+def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """Run a command and return its exit status and stderr; an exception fails the test."""
+    said.readouterr()
+    tally.count("tracebacks", 0)
+    try:
+        code = main(arguments)
+    except SystemExit as end:
+        code = int(end.code or 0)
+    except Exception:  # noqa: BLE001  (any exception of a command would be a traceback to its user)
+        tally.count("tracebacks")
+        pytest.fail(f"a traceback:\n{traceback.format_exc()}")
+    err = said.readouterr().err
+    assert "Traceback" not in err
+    return code, err
+
+
+def assert_one_line(err: str) -> None:
+    """The last line is the message."""
+    assert err.strip(), "failed without a message"
+    assert len(err.strip().splitlines()[-1]) < 600

@@ -2,55 +2,22 @@
 
 from __future__ import annotations
 
-import csv
-import json
 import shutil
-import traceback
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
-from hypothesis import HealthCheck, event, given, settings
+from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
 from tests.support import synthetic, tally
 from tests.support.experiments import TIMES, block, make_folder, optimizer, options, rows, write
-from tests.support.fuzzing import changed_bytes, changed_csv, changed_json, changed_values
+from tests.support.fuzzing import FUZZ, MOST, assert_one_line, call, changed_bytes, changed_csv, changed_json
 from workflow.bench import aggregate, make_artefact, status, train
 from workflow.bench.plan import Plan, artefacts
-from workflow.bench.plan.__main__ import main as print_plan
-from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.training import checkpoint
-from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
-
-FUZZ = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-MOST = settings.default.max_examples if settings.default else 100
-"""100 in `make test`, 1000 in `make test-faults`."""
-MOST_STEPS = 60
-"""Configurations with more steps are planned but not trained."""
-
-
-def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    """Run a command and return its exit status and stderr; an exception fails the test."""
-    said.readouterr()
-    try:
-        code = main(arguments)
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except Exception:  # noqa: BLE001  (any exception of a command would be a traceback to its user)
-        pytest.fail(f"a traceback:\n{traceback.format_exc()}")
-    err = said.readouterr().err
-    assert "Traceback" not in err
-    return code, err
-
-
-def assert_one_line(err: str) -> None:
-    """The last line is the message."""
-    assert err.strip(), "failed without a message"
-    assert len(err.strip().splitlines()[-1]) < 600
+from workflow.bench.training.record import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -100,56 +67,6 @@ def finished(origin: Path) -> Path:
     assert place.checkpoint.exists()
     assert aggregate.main(["trial", *options(origin)]) == 0
     return found.results
-
-
-FILES = ("experiments/trial.yaml", "tiers/embedded.yaml", "config.yaml")
-
-
-@given(data=st.data(), file=st.sampled_from((FILES[0], *FILES)))
-@settings(FUZZ, max_examples=2 * MOST)
-def test_a_changed_configuration_is_refused_in_one_line_or_trains(
-    data: st.DataObject, file: str, origin: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    folder = tmp_path / "config"
-    for name in ("config", "results"):
-        shutil.rmtree(tmp_path / name, ignore_errors=True)
-    shutil.copytree(origin, folder)
-    content = (folder / file).read_bytes()
-    if data.draw(st.booleans()):
-        changed = yaml.safe_dump(data.draw(changed_values(yaml.safe_load(content)))).encode()
-    else:
-        changed = data.draw(changed_bytes(content))
-    (folder / file).write_bytes(changed)
-    code, err = call(print_plan, options(folder), capsys)
-    tally.count(f"changed configurations {'refused' if code else 'planned'}")
-    if code:
-        assert err.count("\n") == 1, err
-        assert Path(file).stem in err or "config" in err
-        assert not (tmp_path / "results").exists(), "the error was reported after something was written"
-        return
-    found = Plan.load(folder, results=str(tmp_path / "results"), hardware="test")
-    for job in found.jobs:
-        if found.tier.device != "cpu" or max(run.spec["steps"] for run in job.runs) > MOST_STEPS or len(job.runs) > 4:
-            continue
-        code, err = call(train.main, [job.experiment, job.label, *options(folder)], capsys)
-        event("train: refused" if code else "trained")
-        if code:
-            assert_one_line(err)
-        else:
-            _assert_whole(found.csv_of(job), EVALUATION_COLUMNS)
-        for run in job.runs:
-            summary = found.results / "runs" / run.id / "run.json"
-            if summary.exists():
-                assert json.loads(summary.read_text())["id"] == run.id
-                _assert_whole(summary.with_name("metrics.csv"), METRIC_COLUMNS)
-
-
-def _assert_whole(file: Path, columns: tuple[str, ...]) -> None:
-    """Every row of the CSV has every column."""
-    with file.open(newline="") as opened:
-        rows = list(csv.reader(opened))
-    assert rows[0] == list(columns)
-    assert {len(row) for row in rows} == {len(columns)}
 
 
 @given(data=st.data())

@@ -7,10 +7,8 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from tests.support.experiments import load, make_folder
+from tests.support.experiments import make_folder
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main as print_plan
 from workflow.bench.support import config
@@ -324,47 +322,6 @@ def test_exponents_without_a_point_are_numbers(written: str, number: float, tmp_
     file = tmp_path / "some.yaml"
     file.write_text(f"lr: {written}\n")
     assert config.read_yaml(file) == {"lr": number}
-
-
-SCALARS = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-5, 5),
-    st.floats(-2, 2),
-    st.text("abc-", max_size=3),
-    st.just([]),
-    st.just({}),
-)
-
-
-def _places(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
-    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    return [path, *(place for key, child in inner for place in _places(child, (*path, key)))]
-
-
-PLACES = _places(yaml.safe_load(EXPERIMENT))[1:]
-
-
-@given(place=st.sampled_from(PLACES), value=SCALARS)
-@settings(max_examples=150, deadline=None)
-def test_any_changed_value_gives_a_plan_or_one_line(
-    place: tuple[Any, ...], value: Any, tmp_path_factory: pytest.TempPathFactory
-):
-    """Any value at any place of an experiment file: only ConfigError is raised, with a message of one line."""
-    folder = make_folder(tmp_path_factory.mktemp("mutated") / "config")
-    content = yaml.safe_load(EXPERIMENT)
-    inner = content
-    for key in place[:-1]:
-        inner = inner[key]
-    inner[place[-1]] = value
-    (folder / "experiments" / "trial.yaml").write_text(yaml.safe_dump(content))
-    try:
-        runs, said = load(folder).runs, "trial.yaml"
-    except ConfigError as problem:
-        runs, said = {}, str(problem)
-    assert "trial.yaml" in said
-    assert "\n" not in said
-    assert all(len(run) == 16 for run in runs)
 
 
 def test_a_mapping_takes_over_another_one_s_keys(tmp_path: Path):

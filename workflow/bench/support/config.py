@@ -226,7 +226,7 @@ def _rule(problem: ValidationError) -> str:
         case "uniqueItems":
             return "must not contain the same value twice"
         case "minItems" | "minProperties" | "minLength":
-            return "must not be empty"
+            return "must not be empty" if limit == 1 else f"must contain at least {limit} values"
         case "maxItems":
             return f"must contain at most {limit} values"
         case "maxLength":
