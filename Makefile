@@ -8,7 +8,14 @@ INSTALLED := .venv/installed
 CORES ?= all
 # Parallel tests: one worker for each core that this process may use (taskset and containers count), at most 8.
 # OMP_NUM_THREADS is cleared for nproc, which would print its value instead.
-WORKERS ?= $(shell cores=$$(OMP_NUM_THREADS= nproc 2>/dev/null || echo 2); echo $$(( cores < 8 ? cores : 8 )))
+ifndef WORKERS
+WORKERS := $(shell cores=$$(OMP_NUM_THREADS= nproc 2>/dev/null || echo 2); echo $$(( cores < 8 ? cores : 8 )))
+endif
+# A text as one argument, and each of its words as one. What users give is taken as it is, by $(value ...), and not exported,
+# because make would expand it for that.
+quoted = '$(subst ','\'',$(strip $(1)))'
+quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
+unexport CORES EXPERIMENT FOLDERS PYTHON TIER WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 .DEFAULT_GOAL := help
@@ -22,20 +29,20 @@ help: ## list the targets
 # PyTorch that is already in .venv, such as a CPU build, is kept.
 $(INSTALLED): requirements.lock
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
-	    for python in $(PYTHON) python3 python3.14 python3.13 python3.12 python3.11 python; do \
-	        if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
+	    for python in $(if $(value PYTHON),$(call quoted,$(value PYTHON))) python3 python3.14 python3.13 python3.12 python3.11 python; do \
+	        if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then found=$$python; break; fi; \
 	    done; \
 	    if [ -z "$$found" ]; then \
 	        echo "No Python >= 3.11 on the PATH: install one, or give its path: make PYTHON=/path/to/python3.11 ..." >&2; exit 1; \
 	    fi; \
-	    echo "Making .venv with $$($$found --version)"; \
-	    $$found -m venv --clear .venv || { echo "$$found cannot create .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
+	    echo "Making .venv with $$("$$found" --version)"; \
+	    "$$found" -m venv --clear .venv || { echo "$$found cannot create .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
 	fi
 	$(BIN)/python -m pip install --disable-pip-version-check --requirement requirements.lock
 	@touch $@
 
 reproduce: $(INSTALLED) ## train, measure, and make every figure, table and claim, and the report
-	$(BIN)/snakemake --cores $(CORES)
+	$(BIN)/snakemake --cores $(call quoted,$(value CORES))
 	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
 
 test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
@@ -44,7 +51,7 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 	$(BIN)/mypy
 	$(BIN)/snakefmt --check Snakefile workflow/Snakefile workflow/rules
 	$(BIN)/snakemake --lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist loadscope --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist loadscope --no-loadscope-reorder
 
 test-faults: $(INSTALLED) ## run the long fault tests (half an hour): kills at random moments, full disks, damaged files; print counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/commands/test_fuzz_configurations.py tests/baselines/test_hyperparameter_numbers.py tests/bench/data/test_damaged_data.py
@@ -53,17 +60,17 @@ test-faults: $(INSTALLED) ## run the long fault tests (half an hour): kills at r
 test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root
 	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["slurm"], sep="\n")' > .venv/slurm.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/slurm --requirement .venv/slurm.txt
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CURDIR)/.venv/slurm $(BIN)/pytest -rs tests/slurm
+	OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/slurm) $(BIN)/pytest -rs tests/slurm
 
 timing: $(INSTALLED) ## measure time, memory and bytes of a step on this machine again; 5 minutes, no data set
-	$(BIN)/snakemake --cores $(CORES) --forceall timing
+	$(BIN)/snakemake --cores $(call quoted,$(value CORES)) --forceall timing
 	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1); make compare compares them with other machines'"
 
 compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
-	$(BIN)/python -m workflow.bench.compare $(FOLDERS) $(if $(TIER),--tier $(TIER))
+	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
 
 tune: $(INSTALLED) ## tune learning rates again, of all experiments or of EXPERIMENT=update_rules; writes config/tuned
-	$(BIN)/python -m workflow.bench.tune $(EXPERIMENT)
+	$(BIN)/python -m workflow.bench.tune $(call quoted_words,$(value EXPERIMENT))
 
 partial: $(INSTALLED) ## draw every artefact that has data while runs are missing, in results/partial
 	$(BIN)/python -m workflow.bench.partial

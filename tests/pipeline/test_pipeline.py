@@ -22,7 +22,9 @@ from tests.support.synthetic_probes import write_probe, write_probes
 from workflow.bench.plan.artefacts import available
 from workflow.bench.support.config import ROOT
 
-R = Path("results/test-machine/embedded")
+RESULTS = "my results; $(touch x)"
+"""A folder that every shell command has to quote."""
+R = Path(RESULTS, "test-machine", "embedded")
 
 UPDATE_RULES = """\
 title: The update rules, in miniature
@@ -42,7 +44,12 @@ tiers:
 def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the repository's Snakefile in ``folder``, on the configuration there; settings are ``key=value``."""
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"]
-    settings = ["config_dir=config", "hardware=test-machine", *(word for word in arguments if "=" in word)]
+    settings = [
+        "config_dir=config",
+        "hardware=test-machine",
+        f"results={RESULTS}",
+        *(word for word in arguments if "=" in word),
+    ]
     options = [word for word in arguments if "=" not in word]
     environment = {**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
@@ -105,6 +112,7 @@ def test_the_pipeline_makes_every_artefact(finished):
     assert len(runs) == 4
     assert set(runs["status"]) == {"finished"}
     assert {path.name for path in (finished / R / "runs").iterdir()} == set(runs["run"])
+    assert {path.name for path in finished.iterdir()} == {".snakemake", "config", "figures", RESULTS}
 
 
 def test_the_report_holds_every_artefact_and_its_caption(finished):
@@ -214,7 +222,7 @@ def test_bad_input_is_one_line_before_anything_runs(tmp_path, old, new, says):
     assert refused.stderr.count("\n") == 1, refused.stderr
     for word in says:
         assert word in refused.stderr
-    assert not (folder / "results").exists()
+    assert not (folder / RESULTS).exists()
 
 
 @pytest.mark.parametrize("setting", ["teir=embedded", "tier=embeded", "hardware=My Machine"])
@@ -242,7 +250,7 @@ FAILING = """\
       optimizers:
         - {name: soap, hyperparameters: {lr: 0.01}}
 """
-PARTIAL = Path("results/partial/test-machine/embedded")
+PARTIAL = Path(RESULTS, "partial", "test-machine", "embedded")
 
 
 def _caption(folder: Path) -> str:
@@ -280,7 +288,7 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
         assert done.returncode == 0, done.stderr
     begun = {path.name for path in (folder / R / "runs").iterdir()}
     command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1"]
-    settings = ["--config", "config_dir=config", "hardware=test-machine"]
+    settings = ["--config", "config_dir=config", "hardware=test-machine", f"results={RESULTS}"]
     target = "figures/fig13_update_rules.png"
     with (folder / "said").open("w") as said:
         process = subprocess.Popen(

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -36,6 +35,7 @@ from workflow.bench.results.verification import (
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import CONFIG, shown_path
 from workflow.bench.support.files import sync_folder, write_atomically, write_json
+from workflow.bench.support.names import name_rule
 
 FIGURES: Final = (
     "fig04_inversion_frequency",
@@ -73,8 +73,9 @@ def merge(folder: Path, into: Path = REFERENCE, config_dir: Path = CONFIG, *, ot
         raise VerificationError(folder, "not a folder; give results/<hardware>/<tier> of another machine")
     if source.is_relative_to(into.resolve()):
         raise VerificationError(folder, f"already in {shown_path(into)}")
-    if not re.fullmatch("[a-z0-9-]+", hardware):
-        raise VerificationError(folder, "its parent's name must be a machine's: small letters, digits and dashes")
+    rule = name_rule("hardware", hardware)
+    if rule:
+        raise VerificationError(folder, f"the name of its parent, the machine, {rule}")
     plan = Plan.load(config_dir, tier=tier, hardware=hardware)
     accepted = check(source, plan, other_versions=other_versions)
     for note in accepted.notes:

@@ -27,6 +27,9 @@ _INTRODUCTION: Final = ROOT / "workflow" / "report" / "workflow.rst"
 _SUFFIXES: Final[Mapping[Kind, str]] = {"figures": "png", "tables": "html"}
 """The format of each kind of artefact that the report opens."""
 
+_BRACES: Final = str.maketrans({"{": "&#123;", "}": "&#125;"})
+"""Braces as HTML entities."""
+
 
 @dataclass(frozen=True)
 class Shown:
@@ -79,13 +82,13 @@ def front_page(results: Path, tier_title: str) -> tuple[str, str]:
         shown_in=_shown_in(claims, shown),
         shown=by_heading,
     )
-    # Snakemake renders the page with Jinja as well, and must leave the text of the claims alone.
-    block = textwrap.indent(page, "   ")
+    # Snakemake renders the page with Jinja as well. Without braces it finds no template in titles and claims.
+    block = textwrap.indent(page.translate(_BRACES), "   ")
     introduction = _INTRODUCTION.read_text(encoding="utf-8")
     counts = {heading: len(artefacts) for heading, artefacts in by_heading.items()}
     counts["Runs"] = len({row["run"] for row in runs})
     return (
-        f"{introduction}\n.. raw:: html\n\n{{% raw %}}\n{block}{{% endraw %}}\n",
+        f"{introduction}\n.. raw:: html\n\n{block}\n",
         "".join(f"{name}: {count}\n" for name, count in counts.items()),
     )
 

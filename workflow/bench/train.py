@@ -13,7 +13,7 @@ from workflow.bench.plan import MAX_THREADS, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
-from workflow.bench.support.command_line import run_command
+from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
@@ -44,6 +44,8 @@ def _work(options: argparse.Namespace) -> int | None:
         plan = load_from(options)
         job = plan.job(options.experiment, options.label)
         _check_options(options, job)
+        if options.seed is None:
+            refuse_unwritable("--out", options.out or plan.csv_of(job))
         return _train(plan, job, options, place)
     except (ConfigError, OSError) as problem:
         # All ranks fail alike, so the first one's message is enough; but rank 0 may be the one that is missing.

@@ -14,7 +14,7 @@ from typing import Any, Final
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
 from workflow.bench.results.rows import write_csv
-from workflow.bench.support.command_line import run_command
+from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.strict_yaml import dump
@@ -152,6 +152,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tune(options: argparse.Namespace) -> int | None:
     plan = load_from(options, for_tuning=True)
     experiments = _chosen(plan, options.experiment)
+    folder = options.config_dir / "tuned" / plan.tier.name
+    for experiment in experiments:
+        refuse_unwritable("file of tuned values", folder / f"{experiment.name}.yaml")
     # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
     from workflow.bench.training.runner import Runner
 
@@ -160,7 +163,6 @@ def _tune(options: argparse.Namespace) -> int | None:
         if not runner.train(trial.run for optimizer in experiment.tuned_optimizers for trial in optimizer.trials):
             print("interrupted and saved; the same command resumes it", file=sys.stderr)
             return EXIT_RESUMABLE
-        folder = options.config_dir / "tuned" / plan.tier.name
         for remark in publish(plan, experiment, folder):
             print(remark)
         print(shown_path(folder / f"{experiment.name}.yaml"))

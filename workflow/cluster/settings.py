@@ -16,9 +16,11 @@ from workflow.bench.support.config import (
     did_you_mean,
     error,
     read_mapping,
+    refuse_folder,
     schema,
     with_defaults,
 )
+from workflow.bench.support.names import portable_rule
 
 PROFILES: Final = ROOT / "profiles"
 _FILE: Final = "cluster.yaml"
@@ -75,9 +77,11 @@ class Cluster:
         """Return a cluster by the name of its folder in profiles/, or by a path (with a slash) to its folder.
 
         Raises:
-            ConfigError: the file is invalid, no queue takes a job, or a batch of the plan cannot be divided equally
-                among the ranks.
+            ConfigError: the file is invalid, no queue takes a job, a batch of the plan cannot be divided equally among
+                the ranks, or a scheduler cannot pass on the folder of the results.
         """
+        refuse_folder("cluster", name, portable_rule)
+        refuse_folder("results", plan.results.parents[1], portable_rule)
         folder = Path(name) if "/" in name else PROFILES / name
         file = folder / _FILE
         if not file.is_file():

@@ -5,11 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import secrets
 import sys
 from pathlib import Path
 from typing import Any, Final
 
+from workflow.bench.support.names import name_rule, portable_rule
 from workflow.cluster import pbs, slices
 from workflow.cluster.chains import Chain, held, id_of, load
 
@@ -48,11 +50,14 @@ def account() -> str:
     """Return the allocation to be charged.
 
     Raises:
-        SubmitError: none is named.
+        SubmitError: none is named, or the name is not one of an allocation.
     """
     name = os.environ.get(ACCOUNT, "").strip()
     if not name:
         raise SubmitError(f"{ACCOUNT} is not set: export {ACCOUNT}=<the allocation that the jobs are charged to>")
+    rule = name_rule("account", name)
+    if rule:
+        raise SubmitError(f"{ACCOUNT} = {name!r}: {rule}")
     return name
 
 
@@ -60,14 +65,18 @@ def submit(job: Path, script: Path, select: str, options: list[str]) -> tuple[Ch
     """Return the chain for a job script of Snakemake, new or still open, and messages for the user.
 
     Raises:
-        SubmitError: no account is named, or the job does not state what it needs.
+        SubmitError: no account is named, the job does not state what it needs, or a name cannot be passed on.
     """
     text = job.read_text(encoding="utf-8")
     properties = _properties(job, text)
     charged = account()
-    if "," in str(Path.cwd()):
-        raise SubmitError(f"{Path.cwd()}: qsub cannot pass on a folder with a comma in its name; work in another")
+    rule = portable_rule(str(Path.cwd()))
+    if rule:
+        raise SubmitError(f"the working folder, {str(Path.cwd())!r}, {rule}; work in another")
     environment = {name: value for name, value in os.environ.items() if name.startswith(PASSED_PREFIX)}
+    for name in environment:
+        if not re.fullmatch(r"\w+", name, re.ASCII):
+            raise SubmitError(f"the environment variable {name!r} cannot be passed on: a shell does not take its name")
     outputs = properties["output"] or []
     chain_id = id_of(properties["rule"], properties.get("wildcards", {}), outputs)
     with held(chain_id):

@@ -29,13 +29,13 @@ for figure in FIGURES:
         params:
             name=figure.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
-            tier=PLAN.tier.title,
+            tier=lambda wildcards: PLAN.tier.title,
             compare=compared(figure, PLAN),
             description=description(figure),
         shell:
-            "python -m workflow.bench.make_artefact {params.name} --results {params.results:q} --tier-title {params.tier:q} "
-            "--compare {params.compare:q} "
-            "> {log} 2>&1"
+            "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
+            "--tier-title={params.tier:q} --compare {params.compare:q} "
+            "> {log:q} 2>&1"
 
 
 rule publish:
@@ -54,4 +54,4 @@ rule publish:
     conda:
         "../../environment.yml"
     shell:
-        "cp {input} figures/ 2> {log}"
+        "cp -- {input:q} figures/ 2> {log:q}"

@@ -24,7 +24,7 @@ for probe in PROBES:
             workloads=workloads_of(probe, PLAN),
             options=OPTIONS,
         shell:
-            "python -m workflow.bench.probes.{params.name} {params.options} --out {output} 2> {log}"
+            "python -m workflow.bench.probes.{params.name:q} {params.options:q} --out={output:q} 2> {log:q}"
 
 
 rule probes:

@@ -16,7 +16,7 @@ rule report_sources:
     conda:
         "../../environment.yml"
     shell:
-        "cksum {input:q} > {output} 2> {log}"
+        "cksum -- {input:q} > {output:q} 2> {log:q}"
 
 
 rule html_report:
@@ -35,6 +35,7 @@ rule html_report:
         page=f"{R}/report.html",
         front=f"{R}/report/front.rst",
         counts=f"{R}/report/counts.yaml",
+        settings=f"{R}/report/settings.json",
     log:
         f"{R}/logs/report.log",
     localrule: True
@@ -43,14 +44,19 @@ rule html_report:
     params:
         snakefile=workflow.main_snakefile,
         results=lambda wildcards, output: Path(output.page).parent,
-        tier=PLAN.tier.title,
-        settings=[f"{key}={value}" for key, value in SETTINGS.items()],
+        tier=lambda wildcards: PLAN.tier.title,
+        settings=lambda wildcards: json.dumps(SETTINGS),
         look=f"{ROOT}/workflow/report/style.css",
         artefacts=[f"{R}/figures/{figure.name}.png" for figure in FIGURES]
         + [f"{R}/tables/{table.name}.html" for table in TABLES],
     shell:
-        "(python -m workflow.bench.report --results {params.results:q} --tier-title {params.tier:q} && "
-        # A second Snakemake makes the report. It only reads, so it needs no lock, which the first one holds.
-        "snakemake --snakefile {params.snakefile:q} --nolock --cores 1 --config {params.settings:q} "
-        "--report {output.page} --report-stylesheet {params.look:q} --report-metadata {output.counts} "
-        "-- {params.artefacts}) 2> {log}"
+        "(python -m workflow.bench.report --results={params.results:q} --tier-title={params.tier:q} && "
+        # A second Snakemake makes the report. It only reads, so it needs no lock, which the first one holds. It gets the
+        # settings in a file, because --config changes some values: it reads them as YAML and strips quotes. It writes to
+        # a folder of its own, because --report expands variables in the name of the page.
+        "printf %s {params.settings:q} > {output.settings:q} && "
+        "folder=$(mktemp -d .snakemake/report.XXXXXX) && "
+        "snakemake --snakefile {params.snakefile:q} --nolock --cores 1 --configfile {output.settings:q} "
+        "--report $folder/report.html --report-stylesheet {params.look:q} --report-metadata {output.counts:q} "
+        "-- {params.artefacts:q} && "
+        "mv -- $folder/report.html {output.page:q} && rmdir $folder) 2> {log:q}"

@@ -31,10 +31,10 @@ for table in TABLES:
         params:
             name=table.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
-            tier=PLAN.tier.title,
+            tier=lambda wildcards: PLAN.tier.title,
             compare=compared(table, PLAN),
             description=description(table),
         shell:
-            "python -m workflow.bench.make_artefact {params.name} --results {params.results:q} --tier-title {params.tier:q} "
-            "--compare {params.compare:q} "
-            "> {log} 2>&1"
+            "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
+            "--tier-title={params.tier:q} --compare {params.compare:q} "
+            "> {log:q} 2>&1"

@@ -22,8 +22,9 @@ rule train:
         runs=lambda wildcards: PLAN.job(wildcards.experiment, wildcards.label).run_ids,
         options=OPTIONS,
     shell:
-        "{resources.launch} python -m workflow.bench.train {wildcards.experiment} {wildcards.label} {params.options} "
-        "--out {output} 2>> {log}"
+        # The launch command consists of several words, which are quoted already.
+        "{resources.launch} python -m workflow.bench.train {wildcards.experiment:q} {wildcards.label:q} "
+        "{params.options:q} --out={output:q} 2>> {log:q}"
 
 
 rule aggregate:
@@ -49,4 +50,4 @@ rule aggregate:
         ],
         options=OPTIONS,
     shell:
-        "python -m workflow.bench.aggregate {wildcards.experiment} {params.options} 2> {log}"
+        "python -m workflow.bench.aggregate {wildcards.experiment:q} {params.options:q} 2> {log:q}"

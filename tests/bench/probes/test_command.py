@@ -53,6 +53,12 @@ def test_bad_input_is_one_line(folder, tmp_path, capsys, monkeypatch, given, say
     assert not (tmp_path / "x.csv").exists()
 
 
+def test_a_folder_to_write_to_is_refused_before_the_measurement(folder, tmp_path, capsys):
+    arguments = ["--out", str(tmp_path), *experiments.options(folder)]
+    assert _command.run("x", lambda plan: pytest.fail("it measured"), arguments) == 1
+    assert capsys.readouterr().err == f'--out = "{tmp_path}": is a folder; give the name of a file\n'
+
+
 def test_a_probe_on_the_cpu_needs_no_gpu_at_any_tier(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     arguments = ["--out", str(tmp_path / "x.csv"), *experiments.options(folder), "--tier", "single_gpu"]

@@ -281,7 +281,7 @@ SETTINGS = {
         "config/config.yaml: tier = \"embeded\": unknown tier; did you mean 'embedded'?",
     ),
     "number for a tier": ({"tier": 5}, "config/config.yaml: tier = 5: must be text: "),
-    "odd hardware": ({"hardware": "My GPU"}, 'config/config.yaml: hardware = "My GPU": must be '),
+    "odd hardware": ({"hardware": "My GPU"}, 'config/config.yaml: hardware = "My GPU": must '),
 }
 
 

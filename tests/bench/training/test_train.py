@@ -251,6 +251,17 @@ def test_a_time_limit_must_be_positive_and_finite(folder: Path, capsys: pytest.C
     assert capsys.readouterr().err == f"--minutes = {float(minutes)}: must be greater than 0\n"
 
 
+def test_a_folder_to_write_to_is_refused_before_training(folder: Path, capsys: pytest.CaptureFixture[str]):
+    """Given as ``--out``, or in the place of the CSV file that is written without it."""
+    write(folder, "one", block(optimizer("sgd")))
+    assert train.main(["one", "sgd", *options(folder), f"--out={folder}"]) == 1
+    load(folder).csv_of(load(folder).job("one", "sgd")).mkdir(parents=True)
+    assert train.main(["one", "sgd", *options(folder)]) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.rpartition(": ")[2] for line in lines] == ["is a folder; give the name of a file"] * 2
+    assert not (load(folder).results / "runs").exists()
+
+
 def test_a_checkpoint_of_another_run_is_refused(folder: Path, workload: Workload, tmp_path: Path):
     one, other = run_of(folder, "sgd"), run_of(folder, "sgd", lr=0.2)
     place = RunFolder(tmp_path / "run")

@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.literals import read_literals
+from workflow.bench.support.config import checked_stem
 from workflow.bench.support.source_code import reachable
 
 Kind = Literal["figures", "tables", "probes"]
@@ -54,8 +55,12 @@ class Artefact:
 
 
 def available(kind: Kind) -> tuple[str, ...]:
-    """Return the names of all artefacts of a kind, sorted."""
-    return tuple(sorted(path.stem for path in (BENCH / kind).glob("*.py") if not path.stem.startswith("_")))
+    """Return the names of all artefacts of a kind, sorted.
+
+    Raises:
+        ConfigError: the name of a file is not that of a Python module.
+    """
+    return tuple(sorted(checked_stem(path, "module") for path in (BENCH / kind).glob("[!_]*.py")))
 
 
 def describe(kind: Kind, name: str) -> Artefact:

@@ -18,7 +18,7 @@ from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRu
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuned_values import TunedValues
 from workflow.bench.plan.tuning_space import trial_values
-from workflow.bench.support.config import ConfigError, did_you_mean, error, shown_path, with_defaults
+from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
 
 MAX_CHAIN: Final = 100
 """The largest number of experiments that start from one another in a row."""
@@ -48,7 +48,9 @@ class Experiments:
         self._precision = precision
         self._for_tuning = for_tuning
         self._signatures = read_signatures()
-        self._files = {file.stem: file for file in sorted((folder / "experiments").glob("*.yaml"))}
+        self._files = {
+            checked_stem(file, "experiment"): file for file in sorted((folder / "experiments").glob("*.yaml"))
+        }
         self._contents = {name: read_experiment(file, tiers, self._signatures) for name, file in self._files.items()}
         self._names = [name for name, content in self._contents.items() if tier in content["tiers"]]
         self._expanded: dict[str, Experiment] = {}

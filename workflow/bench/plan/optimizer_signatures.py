@@ -17,7 +17,7 @@ from types import ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from workflow.bench.plan.literals import read_literals
-from workflow.bench.support.config import ROOT
+from workflow.bench.support.config import ROOT, checked_stem
 
 if TYPE_CHECKING:
     from mkor_core import ranges
@@ -73,8 +73,12 @@ def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
     """Return the signatures of all optimizers in the repository at ``root``, by file name.
 
     The rules by which files define optimizers are those of the package `baselines`.
+
+    Raises:
+        ConfigError: the name of a file is not that of a Python module.
     """
-    modules = {file.stem: f"baselines.{file.stem}" for file in sorted((root / "baselines").glob("[!_]*.py"))}
+    files = sorted((root / "baselines").glob("[!_]*.py"))
+    modules = {name: f"baselines.{name}" for name in (checked_stem(file, "module") for file in files)}
     modules |= _constant(root, "CORE")
     signatures = {name: _read_signature(root, name, module) for name, module in modules.items()}
     return {name: signature for name, signature in signatures.items() if signature is not None}

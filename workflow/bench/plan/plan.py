@@ -19,9 +19,11 @@ from workflow.bench.support.config import (
     ROOT,
     ConfigError,
     check,
+    checked_stem,
     did_you_mean,
     error,
     read_mapping,
+    refuse_folder,
     schema,
     with_defaults,
 )
@@ -76,11 +78,12 @@ class Plan:
         Raises:
             ConfigError: the first mistake in any file, at any tier, in one line.
         """
+        refuse_folder("config_dir", config_dir)
         folder = Path(config_dir)
         file = folder / "config.yaml"
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
-        tiers = {path.stem: _read_tier(path) for path in sorted((folder / "tiers").glob("*.yaml"))}
+        tiers = {checked_stem(path, "tier"): _read_tier(path) for path in sorted((folder / "tiers").glob("*.yaml"))}
         if chosen["tier"] not in tiers:
             must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
             raise error(file, ("tier",), chosen["tier"], must)

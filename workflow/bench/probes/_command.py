@@ -12,7 +12,7 @@ import torch
 from workflow.bench.plan import add_arguments, load_from
 from workflow.bench.probes._optimizers import BASE, check_labels
 from workflow.bench.probes._rows import write_rows
-from workflow.bench.support.command_line import run_command
+from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError
 
 
@@ -47,6 +47,7 @@ def run(
         )
 
     def work(options: argparse.Namespace) -> None:
+        refuse_unwritable("--out", options.out)
         plan = load_from(options)
         labels = (check_labels(options.optimizers),) if optimizers else ()
         if uses_gpu and plan.tier.device == "cuda" and not torch.cuda.is_available():

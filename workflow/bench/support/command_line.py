@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Final
 
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.config import ConfigError, refuse_folder, shown_value
+from workflow.bench.support.files import LONGEST_FILE_NAME
+from workflow.bench.support.names import path_rule
 
 FAILURES: Final[tuple[type[Exception], ...]] = (ConfigError, OSError)
 """What may go wrong in any command: faulty input, or a file that cannot be read or written."""
@@ -32,3 +37,31 @@ def run_command(
     except failures as problem:
         print(problem, file=sys.stderr)
         return 1
+
+
+def refuse_unwritable(key: str, file: Path) -> None:
+    """Raise `ConfigError` if a file cannot be written: to be called before hours of work that end with writing it.
+
+    Creates nothing: not the file, and not the folders on the way to it.
+    """
+    refuse_folder(key, file, path_rule)
+    try:
+        problem = _write_problem(file)
+    except OSError as failure:
+        problem = f"cannot be written: {failure.strerror}"
+    if problem:
+        raise ConfigError(f"{key} = {shown_value(str(file))}: {problem}")
+
+
+def _write_problem(file: Path) -> str | None:
+    if file.is_dir():
+        return "is a folder; give the name of a file"
+    if file.exists() and not file.is_file():
+        return "is not a regular file, and would be replaced by one"
+    if len(os.fsencode(file.name)) > LONGEST_FILE_NAME:
+        return f"the file's name must have at most {LONGEST_FILE_NAME} bytes"
+    folder = next(parent for parent in file.absolute().parents if parent.exists())
+    if not folder.is_dir():
+        return f"{folder} is not a folder"
+    with tempfile.TemporaryFile(dir=folder):
+        return None

@@ -5,8 +5,9 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
 import unicodedata
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
@@ -14,7 +15,7 @@ from typing import Any, Final
 import yaml
 from jsonschema import Draft202012Validator, ValidationError, validators
 
-from workflow.bench.support import strict_yaml
+from workflow.bench.support import names, strict_yaml
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -25,7 +26,14 @@ Key = Sequence[str | int]
 
 
 class ConfigError(ValueError):
-    """Faulty input from a user; the message is one line with the file, the key, the value and what is allowed."""
+    """Faulty input from a user; the message is one line with the file, the key, the value and what is allowed.
+
+    Characters that cannot be printed are escaped: a message may quote names of files, which may contain any.
+    """
+
+    def __init__(self, message: str) -> None:
+        one_line = re.sub(r"\s*[\r\n]+\s*", " ", message)
+        super().__init__("".join(map(_printable, one_line)))
 
 
 def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
@@ -34,6 +42,29 @@ def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
     if key:
         where += f"{shown_key(key)} = {shown_value(value)}: "
     return ConfigError(" ".join(f"{where}{_cut(must, 500)}".split()))
+
+
+def _printable(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
+
+
+def checked_stem(file: Path, kind: str) -> str:
+    """Return the name of a file without its suffix.
+
+    Raises:
+        ConfigError: the name is not one of this kind (`names.name_rule`).
+    """
+    rule = names.name_rule(kind, file.stem)
+    if rule:
+        raise ConfigError(f"{shown_path(file)}: its name, {shown_value(file.stem)}, {rule}")
+    return file.stem
+
+
+def refuse_folder(key: str, folder: Path | str, rule_of: Callable[[str], str | None] = names.folder_rule) -> None:
+    """Raise `ConfigError` if a folder breaks a rule of `names`."""
+    rule = rule_of(str(folder))
+    if rule:
+        raise ConfigError(f"{key} = {shown_value(str(folder))}: {rule}")
 
 
 def shown_path(file: Path | str) -> str:
@@ -146,6 +177,13 @@ def schema(name: str) -> dict[str, Any]:
     return content
 
 
+def _format(_: Any, kind: str, value: object, __: Any) -> Iterator[ValidationError]:
+    """Check the keyword ``format`` of a schema: the rules of `names`."""
+    rule = names.rule_of_format(kind, value) if isinstance(value, str) else None
+    if rule:
+        yield ValidationError(rule)
+
+
 def _unique_items(_: Any, expected: bool, items: Any, __: Any) -> Iterator[ValidationError]:
     """Check ``uniqueItems`` in linear time; the library compares every pair of a list that it cannot sort."""
     if not expected or not isinstance(items, list):
@@ -162,7 +200,7 @@ def _unique_items(_: Any, expected: bool, items: Any, __: Any) -> Iterator[Valid
 # JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
 _Validator = validators.extend(
     Draft202012Validator,
-    {"uniqueItems": _unique_items},
+    {"format": _format, "uniqueItems": _unique_items},
     type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
         "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
     ),
@@ -210,6 +248,8 @@ def _rule(problem: ValidationError) -> str:
     """Return a broken rule of a schema in words; nothing for a rule that only the schema's description explains."""
     limit = problem.validator_value
     match problem.validator:
+        case "format":
+            return problem.message
         case "type":
             kinds = [limit] if isinstance(limit, str) else limit
             return "must be " + " or ".join(_KINDS[kind] for kind in kinds)

@@ -14,6 +14,8 @@ from typing import Any, Final
 from filelock import FileLock, Timeout, lock_descriptor
 
 _UNFINISHED_SUFFIX: Final = ".unfinished"
+LONGEST_FILE_NAME: Final = 255 - len(f"..{'x' * 8}{_UNFINISHED_SUFFIX}")
+"""The most bytes of the name of a file that `write_atomically` can write, by way of a file with a longer name."""
 _POLL_SECONDS: Final = 0.2
 """Seconds between two attempts to take a lock that another process holds."""
 

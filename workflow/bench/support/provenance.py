@@ -14,9 +14,13 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Final
 
-from workflow.bench.support.config import ROOT, ConfigError, shown_path
+from workflow.bench.support.config import ROOT, ConfigError, check, shown_path
 from workflow.bench.support.files import write_json
+from workflow.bench.support.names import LONGEST_NAME
 from workflow.bench.support.source_code import code_fingerprint
+
+_SAVED_NAMES: Final = {"type": "object", "additionalProperties": {"type": "string", "format": "hardware"}}
+"""The schema of the file in which a results folder keeps this machine's names, by device."""
 
 NO_GPU: Final = "no-gpu"
 """The hardware name in the plan of a GPU tier on a machine without a GPU."""
@@ -50,13 +54,16 @@ def hardware_slug(results: Path, device: str) -> str:
     """
     file = results / "hardware"
     try:
-        names = json.loads(file.read_text()) if file.is_file() else {}
-        if device not in names:
+        saved = json.loads(file.read_text()) if file.is_file() else {}
+        check(saved, _SAVED_NAMES, file)
+        if device not in saved:
             if device == "cuda" and not gpu_names():
                 return NO_GPU
-            names[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
-            write_json(file, names)
-        return str(names[device])
+            saved[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
+            write_json(file, saved)
+        return str(saved[device])
+    except ConfigError:
+        raise
     except OSError as problem:
         raise ConfigError(
             f"{shown_path(file)}: cannot be written: {problem.strerror}; give a writable folder as 'results'"
@@ -76,7 +83,8 @@ def _cpu_slug() -> str:
 
 def _slug(name: str) -> str:
     without_trade_marks = re.sub(r"\((r|tm|c)\)|\bcpu\b|\bprocessor\b|@.*?ghz", " ", name.lower())
-    return re.sub(r"[^a-z0-9]+", "-", without_trade_marks).strip("-") or "unknown"
+    slug = re.sub(r"[^a-z0-9]+", "-", without_trade_marks).strip("-")
+    return slug[:LONGEST_NAME].rstrip("-") or "unknown"
 
 
 @cache

@@ -123,7 +123,7 @@ def speedups(name: str, where: str) -> Iterator[Row]:
 def glue_averages() -> Iterator[Row]:
     """Yield the averages of the eight metrics that Tables 3 and 4 print."""
     for run in _records("glue"):
-        scores = [value for column, value in run.items() if re.search("_(acc|f1|mcc|corr)$", column)]
+        scores = [value for column, value in run.items() if re.search(r"_(acc|f1|mcc|corr)\Z", column)]
         quantity = f"glue: average of {run['optimizer']}, {run['iterations']} iterations"
         derivation = f"mean of {', '.join(['{}'] * len(scores))}"
         yield _derived(quantity, "Tables 3 and 4", run["average"], _mean, scores, derivation, _file("glue"))

@@ -1,0 +1,133 @@
+"""Every shell command of the workflow takes each text of a user as one argument."""
+
+from __future__ import annotations
+
+import html
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import example, given
+
+from tests.support.experiments import block, make_folder, optimizer, write
+from tests.support.shells import TEXTS, commands_of, examples, recorded
+from workflow.bench.report import front_page
+from workflow.bench.support.config import ROOT
+from workflow.bench.support.names import folder_rule
+
+TARGETS = ("all",)
+PLAIN = "PLAIN"
+"""A text without characters that a shell could interpret, in the place of the others."""
+
+
+def test_every_value_in_a_shell_command_of_a_rule_is_quoted():
+    """A launch command consists of several words, and `Cluster.launch` quotes each."""
+    files = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
+    commands = [
+        text
+        for file in files
+        for text in re.findall(r"shell(?:\(|:\n)(.*?)(?:\)\n|\n\n|\Z)", file.read_text(), re.DOTALL)
+    ]
+    assert len(commands) == 9
+    assert not any(re.search(r"""\bf["']""", command) for command in commands)
+    values = {value for command in commands for value in re.findall(r"\{[^}]*\}", command)}
+    assert {value for value in values if not value.endswith(":q}")} == {"{resources.launch}"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a configuration of two experiments."""
+    made = tmp_path_factory.mktemp("shell")
+    config = make_folder(made / "config")
+    write(config, "one", block(optimizer("sgd"), optimizer("mkor", base="sgd")))
+    return made
+
+
+def run(folder: Path, results: str) -> tuple[list[list[str]], set[str]]:
+    """Return the commands that the jobs' shell commands run, and the files that the shell itself writes."""
+    commands = commands_of(folder, TARGETS, config_dir="config", hardware="test", results=results)
+    place = folder / "place"
+    shutil.rmtree(place, ignore_errors=True)
+    for name in ("figures", "tables", "probes", "report", "logs/figures", "logs/tables", "logs/probes", "logs/publish"):
+        (place / results / "test" / "embedded" / name).mkdir(parents=True)
+    for name in ("aggregate", "train/one"):
+        (place / results / "test" / "embedded" / "logs" / name).mkdir(parents=True)
+    ran = recorded([commands[job] for job in sorted(commands)], place)
+    return ran, {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
+
+
+@pytest.fixture(scope="module")
+def plain(folder: Path) -> tuple[list[list[str]], set[str]]:
+    """What the commands run and write for a plain text."""
+    return run(folder, PLAIN)
+
+
+@examples(one_in=25)
+@given(TEXTS.filter(lambda text: folder_rule(text) is None and len(text) < 120))
+@example("my results; $(touch x)")
+def test_a_results_folder_is_one_argument_of_every_command(folder: Path, plain, text: str):
+    ran, written = run(folder, text)
+    # Sorted, because a rule sorts the files that it takes checksums of.
+    expected = [sorted(word.replace(PLAIN, text) for word in command) for command in plain[0]]
+    assert [sorted(command) for command in ran] == expected
+    assert written == {file.replace(PLAIN, text) for file in plain[1]}
+
+
+MADE = {
+    "compare": ["python", "-m", "workflow.bench.compare", "WORDS", "--tier=TEXT"],
+    "tune": ["python", "-m", "workflow.bench.tune", "WORDS"],
+    "timing": ["snakemake", "--cores", "TEXT", "--forceall", "timing"],
+}
+"""The commands of make's targets, where variables of a user stand for words or for one text."""
+
+
+@examples(one_in=8)
+@given(TEXTS.filter(lambda text: "\0" not in text and "\udc80" not in text and os.fsencode(text).split()))
+@example("$(shell touch x) $$(touch x)")
+@example("it's\ntouch x #")
+def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
+    (folder / ".venv").mkdir(exist_ok=True)
+    for name in (".venv/installed", "requirements.lock"):
+        (folder / name).touch()
+    for target, command in MADE.items():
+        given = [f"{name}={text}" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES")]
+        called = subprocess.run(
+            ["make", "--dry-run", f"--file={ROOT}/Makefile", "--old-file=.venv/installed", target, *given],
+            cwd=folder,
+            capture_output=True,
+            check=True,
+        )
+        line = next(line for line in os.fsdecode(called.stdout).split("\n") if line.startswith(".venv/bin/"))
+        parts = [os.fsdecode(word) for word in os.fsencode(text).split()]
+        words = [word for part in command for word in (parts if part == "WORDS" else [part])]
+        expected = [word.replace("TEXT", " ".join(parts)) for word in words]
+        assert recorded([line.removeprefix(".venv/bin/")], folder) == [expected]
+    assert not (folder / "x").exists()
+
+
+def test_make_does_not_expand_what_it_is_given_for_the_environment_of_commands(tmp_path: Path):
+    given = [
+        f"{name}=$(shell touch {tmp_path}/{name})" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS")
+    ]
+    subprocess.run(["make", f"--file={ROOT}/Makefile", "help", *given], cwd=ROOT, capture_output=True, check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_title_with_braces_stays_text_in_commands_and_in_the_report(folder: Path, tmp_path: Path):
+    """Snakemake reads braces of a command as wildcards, and those of the front page as a Jinja template."""
+    title = "{x} {{ 7*7 }} {% endraw %}{{ 7*7 }} {# it's #} $(touch x)"
+    config = Path(shutil.copytree(folder / "config", tmp_path / "config"))
+    tier = yaml.safe_load((config / "tiers" / "embedded.yaml").read_text())
+    (config / "tiers" / "embedded.yaml").write_text(yaml.safe_dump({**tier, "title": title}))
+    commands = commands_of(tmp_path, TARGETS, config_dir="config", hardware="test")
+    (tmp_path / "place" / "results" / "test" / "embedded" / "logs" / "figures").mkdir(parents=True)
+    (ran,) = recorded([commands["fig01_mkor_diagram {}"]], tmp_path / "place")
+    assert f"--tier-title={title}" in ran
+    page, _ = front_page(tmp_path, title)
+    body = page.partition(".. raw:: html")[2]
+    assert not set(body) & set("{}")
+    assert html.escape(title).replace("&#x27;", "&#39;") in body.replace("&#123;", "{").replace("&#125;", "}")
