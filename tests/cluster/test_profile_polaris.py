@@ -387,6 +387,7 @@ def the_file(**changes):
         ({"queue": "prod"}, ["training.default.nodes = 1", "takes 10 to 24, 25 to 99, 100 to 496 nodes"]),
         ({"queue": "prod", "nodes": 16}, ["training.default.minutes = 360", "16 nodes run 180 minutes at most"]),
         ({"minutes": 12}, ["training.default.minutes = 12", "more than margin_minutes"]),
+        ({"ranks_per_node": 33}, ["training.default.ranks_per_node = 33", "must be at most cores_per_node, 32"]),
         (
             {"nodes": 3},
             ["training.default.nodes = 3", "it/sgd: 12 ranks cannot have equal parts of a batch of 128"],

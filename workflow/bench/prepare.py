@@ -21,19 +21,22 @@ from typing import Final
 from workflow.bench.data.features import Vocabulary
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.data.make_shards import Settings, prepare
-from workflow.bench.support.command_line import run_command
-from workflow.bench.support.config import ConfigError
+from workflow.bench.support.command_line import check_option, real, run_command, whole
 
-_SMALLEST: Final = {"sequence_length": 8, "validation_one_in": 2, "processes": 1, "seed": 0}
-"""The smallest value of each option with a limit."""
+_LIMITS: Final = {
+    "sequence_length": (8, 4096),
+    "validation_one_in": (2, 10**9),
+    "part_megabytes": (0.001, 10**5),
+    "processes": (1, 1024),
+    "seed": (0, 2**32 - 1),
+}
+"""The smallest and the largest value of each option that is a number."""
 
 
 def _run(options: argparse.Namespace) -> None:
     """Make the shards and print their folder."""
-    for name, smallest in _SMALLEST.items():
-        value = getattr(options, name)
-        if value < smallest:
-            raise ConfigError(f"--{name.replace('_', '-')} {value}: must be at least {smallest}")
+    for name, (smallest, largest) in _LIMITS.items():
+        check_option(f"--{name.replace('_', '-')}", getattr(options, name), smallest, largest)
     settings = Settings(**{field.name: getattr(options, field.name) for field in fields(Settings)})
     vocabulary = Vocabulary(cased=options.vocabulary == "bert-cased")
     print(prepare(options.text, settings, vocabulary, options.processes))
@@ -45,17 +48,17 @@ def main(arguments: list[str] | None = None) -> int:
     add = parser.add_argument
     add("text", type=Path, help="a folder; every *.txt file under it is read")
     add("--vocabulary", choices=("bert-uncased", "bert-cased"), default="bert-uncased")
-    add("--sequence-length", type=int, default=512, help="tokens of a pair (default: %(default)s)")
+    add("--sequence-length", type=whole, default=512, help="tokens of a pair (default: %(default)s)")
     add(
         "--documents",
         choices=("files", "blank-lines"),
         default="files",
         help="how documents are separated (default: %(default)s)",
     )
-    add("--validation-one-in", type=int, default=200, help="hold out one document in this many (default: %(default)s)")
-    add("--part-megabytes", type=float, default=32.0, help="size of the text of one shard (default: %(default)g)")
-    add("--seed", type=int, default=0, help="seed of the random choices (default: %(default)s)")
-    add("--processes", type=int, default=os.cpu_count() or 1, help="number of processes (default: all cores)")
+    add("--validation-one-in", type=whole, default=200, help="hold out one document in so many (default: %(default)s)")
+    add("--part-megabytes", type=real, default=32.0, help="size of the text of one shard (default: %(default)g)")
+    add("--seed", type=whole, default=0, help="seed of the random choices (default: %(default)s)")
+    add("--processes", type=whole, default=os.cpu_count() or 1, help="number of processes (default: all cores)")
     return run_command(parser, _run, arguments, failures=(DataNotFound, OSError, ValueError))
 
 

@@ -13,7 +13,7 @@ from workflow.bench.plan import MAX_THREADS, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
-from workflow.bench.support.command_line import refuse_unwritable, run_command
+from workflow.bench.support.command_line import check_option, real, refuse_unwritable, run_command, whole
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
@@ -30,10 +30,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.train", description=main.__doc__)
     parser.add_argument("experiment", help="name of a file in <config>/experiments")
     parser.add_argument("label", help="label of an optimizer in that file")
-    parser.add_argument("--seed", type=int, nargs="+", help="train only these seeds and publish no CSV")
+    parser.add_argument("--seed", type=whole, nargs="+", help="train only these seeds and publish no CSV")
     parser.add_argument("--out", type=Path, help="CSV to publish (default: <results>/EXPERIMENT/LABEL.csv)")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: the tier's)")
-    parser.add_argument("--minutes", type=float, help="save and exit with code 75 after so many minutes")
+    parser.add_argument("--threads", type=whole, help="CPU threads (default: the tier's)")
+    parser.add_argument("--minutes", type=real, help="save and exit with code 75 after so many minutes")
     add_arguments(parser)
     return run_command(parser, _work, arguments)
 
@@ -56,8 +56,8 @@ def _work(options: argparse.Namespace) -> int | None:
 
 def _check_options(options: argparse.Namespace, job: Job) -> None:
     """Raise `ConfigError` on the first option that is out of range."""
-    if options.threads is not None and not 1 <= options.threads <= MAX_THREADS:
-        raise ConfigError(f"--threads = {options.threads}: must be from 1 to {MAX_THREADS}")
+    if options.threads is not None:
+        check_option("--threads", options.threads, 1, MAX_THREADS)
     if options.minutes is not None and not (math.isfinite(options.minutes) and options.minutes > 0):
         raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0")
     if options.minutes is not None and options.minutes > MAX_MINUTES:

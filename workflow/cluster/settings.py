@@ -95,6 +95,9 @@ class Cluster:
             _check_need(file, ("training", experiment), given, content)
             filled = with_defaults(given, kinds["training"]["additionalProperties"])
             ranks = filled.pop("ranks_per_node", content["gpus_per_node"])
+            if ranks > content["cores_per_node"]:
+                must = f"must be at most cores_per_node, {content['cores_per_node']}: each rank needs a core"
+                raise error(file, ("training", experiment, "ranks_per_node"), ranks, must)
             trainings[experiment] = Training(**{**filled, "ranks_per_node": ranks, "data": tuple(filled["data"])})
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)

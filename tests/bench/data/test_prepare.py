@@ -131,7 +131,7 @@ def test_blank_lines_separate_documents(tmp_path):
         (None, [], "no *.txt file in it"),
         (b"\xff\xfe", [], "not UTF-8 text: invalid start byte at byte 0"),
         (b"One word.", [], "no pair of segments for the train split"),
-        (b"Text.", ["--sequence-length=4"], "--sequence-length 4: must be at least 8"),
+        (b"Text.", ["--sequence-length=4"], "--sequence-length = 4: must be from 8 to 4096"),
         (b"Text.", ["--vocabulary=bert-cased"], "bert-cased's vocabulary not found at"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -16,6 +17,29 @@ from workflow.bench.support.names import path_rule
 
 FAILURES: Final[tuple[type[Exception], ...]] = (ConfigError, OSError)
 """What may go wrong in any command: faulty input, or a file that cannot be read or written."""
+
+
+def whole(text: str) -> int:
+    """Return the integer that an option gives; for ``add_argument``'s ``type``."""
+    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at most 18 digits, not {text[:40]!r}")
+    return int(text)
+
+
+def real(text: str) -> float:
+    """Return the number that an option gives, which may be infinite or NaN; for ``add_argument``'s ``type``."""
+    try:
+        if re.fullmatch(r"[-+.0-9a-zA-Z]{1,40}", text):
+            return float(text)
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"must be a number, not {text[:40]!r}")
+
+
+def check_option(name: str, value: float, at_least: float, at_most: float) -> None:
+    """Raise `ConfigError` if the value of an option such as ``--threads`` is out of its range."""
+    if not at_least <= value <= at_most:
+        raise ConfigError(f"{name} = {value}: must be from {at_least} to {at_most}")
 
 
 def run_command(
