@@ -7,6 +7,8 @@ Each file of this package, and mkor_core's mkor and mkor_h, is an optimizer, unl
 - A second-order file defines a `mkor_core.Method`, which preconditions a first-order optimizer. If it defines several,
   the last is the optimizer.
 - Annotations declare types and ranges of hyperparameters (`mkor_core.ranges`).
+- A first-order file defines ``COMPLEX_WEIGHTS = True`` if it trains complex weights as pairs of real numbers; otherwise
+  they are refused.
 - Either kind may define ``LIMITS``: the points of the `CONTRACT` that it does not meet, and the reasons.
 """
 
@@ -42,6 +44,7 @@ __all__ = [
     "build_optimizer",
     "limits",
     "method_class",
+    "takes_complex_weights",
 ]
 
 CONTRACT: Mapping[str, str] = {
@@ -85,7 +88,8 @@ def build(
         grad_scale: as in `Preconditioner`.
 
     Raises:
-        ValueError: an unknown name, an unknown or missing hyperparameter, or a value out of range, by name.
+        ValueError: an unknown name, an unknown or missing hyperparameter, a value out of range, or complex weights that
+            the optimizer does not take, by name.
     """
     method_type = method_class(name)
     if method_type is None:
@@ -118,10 +122,16 @@ def build_optimizer(
     exclude and accumulation_steps are those of `build`; only files that define ``optimizer_for`` use them.
 
     Raises:
-        ValueError: an unknown or second-order name, or an unknown, missing or out-of-range hyperparameter.
+        ValueError: an unknown or second-order name, an unknown, missing or out-of-range hyperparameter, or complex
+            weights that the optimizer does not take.
     """
     function, takes_model = _optimizer_function(name)
     _refuse_unknown(name, hyperparameters, _parameter_names(name))
+    complex_weights = [key for key, parameter in model.named_parameters() if parameter.is_complex()]
+    if complex_weights and not takes_complex_weights(name):
+        raise ValueError(
+            f"{name} does not take complex weights such as {complex_weights[0]!r}: use pairs of real ones."
+        )
     subject = LayeredModel.of(model, exclude, accumulation_steps) if takes_model else model.parameters()
     values = checked_values(function, hyperparameters)
     try:
@@ -138,6 +148,15 @@ def limits(name: str) -> Mapping[str, str]:
     """
     declared: Mapping[str, str] = getattr(_module(name), "LIMITS", {})
     return declared
+
+
+def takes_complex_weights(name: str) -> bool:
+    """Return whether a first-order optimizer trains complex weights as pairs of real numbers.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    return bool(getattr(_module(name), "COMPLEX_WEIGHTS", False))
 
 
 def method_class(name: str) -> type[Method] | None:

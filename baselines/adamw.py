@@ -11,6 +11,8 @@ from torch.optim import AdamW
 from baselines._groups import decay_matrices_only
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
+COMPLEX_WEIGHTS = True
+
 
 def optimizer(
     parameters: Iterable[nn.Parameter],

@@ -74,5 +74,8 @@ class Eva(KLClipping, Method):
         # V = (D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping, by Sherman-Morrison
         g, a = state["left"], state["right"]
         weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
-        update = (grad - torch.outer(weight * g, a)) / self.damping
-        return torch.where(state["batches"] > 0, update, grad)  # unchanged as long as the layer has no statistics
+        return (grad - torch.outer(weight * g, a)) / self.damping
+
+    @override
+    def has_statistics(self, state: LayerState) -> Tensor:
+        return state["batches"] > 0

@@ -83,10 +83,12 @@ class HyLo(KLClipping, Method):
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         # V = (D - G^T diag(y) X / r) / damping with y = (K_r / r + M)^-1 diag(G D X^T); M is `middle` of `accumulate`.
         x, g = state["right"], state["left"]
-        if len(x) == 0:  # no statistics yet
-            return grad
         y = state["kernel_inverse"] @ ((g @ grad) * x).sum(1)
         return (grad - (g.T * y) @ x / len(x)) / self.damping
+
+    @override
+    def has_statistics(self, state: LayerState) -> bool:
+        return len(state["right"]) > 0
 
 
 def kernel(x: Tensor, g: Tensor) -> Tensor:

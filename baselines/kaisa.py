@@ -62,7 +62,7 @@ class KAISA(KLClipping, Method):
 
     @override
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        state: LayerState = {}
+        state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
             identity = torch.eye(d, dtype=dtype, device=device)
             state[side] = identity
@@ -86,6 +86,7 @@ class KAISA(KLClipping, Method):
         for side, moment in (("left", captured.g), ("right", captured.x)):
             batch = moment / captured.number  # the mean second moment of the batch
             state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
+        state["batches"] = state["batches"] + 1
 
     @override
     def refresh(self, state: LayerState, step: int) -> None:
@@ -105,6 +106,10 @@ class KAISA(KLClipping, Method):
         left, right = state["left_vectors"], state["right_vectors"]
         eigenvalues = torch.outer(state["left_values"], state["right_values"])
         return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
+
+    @override
+    def has_statistics(self, state: LayerState) -> Tensor:
+        return state["batches"] > 0
 
     @override
     def refresh_cost(self, shape: LayerShape) -> float:

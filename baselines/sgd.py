@@ -10,6 +10,8 @@ from torch.optim import SGD
 
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
+COMPLEX_WEIGHTS = True
+
 
 def optimizer(
     parameters: Iterable[nn.Parameter],

@@ -22,6 +22,7 @@ from baselines._layered import LayeredModel
 from mkor_core import comm
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
+COMPLEX_WEIGHTS = True  # by AdamW
 STATE_KEY = "singd"
 """The entry of the state dict that contains the factors."""
 

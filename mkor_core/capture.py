@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from mkor_core import autograd
 from mkor_core.layer import Layer, wide_dtype
 
 
@@ -63,6 +64,10 @@ class Captured(NamedTuple):
     number: Tensor
     """Scalar."""
 
+    def is_finite(self) -> Tensor:
+        """Return whether all entries are finite, as a boolean scalar on the device."""
+        return (self.x.sum() + self.g.sum()).isfinite()
+
 
 class Rows(NamedTuple):
     """The rows of one call of a layer; those of an example's locations are adjacent."""
@@ -80,23 +85,15 @@ def average_locations(rows: Tensor, locations: int) -> Tensor:
     return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
 
 
-def _autocast_input(inputs: Tensor) -> Tensor:
-    """Return a layer's input as autocast casts it for the layer.
-
-    Autograd keeps the cast copy, so the original may legally be changed in place before the backward pass.
-    """
-    device = inputs.device.type
-    return inputs.to(torch.get_autocast_dtype(device)) if torch.is_autocast_enabled(device) else inputs
-
-
-def _in_backward() -> bool:
-    return torch._C._current_graph_task_id() != -1
-
-
 class _Pending:
     """One layer's statistic while a step's micro-batches arrive."""
 
-    def __init__(self) -> None:
+    def __init__(self, layer: Layer) -> None:
+        self.layer = layer
+        self.calls: dict[int, int] = {}
+        """The layer's calls of which a gradient has arrived, and their indices in `rows`."""
+        self.stamp: tuple[int, int] | None = None
+        """That of the weight's ``.grad`` after the last backward pass."""
         self.total: Captured | None = None
         self.moments: Captured | None = None
         """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
@@ -117,15 +114,17 @@ def _plus(total: Captured | None, term: Captured) -> Captured:
 class Capture:
     """Forward and gradient hooks on layers, and the statistics of the step that is under way.
 
-    A step consists of ``micro_batches`` backward passes. A new micro-batch begins with the first gradient that follows
-    both a forward and an earlier backward pass. If one more than ``micro_batches`` begins before the statistics are
-    taken, the earlier ones belong to a step that never happened (a gradient scaler skips steps with infinite
-    gradients), and they are dropped.
+    Statistics follow the weights' ``.grad``. All backward passes that add to it count, so that several losses give the
+    statistics of their sum. A pass that leaves it alone (`torch.autograd.grad`, `torch.func.grad`) is ignored. If it
+    has been cleared since the last pass, what was captured before belongs to a step that never happened (a gradient
+    scaler skips steps with infinite gradients), and is dropped.
+
+    A new micro-batch begins with the first gradient that follows both a forward and an earlier backward pass.
 
     Args:
         layers: the layers to hook, by name.
         statistic: the quantity to which their rows are reduced.
-        micro_batches: backward passes per step.
+        micro_batches: backward passes per step that share the global batch.
         shares: number of equal parts that the global mean loss is split into over ranks; gradient rows are divided by
             it.
         shard: (this rank, number of ranks); decides which examples of the global batch this rank holds.
@@ -153,30 +152,35 @@ class Capture:
         self._phases = phases
         self._pending: dict[str, _Pending] = {}
         self._micro_batch = 0
+        self._calls = 0
         # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
         self._forward_ran = self._backward_ran = False
+        self._in_pass = False
+        self._warned: set[str] = set()
+        # Before hooks that are there already, which may replace the output.
         self._handles: list[RemovableHandle] = [
-            layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True) for layer in layers.values()
+            layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True, prepend=True)
+            for layer in layers.values()
         ]
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no layer has a statistic in this step."""
-        return not self._pending
+    def reached(self) -> frozenset[str]:
+        """The layers that a backward pass of this step has reached, even if none of their rows is taken."""
+        return frozenset(self._pending)
 
     def take(self) -> dict[str, Captured]:
         """Return and forget the sums of every layer that took part in this step, by name; for MEAN and MOMENT."""
         taken: dict[str, Captured] = {}
         for name, pending in self._pending.items():
             pending.close_micro_batch()
-            assert pending.total is not None
-            taken[name] = pending.total
+            if pending.total is not None:
+                taken[name] = pending.total
         self.drop()
         return taken
 
     def take_rows(self) -> dict[str, list[Rows]]:
         """Return and forget the rows of every layer that took part in this step, by name and call; for ROWS."""
-        taken = {name: pending.rows for name, pending in self._pending.items()}
+        taken = {name: pending.rows for name, pending in self._pending.items() if pending.rows}
         self.drop()
         return taken
 
@@ -184,7 +188,7 @@ class Capture:
         """Forget this step's statistics."""
         self._pending = {}
         self._micro_batch = 0
-        self._forward_ran = self._backward_ran = False
+        self._forward_ran = self._backward_ran = self._in_pass = False
 
     def remove(self) -> None:
         """Remove the hooks from the model and forget everything."""
@@ -195,16 +199,24 @@ class Capture:
 
     def on_forward(self, layer: Layer, inputs: Tensor, output: Tensor) -> None:
         """Reduce a layer's input, and hook its output for the gradient."""
-        if not (self.enabled and layer.module.training and layer.module.weight.requires_grad):
+        weight = layer.weight
+        if not (self.enabled and layer.module.training and weight is not None and weight.requires_grad):
+            return
+        # Tensors inside a transform of torch.func (grad, vmap) must not leave it, and no .grad follows from them.
+        if autograd.in_transform():
             return
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
-        if not _in_backward():
+        if not autograd.in_backward():
             self._forward_ran = True
+            self._in_pass = False  # also after a backward pass that an exception ended
         # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint.
         if not (torch.is_grad_enabled() and output.requires_grad):
             return
-        with self._phases("capture"):
-            inputs = _autocast_input(layer.with_batch_dimension(inputs.detach()))
+        # Autocast casts the input for the layer. Autograd keeps the copy, so the original may legally be changed in
+        # place before the backward pass.
+        dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
+        with self._phases("capture"), autograd.without_autocast(inputs.device):
+            inputs = layer.with_batch_dimension(inputs.detach()).to(dtype)
             examples = self._examples_taken(inputs.shape[0])
             inputs = inputs if examples is None else inputs[:examples]
             # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass,
@@ -215,21 +227,60 @@ class Capture:
         shape = output.shape
         base = output._base
         hooked = base if base is not None and base.numel() == output.numel() else output
-        hooked.register_hook(lambda grad: self._on_gradient(layer, reduced, examples, grad.reshape(shape)))
+        self._calls += 1
+        call = self._calls
 
-    def _on_gradient(self, layer: Layer, reduced: Tensor, examples: int | None, grad: Tensor) -> None:
-        with torch.no_grad(), self._phases("capture"):
-            self._enter_micro_batch()
-            self._add(layer, reduced, examples, grad)
+        def on_gradient(grad: Tensor) -> None:
+            # Another weight: the call was made with parameters of torch.func.functional_call.
+            if layer.weight is weight and autograd.adds_to_grad(weight):
+                with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
+                    self._enter_pass()
+                    self._enter_micro_batch()
+                    self._add(layer, call, reduced, examples, grad.reshape(shape))
+
+        hooked.register_hook(on_gradient)
+
+    def _enter_pass(self) -> None:
+        """Begin a backward pass at its first gradient, and drop what was captured before ``.grad`` was cleared."""
+        if self._in_pass:
+            return
+        self._in_pass = True
+        autograd.call_after_backward(self._leave_pass)
+        stamps = {name: autograd.grad_stamp(pending.layer.weight) for name, pending in self._pending.items()}
+        # .grad may have been filled with zeros instead of being set to None. To read it makes the host wait for a GPU:
+        # only where more passes come than expected, and every .grad has been written to in between.
+        is_extra = self._micro_batch + 1 >= self._micro_batches
+        if is_extra and all(stamps[name] != pending.stamp for name, pending in self._pending.items()):
+            weights = [pending.layer.weight for pending in self._pending.values()]
+            if all(weight is None or autograd.is_zero(weight.grad) for weight in weights):
+                stamps = {}
+        had_any = bool(self._pending)
+        self._pending = {name: pending for name, pending in self._pending.items() if stamps.get(name) is not None}
+        if had_any and not self._pending:
+            self._micro_batch, self._backward_ran = 0, False
+
+    def _leave_pass(self) -> None:
+        self._in_pass = False
+        for pending in self._pending.values():
+            pending.stamp = autograd.grad_stamp(pending.layer.weight)
 
     def _enter_micro_batch(self) -> None:
         if self._backward_ran and self._forward_ran:
             self._micro_batch += 1
             for pending in self._pending.values():
                 pending.close_micro_batch()
-            if self._micro_batch == self._micro_batches:
-                self.drop()
+            if self._micro_batch == self._micro_batches and (self._statistic.clamp or self._statistic.examples):
+                self._warn(
+                    f"A step has more backward passes than accumulation_steps={self._micro_batches}. Each of them "
+                    "counts as a batch of its own: pass their number as accumulation_steps if they share one batch."
+                )
         self._backward_ran, self._forward_ran = True, False
+
+    def _warn(self, message: str) -> None:
+        """Warn, once for each message."""
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, stacklevel=2)
 
     def _examples_taken(self, batch: int) -> int | None:
         """Return how many of a micro-batch's examples are among the global batch's first ones; None for all.
@@ -240,7 +291,7 @@ class Capture:
         if self._statistic.examples is None:
             return None
         # This runs in the forward pass, before `_enter_micro_batch` has counted the micro-batch that it starts.
-        starts_next = self._backward_ran and (self._forward_ran or not _in_backward())
+        starts_next = self._backward_ran and (self._forward_ran or not autograd.in_backward())
         micro_batch = (self._micro_batch + starts_next) % self._micro_batches
         first = (self._rank * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
@@ -254,8 +305,9 @@ class Capture:
             return layer.input_sum(inputs) / locations
         return average_locations(layer.input_rows(inputs), locations).clamp(-limit, limit).sum(0)
 
-    def _add(self, layer: Layer, reduced: Tensor, examples: int | None, grad: Tensor) -> None:
+    def _add(self, layer: Layer, call: int, reduced: Tensor, examples: int | None, grad: Tensor) -> None:
         """Add one call of a layer; reduced: the sum of its input rows for MEAN, its inputs otherwise."""
+        pending = self._pending.setdefault(layer.name, _Pending(layer))
         locations = layer.locations(grad)
         grad = layer.with_batch_dimension(grad)
         grad = grad if examples is None else grad[:examples]
@@ -265,13 +317,25 @@ class Capture:
         divisor = self._shares if (scale := self._grad_scale()) is None else self._shares * scale
         if not isinstance(divisor, int) or divisor != 1:
             grad = grad / divisor
-        pending = self._pending.setdefault(layer.name, _Pending())
+        # Two backward passes may go through one forward pass: the second brings more gradient for the same input rows.
+        came_before = call in pending.calls
+        index = pending.calls.setdefault(call, len(pending.rows))
+        if came_before and (self._statistic.kind == "moment" or self._statistic.clamp is not None):
+            self._warn(
+                "Two backward passes went through one forward pass. Their gradient rows count as those of two batches: "
+                "add the losses up and call backward() once."
+            )
         if self._statistic.kind == "mean":
-            pending.total = _plus(pending.total, self._sums(layer, reduced, grad, locations))
+            sums = self._sums(layer, reduced, grad, locations)
+            if came_before and self._statistic.clamp is None:
+                sums = Captured(torch.zeros_like(sums.x), sums.g, torch.zeros_like(sums.number))
+            pending.total = _plus(pending.total, sums)
             return
         rows = Rows(layer.input_rows(reduced.to(grad.dtype)), layer.gradient_rows(grad), locations)
         if self._statistic.kind == "rows":
-            pending.rows.append(rows)
+            if came_before:
+                rows = rows._replace(g=pending.rows.pop(index).g + rows.g)
+            pending.rows.insert(index, rows)
             return
         number = torch.full((), rows.x.shape[0], dtype=grad.dtype, device=grad.device)
         x, g = rows.x / locations, rows.g / locations

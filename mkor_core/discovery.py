@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
-from torch.nn.utils.parametrize import is_parametrized
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
 from mkor_core.layer import Layer, Supported, unsupported_reason
 
@@ -24,7 +24,8 @@ Exclude = Pattern | Iterable[Pattern]
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     """Return the layers to precondition by name, in the model's order.
 
-    Modules with a weight that are left out without being excluded are logged in one line, each with the reason.
+    Modules with parameters of their own that are left out without being excluded are logged in one line, each with the
+    reason.
 
     Raises:
         ValueError: ``exclude`` has a pattern that matches no module or a module of another model, or no layer is left.
@@ -36,20 +37,28 @@ def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     layers: dict[str, Layer] = {}
     left_out: list[str] = []
     for name, module in modules.items():
-        # Not module.weight, which would compute a parametrized weight.
-        weight = module._parameters.get("weight")
-        if module in excluded or (weight is None and not is_parametrized(module, "weight")):
+        if module in excluded or not _has_parameters(module):
             continue
-        reason = unsupported_reason(module) or _unsuitable_weight(name, module, users)
+        reason = unsupported_reason(module) or _unsuitable_parameters(name, module, users)
         if reason is None:
             layers[name] = Layer(name, cast("Supported", module))
         else:
-            left_out.append(f"{name} ({reason})")
+            left_out.append(f"{name or 'the model itself'} ({reason})")
     if left_out:
         logger.info("Left to the base optimizer: %s.", "; ".join(left_out))
     if not layers:
-        raise ValueError("The model has no Linear or Conv2d layer to precondition, or all of them are excluded.")
+        reasons = f": {'; '.join(left_out)}" if left_out else ""
+        raise ValueError(
+            f"The model has no Linear or Conv2d layer to precondition, or all of them are excluded{reasons}."
+        )
     return layers
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Return whether a module has parameters of its own, or had before they were parametrized."""
+    if isinstance(module, ParametrizationList):  # holds the parameters of the module that is named instead
+        return False
+    return is_parametrized(module) or any(parameter is not None for parameter in module._parameters.values())
 
 
 def _users_of_parameters(modules: Mapping[str, nn.Module]) -> dict[int, list[str]]:
@@ -61,17 +70,26 @@ def _users_of_parameters(modules: Mapping[str, nn.Module]) -> dict[int, list[str
     return users
 
 
-def _unsuitable_weight(name: str, module: nn.Module, users: Mapping[int, Sequence[str]]) -> str | None:
-    """Return why the weight of a Linear or Conv2d cannot be preconditioned; None if it can."""
-    weight = module._parameters.get("weight")
-    if weight is None:
-        return "its weight is parametrized, computed from other parameters"
-    if isinstance(weight, UninitializedParameter):
-        return "it is uninitialized: run a forward pass first"
+def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Sequence[str]]) -> str | None:
+    """Return why a Linear or Conv2d cannot be preconditioned because of its weight or bias; None if it can."""
+    for key in ("weight", "bias"):
+        # Not getattr, which would compute a parametrized weight.
+        if key not in module._parameters:
+            sources = [own for own in module._parameters if own.startswith(f"{key}_")]  # weight_norm, prune
+            return f"its {key} is computed from {' and '.join(sources) or 'other parameters'}"
+        parameter = module._parameters[key]
+        if parameter is None:  # no bias
+            continue
+        if isinstance(parameter, UninitializedParameter):
+            return "it is uninitialized: run a forward pass first"
+        if not parameter.is_floating_point():
+            return f"its {key} is {parameter.dtype}, not real floating-point"
+        if parameter.numel() == 0:
+            return f"its {key} is empty"
+        if sharing := [user for user in users[id(parameter)] if user != name]:
+            return f"its {key} is shared with {', '.join(sharing)}"
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention uses its weight without calling it"
-    if sharing := [user for user in users[id(weight)] if user != name]:
-        return f"its weight is shared with {', '.join(sharing)}"
     return None
 
 

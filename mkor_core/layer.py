@@ -27,7 +27,18 @@ def unsupported_reason(module: nn.Module) -> str | None:
         return f"{type(module).__name__} is neither Linear nor Conv2d"
     if isinstance(module, nn.Conv2d) and module.groups > 1:
         return f"Conv2d with groups={module.groups} > 1"
+    if not _computes_like_torch(module):
+        return f"{type(module).__name__} computes its output in a forward of its own"
     return None
+
+
+def _computes_like_torch(module: Supported) -> bool:
+    """Return whether a module's forward is that of nn.Linear or nn.Conv2d: not a subclass's, nor set on the module."""
+    # A method's __func__ is the function of its class; a function that was set on the module has none.
+    if isinstance(module, nn.Conv2d):
+        own = (nn.Conv2d.forward, nn.Conv2d._conv_forward)
+        return tuple(getattr(f, "__func__", None) for f in (module.forward, module._conv_forward)) == own
+    return getattr(module.forward, "__func__", None) is nn.Linear.forward
 
 
 class Layer:
@@ -50,9 +61,19 @@ class Layer:
         parameters = [self.module.weight, self.module.bias] if self.has_bias else [self.module.weight]
         return cast("list[nn.Parameter]", parameters)
 
+    @property
+    def weight(self) -> nn.Parameter | None:
+        """The weight; None if it has become complex or, by prune or weight_norm, a function of other parameters."""
+        weight = self.module._parameters.get("weight")
+        return weight if weight is not None and weight.is_floating_point() else None
+
     def has_gradient(self) -> bool:
-        """Return whether the weight has a gradient."""
-        return self.module.weight.grad is not None
+        """Return whether the weight has a gradient that is not sparse."""
+        return self.weight is not None and self.weight.grad is not None and not self.has_sparse_gradient()
+
+    def has_sparse_gradient(self) -> bool:
+        """Return whether a gradient was set that is sparse; autograd's are not."""
+        return any(p.grad is not None and p.grad.layout != torch.strided for p in self.parameters)
 
     def gradient(self) -> Tensor:
         """Return D ``[d_out, d_in (+1)]`` in float32, or in float64 if the parameters are."""

@@ -104,6 +104,11 @@ def rescale(update: Tensor, grad: Tensor) -> Tensor:
     return torch.where(usable, update * ratio, grad)
 
 
+def finite_or_gradient(update: Tensor, grad: Tensor) -> Tensor:
+    """Return V, or D for a V that is not finite."""
+    return torch.where(torch.linalg.vector_norm(update).isfinite(), update, grad)
+
+
 def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor:
     """Return V ``[d, rank]`` such that ``V V^T`` is close to the best rank-``rank`` approximation of a moment C.
 

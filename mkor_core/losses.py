@@ -13,21 +13,29 @@ from torch import Tensor, nn
 from mkor_core.layer import wide_dtype
 
 
-class DeferredScalar:
-    """A device scalar copied asynchronously; reading it later does not wait for work queued after it."""
+class Deferred:
+    """A device tensor copied asynchronously; reading it later does not wait for work queued after it."""
 
-    def __init__(self, scalar: Tensor) -> None:
-        self._copy = torch.empty_like(scalar, device="cpu", pin_memory=scalar.is_cuda)
-        self._copy.copy_(scalar, non_blocking=True)
-        self._copied = torch.cuda.Event() if scalar.is_cuda else None
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._copied = torch.cuda.Event() if tensor.is_cuda else None
         if self._copied is not None:
             self._copied.record()
 
-    def read(self) -> float:
-        """Return the value."""
+    def on_host(self) -> Tensor:
+        """Return the copy."""
         if self._copied is not None:
             self._copied.synchronize()
-        return float(self._copy)
+        return self._copy
+
+
+class DeferredScalar(Deferred):
+    """A `Deferred` scalar."""
+
+    def read(self) -> float:
+        """Return the value."""
+        return float(self.on_host())
 
 
 class LossHistory:
@@ -76,7 +84,7 @@ class LossHistory:
         """
         self._settle()
         assert mean is not None
-        self._last = (max(self._steps, 1), DeferredScalar(mean))
+        self._last = None if mean.is_meta else (max(self._steps, 1), DeferredScalar(mean))
         self._sum, self._steps = 0.0, 0
 
     def remove(self) -> None:

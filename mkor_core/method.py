@@ -41,6 +41,8 @@ class Update(NamedTuple):
     value: Tensor
     """The update V, ``[d_out, d_in]``."""
     lr: LearningRate
+    has_statistics: Tensor | bool = True
+    """Whether the layer has statistics, which only the device may know. Where not, `value` is `grad`, and stays so."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,8 +146,15 @@ class Method(ABC):
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         """Return the update V for a gradient D, both ``[d_out, d_in]``."""
 
+    def has_statistics(self, state: LayerState) -> Tensor | bool:
+        """Return whether a layer has had statistics; where not, its gradient is left alone, whatever `precondition` is.
+
+        A boolean device scalar if only the device knows. The default suits methods whose initial state returns D.
+        """
+        return True
+
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return the final updates of all layers."""
+        """Return the final updates of all layers; a V that is not finite should become D."""
         return [update.value for update in updates]
 
     def refresh_cost(self, shape: LayerShape) -> float:

@@ -147,10 +147,9 @@ class MKOR(Method):
 
     @override
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return the updates, each with the norm of its gradient if `rescale` is set (A5)."""
-        if not self.rescale:
-            return [update.value for update in updates]
-        return [linalg.rescale(update.value, update.grad) for update in updates]
+        """Return the updates, each with the norm of its gradient if `rescale` is set (A5); D for one not finite."""
+        finished = linalg.rescale if self.rescale else linalg.finite_or_gradient
+        return [finished(update.value, update.grad) for update in updates]
 
     def _updated(self, inverse: inverses.Inverse, vectors: Tensor) -> inverses.Inverse:
         """Return J stabilized (A1) and updated with the columns of ``vectors`` ``[d, rank]``."""

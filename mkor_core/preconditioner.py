@@ -15,7 +15,9 @@ from torch.optim import Optimizer
 
 from mkor_core import comm
 from mkor_core.attachment import Attachment
-from mkor_core.capture import Capture, Captured
+from mkor_core.autograd import without_autocast
+from mkor_core.capture import Capture
+from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
@@ -77,6 +79,7 @@ class Preconditioner:
         self._grad_scale = grad_scale
         self._group = process_group
         self._layers = find_layers(model, exclude)
+        self._diagnostics = Diagnostics(type(method).__name__)
         world = comm.world_size(process_group)
         self._capture = Capture(
             self._layers,
@@ -89,7 +92,7 @@ class Preconditioner:
         )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
-        self._states = LayerStates(self._layers, method, self._sharing)
+        self._states = LayerStates(self._layers, method, self._sharing, self._diagnostics.report_failure)
         self._attachment: Attachment | None = None
         self._step = 0
         self._released = False
@@ -121,31 +124,19 @@ class Preconditioner:
         """Precondition the gradients in place: exchange statistics, update the layers' states, replace D by V.
 
         Raises:
-            RuntimeError: the method follows the loss (MKOR-H), and none has come by the end of its warm-up.
+            RuntimeError: the method follows the loss (MKOR-H), and none has come by the end of its warm-up; or in a
+                step that updates the factors there are gradients in training mode, but no statistics of any layer.
         """
         if self.switch_step is not None:
             return
         if self._attachment is not None:
             # Read anew in every step: parameter groups can be added during training.
             self._stepped = self._attachment.parameter_ids
-        if self._capture.is_empty and not any(layer.has_gradient() for layer in self._active_layers()):
-            self._capture.drop()
-            return  # no backward pass: this is not a training step
-        self._states.forget_consolidated()
-        self._settle_step()
-        will_step = self._optimizer_will_step()
-        loss = self._losses.take(self._any_weight()) if self._losses else None
-        accumulated: dict[str, Tensor | None] = {}
-        if self.method.accumulates(self._step):
-            accumulated = self._accumulate(loss, will_step)
+        if self._capture.reached or any(layer.has_gradient() for layer in self._active_layers()):
+            with without_autocast(self._any_weight().device):
+                self._take_step()
         else:
-            self._capture.drop()
-        if self.method.refreshes(self._step):
-            self._refresh(accumulated, will_step)
-        self._precondition()
-        self._count_step(will_step)
-        if self._losses and accumulated:
-            self._follow_loss(self._losses)
+            self._capture.drop()  # no backward pass: this is not a training step
 
     def observe(self, loss: Tensor | float) -> None:
         """Pass this step's training loss to a method that follows it (MKOR-H); ignored by other methods."""
@@ -178,6 +169,7 @@ class Preconditioner:
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
         self._settle_step()
+        self._diagnostics.settle()
         return {
             "method": type(self.method).__name__,
             "hyperparameters": {key: _plain(value) for key, value in asdict(self.method).items()},
@@ -218,6 +210,23 @@ class Preconditioner:
             self._losses.load_state_dict(state["losses"])
         if state["switch_step"] is not None:
             self._switch_off(state["switch_step"])
+
+    def _take_step(self) -> None:
+        self._states.forget_consolidated()
+        self._settle_step()
+        will_step = self._optimizer_will_step()
+        loss = self._losses.take(self._any_weight()) if self._losses else None
+        accumulated: dict[str, Tensor | None] = {}
+        if self.method.accumulates(self._step):
+            accumulated = self._accumulate(loss, will_step)
+        else:
+            self._capture.drop()
+        if self.method.refreshes(self._step):
+            self._refresh(accumulated, will_step)
+        self._precondition()
+        self._count_step(will_step)
+        if self._losses and accumulated:
+            self._follow_loss(self._losses)
 
     def _step_with_loss(self, loss: Tensor | float | None) -> None:
         if self._losses and loss is not None:
@@ -281,14 +290,10 @@ class Preconditioner:
         return [
             layer
             for layer in self._layers.values()
-            if layer.module.weight.requires_grad and (self._stepped is None or id(layer.module.weight) in self._stepped)
+            if (weight := layer.weight) is not None
+            and weight.requires_grad
+            and (self._stepped is None or id(weight) in self._stepped)
         ]
-
-    def _captured(self) -> dict[str, Captured]:
-        """Return this rank's statistics of the step."""
-        if self.method.statistic.kind != "rows":
-            return self._capture.take()
-        return {name: self.method.condense(rows, self._step) for name, rows in self._capture.take_rows().items()}
 
     def _accumulate(self, loss: Tensor | None, will_step: Tensor | None) -> dict[str, Tensor | None]:
         """Fold the step's statistics into the states.
@@ -296,20 +301,31 @@ class Preconditioner:
         Returns:
             For every layer with statistics, whether they count: None for yes, a device scalar if the host cannot know.
         """
+        layers, reached = self._active_layers(), self._capture.reached
         with self.phases("factor"):
-            captured = self._captured()
+            if self.method.statistic.kind == "rows":
+                rows = self._capture.take_rows()
+                captured = {name: self.method.condense(calls, self._step) for name, calls in rows.items()}
+            else:
+                captured = self._capture.take()
         with self.phases("communication"):
-            statistics, loss = exchange(self._active_layers(), captured, loss, method=self.method, group=self._group)
+            statistics, loss = exchange(layers, captured, loss, method=self.method, group=self._group)
+        self._diagnostics.check_coverage(self._layers.values(), layers, reached, statistics)
         if self._losses:
             self._losses.record(loss)
         # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
         summed = comm.world_size(self._group) > 1 and not self.method.gathers_rows
         counts: dict[str, Tensor | None] = {}
+        finite: dict[str, Tensor] = {}
         with self.phases("factor"):
             for name, statistic in statistics.items():
-                counts[name] = _both(will_step, statistic.number > 0 if summed else None)
+                finite[name] = statistic.is_finite()
+                accept = _both(_both(will_step, finite[name]), statistic.number > 0 if summed else None)
                 accumulate = partial(self.method.accumulate, captured=statistic, step=self._step)
-                self._states.change(name, counts[name], accumulate)
+                if self._states.change(name, accept, accumulate):
+                    counts[name] = accept
+        # A step that the optimizer skips may have infinite statistics.
+        self._diagnostics.note_finite(finite if will_step is None else {k: v | ~will_step for k, v in finite.items()})
         return counts
 
     def _refresh(self, accumulated: Mapping[str, Tensor | None], will_step: Tensor | None) -> None:
@@ -330,7 +346,9 @@ class Preconditioner:
 
     def _precondition(self) -> None:
         """Replace the gradients D by the updates V, which gradient workers compute and send to their row of ranks."""
-        layers = [layer for layer in self._active_layers() if layer.has_gradient()]
+        with_gradient = [layer.name for layer in self._active_layers() if layer.has_gradient()]
+        ready = {name: self.method.has_statistics(self._states[name]) for name in with_gradient}
+        layers = [self._layers[name] for name, flag in ready.items() if flag is not False]
         scale = None if self._attachment is None else self._attachment.grad_scale
         values: dict[str, Tensor] = {}
         with self.phases("precondition"):
@@ -339,13 +357,18 @@ class Preconditioner:
             for layer, grad in zip(layers, grads, strict=True):
                 works = self._sharing is None or self._sharing.works_on(layer.name)
                 # A receiver's D only has the right shape; share_updates replaces it.
-                values[layer.name] = self.method.precondition(self._states[layer.name], grad) if works else grad
+                value = self.method.precondition(self._states[layer.name], grad) if works else grad
+                flag = ready[layer.name]
+                values[layer.name] = torch.where(flag, value, grad) if isinstance(flag, Tensor) else value
         if self._sharing is not None:
             with self.phases("communication"):
                 self._sharing.share_updates(values)
         with self.phases("precondition"):
             rates = self._learning_rates(layers)
-            updates = [Update(*parts) for parts in zip(grads, values.values(), rates, strict=True)]
+            updates = [
+                Update(grad, values[layer.name], rate, ready[layer.name])
+                for layer, grad, rate in zip(layers, grads, rates, strict=True)
+            ]
             for layer, value in zip(layers, self.method.finish(updates), strict=True):
                 layer.write_gradient(value if scale is None else value * scale)
 

@@ -19,12 +19,16 @@ class LayerStates:
         layers: the layers by name.
         method: creates their states.
         sharing: the assignment of layers to ranks; None on one process.
+        failed: called with the name of a layer of which a decomposition has failed.
     """
 
-    def __init__(self, layers: Mapping[str, Layer], method: Method, sharing: Sharing | None) -> None:
+    def __init__(
+        self, layers: Mapping[str, Layer], method: Method, sharing: Sharing | None, failed: Callable[[str], None]
+    ) -> None:
         self._layers = layers
         self._method = method
         self._sharing = sharing
+        self._failed = failed
         self._states: dict[str, LayerState] = {}
         self._whole: dict[str, LayerState] | None = None
 
@@ -40,22 +44,32 @@ class LayerStates:
                 state[key] = tensor.to(device)
         return state
 
-    def change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> None:
+    def change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> bool:
         """Change a layer's state in place; undo it where ``accept``, a boolean device scalar, is false.
 
-        The host does not wait for ``accept``: the choice is made on the device.
+        The host does not wait for ``accept``: the choice is made on the device. If a decomposition fails, nothing
+        changes.
+
+        Returns:
+            Whether no decomposition failed.
         """
         state = self[name]
         before = dict(state)
-        change(state)
+        try:
+            change(state)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            state.update(before)
+            self._failed(name)
+            return False
         if accept is None:
-            return
+            return True
         for key, tensor in before.items():
             if state[key].shape != tensor.shape:
                 # HyLo's kept rows differ in number. No device-side choice is possible, so the host must wait.
-                state[key] = state[key] if accept else tensor
+                state[key] = state[key] if accept.is_meta or accept else tensor
             elif state[key] is not tensor:
                 state[key] = torch.where(accept, state[key], tensor)
+        return True
 
     def bytes_by_tensor(self, names: Iterable[str]) -> dict[str, int]:
         """Return the bytes of some layers' states by tensor name (``left``, ``right``, ...)."""

@@ -12,10 +12,10 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
-    {"linalg", "layer", "comm", "assignment", "ranges"},
+    {"linalg", "layer", "comm", "assignment", "ranges", "autograd"},
     {"capture", "discovery", "losses", "inverses"},
     {"method"},
-    {"attachment", "exchange", "sharing", "kl_clip", "knee"},
+    {"attachment", "diagnostics", "exchange", "sharing", "kl_clip", "knee"},
     {"states"},
     {"preconditioner", "mkor"},
     {"mkor_h"},

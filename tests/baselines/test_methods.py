@@ -26,6 +26,7 @@ from baselines import (
     build,
     limits,
     method_class,
+    takes_complex_weights,
 )
 
 # isort: split
@@ -302,6 +303,53 @@ def test_a_gradient_scaler_changes_nothing(name):
     """Scaling by a power of two is exact."""
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     assert_close(train(name, options(name), 5, scaler=scaler), train(name, options(name), 5), rtol=0, atol=0)
+
+
+class WithComplexPart(nn.Module):
+    """A Linear beside complex weights, in a Linear or as pairs of real numbers."""
+
+    def __init__(self, as_pairs: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.real, self.complex = nn.Linear(36, 4).double(), nn.Linear(36, 3, bias=False, dtype=torch.complex128)
+        self.pairs = nn.Parameter(torch.view_as_real(self.complex.weight.detach()).clone()) if as_pairs else None
+        if as_pairs:
+            del self.complex
+
+    def complex_weights(self) -> Tensor:
+        return self.complex.weight if self.pairs is None else torch.view_as_complex(self.pairs)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        rows = inputs.flatten(1)
+        outputs = rows.to(torch.complex128) @ self.complex_weights().T
+        return self.real(rows).square().mean() + (outputs + 0.5j).abs().square().mean()
+
+
+@pytest.mark.parametrize("name", [name for name in available() if name in SECOND_ORDER or takes_complex_weights(name)])
+def test_complex_weights_train_as_pairs_of_real_numbers(name):
+    """Truth: the same training with the pairs as a parameter, which no layer holds."""
+    results = []
+    for as_pairs in (False, True):
+        model = WithComplexPart(as_pairs)
+        optimizer, preconditioner = build(name, model, options(name))
+        for step in range(3):
+            optimizer.zero_grad()
+            loss = model(data(dtype=torch.float64)[0] + step)
+            loss.backward()
+            if preconditioner is not None:
+                preconditioner.observe(loss)
+            optimizer.step()
+        results.append([torch.view_as_real(model.complex_weights().detach()), model.real.weight.detach()])
+    assert_close(results[0], results[1])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in available() if name not in SECOND_ORDER and not takes_complex_weights(name)]
+)
+def test_other_optimizers_refuse_complex_weights_by_name(name):
+    for optimizer, base in ((name, {}), ("mkor", {"base": name})):
+        with pytest.raises(ValueError, match=f"^{name} does not take complex weights such as 'complex.weight': "):
+            build(optimizer, WithComplexPart(False), {**options(name), **base} if base else options(name))
 
 
 @pytest.mark.parametrize("name", available())

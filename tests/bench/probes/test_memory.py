@@ -36,7 +36,7 @@ def formula(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
     """Return the bytes of a method's state by tensor, written out by hand from the methods' equations.
 
     MKOR: two inverse factors ``d^2`` and their vectors ``rank d``, or ``window`` columns and weights a factor; KAISA:
-    two factors and their eigenvectors and eigenvalues, or their inverses; Eva: two mean vectors and a count;
+    two factors and their eigenvectors and eigenvalues, or their inverses, and a count; Eva: two means and a count;
     HyLo: r kept rows ``r (d_in + d_out)`` and a kernel ``r^2``.
     """
     sizes: dict[str, int] = {}
@@ -60,6 +60,7 @@ def formula(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
                         add(f"{side}_weights", number * method.window)
                         add(f"{side}_position", COUNTER)
             case KAISA():
+                add("batches", COUNTER)
                 for side, d in sides:
                     add(side, FLOAT32_BYTES * d * d)
                     if method.compute_method == "eigen":

@@ -1,0 +1,110 @@
+"""Reports of what a step could not use: layers without statistics, values that are not finite, failed decompositions.
+
+Each is logged once for each layer.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mkor_core.autograd import is_zero
+from mkor_core.capture import Captured
+from mkor_core.layer import Layer
+from mkor_core.losses import Deferred
+
+logger = logging.getLogger(__name__)
+
+NO_STATISTICS = "have a gradient but no statistics in a step that updates the factors; they keep what they had"
+NOT_FINITE = "have statistics that are not finite, which are left out"
+DECOMPOSITION = "keep what they had, because a decomposition failed"
+OTHER_WEIGHT = "are left to the base optimizer: their weight has become complex or a function of other parameters"
+SPARSE_GRADIENT = "are left to the base optimizer, because their gradient is sparse"
+
+
+class Diagnostics:
+    """The reports of one preconditioner; method: the name of its method."""
+
+    def __init__(self, method: str) -> None:
+        self._method = method
+        self._reported: set[tuple[str, str]] = set()
+        self._warned_of_evaluation = False
+        self._finite: tuple[list[str], Deferred] | None = None
+
+    def report(self, what: str, layers: Iterable[str]) -> None:
+        """Log the layers for which this has not been reported."""
+        names = [name for name in layers if (what, name) not in self._reported]
+        self._reported.update((what, name) for name in names)
+        if names:
+            logger.warning("%s: layers %s %s.", self._method, ", ".join(repr(name) for name in names), what)
+
+    def report_failure(self, layer: str) -> None:
+        """Log that a decomposition of a layer has failed."""
+        self.report(DECOMPOSITION, [layer])
+
+    def check_coverage(
+        self,
+        layers: Iterable[Layer],
+        trained: Sequence[Layer],
+        reached: Collection[str],
+        statistics: Mapping[str, Captured],
+    ) -> None:
+        """Report layers that have a gradient but no statistics in a step that needs them.
+
+        Args:
+            layers: all layers.
+            trained: those of which a weight of their own is trained.
+            reached: those that a backward pass of this rank has reached.
+            statistics: those of all ranks, by layer, with the number 0 if there are none. To read the number makes the
+                host wait, so it is read for layers that this rank has not reached, until another rank has.
+
+        Raises:
+            RuntimeError: no layer has statistics, and the gradients are not those of an evaluation mode.
+        """
+        self.report(SPARSE_GRADIENT, [layer.name for layer in trained if layer.has_sparse_gradient()])
+        self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
+        missing = [layer for layer in trained if layer.has_gradient() and layer.name not in reached]
+        missing = [layer for layer in missing if (NO_STATISTICS, layer.name) not in self._reported or not reached]
+        elsewhere = {
+            layer.name for layer in missing if layer.name in statistics and bool(statistics[layer.name].number > 0)
+        }
+        self._reported.update((NO_STATISTICS, name) for name in elsewhere)
+        missing = [layer for layer in missing if layer.name not in elsewhere]
+        if reached or elsewhere:
+            self.report(NO_STATISTICS, [layer.name for layer in missing])
+            return
+        missing = [layer for layer in missing if not all(is_zero(parameter.grad) for parameter in layer.parameters)]
+        if any(layer.module.training for layer in missing):
+            raise RuntimeError(
+                f"{self._method} has captured no statistics in a step that updates its factors, although layer "
+                f"{missing[0].name!r} has a gradient. Statistics come from backward() through a forward pass of the "
+                "model in training mode, after the Preconditioner was made and before torch.compile's first call. "
+                "Gradients set by hand or by torch.autograd.grad or torch.func.grad bring none, and a second step "
+                "after the same backward pass finds none. To step without statistics, call model.eval()."
+            )
+        if missing and not self._warned_of_evaluation:
+            self._warned_of_evaluation = True
+            warnings.warn(
+                f"{self._method} captures nothing in evaluation mode: layers without statistics keep their plain "
+                "gradient, others use the statistics that they had. Call model.train() to capture.",
+                stacklevel=2,
+            )
+
+    def note_finite(self, finite: Mapping[str, Tensor]) -> None:
+        """Take boolean device scalars that say whether a layer's statistics are finite, for the next `settle`."""
+        self.settle()
+        flags = {name: flag for name, flag in finite.items() if not flag.is_meta}
+        if flags:
+            device = next(iter(flags.values())).device
+            self._finite = [*flags], Deferred(torch.stack([flag.to(device) for flag in flags.values()]))
+
+    def settle(self) -> None:
+        """Report the layers whose last statistics were not finite."""
+        if self._finite is not None:
+            names, flags = self._finite[0], self._finite[1].on_host().tolist()
+            self._finite = None
+            self.report(NOT_FINITE, [name for name, finite in zip(names, flags, strict=True) if not finite])

@@ -1,0 +1,431 @@
+"""What users do wrong, or do that hooks must see through. Truth: the step as it should be, or the base optimizer's.
+
+`tests/faults/test_library.py` tries these misuses with every setting, kind of layer and precision.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import prune
+from torch.testing import assert_close
+
+from baselines import KAISA, build
+from mkor_core import MKOR, Preconditioner
+from tests.support import reference
+from tests.support.misuses import (
+    IGNORED,
+    POISONED,
+    REFUSED,
+    SECOND_ORDER,
+    SUMMED,
+    VARIANTS,
+    Session,
+    halves,
+    hand_set,
+    inputs,
+    network,
+    plain,
+    run,
+    same_forward_once,
+    same_forward_twice,
+    sum_of_losses,
+)
+from tests.support.odd_modules import ODD, WithOdd
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:A step has more backward passes"),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+]
+
+SINGLE_PASS = ["mkor released", "eva"]
+"""Methods whose statistic depends on the number of micro-batches in a batch."""
+
+
+def session(name: str, **more: Any) -> Session:
+    return Session(*VARIANTS[name], **more)
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def states(preconditioner: Preconditioner | None) -> dict[str, dict[str, Tensor]]:
+    assert preconditioner is not None
+    return copy.deepcopy(preconditioner.state_dict()["layers"])
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("misuse", IGNORED)
+def test_what_adds_nothing_to_the_gradients_changes_nothing(name, misuse):
+    assert_close(run(session(name), IGNORED[misuse]), run(session(name), plain), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("misuse", SUMMED)
+def test_two_backward_passes_train_as_that_of_the_sum(name, misuse):
+    summed = run(session(name), sum_of_losses)
+    assert_close(run(session(name), SUMMED[misuse]), summed, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["kaisa", "mkor"])
+def test_two_losses_give_the_factors_of_all_their_rows(method):
+    """Truth: dense, from the rows of both forward passes and the gradient of the sum of both losses."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    chosen = {"kaisa": KAISA(damping=0.03, factor_decay=0.9, kl_clip=None), "mkor": MKOR(rescale=False)}[method]
+    preconditioner = Preconditioner(model, chosen)
+    rows = []
+    for batch, scale in ((inputs("linear", 0), 1.0), (inputs("linear", 1), -0.5)):
+        output = model(batch)
+        output.retain_grad()
+        (scale * output.square().mean()).backward()
+        assert output.grad is not None
+        rows.append(reference.rows_of(model[0], batch, output.grad))
+    x, g = (torch.cat(parts) for parts in zip(*rows, strict=True))
+    preconditioner.step()
+    eye = lambda d: torch.eye(d, dtype=torch.float64)  # noqa: E731
+    if method == "kaisa":
+        a, c = 0.9 * eye(5) + 0.1 * x.T @ x / len(x), 0.9 * eye(3) + 0.1 * g.T @ g / len(g)
+        truth = reference.kfac_solve(c, g.T @ x, a, 0.03)
+    else:
+        right = reference.averaged_inverse(eye(5), x.mean(0), 0.9)
+        left = reference.averaged_inverse(eye(3), g.sum(0), 0.9)
+        truth = left @ g.T @ x @ right
+    assert_close(torch.cat([model[0].weight.grad, model[0].bias.grad[:, None]], 1), truth, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor released"])
+def test_micro_batches_that_are_not_announced_count_too(name):
+    """Truth: the same micro-batches, announced; a method that must know their number warns once."""
+    announced = run(session(name, accumulation_steps=2), halves)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained = run(session(name), halves)
+    assert len([w for w in caught if "more backward passes than accumulation_steps=1" in str(w.message)]) == (
+        name in SINGLE_PASS
+    )
+    if name not in SINGLE_PASS:
+        assert_close(trained, announced, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor released", "mkor rank 2", "hylo KID"])
+def test_two_backward_passes_through_one_forward_pass(name):
+    """Truth: one backward pass of the sum; methods that reduce rows nonlinearly as they come warn once."""
+    summed = run(session(name), same_forward_once)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained = run(session(name), same_forward_twice)
+    warned = [str(w.message) for w in caught]
+    if name in ("kaisa", "mkor released"):
+        assert len(warned) == 1
+        assert warned[0].startswith("Two backward passes went through one forward pass.")
+    else:
+        assert warned == []
+        assert_close(trained, summed, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_layer_of_an_abandoned_step_is_forgotten(set_to_none):
+    """A discriminator's second layer is used in the generator's step only. Truth: a step without that."""
+    results = []
+    for abandons in (True, False):
+        model = nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 2)]).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.5)
+        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+        if abandons:
+            model[1](model[0](inputs("linear", 1))).sum().backward()
+            model.zero_grad(set_to_none=set_to_none)
+        model[0](inputs("linear", 0)).square().sum().backward()
+        preconditioner.step()
+        results.append(states(preconditioner))
+        assert results[-1].get("1", {"updates": 0})["updates"] == 0
+    assert_close(results[0]["0"], results[1]["0"], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("misuse", REFUSED)
+def test_a_step_of_training_without_statistics_is_refused(name, misuse):
+    with pytest.raises(RuntimeError, match=r"has captured no statistics .* layer '0' has a gradient.*model\.eval\(\)"):
+        run(session(name), REFUSED[misuse])
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "hylo clipped", "kaisa inverse"])
+@pytest.mark.parametrize("step", [plain, hand_set], ids=lambda step: step.__name__)
+def test_in_evaluation_mode_the_base_optimizer_trains_alone_and_a_warning_says_so(name, step):
+    """With a rate at which kl_clip would act."""
+    trained, base = Session(*VARIANTS[name]), Session("sgd", {})
+    for one in (trained, base):
+        one.optimizer.param_groups[0]["lr"] = 0.9
+        one.model.eval()
+    with pytest.warns(UserWarning, match="captures nothing in evaluation mode") as caught:
+        weights = run(trained, step)
+    assert len(caught) == 1
+    assert_close(weights, run(base, step), rtol=0, atol=0)
+
+
+def test_kl_clip_leaves_layers_without_statistics_out():
+    """One branch of two is in evaluation mode. Truth: its plain gradient; for the other, training it alone."""
+    results = {}
+    for both in (True, False):
+        branches = nn.ModuleList([network("linear"), network("linear").eval()])
+        exclude = () if both else r"^1"
+        preconditioner = Preconditioner(branches, KAISA(kl_clip=1e-6), lr=1.0, exclude=exclude)
+        (branches[0](inputs("linear", 0)).square().sum() + branches[1](inputs("linear", 1)).square().sum()).backward()
+        preconditioner.step()
+        results[both] = gradients(branches)
+    assert_close(results[True], results[False], rtol=0, atol=0)
+
+
+def test_layers_that_capture_nothing_while_others_do_are_logged_once_by_name(caplog):
+    """The first layer's weight is used without calling it. Truth: its plain gradient."""
+    model = network("linear")
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    for _ in range(3):
+        model.zero_grad()
+        hidden = nn.functional.linear(inputs("linear", 0), model[0].weight, model[0].bias)
+        model[2](torch.tanh(hidden)).square().mean().backward()
+        before = gradients(model)
+        preconditioner.step()
+        after = gradients(model)
+        assert_close(after[:2], before[:2], rtol=0, atol=0)
+        assert not torch.equal(after[2], before[2])
+    (record,) = caplog.records
+    assert record.getMessage().startswith("MKOR: layers '0' have a gradient but no statistics in a step that updates")
+
+
+def test_a_model_that_was_compiled_and_called_before_is_refused():
+    """Dynamo does not see that hooks were added."""
+    model = network("linear")
+    compiled = torch.compile(model, backend="eager")
+    compiled(inputs("linear", 0)).square().mean().backward()
+    optimizer, _ = build("mkor", model, {"lr": 0.1})
+    compiled(inputs("linear", 0)).square().mean().backward()
+    with pytest.raises(RuntimeError, match=r"after the Preconditioner was made and before torch.compile's first call"):
+        optimizer.step()
+
+
+def test_zero_gradients_without_statistics_are_no_reason_to_refuse():
+    """Alternating training with zero_grad(set_to_none=False) leaves zeros in the layers that a step does not use."""
+    model = nn.ModuleDict({"linear": nn.Linear(4, 4), "norm": nn.LayerNorm(4)})
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    for module in ("linear", "norm"):
+        model.zero_grad(set_to_none=False)
+        model[module](inputs("linear", 0, torch.float32)).square().sum().backward()
+        preconditioner.step()
+    assert not model["linear"].weight.grad.any()
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "kaisa inverse", "mkor rank 2", "mkor not rescaled", "hylo KID"])
+@pytest.mark.parametrize("misuse", POISONED)
+def test_a_step_that_is_not_finite_leaves_the_state_and_the_gradients_alone(name, misuse, caplog):
+    """Truth: the state before, and the base optimizer's step from the same weights."""
+    trained, base = session(name), Session("sgd", {"momentum": 0.0})
+    trained.optimizer.param_groups[0]["momentum"] = 0.0
+    start = run(trained, plain)
+    before = states(trained.preconditioner)
+    with torch.no_grad():
+        for parameter, value in zip(base.model.parameters(), start, strict=True):
+            parameter.copy_(value)
+    weights, of_base = (run(one, POISONED[misuse], steps=1) for one in (trained, base))
+    assert_close(weights, of_base, rtol=0, atol=0, equal_nan=True)
+    after = states(trained.preconditioner)
+    assert_close(after, before, rtol=0, atol=0)
+    assert trained.preconditioner is not None
+    assert trained.preconditioner.non_finite_layers() == []
+    run(trained, POISONED[misuse], steps=2)
+    states(trained.preconditioner)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([m for m in messages if "'2', '0' have statistics that are not finite, which are left out" in m]) == 1
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor not rescaled", "kaisa not clipped", "eva not clipped"])
+def test_a_branch_that_is_not_finite_leaves_the_others_alone(name):
+    """Truth: the same training with that branch excluded."""
+    results = {}
+    for exclude in ((), r"^1"):
+        branches = nn.ModuleList([network("linear"), network("linear")])
+        method, chosen = VARIANTS[name]
+        _, preconditioner = build(method, branches, {"lr": 0.5, **chosen}, exclude=exclude)
+        assert preconditioner is not None
+        one, other = (branch(inputs("linear", i)).square().sum() for i, branch in enumerate(branches))
+        (one + other * torch.nan).backward()
+        preconditioner.observe(1.0)
+        preconditioner.step()
+        results[exclude] = gradients(branches)
+    assert_close(results[()], results[r"^1"], rtol=0, atol=0, equal_nan=True)
+    assert all(gradient.isfinite().all() for gradient in results[()][:4])
+
+
+def test_a_decomposition_that_fails_leaves_the_layer_what_it_had(monkeypatch, caplog):
+    """Truth: the state before the failure, with the newer running averages."""
+    trained = session("kaisa")
+    run(trained, plain)
+    before = states(trained.preconditioner)
+
+    def fail(matrix: Tensor) -> None:
+        raise torch.linalg.LinAlgError("failed to converge")  # type: ignore[attr-defined]
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    run(trained, plain)
+    after = states(trained.preconditioner)
+    for name, state in after.items():
+        for key, tensor in state.items():
+            assert torch.equal(tensor, before[name][key]) == ("_v" in key)
+    assert [record.getMessage() for record in caplog.records] == [
+        f"KAISA: layers '{name}' keep what they had, because a decomposition failed." for name in ("0", "2")
+    ]
+
+
+def test_rows_that_overflow_hylos_kernel_do_not_raise():
+    """Each row is finite, but not the product of its norms with another's."""
+    trained = session("hylo KID", dtype=torch.float32)
+    for step in range(2):
+        trained.optimizer.zero_grad()
+        (trained.loss(step) * 1e25).backward()
+        trained.optimizer.step()
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_modules_are_left_to_the_base_optimizer_and_logged_by_name(odd, caplog):
+    base, trained = (WithOdd(ODD[odd], torch.float64) for _ in range(2))
+    with caplog.at_level(logging.INFO, "mkor_core"):
+        optimizer, preconditioner = build("mkor", trained, {"lr": 0.1})
+    assert preconditioner is not None
+    assert preconditioner.layers == ("first", "head")
+    (record,) = caplog.records
+    assert ODD[odd].reason in record.getMessage()
+    for model, stepped in ((base, build("sgd", base, {"lr": 0.1})[0]), (trained, optimizer)):
+        model(inputs("linear", 0)).backward()
+        stepped.step()
+    assert_close([*trained.odd.parameters()], [*base.odd.parameters()], rtol=0, atol=0)
+    assert not torch.equal(trained.first.weight, base.first.weight)
+
+
+@pytest.mark.parametrize("shared", ["weight", "bias"])
+def test_layers_that_share_a_parameter_are_left_out_by_name(shared, caplog):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    setattr(model[1], shared, getattr(model[0], shared))
+    with caplog.at_level(logging.INFO, "mkor_core"):
+        assert Preconditioner(model, MKOR()).layers == ("2",)
+    message = f"0 (its {shared} is shared with 1); 1 (its {shared} is shared with 0)"
+    assert caplog.records[0].getMessage() == f"Left to the base optimizer: {message}."
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_a_model_of_complex_layers_is_refused_by_name(name):
+    with pytest.raises(ValueError, match=r"no Linear or Conv2d .*: 0 \(its weight is torch.complex64, not real"):
+        build(name, nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)), {"lr": 0.1})
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_a_hook_that_replaces_the_output_is_seen_through(name):
+    """Two hooks, made before and after the Preconditioner's, double the output. Truth: a module that does."""
+    results = []
+    for hooked in (True, False):
+        torch.manual_seed(0)
+        first, second = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+        doubled: list[nn.Module] = [] if hooked else [Factor(4.0)]
+        model = nn.Sequential(first, *doubled, second)
+        if hooked:
+            first.register_forward_hook(lambda module, args, output: 2 * output)
+        _, preconditioner = build(name, model, {"lr": 0.1})
+        assert preconditioner is not None
+        if hooked:
+            first.register_forward_hook(lambda module, args, output: 2 * output)
+        model(inputs("linear", 0)).square().mean().backward()
+        preconditioner.observe(1.0)
+        preconditioner.step()
+        results.append(gradients(model))
+    assert_close(results[0], results[1])
+
+
+class Factor(nn.Module):
+    """Multiplies by a number."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.factor * inputs
+
+
+def test_a_layer_that_is_pruned_later_is_left_to_the_base_optimizer_and_logged_once(caplog):
+    """Truth: the base optimizer's step from the same weights."""
+    trained, base = session("mkor"), Session("sgd", {})
+    prune.l1_unstructured(base.model[0], "weight", 0.5)
+    prune.l1_unstructured(trained.model[0], "weight", 0.5)
+    run(trained, plain, steps=1)
+    run(base, plain, steps=1)
+    assert_close(trained.model[0].weight_orig, base.model[0].weight_orig, rtol=0, atol=0)
+    assert not torch.equal(trained.model[2].weight, base.model[2].weight)
+    run(trained, plain)
+    (record,) = caplog.records
+    assert record.getMessage().startswith("MKOR: layers '0' are left to the base optimizer: their weight has become")
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_a_sparse_gradient_is_left_to_the_base_optimizer_and_logged_once(name, caplog):
+    trained = session(name)
+    assert trained.preconditioner is not None
+    for step in range(2):
+        trained.model.zero_grad()
+        trained.loss(step).backward()
+        weight = trained.model[0].weight
+        before = weight.grad.clone()
+        weight.grad = weight.grad.to_sparse()
+        trained.preconditioner.step() if name not in ("kaisa", "eva") else trained.optimizer.step()
+        assert_close(weight.grad.to_dense(), before, rtol=0, atol=0)
+    assert [record.getMessage().partition("layers ")[2] for record in caplog.records] == [
+        "'0' are left to the base optimizer, because their gradient is sparse."
+    ]
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor window", "mkor released"])
+def test_a_model_on_the_meta_device_can_be_stepped(name):
+    method, chosen = VARIANTS[name]
+    model = network("convolution", torch.float32).to("meta")
+    optimizer, preconditioner = build(method, model, {"lr": 0.1, **chosen})
+    assert preconditioner is not None
+    for _ in range(2):
+        optimizer.zero_grad()
+        for _ in range(2):
+            model(torch.empty(6, 2, 4, 4, device="meta")).square().mean().backward()
+        preconditioner.observe(1.0)
+        optimizer.step()
+    assert preconditioner.memory_bytes() > 0
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_a_step_inside_autocast_is_as_good_as_outside(name):
+    def step(one: Session, number: int) -> None:
+        one.loss(number).backward()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            one.optimizer.step()
+
+    trained, outside = (run(session(name, dtype=torch.float32), how) for how in (step, plain))
+    assert_close(trained, outside, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["kaisa", "mkor rank 2"])
+def test_rows_are_reduced_in_full_precision_inside_autocast(name):
+    """A backward pass inside autocast. Truth: the rows' moments in float32, from a backward pass outside."""
+    kept = []
+    for inside in (True, False):
+        model = nn.Sequential(nn.Linear(4, 3))
+        _, preconditioner = build(VARIANTS[name][0], model, {"lr": 0.1, **VARIANTS[name][1]})
+        loss = model(inputs("linear", 0, torch.float32)).square().mean()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=inside):
+            loss.backward()
+        assert preconditioner is not None
+        preconditioner.step()
+        kept.append(states(preconditioner)["0"]["right"])
+    assert_close(kept[0], kept[1], rtol=1e-5, atol=1e-6)
