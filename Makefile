@@ -18,6 +18,15 @@ quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
 unexport CORES EXPERIMENT FOLDERS PYTHON TIER WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
+# Files whose tests try more under the hypothesis profile "long", and tests that only test-faults runs.
+FAULT_TESTS := \
+    tests/faults \
+    tests/baselines/test_hyperparameter_numbers.py \
+    tests/bench/commands/test_faults.py \
+    tests/bench/commands/test_fuzz.py \
+    tests/bench/commands/test_fuzz_configurations.py \
+    tests/bench/data/test_damaged_data.py
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help reproduce test test-faults test-slurm timing compare tune partial status refresh benchmark lock clean
@@ -53,8 +62,9 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 	$(BIN)/snakemake --lint
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist loadscope --no-loadscope-reorder
 
-test-faults: $(INSTALLED) ## run the long fault tests (half an hour): kills at random moments, full disks, damaged files; print counts
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 0 --hypothesis-profile long tests/faults tests/bench/commands/test_faults.py tests/bench/commands/test_fuzz.py tests/bench/commands/test_fuzz_configurations.py tests/baselines/test_hyperparameter_numbers.py tests/bench/data/test_damaged_data.py
+# Single tests, not files, are shared among the workers: most of the time goes to a few files.
+test-faults: $(INSTALLED) ## run the long fault tests (40 minutes on 2 cores): kills, damaged files, full disks; print and check counts
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
 
 # The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.
 test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root

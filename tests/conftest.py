@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import warnings
-from collections import defaultdict
+from collections import Counter, defaultdict
+from collections.abc import Generator
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
-from tests.support.tally import counted
+from tests.support.tally import counted, shortfalls
 
 # `make test-faults` makes ten times as many mutants.
 settings.register_profile("long", max_examples=1000)
+
+COUNTS = "counts"
+"""The key of a test's counts in its report, which pytest-xdist sends from the worker to the process that prints."""
+total: Counter[str] = Counter()
+"""The counts of all tests reported so far."""
 
 CONTRACT = "test_methods.py::test_"
 
@@ -36,6 +42,45 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--require-counts",
+        action="store_true",
+        help="fail unless the tests tried as many faults as tests/support/tally.py requires",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what a phase of a test counted to its report."""
+    report = yield
+    report.user_properties.append((COUNTS, dict(counted)))
+    counted.clear()
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the counts of all tests, from whichever worker they come."""
+    for name, counts in report.user_properties:
+        if name == COUNTS and isinstance(counts, dict):
+            # Counter.update adds, and keeps counts of 0.
+            total.update(counts)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail a run that had to reach the required counts and did not."""
+    if _shortfalls(session.config) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def _shortfalls(config: pytest.Config) -> list[str]:
+    """Return a line for each required count that the whole run, not a worker, did not reach."""
+    from baselines import available
+
+    is_worker = hasattr(config, "workerinput")
+    return shortfalls(total, available()) if config.getoption("--require-counts") and not is_worker else []
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
     """Report every warning under its built-in category, its own name in front of its text.
@@ -51,13 +96,15 @@ def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """List the contract's points by method, with how many cases passed, and what was left out and why; then figures."""
+    """List what the fault tests counted, and the contract's points by method: cases passed, and what was left out."""
     from baselines import available
 
-    if counted:
+    if total:
         terminalreporter.section("faults")
-        for what, number in counted.items():
+        for what, number in sorted(total.items()):
             terminalreporter.line(f"{what}: {number}")
+        for line in _shortfalls(terminalreporter.config):
+            terminalreporter.line(f"NOT REACHED: {line}")
 
     checked: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     left_out: dict[str, list[str]] = defaultdict(list)

@@ -1,36 +1,87 @@
-"""Kill -9 at random moments: of the command, of what it does forked many times over, and of one rank of two."""
+"""Kill -9 at random moments: of training by every optimizer in every setting, of the command, of one rank of two."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.killing import METHODS, Command, Subject, kill
-from tests.support.tally import count
+from baselines import available, limits, method_class
+from tests.support.hyperparameters import options, variations
+from tests.support.killing import SMALL, STEPS, Command, Fork, Subject, kill
+from tests.support.tally import KILLS, LEAST_KILLS, count
 from tests.support.train_ranks import free_port
+from workflow.bench.training.record import read_summary
 
-MOMENTS = 20
-FORKED_MOMENTS = 60
+COMMAND_MOMENTS = 10
+LEARNING_RATE = 0.01
+"""No optimizer diverges in any setting."""
 RANK_KILLS = 4
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(
-    ("target", "steps", "moments", "seed"), [("command", 150, MOMENTS, 1), ("fork", 400, FORKED_MOMENTS, 2)]
-)
-def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(
-    method: str, target: str, steps: int, moments: int, seed: int, tmp_path: Path
-):
+def _settings() -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Return (optimizer, hyperparameters, keys of the block) by description, for every optimizer that is found."""
+    found: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+    for name in available():
+        method = method_class(name)
+        # A method that switches itself off does so in the middle of the run.
+        switch = {"knee_beta": 1e6, "warmup_steps": STEPS // 2} if method and method.follows_loss else {}
+        changes = {"lr": LEARNING_RATE, **switch}
+        for label, hyperparameters in variations(name, **changes).items():
+            found[label] = (name, hyperparameters, {})
+        halves = {} if "micro_batches" in limits(name) else {"micro_batch_size": SMALL["batch_size"] // 2}
+        plain = options(name, **changes)
+        found[f"{name} in bfloat16"] = (name, plain, {"precision": "bfloat16", **halves})
+        if "grad_scaler" not in limits(name):
+            found[f"{name} in float16"] = (name, plain, {"precision": "float16"})
+    return found
+
+
+SETTINGS = _settings()
+
+
+@pytest.mark.parametrize("label", SETTINGS)
+def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(label: str, tmp_path: Path):
     """Truth: the run left alone; metrics but for the clocks, and weights, bit for bit."""
-    subject = Subject.make(tmp_path, method, steps=steps)
-    for survived, lost in kill(subject, getattr(subject, target), moments, seed=seed):
-        count(f"{method}: kill -9 of a {target}, moments tried", survived)
+    method, hyperparameters, shared = SETTINGS[label]
+    subject = Subject.make(tmp_path, method, hyperparameters, **shared)
+    if label == "mkor_h":
+        assert STEPS // 2 <= (read_summary(subject.truth) or {})["switch_step"] < STEPS
+    count(f"kill -9, settings: {method}")
+    _count_kills(subject, subject.fork, KILLS.format(method), LEAST_KILLS, label)
+
+
+def test_a_command_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Path):
+    subject = Subject.make(tmp_path, "mkor")
+    _count_kills(subject, subject.command, "kill -9 of the command, moments tried", COMMAND_MOMENTS, "command")
+
+
+def test_a_run_killed_before_any_of_its_operations_on_files_ends_as_if_it_had_not_been(tmp_path: Path):
+    """Each in turn: rows, two checkpoints, weights, record, removal of the checkpoints, published rows."""
+    subject = Subject.make(tmp_path, "mkor", steps=7)
+    for operation in itertools.count(1):
+        if subject.fork(dies_before=operation).wait() == 0:
+            break
+        assert subject.fork().wait() == 0
+        lost = subject.bytes_lost()
+        count("kill -9 before an operation on a file, operations tried")
+        count("bytes lost", lost)
+        assert lost == 0
+        subject.remove()
+    assert operation > 50
+
+
+def _count_kills(subject: Subject, start: Callable[[], Command | Fork], what: str, kills: int, seed: str) -> None:
+    for survived, lost in kill(subject, start, kills, seed):
+        count(what, survived)
         count("bytes lost", lost)
         assert lost == 0
 
@@ -43,7 +94,7 @@ def _workers(launcher: Command) -> list[int]:
 
 def test_a_killed_rank_ends_the_job_within_a_minute_and_the_next_one_goes_on(tmp_path: Path):
     """One of torchrun's two, at a random moment. Truth: two ranks left alone."""
-    subject = Subject.make(tmp_path, "kaisa", steps=400)
+    subject = Subject.make(tmp_path, "kaisa", {**options("kaisa"), "grad_worker_fraction": 0.5}, steps=1000)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2"]
 
     def start() -> Command:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import random
 from dataclasses import MISSING, fields
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
-from baselines import method_class
+from torch import nn
+
+from baselines import DEFAULT_BASE, available, build, method_class
+from mkor_core.ranges import Domain, OneOf
 
 FAST: dict[str, dict[str, Any]] = {
     "mkor": {"inverse_update_period": 2},
@@ -45,7 +49,7 @@ OTHER_VALUES: dict[str, Any] = {
     "beta2": 0.5,
     "eps": 1e-2,
     "max_grad_norm": 1e-3,
-    "block_size": 4,
+    "block_size": 16,
     "graft": "adagrad",
     "max_dimension": 4,
     "newton_schulz_steps": 2,
@@ -64,7 +68,12 @@ NEEDS: dict[str, dict[str, Any]] = {
 }
 
 
+COMBINATIONS = 5
+"""Settings that `variations` draws in which several hyperparameters of an optimizer differ from the defaults."""
+
+
 def options(name: str, **changes: Any) -> dict[str, Any]:
+    """Return hyperparameters with short periods and a learning rate at which the optimizer trains small models."""
     return {"lr": LEARNING_RATES.get(name, 0.05), **FAST.get(name, {}), **changes}
 
 
@@ -81,6 +90,53 @@ class Hyperparameter(NamedTuple):
 
     def other_value(self, key: str) -> Any:
         return not self.default if self.hint is bool else OTHER_VALUES[key]
+
+    def states(self, key: str) -> list[Any]:
+        """Return the values other than the default that may change which state an optimizer has, or when it changes.
+
+        These are the other choices, another integer (a period, a size), and the values that turn a part on or off.
+        """
+        domain = Domain.of(self.annotation)
+        if self.hint is bool:
+            return [not self.default]
+        if isinstance(domain.limit, OneOf):
+            return [value for value in domain.limit.values if str(value) != str(self.default).removeprefix("torch.")]
+        is_off = self.default is None or self.default == 0
+        other = [OTHER_VALUES[key]] if is_off or int in domain.types else []
+        return [*other, *(end for end in (None, 0.0) if not is_off and domain.refusal(end) is None)]
+
+
+def variations(name: str, **changes: Any) -> dict[str, dict[str, Any]]:
+    """Return settings of an optimizer that together have each kind of state that it can have, by description.
+
+    These are the defaults with short periods and ``changes``, each other value of a hyperparameter
+    (`Hyperparameter.states`) and each other base, one at a time, and up to `COMBINATIONS` of several at random.
+    """
+    plain = options(name, **changes)
+    others = {
+        key: known.states(key) for key, known in hyperparameters(name).items() if key not in ONLY_ON_SEVERAL_RANKS
+    }
+    if method_class(name) is not None:
+        others["base"] = [base for base in available() if method_class(base) is None and base != DEFAULT_BASE]
+    found = {name: plain}
+    for key, values in others.items():
+        for value in values:
+            found[f"{name} {key}={value}"] = {**plain, **NEEDS.get(key, {}), key: value}
+    rng = random.Random(name)
+    for _ in range(COMBINATIONS):
+        chosen = {key: rng.choice(values) for key, values in others.items() if values and rng.random() < 0.5}
+        if _is_accepted(name, {**plain, **chosen}):
+            found[" ".join([name, *(f"{key}={value}" for key, value in chosen.items())])] = {**plain, **chosen}
+    return found
+
+
+def _is_accepted(name: str, chosen: dict[str, Any]) -> bool:
+    """Return whether an optimizer takes these values together."""
+    try:
+        build(name, nn.Linear(2, 2), chosen)
+    except ValueError:
+        return False
+    return True
 
 
 def hyperparameters(name: str) -> dict[str, Hyperparameter]:

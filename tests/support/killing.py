@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -19,24 +21,15 @@ from typing import Any
 import torch
 
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.hyperparameters import options as fast_options
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT
 from workflow.bench.training import checkpoint, launcher
 from workflow.bench.training.record import RunFolder, read_summary
 
-METHODS: dict[str, dict[str, Any]] = {
-    "mkor": {"lr": 0.01, "inverse_update_period": 7, "base": "sgd", "momentum": 0.9},
-    "kaisa": {"lr": 0.01, "factor_update_period": 3, "inverse_update_period": 7},
-}
-"""Optimizers with state: momentum, and factors that are updated only every few steps."""
-
-_LATE_IMPORTS = (
-    "workflow.bench.training.runner",
-    "workflow.bench.workloads.autoencoder",
-    "sklearn.datasets",
-    *(f"baselines.{method}" for method in METHODS),
-)
+SMALL: dict[str, Any] = {"name": "autoencoder", "batch_size": 32, "hidden": [24, 8, 24]}
+STEPS = 60
 _TIMEOUT_SECONDS = 120.0
 
 
@@ -70,21 +63,17 @@ class Command:
 
 
 class Fork:
-    """The same in a process forked from a server that has imported the modules it needs."""
+    """The same in a process forked from a server that has imported the modules it needs.
 
-    def __init__(self, subject: Subject) -> None:
+    dies_before: the number, from 1, of the operation on a file of the results before which the process kills itself.
+    """
+
+    def __init__(self, subject: Subject, dies_before: int | None = None) -> None:
         context = multiprocessing.get_context("forkserver")
         # Tests in this process that start ranks share the server, and need this variable set before torch is imported.
         launcher.prepare(launcher.Place(size=2))
-        context.set_forkserver_preload(
-            [
-                "tests.support.killing",
-                "workflow.bench.training.runner",
-                "workflow.bench.workloads.autoencoder",
-                *_LATE_IMPORTS,
-            ]
-        )
-        self.process = context.Process(target=_train, args=(subject.arguments,))
+        context.set_forkserver_preload(["tests.support.preloaded"])
+        self.process = context.Process(target=_train, args=(subject.arguments, subject.results, dies_before))
         self.process.start()
 
     def is_alive(self) -> bool:
@@ -102,12 +91,27 @@ class Fork:
         return self.process.exitcode
 
 
-def _train(arguments: list[str]) -> None:
+def _train(arguments: list[str], results: Path, dies_before: int | None) -> None:
     """Run the command in this process, without output."""
     torch.set_num_threads(1)
+    if dies_before is not None:
+        _die_before(dies_before, results)
     with Path(os.devnull).open("w") as nowhere, redirect_stdout(nowhere), redirect_stderr(nowhere):
         code = train.main(arguments)
     sys.exit(code)
+
+
+def _die_before(number: int, folder: Path) -> None:
+    """Have the kernel kill this process just before its n-th operation on a path in ``folder``."""
+    operations = itertools.count(1)
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open" or event.startswith("os."):
+            paths = [str(part) for part in arguments if isinstance(part, str | Path)]
+            if any(path.startswith(str(folder)) for path in paths) and next(operations) == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
 
 
 @dataclass
@@ -117,49 +121,66 @@ class Subject:
     folder: Path
     method: str
     run: Run = field(init=False)
+    results: Path = field(init=False)
+    """The folder of all results, in which runs are killed."""
+    place: RunFolder = field(init=False)
+    """The folder of the run that is killed."""
+    published: Path = field(init=False)
+    """The CSV that the command writes at its end."""
     truth: RunFolder = field(init=False)
 
     def __post_init__(self) -> None:
-        self.run = load(self.folder).job("killed", self.method).runs[0]
+        plan = load(self.folder)
+        job = plan.job("killed", self.method)
+        self.run, self.results = job.runs[0], plan.results
+        self.place, self.published = RunFolder.of(plan.results, self.run.id), plan.csv_of(job)
         assert train.main(self.arguments) == 0
         self.keep_as_truth()
 
     @classmethod
-    def make(cls, path: Path, method: str, steps: int) -> Subject:
-        """Write the configuration, and train its run once without a fault."""
+    def make(cls, path: Path, method: str, hyperparameters: Mapping[str, Any] | None = None, **shared: Any) -> Subject:
+        """Write the configuration, and train its run once without a fault.
+
+        hyperparameters: `tests.support.hyperparameters.options` of the method if None.
+        shared: keys of the run's block other than the defaults.
+        """
         folder = make_folder(path / "config")
         with (folder / "tiers" / "embedded.yaml").open("a") as file:
             file.write("checkpoint_steps: 3\n")
-        shared: dict[str, Any] = {"steps": steps, "evaluate_every": 2, "schedule": {"name": "linear", "warmup": 0.2}}
-        write(folder, "killed", block(optimizer(method, **METHODS[method]), **shared))
+        chosen = fast_options(method) if hyperparameters is None else hyperparameters
+        defaults = {
+            "workload": SMALL,
+            "steps": STEPS,
+            "evaluate_every": 2,
+            "schedule": {"name": "linear", "warmup": 0.2},
+        }
+        write(folder, "killed", block(optimizer(method, **chosen), **{**defaults, **shared}))
         start = {"experiment": "killed", "optimizer": method, "seed": 0}
-        write(folder, "after", block(optimizer("sgd"), steps=1, evaluate_every=1, start_from=start))
+        write(folder, "after", block(optimizer("sgd"), workload=SMALL, steps=1, evaluate_every=1, start_from=start))
         return cls(folder, method)
 
     def keep_as_truth(self) -> None:
         """Make the present results the ones to compare with."""
-        results = load(self.folder).results
-        whole = results.with_name("whole")
-        shutil.rmtree(whole, ignore_errors=True)
-        self.truth = RunFolder.of(results.rename(whole), self.run.id)
+        shutil.rmtree(self._whole, ignore_errors=True)
+        self.truth = RunFolder.of(self.results.rename(self._whole), self.run.id)
+        assert (read_summary(self.truth) or {})["status"] == "finished"
+
+    @property
+    def _whole(self) -> Path:
+        return self.results.with_name("whole")
 
     @property
     def arguments(self) -> list[str]:
         """The command's arguments."""
         return ["killed", self.method, *options(self.folder)]
 
-    @property
-    def place(self) -> RunFolder:
-        """The folder of the run that is killed."""
-        return RunFolder.of(load(self.folder).results, self.run.id)
-
     def command(self, *before: str) -> Command:
         """Start the command; before: what launches it."""
         return Command(self, *before)
 
-    def fork(self) -> Fork:
-        """Start the command in a process that need not import torch first."""
-        return Fork(self)
+    def fork(self, dies_before: int | None = None) -> Fork:
+        """Start the command in a process that need not import torch first; see `Fork`."""
+        return Fork(self, dies_before)
 
     def wait_for_life(self, process: Command | Fork) -> None:
         """Wait until a process has written to metrics.csv or a checkpoint, or has ended."""
@@ -178,11 +199,13 @@ class Subject:
         return found
 
     def bytes_lost(self) -> int:
-        """Return the number of bytes of metrics (without times) and weights that differ from the undisturbed run."""
+        """Return how many bytes of metrics, published metrics (without times) and weights differ from the truth."""
         assert (read_summary(self.place) or {})["status"] == "finished"
         assert self.leftovers() == []
-        mine, clean = (repr(rows(place.metrics, TIMES)) for place in (self.place, self.truth))
-        lost = _differences(mine.encode(), clean.encode())
+        lost = 0
+        for file in (self.place.metrics, self.published):
+            undisturbed = self._whole / file.relative_to(self.results)
+            lost += _differences(*(repr(rows(each, TIMES)).encode() for each in (file, undisturbed)))
         found, true = (checkpoint.load(place.weights, self.run.id) for place in (self.place, self.truth))
         assert found.keys() == true.keys()
         for name, tensor in true.items():
@@ -195,31 +218,32 @@ class Subject:
         return sorted(path.name for path in self.place.path.iterdir() if path not in kept)
 
     def remove(self) -> None:
-        """Remove the run's files, so that the next start begins anew."""
-        for path in self.place.path.iterdir():
-            path.unlink()
+        """Remove the results, so that the next start begins anew."""
+        shutil.rmtree(self.results)
 
 
 def _differences(one: bytes, other: bytes) -> int:
     return sum(mine != theirs for mine, theirs in zip_longest(one, other))
 
 
-def kill(subject: Subject, start: Callable[[], Command | Fork], kills: int, seed: int) -> Iterator[tuple[int, int]]:
+def kill(
+    subject: Subject, start: Callable[[], Command | Fork], kills: int, seed: int | str
+) -> Iterator[tuple[int, int]]:
     """Kill -9 processes from ``start`` at ``kills`` random moments; yield (kills, bytes lost) for each completed run.
 
     One process in five is killed at a random moment from its start on, the others at one after they first write
     something; the next process resumes. A run that ends before it is killed is compared, removed, and begun anew.
     """
     rng = random.Random(seed)
-    span = (read_summary(subject.truth) or {})["wall_seconds"] / 5
+    whole = (read_summary(subject.truth) or {})["wall_seconds"]
     done = of_run = 0
     while done < kills:
         process = start()
         if rng.random() < 0.2:
-            time.sleep(rng.uniform(0, span))
+            time.sleep(rng.uniform(0, whole))
         else:
             subject.wait_for_life(process)
-            time.sleep(rng.uniform(0, span))
+            time.sleep(rng.uniform(0, whole / 5))
         process.kill()
         if process.wait() == 0:
             yield of_run, subject.bytes_lost()

@@ -31,10 +31,11 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(("method", "kills"), [("mkor", 3), ("kaisa", 2)])
 def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(method: str, kills: int, tmp_path: Path):
     """Truth: the undisturbed run; metrics except times, and weights, bit for bit."""
-    subject = Subject.make(tmp_path, method, steps=60)
+    subject = Subject.make(tmp_path, method)
     for survived, lost in kill(subject, subject.fork, kills, seed=0):
         assert lost == 0
-        tally.count("kill -9, moments survived", survived)
+        tally.count(tally.KILLS.format(method), survived)
+        tally.count("bytes lost", lost)
 
 
 def test_two_processes_on_one_run_leave_one_result(tmp_path: Path):
