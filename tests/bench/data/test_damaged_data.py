@@ -177,4 +177,5 @@ def test_a_changed_file_is_named_or_can_be_trained_on(data: st.DataObject, writt
     change = changed_json if file.suffix == ".json" else changed_bytes
     message = damaged(loader, root, file, data.draw(change(file.read_bytes())))
     event(f"{file.name}: {'refused' if message else 'trained on'}")
+    count("damaged files")
     count(f"changed files of data sets {'refused' if message else 'trained on'}")
