@@ -21,7 +21,9 @@ from mkor_core import MKOR, Preconditioner
 from tests.support import reference
 from tests.support.misuses import (
     IGNORED,
+    NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
     POISONED,
+    REDUCES_NONLINEARLY,
     REFUSED,
     SECOND_ORDER,
     SUMMED,
@@ -43,9 +45,6 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:A step has more backward passes"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
 ]
-
-SINGLE_PASS = ["mkor released", "eva"]
-"""Methods whose statistic depends on the number of micro-batches in a batch."""
 
 
 def session(name: str, **more: Any) -> Session:
@@ -108,9 +107,9 @@ def test_micro_batches_that_are_not_announced_count_too(name):
         warnings.simplefilter("always")
         trained = run(session(name), halves)
     assert len([w for w in caught if "more backward passes than accumulation_steps=1" in str(w.message)]) == (
-        name in SINGLE_PASS
+        name in NEEDS_THE_NUMBER_OF_MICRO_BATCHES
     )
-    if name not in SINGLE_PASS:
+    if name not in NEEDS_THE_NUMBER_OF_MICRO_BATCHES:
         assert_close(trained, announced, rtol=1e-9, atol=1e-12)
 
 
@@ -122,7 +121,7 @@ def test_two_backward_passes_through_one_forward_pass(name):
         warnings.simplefilter("always")
         trained = run(session(name), same_forward_twice)
     warned = [str(w.message) for w in caught]
-    if name in ("kaisa", "mkor released"):
+    if name in REDUCES_NONLINEARLY:
         assert len(warned) == 1
         assert warned[0].startswith("Two backward passes went through one forward pass.")
     else:

@@ -31,6 +31,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
     "hylo clipped": ("hylo", {"kl_clip": 1e-3}),
 }
 """Every method, and the settings that take another path through it: an optimizer's name and hyperparameters."""
+NEEDS_THE_NUMBER_OF_MICRO_BATCHES = ("mkor released", "eva", "eva not clipped")
+"""Variants whose statistic depends on how many micro-batches share a batch."""
+REDUCES_NONLINEARLY = ("kaisa", "kaisa inverse", "kaisa not clipped", "mkor released")
+"""Variants whose statistic is not linear in the gradient of one backward pass."""
 KINDS = ("linear", "tokens", "convolution")
 EXAMPLES = 6
 
@@ -160,6 +164,20 @@ def _evaluation(session: Session, step: int) -> None:
     session.model.train()
 
 
+DISTURBANCES: dict[str, Step] = {
+    "autograd.grad of another loss": _other_gradient,
+    "autograd.grad with respect to the inputs": _saliency,
+    "backward(inputs=...) of the inputs alone": _gradient_of_inputs_alone,
+    "torch.func.grad": _functional_gradient,
+    "vmap of torch.func.grad": _gradients_by_example,
+    "torch.func.jvp": _directional_derivative,
+    "backward to other parameters through functional_call": _fast_weights,
+    "a forward pass without gradient": _forward_without_gradient,
+    "an evaluation": _evaluation,
+}
+"""What adds nothing to the parameters' gradients, at any place of a step."""
+
+
 def _other_gradient_first(session: Session, step: int) -> None:
     _other_gradient(session, step)
     plain(session, step)
@@ -191,16 +209,8 @@ def _interrupted(session: Session, step: int) -> None:
 
 
 IGNORED: dict[str, Step] = {
-    "autograd.grad of another loss afterwards": _between(_other_gradient),
+    **{name: _between(disturbance) for name, disturbance in DISTURBANCES.items()},
     "autograd.grad of another loss before": _other_gradient_first,
-    "autograd.grad with respect to the inputs": _between(_saliency),
-    "backward(inputs=...) of the inputs alone": _between(_gradient_of_inputs_alone),
-    "torch.func.grad": _between(_functional_gradient),
-    "vmap of torch.func.grad": _between(_gradients_by_example),
-    "torch.func.jvp": _between(_directional_derivative),
-    "backward to other parameters through functional_call": _between(_fast_weights),
-    "a forward pass without gradient": _between(_forward_without_gradient),
-    "an evaluation": _between(_evaluation),
     "a backward pass that is thrown away": _abandoned(set_to_none=True),
     "a backward pass that is overwritten with zeros": _abandoned(set_to_none=False),
     "a backward pass that an exception ended": _interrupted,

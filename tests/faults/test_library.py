@@ -1,0 +1,231 @@
+"""Misuses of the library with every setting of every method: right, refused by its own errors, or logged by name."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from traceback import extract_tb
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+import baselines
+import mkor_core
+from tests.support.misuses import (
+    DISTURBANCES,
+    IGNORED,
+    KINDS,
+    NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
+    POISONED,
+    REDUCES_NONLINEARLY,
+    REFUSED,
+    SUMMED,
+    VARIANTS,
+    Session,
+    halves,
+    hand_set,
+    inputs,
+    plain,
+    run,
+    same_forward_once,
+    same_forward_twice,
+    sum_of_losses,
+)
+from tests.support.odd_modules import ODD, WithOdd
+from tests.support.tally import count
+
+LIBRARY = tuple(str(Path(package.__file__).parent) for package in (mkor_core, baselines) if package.__file__)
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+EXACTLY = {"rtol": 0, "atol": 0}
+
+every_setting = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+pytestmark = [
+    pytest.mark.parametrize("variant", VARIANTS),
+    pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
+    pytest.mark.filterwarnings("ignore:A step has more backward passes"),
+    pytest.mark.filterwarnings("ignore:.*captures nothing in evaluation mode"),
+]
+
+
+def misused(train: Callable[[], Any]) -> Any:
+    """Return what a misuse results in: its result, or an error that the library raises itself.
+
+    Any other error is counted as a traceback, and raised.
+    """
+    count("library misuses")
+    count("tracebacks", 0)
+    try:
+        return train()
+    except (RuntimeError, TypeError, ValueError) as error:
+        if not extract_tb(error.__traceback__)[-1].filename.startswith(LIBRARY):
+            count("tracebacks")
+            raise
+        return error
+
+
+def warnings_of(train: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return a result and the warnings of the library on the way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train()
+    return result, [str(warning.message) for warning in caught if warning.filename.startswith(LIBRARY)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_setting
+def test_what_adds_nothing_to_the_gradients_changes_nothing(variant: str, kind: str, dtype: torch.dtype):
+    truth = run(Session(*VARIANTS[variant], kind, dtype), plain)
+    for step in IGNORED.values():
+        weights = misused(lambda step=step: run(Session(*VARIANTS[variant], kind, dtype), step))
+        assert_close(weights, truth, **EXACTLY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_backward_passes_count_as_that_of_the_sum_or_warn(variant: str, kind: str):
+    def session(**more: Any) -> Session:
+        return Session(*VARIANTS[variant], kind, **more)
+
+    truth = run(session(), sum_of_losses)
+    for step in SUMMED.values():
+        assert_close(misused(lambda step=step: run(session(), step)), truth, **CLOSE)
+    weights, warned = warnings_of(lambda: misused(lambda: run(session(), halves)))
+    if variant in NEEDS_THE_NUMBER_OF_MICRO_BATCHES:
+        assert [message[:40] for message in warned] == ["A step has more backward passes than acc"]
+    else:
+        assert warned == []
+        assert_close(weights, run(session(accumulation_steps=2), halves), **CLOSE)
+    weights, warned = warnings_of(lambda: misused(lambda: run(session(), same_forward_twice)))
+    if variant in REDUCES_NONLINEARLY:
+        assert [message[:40] for message in warned] == ["Two backward passes went through one for"]
+    else:
+        assert warned == []
+        assert_close(weights, run(session(), same_forward_once), **CLOSE)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_setting
+def test_a_step_without_statistics_is_refused_in_training_and_the_bases_in_evaluation(
+    variant: str, kind: str, dtype: torch.dtype
+):
+    for step in REFUSED.values():
+        error = misused(lambda step=step: run(Session(*VARIANTS[variant], kind, dtype), step))
+        assert isinstance(error, RuntimeError)
+        assert "has captured no statistics in a step that updates its factors" in str(error)
+    for step in (plain, hand_set):
+        trained, base = Session(*VARIANTS[variant], kind, dtype), Session("sgd", {}, kind, dtype)
+        for one in (trained, base):
+            one.model.eval()
+        weights, warned = warnings_of(lambda step=step, one=trained: misused(lambda: run(one, step)))
+        assert len(warned) == 1
+        assert "captures nothing in evaluation mode" in warned[0]
+        assert_close(weights, run(base, step), **EXACTLY)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@every_setting
+def test_a_step_that_is_not_finite_leaves_factors_and_gradients_alone(
+    variant: str, kind: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+):
+    for misuse, step in POISONED.items():
+        if variant == "mkor released" and "infinit" in misuse:
+            continue  # the rule clamps infinite rows
+        caplog.clear()
+        trained = Session(*VARIANTS[variant], kind, dtype)
+        run(trained, plain)
+        assert trained.preconditioner is not None
+        before = {name: dict(state) for name, state in trained.preconditioner.state_dict()["layers"].items()}
+        base = Session("sgd", {}, kind, dtype)
+        base.model.load_state_dict(trained.model.state_dict())
+        base.optimizer.load_state_dict(_without_preconditioner(trained.optimizer.state_dict()))
+        weights = misused(lambda step=step, one=trained: run(one, step, steps=1))
+        assert_close(weights, run(base, step, steps=1), equal_nan=True, **EXACTLY)
+        assert_close(trained.preconditioner.state_dict()["layers"], before, **EXACTLY)
+        assert any("have statistics that are not finite" in record.getMessage() for record in caplog.records)
+
+
+def _without_preconditioner(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in state.items() if key != "preconditioner"}
+
+
+@every_setting
+def test_odd_modules_are_left_to_the_base_optimizer_and_logged_by_name(
+    variant: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+):
+    name, chosen = VARIANTS[variant]
+    for odd in ODD.values():
+        caplog.clear()
+        trained, base = WithOdd(odd, dtype), WithOdd(odd, dtype)
+
+        def train(trained: WithOdd = trained) -> list[Tensor]:
+            optimizer, preconditioner = baselines.build(name, trained, {"lr": 0.1, **chosen})
+            assert preconditioner is not None
+            trained(inputs("linear", 0, dtype)).backward()
+            preconditioner.observe(1.0)
+            optimizer.step()
+            return [*trained.odd.parameters()]
+
+        with caplog.at_level(logging.INFO, "mkor_core"):
+            parameters = misused(train)
+        optimizer, _ = baselines.build("sgd", base, {"lr": 0.1})
+        base(inputs("linear", 0, dtype)).backward()
+        optimizer.step()
+        assert_close(parameters, [*base.odd.parameters()], **EXACTLY)
+        assert odd.reason in caplog.records[0].getMessage()
+
+
+events = st.lists(st.sampled_from(["loss", *DISTURBANCES]), min_size=1, max_size=6)
+steps = st.lists(st.tuples(events, st.sampled_from([None, True, False]), events), min_size=1, max_size=3)
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(program=steps)
+def test_any_sequence_of_passes_counts_those_that_are_in_the_gradients(variant: str, program: list[Any]):
+    """Each step: events, a zero_grad or none, more events. Truth: one backward pass of the losses that are left."""
+
+    def all_events(session: Session, step: int) -> None:
+        first, set_to_none, second = program[step]
+        place = 100 * step
+        for part in (first, None, second):
+            if part is None:
+                if set_to_none is not None:
+                    session.optimizer.zero_grad(set_to_none=set_to_none)
+                continue
+            for event in part:
+                place += 1
+                if event == "loss":
+                    session.loss(place).backward()
+                else:
+                    DISTURBANCES[event](session, place)
+        _step_or_not(session, bool(_kept(program[step], step)))
+
+    def one_pass(session: Session, step: int) -> None:
+        kept = _kept(program[step], step)
+        if kept:
+            # Autograd starts with the forward pass that came last.
+            losses = [session.loss(place) for place in reversed(kept)]
+            torch.stack(losses[::-1]).sum().backward()
+        _step_or_not(session, bool(kept))
+
+    truth = run(Session(*VARIANTS[variant]), one_pass, steps=len(program))
+    weights = misused(lambda: run(Session(*VARIANTS[variant]), all_events, steps=len(program)))
+    assert_close(weights, truth, **CLOSE)
+
+
+def _kept(step: tuple[list[str], bool | None, list[str]], number: int) -> list[int]:
+    """Return the places of the losses whose gradients are not cleared before the optimizer's step."""
+    first, set_to_none, second = step
+    start = 0 if set_to_none is None else len(first)
+    everything = [*first, *second]
+    return [100 * number + i + 1 for i, event in enumerate(everything) if event == "loss" and i >= start]
+
+
+def _step_or_not(session: Session, has_gradients: bool) -> None:
+    if has_gradients:
+        session.optimizer.step()
