@@ -26,7 +26,7 @@ from tests.support import image_files
 from workflow.bench import data, workloads
 from workflow.bench.data import batches, corpus, digits, docstrings
 from workflow.bench.support import config
-from workflow.bench.support.config import ROOT
+from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.workloads import base
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.bert_pretraining import BertPretraining
@@ -172,7 +172,7 @@ def test_wrong_names_and_values_are_refused_in_one_line(name, given, message):
 
 def test_a_batch_larger_than_the_data_is_refused(made):
     refused = "batch_size=1438 must be at most the number of training examples, 1437"
-    with pytest.raises(ValueError, match=refused):
+    with pytest.raises(ConfigError, match=f"^workload autoencoder: {refused}"):
         workloads.create("autoencoder", batch_size=1438)
     with pytest.raises(ValueError, match=refused):
         next(batches.shuffled_indices(0, 0, 1437, 1438))

@@ -212,10 +212,7 @@ class Runner:
         """
         key = json.dumps(run.spec["workload"], sort_keys=True)
         if key not in self._workloads:
-            try:
-                self._workloads[key] = workloads.create(**run.spec["workload"])
-            except ValueError as problem:
-                raise ConfigError(f"workload {run.workload}: {problem}") from problem
+            self._workloads[key] = workloads.create(**run.spec["workload"])
         return self._workloads[key]
 
 

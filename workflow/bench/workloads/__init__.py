@@ -5,6 +5,8 @@ The schemas' folder is the list of workloads. Only `create`, `architecture` and 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -59,13 +61,14 @@ def create(name: str, **given: Any) -> Workload:
     """Return the workload ``name`` with its data loaded.
 
     Raises:
-        ValueError: a name or value is wrong, or a batch has more examples than there are; the message is one line.
+        ConfigError: a name or value is wrong, or a batch has more examples than there are.
         workflow.bench.data.folder.DataNotFound: its data is not on this machine.
     """
-    workload = _class(name)(resolve(name, **given))
-    if workload.batch_size > workload.train_examples:
-        examples = f"the number of training examples, {workload.train_examples}"
-        raise ValueError(f"batch_size={workload.batch_size} must be at most {examples}.")
+    with _named(name):
+        workload = _class(name)(resolve(name, **given))
+        if workload.batch_size > workload.train_examples:
+            examples = f"the number of training examples, {workload.train_examples}"
+            raise ValueError(f"batch_size={workload.batch_size} must be at most {examples}.")
     return workload
 
 
@@ -73,9 +76,21 @@ def architecture(name: str, **given: Any) -> nn.Module:
     """Return a workload's model without loading its data, as `Workload.architecture` builds it.
 
     Raises:
-        ValueError: a name or value is wrong; the message is one line.
+        ConfigError: a name or value is wrong.
     """
-    return _class(name).architecture(resolve(name, **given))
+    with _named(name):
+        return _class(name).architecture(resolve(name, **given))
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Raise a refusal by the workload ``name`` as a `ConfigError` that names it."""
+    try:
+        yield
+    except config.ConfigError:
+        raise
+    except ValueError as problem:
+        raise config.ConfigError(f"workload {name}: {problem}") from problem
 
 
 def display_names(name: str, **given: Any) -> tuple[str, str]:
