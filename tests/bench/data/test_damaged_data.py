@@ -90,7 +90,9 @@ LOADERS = {
         {"dataset": "cifar10", "batch_size": 16},
     ),
     "cifar100": Loader(
-        lambda root, patch: image_files.write_cifar(root, "cifar100", patch), "alexnet", {"dataset": "cifar100", "batch_size": 16}
+        lambda root, patch: image_files.write_cifar(root, "cifar100", patch),
+        "alexnet",
+        {"dataset": "cifar100", "batch_size": 16},
     ),
     "imagenet": Loader(_write_imagenet, "resnet50", {"image_size": 32, "batch_size": 3, "label_smoothing": 0.1}),
     "squad": Loader(_write_squad, "bert_span", {**REAL, "dataset": "squad", "sequence_length": 128}),

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.support.experiments import make_folder
+from tests.support.numbers import within
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main as print_plan
 from workflow.bench.support import config
@@ -283,6 +284,20 @@ SETTINGS = {
     "number for a tier": ({"tier": 5}, "config/config.yaml: tier = 5: must be text: "),
     "odd hardware": ({"hardware": "My GPU"}, 'config/config.yaml: hardware = "My GPU": must '),
 }
+
+
+def test_settings_that_snakemake_read_are_refused_whatever_their_size(folder: Path):
+    """Truth: a chain of lists that stands for 9^12 values, as aliases of YAML make it, and an endless integer."""
+    bomb: Any = "x"
+    for _ in range(12):
+        bomb = [bomb] * 9
+    given: list[dict[str, Any]] = [{"tier": bomb}, {"tier": {"a": bomb}}, {"compare": [bomb]}, {"tier": 10**5000}]
+    for settings in given:
+        (key,) = settings
+        with within(5), pytest.raises(ConfigError, match=rf"config\.yaml: {key} = .*: must be text$"):
+            Plan.load(folder, **settings)
+    with pytest.raises(ConfigError, match="config_dir = 5: must be text"):
+        Plan.load(5)
 
 
 @pytest.mark.parametrize("mistake", SETTINGS)

@@ -25,6 +25,7 @@ from workflow.bench.support.config import (
     read_mapping,
     refuse_folder,
     schema,
+    shown_value,
     with_defaults,
 )
 from workflow.bench.support.provenance import NO_GPU, hardware_slug
@@ -78,9 +79,12 @@ class Plan:
         Raises:
             ConfigError: the first mistake in any file, at any tier, in one line.
         """
+        if not isinstance(config_dir, str | Path):
+            raise ConfigError(f"config_dir = {shown_value(config_dir)}: must be text")
         refuse_folder("config_dir", config_dir)
         folder = Path(config_dir)
         file = folder / "config.yaml"
+        _refuse_unlike_text(file, settings)
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = {checked_stem(path, "tier"): _read_tier(path) for path in sorted((folder / "tiers").glob("*.yaml"))}
@@ -153,6 +157,20 @@ class Plan:
     def csv_of(self, job: Job) -> Path:
         """Return the file to which a job writes the metrics of its runs."""
         return self.results / job.experiment / f"{job.label}.csv"
+
+
+def _refuse_unlike_text(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` on settings that do not come from `read_mapping`, and that a schema's messages cannot show.
+
+    Snakemake reads its own configuration files and command line: integers of thousands of digits, and aliases that
+    stand for billions of values, reach the plan.
+    """
+    for key, value in settings.items():
+        for item in value if key == "compare" and isinstance(value, list) else [value]:
+            if isinstance(item, Mapping | Sequence) and not isinstance(item, str):
+                raise error(file, (key,), value, "must be text")
+            if isinstance(item, int) and item.bit_length() > 64:
+                raise error(file, (key,), value, "must be text")
 
 
 def _read_tier(file: Path) -> Tier:

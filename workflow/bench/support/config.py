@@ -80,12 +80,16 @@ def shown_key(key: Key) -> str:
 
 def shown_value(value: Any) -> str:
     """Return ``value`` as JSON, cut to 80 characters."""
+    text = ""
     try:
-        text = json.dumps(value, default=str, ensure_ascii=False)
-        text = text if text.isprintable() else json.dumps(value, default=str)
+        # In parts, because aliases of YAML can make a value of billions of characters.
+        for part in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
+            text += part
+            if len(text) > 80:
+                break
     except ValueError:  # Python refuses to print an integer of thousands of digits
-        text = "(an integer of thousands of digits)"
-    return _cut(text, 80)
+        text += "(an integer of thousands of digits)"
+    return "".join(map(_printable, _cut(text, 80)))
 
 
 def _cut(text: str, length: int) -> str:
