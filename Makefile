@@ -25,6 +25,7 @@ FAULT_TESTS := \
     tests/bench/commands/test_faults.py \
     tests/bench/commands/test_fuzz.py \
     tests/bench/commands/test_fuzz_configurations.py \
+    tests/bench/commands/test_fuzz_records.py \
     tests/bench/data/test_damaged_data.py
 
 .DEFAULT_GOAL := help

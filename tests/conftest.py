@@ -27,6 +27,7 @@ LONGEST = (
     "pipeline/test_pipeline.py",
     "docs/test_adding_an_optimizer.py",
     "commands/test_fuzz.py",
+    "commands/test_fuzz_records.py",
     "commands/test_faults.py",
     "training/test_train.py",
     "training/test_train_ranks.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,12 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support import experiments
+from tests.support import experiments, records
 from tests.support.pbs.cluster import PROFILE, ROOT, Cluster
 from tests.support.pbs.standin import LIMIT
 from workflow.bench.plan import Plan
 from workflow.bench.support.config import ConfigError, schema
-from workflow.bench.support.files import write_json
 from workflow.bench.training.record import RunFolder
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.cluster import preflight, settings
@@ -34,10 +34,13 @@ def cluster(tmp_path):
     made.close()
 
 
-def a_run(steps: int, status: str = "interrupted") -> str:
-    """Return a command that writes the record of a run after ``steps``."""
-    record = json.dumps({"steps_done": steps, "status": status})
-    return f"mkdir -p results/runs/a-run && echo '{record}' > results/runs/a-run/run.json"
+FOLDER = f"results/runs/{records.A_RUN.id}"
+
+
+def a_run(steps: int) -> str:
+    """Return a command that writes the record of a run that was interrupted after ``steps``."""
+    record = json.dumps(records.summary(records.A_RUN, "interrupted", steps=steps))
+    return f"mkdir -p {FOLDER} && printf %s {shlex.quote(record)} > {FOLDER}/run.json"
 
 
 def wait_for(file: Path) -> None:
@@ -104,9 +107,8 @@ def test_a_failed_job_is_reported_with_its_exit_code_and_log(cluster):
 def test_a_slice_that_saved_its_work_is_followed_by_the_next(cluster):
     """Snakemake hides the exit code of its command, so the launch script leaves a file."""
     slices = f'case $MKOR_SLICE in 3) {PUBLISH} ;; *) touch "$MKOR_SAVED"; exit 1 ;; esac'
-    chain = cluster.submit(
-        f'{a_run(0)} && sed -i "s/: 0/: $MKOR_SLICE/" results/runs/a-run/run.json && {{ {slices}; }}'
-    )
+    advance = f"case $MKOR_SLICE in 1) {a_run(1)} ;; 2) {a_run(2)} ;; *) {a_run(3)} ;; esac"
+    chain = cluster.submit(f"{advance} && {{ {slices}; }}")
     word, messages = cluster.end(chain)
     assert word == "success"
     assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, EXIT_RESUMABLE, 0]
@@ -138,7 +140,7 @@ def test_a_job_that_saves_its_work_at_its_time_limit_is_followed_by_the_next(clu
 def test_a_job_killed_at_its_time_limit_is_followed_by_the_next(cluster, kill_status):
     """The job survives SIGTERM until SIGKILL, and leaves a newer checkpoint."""
     cluster.server.behave(minute_seconds=0.02, grace_seconds=0.3, kill_status=kill_status)
-    first = "trap '' TERM && mkdir -p results/runs/a-run && echo 1 > results/runs/a-run/checkpoint.pt && sleep 20"
+    first = f"trap '' TERM && mkdir -p {FOLDER} && echo 1 > {FOLDER}/checkpoint.pt && sleep 20"
     chain = cluster.submit(f"if [ $MKOR_SLICE = 1 ]; then {first}; else {PUBLISH}; fi")
     word, messages = cluster.end(chain)
     assert word == "success", messages
@@ -431,8 +433,8 @@ def test_the_estimate_covers_the_remaining_steps(tmp_path):
     assert estimate.slices == 7, "4,000 s in slices of 600 s"
     assert estimate.node_hours == pytest.approx(2 * (4000 + 7 * 120) / 3600)
     first, second = (RunFolder.of(plan.results, run.id) for run in plan.jobs[0].runs)
-    write_json(first.summary, {"status": "finished", "steps_done": 20})
-    write_json(second.summary, {"status": "interrupted", "steps_done": 15})
+    records.put(first, plan.jobs[0].runs[0], "finished", steps=20)
+    records.put(second, plan.jobs[0].runs[1], "interrupted", steps=15)
     (estimate,) = preflight.cost_estimates(plan, cluster)
     assert (estimate.runs, estimate.steps) == (1, (5,))
 

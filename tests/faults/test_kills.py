@@ -17,9 +17,9 @@ import pytest
 from baselines import available, limits, method_class
 from tests.support.hyperparameters import options, variations
 from tests.support.killing import SMALL, STEPS, Command, Fork, Subject, kill
+from tests.support.records import read_summary
 from tests.support.tally import KILLS, LEAST_KILLS, count
 from tests.support.train_ranks import free_port
-from workflow.bench.training.record import read_summary
 
 COMMAND_MOMENTS = 10
 LEARNING_RATE = 0.01
@@ -54,7 +54,7 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(label: str, t
     method, hyperparameters, shared = SETTINGS[label]
     subject = Subject.make(tmp_path, method, hyperparameters, **shared)
     if label == "mkor_h":
-        assert STEPS // 2 <= (read_summary(subject.truth) or {})["switch_step"] < STEPS
+        assert STEPS // 2 <= read_summary(subject.truth)["switch_step"] < STEPS
     count(f"kill -9, settings: {method}")
     _count_kills(subject, subject.fork, KILLS.format(method), LEAST_KILLS, label)
 

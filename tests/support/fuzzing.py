@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
+import os
+import stat
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -60,8 +64,10 @@ def changed_values(draw: st.DrawFn, value: Any) -> Any:
 
 @st.composite
 def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
-    """Draw ``content`` truncated, with changed bytes, or with lines removed, duplicated, swapped or joined."""
-    change = draw(st.sampled_from(["cut", "bytes", "remove", "double", "swap", "empty", "zeros", "join"]))
+    """Draw other content, or ``content`` cut, with changed bytes, or with lines removed, doubled, swapped or joined."""
+    change = draw(
+        st.sampled_from(["cut", "bytes", "remove", "double", "swap", "empty", "zeros", "join", "other", "nested"])
+    )
     if change == "cut":
         return content[: draw(st.integers(0, max(len(content) - 1, 0)))]
     if change == "bytes":
@@ -71,6 +77,10 @@ def changed_bytes(draw: st.DrawFn, content: bytes) -> bytes:
         return bytes(changed)
     if change == "empty":
         return b""
+    if change == "other":
+        return draw(st.binary(max_size=100))
+    if change == "nested":
+        return b"[" * draw(st.sampled_from([1, 1000, 100_000]))
     if change == "zeros":  # as after a power cut between writing a file's size and its content
         return bytes(len(content))
     lines = content.splitlines(keepends=True)
@@ -105,6 +115,37 @@ def changed_csv(draw: st.DrawFn, content: bytes) -> bytes:
         row = draw(st.sampled_from(rows))
         row[draw(st.integers(0, len(row) - 1))] = str(draw(ODD_VALUES))
     return "".join(f"{','.join(row)}\n" for row in rows).encode()
+
+
+def _unreadable(path: Path, patch: pytest.MonkeyPatch) -> None:
+    """Make a path one that may not be opened: root may open files of any mode."""
+    real = os.open
+
+    def refuse(file: Any, *arguments: Any, **options: Any) -> int:
+        if file == path or file == str(path):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(file))
+        return real(file, *arguments, **options)
+
+    patch.setattr(os, "open", refuse)
+
+
+def _instead(make: Callable[[Path], object]) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    def put(path: Path, _: pytest.MonkeyPatch) -> None:
+        path.unlink(missing_ok=True)
+        make(path)
+
+    return put
+
+
+MISPLACED: Final[dict[str, Callable[[Path, pytest.MonkeyPatch], None]]] = {
+    "a folder": _instead(Path.mkdir),
+    "a FIFO": _instead(os.mkfifo),
+    "a socket": _instead(lambda path: os.mknod(path, stat.S_IFSOCK | 0o600)),
+    "a device": _instead(lambda path: path.symlink_to("/dev/zero")),
+    "Too many levels of symbolic links": _instead(lambda path: path.symlink_to(path)),
+    "Permission denied": _unreadable,
+}
+"""What may be where a file belongs, by the words of the message, and functions that put it there."""
 
 
 def call(main: Callable[[list[str]], int], arguments: list[str], said: pytest.CaptureFixture[str]) -> tuple[int, str]:

@@ -22,11 +22,12 @@ import torch
 
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.hyperparameters import options as fast_options
+from tests.support.records import read_summary
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT
 from workflow.bench.training import checkpoint, launcher
-from workflow.bench.training.record import RunFolder, read_summary
+from workflow.bench.training.record import RunFolder
 
 SMALL: dict[str, Any] = {"name": "autoencoder", "batch_size": 32, "hidden": [24, 8, 24]}
 STEPS = 60
@@ -163,7 +164,7 @@ class Subject:
         """Make the present results the ones to compare with."""
         shutil.rmtree(self._whole, ignore_errors=True)
         self.truth = RunFolder.of(self.results.rename(self._whole), self.run.id)
-        assert (read_summary(self.truth) or {})["status"] == "finished"
+        assert read_summary(self.truth)["status"] == "finished"
 
     @property
     def _whole(self) -> Path:
@@ -200,7 +201,7 @@ class Subject:
 
     def bytes_lost(self) -> int:
         """Return how many bytes of metrics, published metrics (without times) and weights differ from the truth."""
-        assert (read_summary(self.place) or {})["status"] == "finished"
+        assert read_summary(self.place)["status"] == "finished"
         assert self.leftovers() == []
         lost = 0
         for file in (self.place.metrics, self.published):
@@ -235,7 +236,7 @@ def kill(
     something; the next process resumes. A run that ends before it is killed is compared, removed, and begun anew.
     """
     rng = random.Random(seed)
-    whole = (read_summary(subject.truth) or {})["wall_seconds"]
+    whole = read_summary(subject.truth)["wall_seconds"]
     done = of_run = 0
     while done < kills:
         process = start()

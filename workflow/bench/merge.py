@@ -36,6 +36,7 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import CONFIG, shown_path
 from workflow.bench.support.files import sync_folder, write_atomically, write_json
 from workflow.bench.support.names import name_rule
+from workflow.bench.support.reading import read_bytes
 
 FIGURES: Final = (
     "fig04_inversion_frequency",
@@ -101,7 +102,7 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
     differences = version_differences(runs, measured, plan)
     if differences and not other_versions:
         raise VerificationError(folder, f"{'; '.join(differences)}; --other-versions accepts it")
-    contents = {file.relative_to(folder).as_posix(): file.read_bytes() for file in _kept(folder, tables, probes)}
+    contents = {file.relative_to(folder).as_posix(): read_bytes(file) for file in _kept(folder, tables, probes)}
     listed = {row["run"] for row in runs}
     kept_specs = {run: spec for run, spec in sorted(specs.items()) if run in listed}
     return Accepted(contents, kept_specs, (*_notes(runs, plan), *differences))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import sys
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
@@ -21,6 +22,9 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import shown_path
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
+from workflow.bench.support.files import write_atomically
+from workflow.bench.support.reading import read_bytes
 from workflow.bench.training.record import first_line
 
 if TYPE_CHECKING:
@@ -66,7 +70,10 @@ def gather(plan: Plan) -> Counter[str]:
         write_csv(folder / f"{name}.runs.csv", RUN_COLUMNS, runs)
     (folder / "probes").mkdir(parents=True, exist_ok=True)
     for probe in (plan.results / "probes").glob("*.csv"):
-        shutil.copy2(probe, folder / "probes")
+        try:
+            write_atomically(folder / "probes" / probe.name, read_bytes(probe))
+        except (UnreadableError, DamagedFileError) as problem:
+            warnings.warn(FileWarning(f"{problem}; left out"), stacklevel=2)
     return Counter(statuses.values())
 
 

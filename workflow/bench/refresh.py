@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+import warnings
 from collections.abc import Sequence
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.command_line import run_command
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
-from workflow.bench.training.record import RunFolder, read_summary
+from workflow.bench.training.record import RunFolder, read_record
 
 
 def forget_outdated(plan: Plan) -> int:
@@ -30,8 +32,12 @@ def _forget_if_outdated(plan: Plan, run: Run) -> bool:
     """Delete a run's record if older code made it, and return whether it did."""
     folder = RunFolder.of(plan.results, run.id)
     with locked(folder.lock):
-        summary = read_summary(folder)
-        if summary is None or is_current(summary, run.lineage):
+        try:
+            summary = read_record(folder, run).summary
+        except (UnreadableError, DamagedFileError) as problem:
+            warnings.warn(FileWarning(f"{problem}; not deleted"), stacklevel=2)
+            return False
+        if not summary or is_current(summary, run.lineage):
             return False
         folder.summary.unlink()
         folder.metrics.unlink(missing_ok=True)

@@ -5,25 +5,26 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, Final
+from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.command_line import run_command
+from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import is_locked
 from workflow.bench.support.provenance import gpu_names
+from workflow.bench.support.reading import is_regular
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
-from workflow.bench.training.record import ENDED, DamagedRecordError, RunFolder, is_done, read_metrics, read_summary
+from workflow.bench.training.record import Record, RunFolder, has_weights, read_record
 
-_TO_DO: Final = ("running", "left", "interrupted", "failed")
+_TO_DO: Final = ("running", "left", "interrupted", "failed", "unreadable")
 """States of runs that still need training time. A skipped run lacks its data set, so it needs none."""
 
 
@@ -34,7 +35,7 @@ class RunState:
     job: Job
     run: Run
     state: str
-    """A run's status, ``running``, or ``left`` if it was never begun or its record is damaged."""
+    """A run's status, ``running``, ``left`` if it was never begun or lost its weights, or ``unreadable``."""
     steps_done: int
     wall_seconds: float | None
     """The time that ``steps_done`` took; None for a run that has not ended."""
@@ -55,38 +56,27 @@ def states(plan: Plan, job: Job) -> list[RunState]:
 
 def _state(plan: Plan, job: Job, run: Run) -> RunState:
     folder = RunFolder.of(plan.results, run.id)
-    summary = read_summary(folder)
-    state, steps_done, seconds = _progress(folder, summary, needs_weights=run.id in plan.started_from)
-    reason = str((summary or {}).get("reason") or "")
-    outdated = summary is not None and not is_current(summary, run.lineage)
-    return RunState(job, run, state, steps_done, seconds, reason, outdated)
+    try:
+        record = read_record(folder, run)
+        state, steps_done, seconds = _progress(folder, run, record, needs_weights=run.id in plan.started_from)
+    except (UnreadableError, DamagedFileError) as problem:
+        return RunState(job, run, "unreadable", 0, None, str(problem), outdated=False)
+    outdated = bool(record.summary) and not is_current(record.summary, run.lineage)
+    return RunState(job, run, state, steps_done, seconds, record.summary.get("reason", ""), outdated)
 
 
-def _progress(
-    folder: RunFolder, summary: Mapping[str, Any] | None, *, needs_weights: bool
-) -> tuple[str, int, float | None]:
+def _progress(folder: RunFolder, run: Run, record: Record, *, needs_weights: bool) -> tuple[str, int, float | None]:
     """Return a run's state, steps done and, if it has ended, wall seconds."""
     if is_locked(folder.lock):
-        return "running", _last_evaluation(folder), None
-    if summary and is_done(folder, needs_weights=needs_weights):
-        return summary["status"], int(summary.get("steps_done", 0)), summary.get("wall_seconds")
-    evaluated = _last_evaluation(folder)
+        return "running", record.last_step, None
+    if record.has_ended and (not needs_weights or has_weights(folder, run, record)):
+        return str(record.status), record.summary["steps_done"], record.summary["wall_seconds"]
     # Without a checkpoint, training begins anew.
-    resumes_at = evaluated if folder.checkpoint.is_file() else 0
-    if summary is None:
-        return "interrupted" if evaluated else "left", resumes_at, None
-    # A final status whose metrics or weights are damaged or missing does not count as done.
-    return "left" if summary["status"] in ENDED else summary["status"], resumes_at, None
-
-
-def _last_evaluation(folder: RunFolder) -> int:
-    """Return the step of a run's last evaluation; 0 without evaluations or with a damaged metrics.csv."""
-    try:
-        steps = [row["step"] for row in read_metrics(folder)]
-    except DamagedRecordError as problem:
-        warnings.warn(f"{problem}; the run counts as not begun", stacklevel=2)
-        return 0
-    return int(steps[-1] or 0) if steps else 0
+    resumes_at = record.last_step if is_regular(folder.checkpoint) else 0
+    if record.status is None:
+        return "interrupted" if record.rows else "left", resumes_at, None
+    # A final status whose weights are damaged or missing does not count as done.
+    return "left" if record.has_ended else record.status, resumes_at, None
 
 
 @dataclass(frozen=True)
@@ -169,9 +159,10 @@ def report(plan: Plan) -> Iterator[str]:
     for (experiment, label), of_job in by_job.items():
         parts = [f"{experiment}/{label}: {_counted(of_job)}", _in_words(pace.time_left(of_job), 1)]
         yield "; ".join(filter(None, parts))
-    for run in runs:
-        if run.state == "failed":
-            yield f"failed: {run.run.id} ({run.run.describe()}): {run.reason}"
+    for state in ("failed", "unreadable"):
+        for run in runs:
+            if run.state == state:
+                yield f"{state}: {run.run.id} ({run.run.describe()}): {' '.join(run.reason.split())}"
     yield f"all {len(plan.runs)} runs in {plan.results}: {_counted(runs)}"
     yield from _artefacts(plan)
     at_a_time = _runs_at_a_time(plan)
@@ -187,7 +178,7 @@ def _artefacts(plan: Plan) -> Iterator[str]:
         "tables": [plan.results / "tables" / f"{table.name}.csv" for table in planned_artefacts(plan, "tables")],
     }
     for kind, files in planned.items():
-        left = [file.stem for file in files if not file.is_file()]
+        left = [file.stem for file in files if not is_regular(file)]
         yield f"{kind}: {len(files) - len(left)} of {len(files)}" + (f"; left: {', '.join(left)}" if left else "")
 
 

@@ -18,7 +18,7 @@ from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.strict_yaml import dump
-from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder, read_record
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 
 TRIAL_COLUMNS: Final = (
@@ -55,14 +55,17 @@ def best_of(scores: Sequence[Score], best: str) -> Score | None:
 
 
 def score(plan: Plan, optimizer: TunedOptimizer, trial: Trial) -> Score:
-    """Read a trial's score from its run folder."""
-    folder = RunFolder.of(plan.results, trial.run.id)
-    status = (read_summary(folder) or {"status": "missing"})["status"]
-    if status != "finished":
-        return Score(trial, status, math.nan)
+    """Read a trial's score from its run folder.
+
+    Raises:
+        UnreadableError, DamagedFileError: as `read_record`.
+    """
+    record = read_record(RunFolder.of(plan.results, trial.run.id), trial.run)
+    if record.status != "finished":
+        return Score(trial, record.status or "missing", math.nan)
     metric = (optimizer.metric["split"], optimizer.metric["metric"])
-    rows = [row for row in read_metrics(folder) if (row["split"], row["metric"]) == metric]
-    return Score(trial, status, float(rows[-1]["value"]))
+    values = [float(row["value"]) for row in record.rows if (row["split"], row["metric"]) == metric]
+    return Score(trial, record.status, values[-1] if values else math.nan)
 
 
 def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:

@@ -131,14 +131,15 @@ class Chain:
 def _progress_of(run: Path) -> dict[str, Any]:
     # Needed only when a slice begins or ends: reading records takes YAML and JSON Schema, whose import would slow down
     # the status of every job in every minute.
-    from workflow.bench.training.record import RunFolder, read_summary
+    from workflow.bench.support.errors import DamagedFileError
+    from workflow.bench.training.record import RunFolder, read_record
 
     folder = RunFolder(run)
     progress = dict(NO_PROGRESS)
-    with suppress(OSError):
-        summary = read_summary(folder)
-        # A skipped or failed run has a record without steps. Like a damaged one, it counts as not begun.
-        if summary is not None and "steps_done" in summary:
+    # A skipped or failed run has a record without steps. Like a damaged one, it counts as not begun.
+    with suppress(OSError, DamagedFileError):
+        summary = read_record(folder, run.name).summary
+        if "steps_done" in summary:
             recorded = folder.summary.stat().st_mtime_ns
             progress |= {"steps": summary["steps_done"], "status": summary["status"], "recorded": recorded}
     times = [file.stat().st_mtime_ns for file in run.glob(f"{folder.checkpoint.stem}*") if file.is_file()]

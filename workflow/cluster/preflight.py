@@ -14,7 +14,8 @@ from workflow.bench.data.folder import data_folder
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import shown_path
-from workflow.bench.training.record import RunFolder, is_done, read_summary
+from workflow.bench.support.errors import DamagedFileError, UnreadableError
+from workflow.bench.training.record import RunFolder, is_done, read_record
 from workflow.cluster.settings import Cluster, Training
 from workflow.cluster.submit import SubmitError, account
 
@@ -140,7 +141,10 @@ def _disk(plan: Plan, estimates: list[CostEstimate]) -> str:
 def _steps_left(plan: Plan, run: Run) -> int:
     """Return the steps that a run still needs; at least 1 if it is not done."""
     folder = RunFolder.of(plan.results, run.id)
-    if is_done(folder, needs_weights=run.id in plan.started_from):
-        return 0
-    done = (read_summary(folder) or {}).get("steps_done", 0)
+    try:
+        if is_done(folder, run, needs_weights=run.id in plan.started_from):
+            return 0
+        done = read_record(folder, run).summary.get("steps_done", 0)
+    except (UnreadableError, DamagedFileError):
+        done = 0
     return int(max(run.spec["steps"] - done, 1))

@@ -18,9 +18,10 @@ from tests.support import tally
 from tests.support.disks import free, leave, read_only, small_disk
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.killing import Subject, kill
+from tests.support.records import read_metrics, read_summary
 from workflow.bench import train
 from workflow.bench.training import one_run, summary
-from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder
 
 
 @pytest.fixture
@@ -164,7 +165,7 @@ def test_a_clock_that_goes_backwards_changes_no_number(tmp_path: Path, monkeypat
     monkeypatch.setattr(time, "time", lambda: Backwards.now().timestamp())
     assert train.main(subject.arguments) == 0
     assert subject.bytes_lost() == 0
-    record = read_summary(subject.place) or {}
+    record = read_summary(subject.place)
     assert record["ended"] < record["started"], "the clock did not go back"
     assert 0 < record["train_seconds"] <= record["wall_seconds"]
     seconds = [float(row["wall_seconds"]) for row in read_metrics(subject.place)]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
+from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import refresh, train
 from workflow.bench.training.record import RunFolder
@@ -20,7 +20,7 @@ def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.Ca
         out = plan.csv_of(plan.job("one", label))
         assert train.main(["one", label, "--out", str(out), *options(folder)]) == 0
     older = RunFolder.of(plan.results, plan.job("one", "sgd").run_ids[0])
-    older.summary.write_text(json.dumps({**json.loads(older.summary.read_text()), "code_fingerprint": "0"}))
+    records.rewrite(older, code_fingerprint="0")
     capsys.readouterr()
     assert refresh.main(options(folder)) == 0
     assert capsys.readouterr().out == f"1 run made by older code deleted from {plan.results}\n"

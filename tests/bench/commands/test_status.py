@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import status, train
 from workflow.bench.plan import Plan
-from workflow.bench.plan.runs import Run
 from workflow.bench.support.files import locked
-from workflow.bench.support.source_code import code_fingerprint
-from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
+from workflow.bench.training.record import RunFolder, Status
 
 
 def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -24,7 +22,7 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
     assert train.main(["one", "wild", "--seed", "1", *options(folder)]) == 0
     plan = load(folder)
     older = RunFolder.of(plan.results, plan.job("one", "sgd").run_ids[0])
-    older.summary.write_text(json.dumps({**json.loads(older.summary.read_text()), "code_fingerprint": "0"}))
+    records.rewrite(older, code_fingerprint="0")
     capsys.readouterr()
     assert status.main(options(folder)) == 0
     said = capsys.readouterr().out.splitlines()
@@ -36,12 +34,6 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "one/wild: 1 diverged, 1 running; about " in capsys.readouterr().out
 
 
-def summary(run: Run, state: str, *, steps: int, seconds: float, reason: str = "") -> str:
-    """Return the part of a run.json that the listing reads."""
-    record = {"status": state, "steps_done": steps, "wall_seconds": seconds, "reason": reason}
-    return json.dumps({**record, "id": run.id, "code_fingerprint": code_fingerprint(run.lineage)})
-
-
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     """Three optimizers, two seeds each, 20 steps; nothing is trained."""
@@ -50,19 +42,12 @@ def plan(tmp_path: Path) -> Plan:
     return load(folder)
 
 
-def put(plan: Plan, label: str, seed: int, state: str, **of_record: Any) -> RunFolder:
+def put(plan: Plan, label: str, seed: int, state: Status, **of_record: Any) -> RunFolder:
     """Write a run's record."""
     run = plan.job("one", label).runs[seed]
     folder = RunFolder.of(plan.results, run.id)
-    folder.path.mkdir(parents=True)
-    folder.summary.write_text(summary(run, state, **of_record))
+    records.put(folder, run, state, **of_record)
     return folder
-
-
-def evaluated(folder: RunFolder, step: int) -> None:
-    """Write an evaluation at a step."""
-    folder.path.mkdir(parents=True, exist_ok=True)
-    folder.metrics.write_text(f"{','.join(METRIC_COLUMNS)}\n{step},0.1,validation,loss,0.2,0.1,0.5,0.6\n")
 
 
 def left(plan: Plan) -> status.TimeLeft:
@@ -85,7 +70,7 @@ def test_a_checkpoint_counts_and_what_broke_off_without_one_begins_anew(plan):
     put(plan, "kaisa", 0, "finished", steps=20, seconds=40.0)
     put(plan, "kaisa", 1, "finished", steps=20, seconds=40.0)
     begun = RunFolder.of(plan.results, plan.job("one", "mkor").run_ids[1])
-    evaluated(begun, 15)
+    records.evaluated(begun, 15)
     assert left(plan).seconds == pytest.approx(20.0)
     begun.checkpoint.write_bytes(b"")
     assert left(plan).seconds == pytest.approx(5.0)

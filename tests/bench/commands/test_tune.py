@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
+from tests.support.records import read_metrics
 from workflow.bench import tune
 from workflow.bench.plan.runs import Run, Trial
 from workflow.bench.support.config import ConfigError
-from workflow.bench.training.record import RunFolder, read_metrics
+from workflow.bench.training.record import RunFolder
 from workflow.bench.tune import Score, best_of
 
 TUNING: dict[str, Any] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import aggregate, train
 from workflow.bench.plan import Plan
@@ -103,16 +104,16 @@ def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
 
 def test_older_code_is_marked(plan: Plan, folder: Path):
     run = plan.job("one", "slow").run_ids[0]
-    file = RunFolder.of(plan.results, run).summary
-    before = file.read_text()
-    file.write_text(json.dumps({**json.loads(before), "code_fingerprint": "0" * 16}))
+    folder_of_run = RunFolder.of(plan.results, run)
+    before = folder_of_run.summary.read_text()
+    records.rewrite(folder_of_run, code_fingerprint="0" * 16)
     try:
         aggregate.main(["one", *options(folder)])
         marks = {row["run"]: row["code_current"] for row in rows(plan.results / "one.runs.csv")}
         assert marks.pop(run) == "false"
         assert set(marks.values()) == {"true"}
     finally:
-        file.write_text(before)
+        folder_of_run.summary.write_text(before)
         aggregate.main(["one", *options(folder)])
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints: damaged ones are refused, and the previous one is used."""
+"""Checkpoint files: damaged ones are refused, and the previous one is kept."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from workflow.bench.training import checkpoint
-from workflow.bench.training.checkpoint import CheckpointError, DamagedError
+from workflow.bench.training.checkpoint_header import DamagedError, newest_first
 
 STATE = {"weights": torch.arange(1000.0), "step": 3, "nested": {"names": ["a", None, 1.5, True]}}
 
@@ -33,19 +33,17 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_the_latest_is_loaded_and_the_previous_kept(path: Path):
-    assert_same(checkpoint.load_latest(path, "a"), {**STATE, "step": 4})
-    assert_same(checkpoint.load(path.with_name("checkpoint.pt.previous"), "a"), STATE)
+    latest, previous = newest_first(path)
+    assert_same(checkpoint.load(latest, "a"), {**STATE, "step": 4})
+    assert_same(checkpoint.load(previous, "a"), STATE)
     assert sorted(file.name for file in path.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.01, 0.5, 0.999])
-def test_after_a_truncated_checkpoint_the_previous_one_is_used_with_a_warning(path: Path, kept: float):
-    size = path.stat().st_size
-    os.truncate(path, int(kept * size))
+def test_a_truncated_checkpoint_is_damaged(path: Path, kept: float):
+    os.truncate(path, int(kept * path.stat().st_size))
     with pytest.raises(DamagedError, match=r"checkpoint\.pt: damaged"):
         checkpoint.load(path, "a")
-    with pytest.warns(UserWarning, match="going back to the checkpoint before it"):
-        assert_same(checkpoint.load_latest(path, "a"), STATE)
 
 
 @pytest.mark.parametrize("position", [0.3, 0.6, 0.9])
@@ -53,44 +51,29 @@ def test_one_flipped_bit_is_noticed(path: Path, position: float):
     content = bytearray(path.read_bytes())
     content[int(position * len(content))] ^= 1
     path.write_bytes(content)
-    with pytest.warns(UserWarning, match="checksum does not match"):
-        assert_same(checkpoint.load_latest(path, "a"), STATE)
+    with pytest.raises(DamagedError, match="checksum does not match"):
+        checkpoint.load(path, "a")
 
 
-def test_a_crash_between_the_two_renames_leaves_the_previous(path: Path):
-    path.unlink()
-    assert_same(checkpoint.load_latest(path, "a"), STATE)
+def test_a_checkpoint_of_another_run_or_step_is_damaged(path: Path):
+    with pytest.raises(DamagedError, match=r"checkpoint\.pt: belongs to run a, not to b"):
+        checkpoint.load(path, "b")
+    assert_same(checkpoint.load(path, "a", step=4), {**STATE, "step": 4})
+    with pytest.raises(DamagedError, match="is of step 4, not of step 3"):
+        checkpoint.load(path, "a", step=3)
 
 
-def test_without_an_intact_checkpoint_none_is_loaded(path: Path, tmp_path: Path):
-    assert checkpoint.load_latest(tmp_path / "nothing.pt", "a") is None
-    for file in path.parent.iterdir():
-        os.truncate(file, 100)
-    with pytest.warns(UserWarning, match="damaged"):
-        assert checkpoint.load_latest(path, "a") is None
-
-
-def test_a_checkpoint_of_another_run_is_refused_by_name(path: Path):
-    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: belongs to run a, not to b"):
-        checkpoint.load_latest(path, "b")
-
-
-def test_a_checkpoint_of_a_given_step_is_loaded(path: Path):
-    assert_same(checkpoint.load_latest(path, "a", step=3), STATE)
-    assert checkpoint.load_latest(path, "a", step=2) is None
-
-
-def test_a_checkpoint_in_another_format_is_not_loaded(path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(checkpoint, "_FORMAT", checkpoint._FORMAT + 1)
-    with pytest.warns(UserWarning, match="written by other code"):
-        assert checkpoint.load_latest(path, "a") is None
+def test_a_checkpoint_in_another_format_is_not_loaded(path: Path):
+    path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 3', 1))
+    with pytest.raises(DamagedError, match="written by other code"):
+        checkpoint.load(path, "a")
 
 
 def test_code_in_a_checkpoint_is_never_run(tmp_path: Path):
     """weights_only: an object of any other class is refused, not unpickled."""
     path = tmp_path / "checkpoint.pt"
     checkpoint.save(path, "a", 1, {"path": Path()})
-    with pytest.raises(Exception, match="Weights only load failed"):
+    with pytest.raises(DamagedError, match="Weights only load failed"):
         checkpoint.load(path, "a")
 
 
@@ -101,5 +84,5 @@ def test_a_full_disk_leaves_the_old_checkpoint(path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(OSError, match="No space left"):
         checkpoint.save(path, "a", 5, {**STATE, "step": 5})
-    assert_same(checkpoint.load_latest(path, "a"), {**STATE, "step": 4})
+    assert_same(checkpoint.load(path, "a"), {**STATE, "step": 4})
     assert sorted(file.name for file in path.parent.iterdir()) == ["checkpoint.pt", "checkpoint.pt.previous"]

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
+from tests.support.records import read_summary
 from workflow.bench import train
 from workflow.bench.data import digits
-from workflow.bench.training.record import RunFolder, read_summary
+from workflow.bench.training.record import RunFolder
 
 
 @pytest.fixture
@@ -27,7 +28,7 @@ def test_a_batch_larger_than_the_data_set_is_one_line_before_the_first_step(
     said = "batch_size=1438 must be at most the number of training examples, 1437."
     assert capsys.readouterr().err.splitlines()[-1] == f"workload autoencoder: {said}"
     (run,) = load(folder).runs.values()
-    assert (read_summary(RunFolder.of(load(folder).results, run.id)) or {})["reason"].endswith(said)
+    assert read_summary(RunFolder.of(load(folder).results, run.id))["reason"].endswith(said)
 
 
 def test_a_model_larger_than_the_memory_is_an_outcome(folder: Path, capsys: pytest.CaptureFixture[str]):

@@ -14,6 +14,7 @@ from filelock import Timeout
 from torch import Tensor, nn
 
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.records import read_metrics, read_summary
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
@@ -24,7 +25,7 @@ from workflow.bench.training import checkpoint, one_run
 from workflow.bench.training.batch_shares import micro_batches
 from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
-from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
 
@@ -126,7 +127,7 @@ def test_micro_batches_train_like_the_full_batch(
     for key, tensor in weights(places[cut], cut).items():
         torch.testing.assert_close(tensor, truth[key], rtol=1e-9, atol=1e-12, msg=key)
     assert train_losses(places[cut]) == pytest.approx(train_losses(places[whole]), rel=1e-12)
-    switches = [(read_summary(place) or {})["switch_step"] for place in places.values()]
+    switches = [read_summary(place)["switch_step"] for place in places.values()]
     assert switches[0] == switches[1]
 
 
@@ -149,7 +150,7 @@ def test_interrupted_and_resumed_equals_uninterrupted(
     for key, tensor in weights(whole, run).items():
         assert torch.equal(tensor, truth[key]), key
     for place in (whole, sliced):
-        assert (read_summary(place) or {})["skipped_steps"] == (2 if overflows else 0)
+        assert read_summary(place)["skipped_steps"] == (2 if overflows else 0)
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -180,7 +181,7 @@ def test_a_precision_trains_like_a_bare_loop(precision: str, folder: Path, workl
         evaluated = workload.evaluate(model)["loss"]
     last = [row for row in read_metrics(place) if row["split"] == "validation"][-1]
     assert float(last["value"]) == evaluated
-    assert (read_summary(place) or {})["skipped_steps"] == (precision == "float16")
+    assert read_summary(place)["skipped_steps"] == (precision == "float16")
 
 
 def test_a_first_step_that_overflows_gives_no_warning(

@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
+import warnings
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
-from workflow.bench.training.record import METRIC_COLUMNS, MetricsLog, RunFolder, is_done, read_metrics, read_summary
+from tests.support.records import A_RUN, put, read_metrics
+from workflow.bench.support.errors import FileWarning
+from workflow.bench.training import checkpoint
+from workflow.bench.training.record import (
+    ENDED,
+    METRIC_COLUMNS,
+    MetricsLog,
+    RunFolder,
+    Status,
+    is_done,
+    read_record,
+)
 
 
 def append(log: MetricsLog, step: int, value: float = 0.1) -> None:
@@ -77,35 +90,30 @@ def test_the_digest_of_a_log_resumed_twice_covers_all_rows(folder: RunFolder):
     assert kept == (len(whole), hashlib.sha256(whole).hexdigest())
 
 
-@pytest.mark.parametrize(
-    ("content", "done"),
-    [
-        ('{"status": "finished"}', True),
-        ('{"status": "diverged"}', True),
-        ('{"status": "out_of_memory"}', True),
-        ('{"status": "interrupted"}', False),
-        ('{"status": "skipped"}', False),
-    ],
-)
-def test_only_runs_with_a_final_status_are_done(folder: RunFolder, content: str, done: bool):
-    folder.path.mkdir()
-    folder.summary.write_text(content)
-    assert is_done(folder, needs_weights=False) == done
+@pytest.mark.parametrize("status", get_args(Status))
+def test_only_runs_with_a_final_status_are_done(folder: RunFolder, status: Status):
+    put(folder, A_RUN, status, steps=A_RUN.spec["steps"])
+    assert is_done(folder, A_RUN, needs_weights=False) == (status in ENDED)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": 1}', "null"])
-def test_a_damaged_summary_counts_as_none(folder: RunFolder, content: str):
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"status": 1}', "null", "[" * 100_000, '{"id": "\\ud800"}'])
+def test_a_damaged_summary_counts_as_not_done(folder: RunFolder, content: str):
     folder.path.mkdir()
     folder.summary.write_text(content)
-    with pytest.warns(UserWarning, match=r"run\.json: damaged"):
-        assert not is_done(folder, needs_weights=False)
+    with pytest.warns(FileWarning, match=r"run\.json: .*damaged.*; the run counts as not done"):
+        assert not is_done(folder, A_RUN, needs_weights=False)
 
 
 def test_a_finished_run_without_the_weights_that_others_need_is_not_done(folder: RunFolder):
-    assert read_summary(folder) is None
-    folder.path.mkdir()
-    folder.summary.write_text(json.dumps({"status": "finished"}))
-    assert is_done(folder, needs_weights=False)
-    assert not is_done(folder, needs_weights=True)
-    folder.weights.touch()
-    assert is_done(folder, needs_weights=True)
+    assert read_record(folder, A_RUN).status is None
+    put(folder, A_RUN, "finished", steps=100)
+    assert is_done(folder, A_RUN, needs_weights=False)
+    assert not is_done(folder, A_RUN, needs_weights=True)
+    for run, step in ((A_RUN.id, 99), ("0" * 16, 100), (A_RUN.id, 100)):
+        checkpoint.save(folder.weights, run, step, {}, keep_previous=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert is_done(folder, A_RUN, needs_weights=True) == ((run, step) == (A_RUN.id, 100))
+    os.truncate(folder.weights, folder.weights.stat().st_size - 1)
+    with pytest.warns(FileWarning, match=r"weights\.pt: damaged"):
+        assert not is_done(folder, A_RUN, needs_weights=True)

@@ -18,13 +18,14 @@ import torch
 
 from baselines import available
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.records import read_metrics, read_summary
 from workflow.bench import train, workloads
 from workflow.bench.aggregate import aggregate
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan.hyperparameters import accepted
 from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.plan.runs import Run
-from workflow.bench.support.config import ROOT, ConfigError, schema
+from workflow.bench.support.config import ROOT, schema
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training import checkpoint, one_run
@@ -33,7 +34,7 @@ from workflow.bench.training.build import Setting, build
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.loop import Loop
 from workflow.bench.training.progress import Progress
-from workflow.bench.training.record import MetricsLog, RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import MetricsLog, RunFolder
 from workflow.bench.training.state import TrainingState
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 from workflow.bench.workloads import create
@@ -114,11 +115,11 @@ def test_interrupted_and_resumed_equals_uninterrupted(
         torch.manual_seed(steps)  # as in another process
         assert one_run.train(run, workload, sliced, setting(after(steps)), keep_weights=True) == "interrupted"
         assert sliced.checkpoint.exists()
-    assert (read_summary(sliced) or {})["steps_done"] == 12
+    assert read_summary(sliced)["steps_done"] == 12
     assert one_run.train(run, workload, sliced, setting(), keep_weights=True) == "finished"
     assert_same_result(whole, sliced, run)
     assert not sliced.checkpoint.exists()
-    summary = read_summary(sliced) or {}
+    summary = read_summary(sliced)
     assert (summary["steps_done"], summary["slices"]) == (20, 4)
 
 
@@ -155,7 +156,7 @@ def test_after_a_damaged_checkpoint_the_previous_one_is_used(folder: Path, workl
     os.truncate(damaged.checkpoint, damaged.checkpoint.stat().st_size // 2)
     with pytest.warns(UserWarning, match="going back to the checkpoint before it"):
         one_run.train(run, workload, damaged, setting(after(3)), keep_weights=True)
-    assert (read_summary(damaged) or {})["steps_done"] == 8
+    assert read_summary(damaged)["steps_done"] == 8
     one_run.train(run, workload, damaged, setting(), keep_weights=True)
     assert_same_result(whole, damaged, run)
 
@@ -166,8 +167,8 @@ def test_checkpoints_by_time_do_not_change_the_result(folder: Path, workload: Wo
     one_run.train(run, workload, whole, setting(), keep_weights=True)
     one_run.train(run, workload, saved, setting(checkpoint_minutes=1e-9), keep_weights=True)
     assert_same_result(whole, saved, run)
-    assert (read_summary(saved) or {})["seconds"]["checkpoint"] > 0
-    assert (read_summary(whole) or {})["seconds"]["checkpoint"] == 0
+    assert read_summary(saved)["seconds"]["checkpoint"] > 0
+    assert read_summary(whole)["seconds"]["checkpoint"] == 0
 
 
 def test_a_killed_run_resumes_from_a_checkpoint_by_steps(folder: Path, workload: Workload, tmp_path: Path):
@@ -239,7 +240,7 @@ def test_a_run_resumed_with_other_code_is_not_current(
     one_run.train(run, workload, place, setting(after(3)))
     monkeypatch.undo()
     one_run.train(run, workload, place, setting())
-    summary = read_summary(place) or {}
+    summary = read_summary(place)
     assert summary["code_fingerprint"].startswith("older, ")
     assert not is_current(summary, run.lineage)
 
@@ -262,12 +263,13 @@ def test_a_folder_to_write_to_is_refused_before_training(folder: Path, capsys: p
     assert not (load(folder).results / "runs").exists()
 
 
-def test_a_checkpoint_of_another_run_is_refused(folder: Path, workload: Workload, tmp_path: Path):
+def test_a_run_starts_anew_beside_the_checkpoint_of_another(folder: Path, workload: Workload, tmp_path: Path):
     one, other = run_of(folder, "sgd"), run_of(folder, "sgd", lr=0.2)
     place = RunFolder(tmp_path / "run")
     one_run.train(one, workload, place, setting(after(3)))
-    with pytest.raises(ConfigError, match=f"belongs to run {one.id}, not to {other.id}"):
+    with pytest.warns(UserWarning, match=f"belongs to run {one.id}, not to {other.id}"):
         one_run.train(other, workload, place, setting())
+    assert (read_summary(place)["id"], read_summary(place)["slices"]) == (other.id, 1)
 
 
 def test_the_record_of_a_finished_run_is_complete(folder: Path, workload: Workload, tmp_path: Path):
@@ -355,7 +357,7 @@ def test_divergence_is_an_outcome(
     run = run_of(folder, name, {"evaluate_every": 4}, **hyperparameters)
     place = RunFolder(tmp_path)
     assert one_run.train(run, workload, place, setting(), keep_weights=True) == "diverged"
-    summary = read_summary(place) or {}
+    summary = read_summary(place)
     assert summary["reason"]
     assert not place.weights.exists()
     assert all(row["value"] not in ("nan", "inf") for row in read_metrics(place))
@@ -383,7 +385,7 @@ def test_the_first_step_with_a_non_finite_loss_is_named(folder: Path, workload: 
     run = run_of(folder, "sgd")
     sabotaged: Any = Sabotaged(workload, 6, lambda loss: loss * torch.nan)
     assert one_run.train(run, sabotaged, RunFolder(tmp_path), setting()) == "diverged"
-    assert (read_summary(RunFolder(tmp_path)) or {})["reason"] == "the training loss is nan in step 6"
+    assert read_summary(RunFolder(tmp_path))["reason"] == "the training loss is nan in step 6"
 
 
 def test_lack_of_memory_is_an_outcome(folder: Path, workload: Workload, tmp_path: Path):
@@ -391,7 +393,7 @@ def test_lack_of_memory_is_an_outcome(folder: Path, workload: Workload, tmp_path
     run = run_of(folder, "sgd")
     sabotaged: Any = Sabotaged(workload, 6, lambda loss: loss + torch.empty(2**50).sum())
     assert one_run.train(run, sabotaged, RunFolder(tmp_path), setting()) == "out_of_memory"
-    summary = read_summary(RunFolder(tmp_path)) or {}
+    summary = read_summary(RunFolder(tmp_path))
     assert "memory" in summary["reason"]
     assert summary["steps_done"] == 5
 
@@ -575,7 +577,7 @@ def test_a_run_stopped_by_a_signal_is_saved_and_resumed(folder: Path, tmp_path: 
     _, errors = first.communicate(timeout=60)
     assert first.returncode == EXIT_RESUMABLE == 75, errors
     assert errors.endswith("interrupted and saved; the same command resumes it\n")
-    summary = read_summary(place) or {}
+    summary = read_summary(place)
     assert summary["status"] == "interrupted"
     assert 20 <= summary["steps_done"] < 500
     assert not plan.csv_of(plan.job("one", "mkor")).exists()

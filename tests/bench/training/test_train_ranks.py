@@ -22,6 +22,7 @@ from torch.testing import assert_close
 from baselines import available, limits
 from tests.support import train_ranks
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
+from tests.support.records import read_metrics, read_summary
 from tests.support.train_ranks import (
     METHODS,
     SLICED,
@@ -36,7 +37,7 @@ from tests.support.train_ranks import (
 from workflow.bench import train
 from workflow.bench.support.config import ROOT
 from workflow.bench.training import checkpoint, ranks
-from workflow.bench.training.record import RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.bench.workloads.autoencoder import Autoencoder
 
@@ -96,7 +97,7 @@ def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, 
     for name, tensor in checkpoint.load(places[size].weights, run.id).items():
         assert_close(tensor, truth[name], rtol=1e-9, atol=1e-12, msg=name)
     assert values(places[size]) == pytest.approx(values(places[1]), rel=1e-9)
-    one, many = ((read_summary(places[n]) or {}) for n in (1, size))
+    one, many = (read_summary(places[n]) for n in (1, size))
     assert [many[key] for key in ("switch_step", "steps_done", "parameters")] == [
         one[key] for key in ("switch_step", "steps_done", "parameters")
     ]
@@ -113,7 +114,7 @@ def test_interrupted_and_resumed_ranks_equal_uninterrupted_ones(
     for name, tensor in checkpoint.load(sliced.weights, run.id).items():
         assert torch.equal(tensor, truth[name]), name
     assert rows(sliced.metrics, TIMES) == rows(whole.metrics, TIMES)
-    summary = read_summary(sliced) or {}
+    summary = read_summary(sliced)
     assert (summary["slices"], summary["steps_done"]) == (2, train_ranks.STEPS)
     assert not sliced.checkpoint.exists()
 
@@ -125,7 +126,7 @@ def test_every_optimizer_trains_on_ranks_or_declares_that_it_cannot():
 
 
 def test_the_record_has_bytes_and_times_by_rank(trained: dict[int, Path]):
-    summary = read_summary(RunFolder(trained[2] / "sgd" / "plain")) or {}
+    summary = read_summary(RunFolder(trained[2] / "sgd" / "plain"))
     assert [each["rank"] for each in summary["by_rank"]] == [0, 1]
     assert {each["bytes_sent"]["gradient_all_reduce"] for each in summary["by_rank"]} == {
         train_ranks.STEPS * summary["parameters"] * 8
@@ -209,7 +210,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tu
     os.kill(first[1].pid or 0, signal.SIGUSR1)
     assert joined(first) == [EXIT_RESUMABLE, 0], outputs(tmp_path / "first", 2)  # rank 0's code is the job's
     assert outputs(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command resumes it\n")
-    summary = read_summary(place) or {}
+    summary = read_summary(place)
     assert summary["status"] == "interrupted"
     saved = summary["steps_done"]
 

@@ -15,6 +15,7 @@ import yaml
 
 from tests.support import experiments
 from tests.support.pbs.standin import Server, end_all
+from tests.support.records import A_RUN
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = ROOT / "profiles" / "polaris"
@@ -64,7 +65,7 @@ class Cluster:
             "rule": "train",
             "output": [output],
             "wildcards": {"experiment": "it", "label": Path(output).stem},
-            "params": {"runs": ["a-run"]},
+            "params": {"runs": [A_RUN.id]},
             "resources": {"nodes": 2, "minutes": 60, "queue": "debug"},
             **about,
         }

@@ -14,10 +14,12 @@ from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import write_atomically
+from workflow.bench.support.reading import read_text
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.clocks import PHASES
-from workflow.bench.training.record import DamagedRecordError, RunFolder, read_metrics, read_summary
+from workflow.bench.training.record import RunFolder, read_record
 
 
 def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[str, Any]]:
@@ -29,13 +31,13 @@ def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterato
     Args:
         plan: the plan of the results' folder.
         job: the job whose runs are read.
-        forgiving: whether a run with a damaged metrics.csv counts as missing.
+        forgiving: whether a run whose record is damaged or unreadable counts as missing.
 
     Raises:
-        DamagedRecordError: a metrics.csv is damaged, and ``forgiving`` is false.
+        ConfigError: a record is damaged or unreadable, and ``forgiving`` is false.
     """
     for planned in job.planned:
-        evaluations, summary = _record(RunFolder.of(plan.results, planned.run.id), planned, forgiving)
+        evaluations, summary = _record(plan, job, planned, forgiving)
         status = summary["status"]
         identity = {**_identity(job, planned), "run": planned.run.id, "status": status}
         for evaluation in (evaluations if status != "failed" else []) or [{}]:
@@ -49,7 +51,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
     """
     for planned in job.planned:
         run, target = planned.run, planned.target
-        evaluations, summary = _record(RunFolder.of(plan.results, run.id), planned, forgiving)
+        evaluations, summary = _record(plan, job, planned, forgiving)
         reached = target.first_reached(evaluations) if target and summary["status"] != "failed" else None
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
         on_gpu = str(summary.get("device")).startswith("cuda")
@@ -75,22 +77,28 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
         }
 
 
-def _record(folder: RunFolder, planned: PlannedRun, forgiving: bool) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
+def _record(
+    plan: Plan, job: Job, planned: PlannedRun, forgiving: bool
+) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
     """Return a run's evaluations and its run.json; the evaluations give its status if it has no run.json."""
-    summary = read_summary(folder)
+    train_again = f"run python -m workflow.bench.train {job.experiment} {job.label}"
     try:
-        evaluations = read_metrics(folder, summary)
-    except DamagedRecordError as problem:
-        if not forgiving:
-            raise
-        return [], {"status": "missing", "reason": f"{problem}; training it again puts that right"}
-    if summary is not None:
-        return evaluations, summary
-    if not evaluations:
-        return [], {"status": "missing", "reason": "not trained yet"}
-    done = int(evaluations[-1]["step"])
-    reason = f"not at its end: {done} of {planned.run.spec['steps']} steps so far"
-    return evaluations, {"status": "interrupted", "reason": reason, "steps_done": done}
+        record = read_record(RunFolder.of(plan.results, planned.run.id), planned.run)
+    except DamagedFileError as problem:
+        reason = f"{problem}; to train the run again, {train_again}"
+    except UnreadableError as problem:
+        reason = f"{problem}; make it readable or move it away, then {train_again}"
+    else:
+        if record.summary:
+            return record.rows, record.summary
+        if not record.rows:
+            return [], {"status": "missing", "reason": "not trained yet"}
+        done = record.last_step
+        reason = f"not at its end: {done} of {planned.run.spec['steps']} steps so far"
+        return record.rows, {"status": "interrupted", "reason": reason, "steps_done": done}
+    if not forgiving:
+        raise ConfigError(reason)
+    return [], {"status": "missing", "reason": reason}
 
 
 def _identity(job: Job, planned: PlannedRun) -> dict[str, Any]:
@@ -134,12 +142,13 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     """Return the rows of a CSV file as text.
 
     Raises:
-        ConfigError: the file is not a CSV file, or its rows differ in length.
+        FileNotFoundError: the file does not exist.
+        UnreadableError: it cannot be read.
+        ConfigError: it is not a CSV file, or its rows differ in length.
     """
     try:
-        with path.open(newline="", encoding="utf-8") as file:
-            header, *rows = list(csv.reader(file)) or [[]]
-    except (csv.Error, UnicodeDecodeError) as problem:
+        header, *rows = list(csv.reader(io.StringIO(read_text(path), newline=""))) or [[]]
+    except csv.Error as problem:
         raise ConfigError(f"{shown_path(path)}: damaged: {problem}") from None
     if any(len(row) != len(header) for row in rows):
         raise ConfigError(f"{shown_path(path)}: damaged: its rows differ in length")

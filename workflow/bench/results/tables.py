@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +22,8 @@ from workflow.bench.results.columns import (
     probe_columns,
 )
 from workflow.bench.support.config import ROOT
+from workflow.bench.support.errors import DamagedFileError, UnreadableError
+from workflow.bench.support.reading import read_bytes
 
 PUBLISHED = ROOT / "workflow" / "paper"
 
@@ -39,14 +42,18 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
     An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
 
     Raises:
-        NoDataError: the file is not a CSV file, lacks a column, or holds a value of another type.
+        NoDataError: the file cannot be read, is not a CSV file, lacks a column, or holds a value of another type.
     """
-    if not path.exists():
+    try:
+        content = read_bytes(path)
+    except FileNotFoundError:
         return pd.DataFrame(columns=list(columns))
+    except (UnreadableError, DamagedFileError) as problem:
+        raise NoDataError(str(problem)) from None
     # Types of numbers are left to pandas, which then reads a column of whole numbers as such.
     texts = {column: "str" for column, kind in columns.items() if kind not in (int, float)}
     try:
-        frame = pd.read_csv(path, dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
+        frame = pd.read_csv(io.BytesIO(content), dtype=texts, keep_default_na=False, na_values=[""], low_memory=False)
     except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise NoDataError(f"{path} is not a readable CSV file: {error}. Delete it and run again.") from error
     # Pandas takes the first fields of rows that are longer than the header for an index.

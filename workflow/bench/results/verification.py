@@ -14,6 +14,7 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, STAT
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ConfigError, shown_key, shown_path, shown_value
 from workflow.bench.support.provenance import package_versions
+from workflow.bench.support.reading import read_json
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint
 
 Rows = list[dict[str, str]]
@@ -32,16 +33,17 @@ def read_specs(folder: Path) -> dict[str, Spec]:
     They are in ``specs.json`` if an earlier merge made the folder, else in ``specs/<id>.json``.
 
     Raises:
-        VerificationError: a spec is not valid JSON.
+        ConfigError: a file of specs is damaged.
+        UnreadableError: one cannot be read.
     """
     merged = folder / "specs.json"
     try:
-        if merged.is_file():
-            return dict(json.loads(merged.read_text(encoding="utf-8")))
-        files = sorted((folder / "specs").glob("*.json"))
-        return {file.stem: json.loads(file.read_text(encoding="utf-8")) for file in files}
-    except (TypeError, ValueError) as problem:
-        raise VerificationError(folder, f"a spec is not valid JSON: {problem}") from None
+        specs = read_json(merged)
+    except FileNotFoundError:
+        return {file.stem: read_json(file) for file in sorted((folder / "specs").glob("*.json"))}
+    if not isinstance(specs, dict):
+        raise VerificationError(merged, "damaged: not a mapping of ids to specs")
+    return specs
 
 
 def verify_experiment(file: Path, specs: Mapping[str, Spec], plan: Plan) -> Rows:
@@ -162,8 +164,8 @@ def _rows(file: Path, columns: Collection[str]) -> Rows:
         rows = read_csv(file)
     except ConfigError as problem:
         raise VerificationError(file, str(problem).partition(": ")[2]) from None
-    except OSError as problem:
-        raise VerificationError(file, f"cannot be read: {problem}") from None
+    except FileNotFoundError:
+        raise VerificationError(file, "does not exist") from None
     if not rows:
         raise VerificationError(file, "has no rows")
     missing, unknown = set(columns) - rows[0].keys(), rows[0].keys() - set(columns)

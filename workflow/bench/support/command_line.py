@@ -7,11 +7,14 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from workflow.bench.support.config import ConfigError, refuse_folder, shown_value
+from workflow.bench.support.errors import FileWarning
 from workflow.bench.support.files import LONGEST_FILE_NAME
 from workflow.bench.support.names import path_rule
 
@@ -57,10 +60,28 @@ def run_command(
     """
     options = parser.parse_args(arguments)
     try:
-        return work(options) or 0
+        with _one_line_warnings():
+            return work(options) or 0
     except failures as problem:
         print(problem, file=sys.stderr)
         return 1
+
+
+@contextmanager
+def _one_line_warnings() -> Iterator[None]:
+    """Print a warning about a user's file as its message alone, without the line of code that gave it."""
+    before = warnings.formatwarning
+
+    def formatted(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+    ) -> str:
+        return f"{message}\n" if category is FileWarning else before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = formatted
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
 
 
 def refuse_unwritable(key: str, file: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import json
 import math
-import re
 import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -16,6 +15,7 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError, validators
 
 from workflow.bench.support import names, strict_yaml
+from workflow.bench.support.errors import ConfigError as ConfigError
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -25,27 +25,12 @@ Key = Sequence[str | int]
 """The place of a value in a file: the names of keys and the indices of list items on the way to it."""
 
 
-class ConfigError(ValueError):
-    """Faulty input from a user; the message is one line with the file, the key, the value and what is allowed.
-
-    Characters that cannot be printed are escaped: a message may quote names of files, which may contain any.
-    """
-
-    def __init__(self, message: str) -> None:
-        one_line = re.sub(r"\s*[\r\n]+\s*", " ", message)
-        super().__init__("".join(map(_printable, one_line)))
-
-
 def error(file: Path | str, key: Key, value: Any, must: str) -> ConfigError:
     """Return a `ConfigError` with the message ``file: key = value: must``."""
     where = f"{shown_path(file)}: "
     if key:
         where += f"{shown_key(key)} = {shown_value(value)}: "
     return ConfigError(" ".join(f"{where}{_cut(must, 500)}".split()))
-
-
-def _printable(character: str) -> str:
-    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 def checked_stem(file: Path, kind: str) -> str:

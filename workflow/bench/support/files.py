@@ -13,6 +13,8 @@ from typing import Any, Final
 
 from filelock import FileLock, Timeout, lock_descriptor
 
+from workflow.bench.support.reading import open_regular
+
 _UNFINISHED_SUFFIX: Final = ".unfinished"
 LONGEST_FILE_NAME: Final = 255 - len(f"..{'x' * 8}{_UNFINISHED_SUFFIX}")
 """The most bytes of the name of a file that `write_atomically` can write, by way of a file with a longer name."""
@@ -142,13 +144,18 @@ def _first_acquired(locks: Sequence[FileLock]) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Return whether a process holds the lock file ``path``."""
-    if not path.exists():
+    """Return whether a process holds the lock file ``path``.
+
+    Raises:
+        UnreadableError: it is not a file that may be read.
+    """
+    try:
+        # Readers of other people's results may lack write permission. With it, the file is opened for writing, because
+        # NFS grants an exclusive lock on writable files only.
+        with open_regular(path, writable=os.access(path, os.W_OK)) as file:
+            return not lock_descriptor(file.fileno(), blocking=False)
+    except FileNotFoundError:
         return False
-    # Readers of other people's results may lack write permission. With it, the file is opened for writing, because NFS
-    # grants an exclusive lock on writable files only.
-    with path.open("r+b" if os.access(path, os.W_OK) else "rb") as file:
-        return not lock_descriptor(file.fileno(), blocking=False)
 
 
 def _umask() -> int:

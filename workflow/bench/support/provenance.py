@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -17,6 +16,7 @@ from typing import Any, Final
 from workflow.bench.support.config import ROOT, ConfigError, check, shown_path
 from workflow.bench.support.files import write_json
 from workflow.bench.support.names import LONGEST_NAME
+from workflow.bench.support.reading import read_json
 from workflow.bench.support.source_code import code_fingerprint
 
 _SAVED_NAMES: Final = {"type": "object", "additionalProperties": {"type": "string", "format": "hardware"}}
@@ -51,25 +51,31 @@ def hardware_slug(results: Path, device: str) -> str:
 
     Raises:
         ConfigError: the folder is not writable, or the saved file is damaged.
+        UnreadableError: the saved file cannot be read.
     """
     file = results / "hardware"
+    names = _saved_names(file)
     try:
-        saved = json.loads(file.read_text()) if file.is_file() else {}
-        check(saved, _SAVED_NAMES, file)
-        if device not in saved:
+        if device not in names:
             if device == "cuda" and not gpu_names():
                 return NO_GPU
-            saved[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
-            write_json(file, saved)
-        return str(saved[device])
-    except ConfigError:
-        raise
+            names[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
+            write_json(file, names)
     except OSError as problem:
         raise ConfigError(
             f"{shown_path(file)}: cannot be written: {problem.strerror}; give a writable folder as 'results'"
         ) from None
-    except ValueError as problem:
-        raise ConfigError(f"{shown_path(file)}: not valid JSON: {problem}; delete it") from None
+    return names[device]
+
+
+def _saved_names(file: Path) -> dict[str, str]:
+    """Return the names of this machine by device that a file holds; none if there is no such file."""
+    try:
+        names: dict[str, str] = read_json(file)
+    except FileNotFoundError:
+        return {}
+    check(names, _SAVED_NAMES, file)
+    return names
 
 
 def _gpu_slug() -> str:

@@ -76,9 +76,8 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
         model's random ones.
 
     Raises:
-        ConfigError: the optimizer refuses a hyperparameter, precision or number of ranks, or the initial weights are of
-            another model.
-        CheckpointError: the initial weights are damaged.
+        ConfigError: the optimizer refuses a hyperparameter, precision or number of ranks, or the initial weights are
+            damaged or of another model.
         MemoryError: the weights alone exceed this machine's memory.
     """
     ranks, device = setting.ranks, setting.device
@@ -122,7 +121,10 @@ def _refuse_too_large(workload: Workload) -> None:
 
 def _load_initial_weights(run: Run, workload: Workload, model: nn.Module, path: Path) -> None:
     assert run.start_from is not None
-    weights = checkpoint.load(path, run.start_from)
+    try:
+        weights = checkpoint.load(path, run.start_from)
+    except checkpoint.DamagedError as problem:
+        raise ConfigError(f"{problem}; delete it, and run {run.start_from} is trained again") from None
     try:
         workload.load_initial_weights(model, weights)
     except (RuntimeError, ValueError) as problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from workflow.bench.training.build import Parts
@@ -43,11 +42,3 @@ def is_overflow(problem: BaseException) -> bool:
     """Return whether a number does not fit into the dtype of the tensors that it should scale, such as a huge rate."""
     # torch's error has no type of its own.
     return isinstance(problem, RuntimeError) and "without overflow" in str(problem)
-
-
-def is_out_of_memory(problem: BaseException) -> bool:
-    """Return whether memory ran out: on a GPU, in Python, or in torch's CPU allocator."""
-    if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
-        return True
-    # The CPU allocator's error has no type of its own.
-    return isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)

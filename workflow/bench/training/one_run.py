@@ -13,18 +13,17 @@ from mkor_core import comm
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.provenance import collect
 from workflow.bench.training import checkpoint
-from workflow.bench.training.build import Parts, Setting, build
+from workflow.bench.training.build import Setting
 from workflow.bench.training.early_ends import (
     DivergedError,
     InterruptedRunError,
     OneRankDivergedError,
-    is_out_of_memory,
     is_overflow,
 )
 from workflow.bench.training.loop import Loop
-from workflow.bench.training.peak_memory import peak_memory_bytes, reset_peak_memory
+from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes, reset_peak_memory
 from workflow.bench.training.record import RunFolder, Status, first_line, write_summary
-from workflow.bench.training.state import TrainingState, find_checkpoint
+from workflow.bench.training.resume import prepare
 from workflow.bench.training.summary import Account, report_of_rank, summarize
 from workflow.bench.training.watchdog import OneRankError
 from workflow.bench.workloads.base import Workload
@@ -58,8 +57,8 @@ def train(
 
     Raises:
         ConfigError: the optimizer refuses a hyperparameter, which the message names.
-        CheckpointError: the checkpoint is of another run or number of ranks, or the initial weights are damaged.
-        OSError: the disk is full or the folder is not writable.
+        CheckpointError: the checkpoint is of another number of ranks, or the initial weights are damaged.
+        OSError: the disk is full, the folder is not writable, or metrics.csv is not a file.
         OneRankError: this rank alone diverged or ran out of memory; the outcome is recorded.
     """
     started, provenance = datetime.now(UTC), collect(run.lineage)
@@ -67,7 +66,7 @@ def train(
     comm.reset_bytes_sent()
     account = Account()
     try:
-        parts, state = _prepare(run, workload, folder, setting, initial_weights)
+        parts, state = prepare(run, workload, folder, setting, initial_weights)
         account = state.account
         with closing(state):
             Loop(parts, state, setting).run()
@@ -87,18 +86,6 @@ def train(
             f"{run.describe()}: {outcome.status}: {outcome.reason}; the same command continues with the other runs"
         )
     return outcome.status
-
-
-def _prepare(
-    run: Run, workload: Workload, folder: RunFolder, setting: Setting, initial_weights: Path | None
-) -> tuple[Parts, TrainingState]:
-    """Return the parts and the state of a new run, or of one that resumes from its checkpoint.
-
-    The checkpoint, as large as model and optimizer together, is freed on return.
-    """
-    saved, log = find_checkpoint(folder, run, setting)
-    parts = build(run, workload, setting, initial_weights if saved is None else None)
-    return parts, TrainingState(parts, folder, setting, log, saved)
 
 
 def _outcome_of(problem: Exception, account: Account, ranks: int) -> _Outcome | None:

@@ -1,4 +1,4 @@
-"""Peak memory of a run: that of the GPU, or of the process when it trains on a CPU."""
+"""Memory of a run: its peak, on the GPU or of the process when it trains on a CPU, and whether it ran out."""
 
 from __future__ import annotations
 
@@ -35,9 +35,17 @@ def peak_memory_bytes(device: torch.device) -> int:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
-    if STATUS_FILE.exists():
+    with suppress(OSError):
         peak = re.search(r"^VmHWM:\s*(\d+) kB$", STATUS_FILE.read_text(), re.MULTILINE)
         if peak:
             return int(peak[1]) * 1024
     max_rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return max_rss if sys.platform == "darwin" else max_rss * 1024  # bytes on macOS, kilobytes elsewhere
+
+
+def is_out_of_memory(problem: BaseException) -> bool:
+    """Return whether memory ran out: on a GPU, in Python, or in torch's CPU allocator."""
+    if isinstance(problem, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # The CPU allocator's error has no type of its own.
+    return isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)

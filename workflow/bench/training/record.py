@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
 import os
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from workflow.bench.plan.runs import Run
-from workflow.bench.support.config import ConfigError, check, schema
+from workflow.bench.plan.runs import Run, run_id
+from workflow.bench.support.config import ConfigError, check, error, schema
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import name_in_errors, write_json
+from workflow.bench.support.reading import open_regular, read_bytes, read_json
+from workflow.bench.training.checkpoint_header import DamagedError, newest_first, open_checkpoint
 
 Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
 ENDED: Final = ("finished", "diverged", "out_of_memory")
@@ -35,6 +38,8 @@ METRIC_COLUMNS: Final[Mapping[str, type]] = {
 
 _METRICS_DIGEST: Final = "metrics_sha256"
 """The key in run.json for the SHA-256 of metrics.csv."""
+_SEAL: Final = "record_sha256"
+"""The key in run.json for the SHA-256 of its other keys and values."""
 
 
 @dataclass(frozen=True)
@@ -73,57 +78,177 @@ class RunFolder:
         """The lock file of the process that trains the run."""
         return self.path / "lock"
 
+    def require_files(self) -> None:
+        """Raise `UnreadableError` on the first path of the run's files that is not a file that may be read."""
+        for path in (self.lock, self.summary, self.metrics, *newest_first(self.checkpoint), self.weights):
+            with suppress(FileNotFoundError):
+                open_regular(path).close()
 
-class DamagedRecordError(ConfigError):
-    """A metrics.csv that no run can have written; the message is one line that names the file."""
+
+@dataclass(frozen=True)
+class Record:
+    """What a run left behind so far, as `read_record` accepts it."""
+
+    summary: Mapping[str, Any]
+    """The content of run.json; empty if there is none."""
+    rows: list[dict[str, str]]
+    """The rows of metrics.csv as text, in order."""
+
+    @property
+    def status(self) -> Status | None:
+        """The status in run.json; None if there is none."""
+        return self.summary.get("status")
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the run has a final status."""
+        return self.status in ENDED
+
+    @property
+    def last_step(self) -> int:
+        """The step of the last evaluation; 0 without evaluations."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
 
 
-def read_summary(folder: RunFolder) -> dict[str, Any] | None:
-    """Return the content of a run's run.json; None if it is absent, or damaged, which is a warning."""
+def read_record(folder: RunFolder, run: Run | str) -> Record:
+    """Return the record of a run: run.json and metrics.csv, of which either may be absent.
+
+    run: the planned run, or its id, which is that of its specification.
+
+    Raises:
+        UnreadableError: a file is there but cannot be read, so nobody knows what it contains.
+        DamagedFileError: a file has content that this run cannot have written: values out of range, another run's
+            id or specification, a final status without the rows of that time, or values that were changed later.
+    """
+    own_id, steps = (run, None) if isinstance(run, str) else (run.id, run.spec["steps"])
+    summary = _read_summary(folder.summary, own_id)
+    content = _content(folder.metrics)
+    if summary.get("status") in ENDED:
+        _require_digest(folder.metrics, content, summary)
+    return Record(summary, _parsed_rows(folder.metrics, content, summary.get("spec", {}).get("steps", steps)))
+
+
+def is_done(folder: RunFolder, run: Run, *, needs_weights: bool) -> bool:
+    """Return whether a run has a final status, and its weights if other runs start from them.
+
+    A damaged record is a warning.
+
+    Raises:
+        UnreadableError: a file of the record cannot be read. Training again would replace what may be a good record.
+    """
     try:
-        summary = json.loads(folder.summary.read_text(encoding="utf-8"), parse_constant=_refuse_constant)
-        check(summary, schema("run"), folder.summary)
+        record = read_record(folder, run)
+    except DamagedFileError as problem:
+        _warn_of(problem)
+        return False
+    return record.has_ended and (not needs_weights or has_weights(folder, run, record))
+
+
+def has_weights(folder: RunFolder, run: Run, record: Record) -> bool:
+    """Return whether a run that has ended left its final weights; one that broke down has none to leave.
+
+    Damaged ones are a warning. Only their first line and length are looked at; `checkpoint.load` compares the checksum.
+    """
+    if record.status != "finished":
+        return True
+    try:
+        with open_checkpoint(folder.weights, run.id) as (header, _):
+            return bool(header.step == record.summary["steps_done"])
     except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError) as problem:
-        warnings.warn(f"{folder.summary}: damaged ({problem}); the run counts as not done", stacklevel=2)
-        return None
-    return dict(summary)
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number")
-
-
-def is_done(folder: RunFolder, *, needs_weights: bool) -> bool:
-    """Return whether a run has a final status, intact metrics, and its weights if other runs start from them."""
-    summary = read_summary(folder)
-    if summary is None or summary["status"] not in ENDED:
         return False
+    except DamagedError as problem:
+        _warn_of(problem)
+        return False
+
+
+def _warn_of(problem: Exception) -> None:
+    warnings.warn(FileWarning(f"{problem}; the run counts as not done"), stacklevel=3)
+
+
+def _read_summary(file: Path, own_id: str) -> dict[str, Any]:
+    """Return the content of a run's run.json, empty if there is none.
+
+    Raises:
+        UnreadableError, DamagedFileError: as `read_record`.
+    """
     try:
-        read_metrics(folder, summary)
-    except DamagedRecordError as problem:
-        warnings.warn(f"{problem}; the run counts as not done", stacklevel=2)
-        return False
-    return folder.weights.is_file() or not needs_weights or summary["status"] != "finished"
+        summary: dict[str, Any] = read_json(file)
+    except FileNotFoundError:
+        return {}
+    try:
+        check(summary, schema("run"), file)
+        _require_own(file, summary, own_id)
+    except ConfigError as problem:
+        raise DamagedFileError(f"{problem}; the record is damaged") from None
+    except RecursionError:
+        raise DamagedFileError(f"{file}: damaged: it is nested too deeply") from None
+    return summary
+
+
+def _require_own(file: Path, summary: Mapping[str, Any], own_id: str) -> None:
+    """Raise `ConfigError` unless a run.json is that of the run with an id, as the run wrote it."""
+    spec = summary["spec"]
+    if summary["id"] != own_id:
+        raise error(file, ("id",), summary["id"], f"must be {own_id}, as its folder")
+    if run_id(spec) != own_id or not isinstance(spec.get("steps"), int):
+        raise error(file, ("spec",), spec, f"must be that of run {own_id}")
+    # Records of earlier versions have no seal.
+    if summary.get(_SEAL, seal := _seal(summary)) != seal:
+        raise error(file, (_SEAL,), summary[_SEAL], f"must be {seal}, or another value was changed")
+    steps, done = spec["steps"], summary.get("steps_done", 0)
+    if done > steps or (summary["status"] == "finished" and done < steps):
+        raise error(file, ("steps_done",), done, f"must be {steps} or, unless the run finished, less")
+
+
+def _content(metrics: Path) -> bytes:
+    try:
+        return read_bytes(metrics)
+    except FileNotFoundError:
+        return b""
+
+
+def _require_digest(file: Path, content: bytes, summary: Mapping[str, Any]) -> None:
+    """Raise `DamagedFileError` unless metrics.csv is the one that a run with a final status left."""
+    if _METRICS_DIGEST in summary:
+        if summary[_METRICS_DIGEST] != hashlib.sha256(content).hexdigest():
+            raise DamagedFileError(f"{file}: damaged: it differs from the file that the run left")
+    elif not _is_of_one_later_rank(summary):
+        raise DamagedFileError(f"{file}: damaged: run.json does not state its digest ({_METRICS_DIGEST})")
+
+
+def _is_of_one_later_rank(summary: Mapping[str, Any]) -> bool:
+    """Return whether a rank other than the first wrote a run.json, because it failed alone.
+
+    On a shared disk it may not have seen all of metrics.csv yet, so it states no digest.
+    """
+    ranks = [report["rank"] for report in summary["by_rank"]]
+    return summary["status"] != "finished" and summary["world_size"] > 1 and len(ranks) == 1 and ranks[0] > 0
+
+
+def _seal(summary: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of all values of a run.json except the seal itself."""
+    others = {key: value for key, value in summary.items() if key != _SEAL}
+    canonical = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
-    """Write a run's run.json, with the SHA-256 of metrics.csv, which reveals rows lost later."""
-    digest = {_METRICS_DIGEST: _digest(folder.metrics)} if with_digest else {}
-    write_json(folder.summary, {**summary, **digest})
+    """Write a run's run.json, with digests that reveal values and rows that were changed or lost later.
 
-
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes() if path.exists() else b"").hexdigest()
+    with_digest: whether to state the SHA-256 of metrics.csv.
+    """
+    complete = dict(summary)
+    if with_digest:
+        complete[_METRICS_DIGEST] = hashlib.sha256(_content(folder.metrics)).hexdigest()
+    write_json(folder.summary, {**complete, _SEAL: _seal(complete)})
 
 
 def write_spec(results: Path, run: Run) -> None:
     """Write ``specs/<id>.json``, the specification that a run's id is the hash of, unless it is there intact."""
     path = results / "specs" / f"{run.id}.json"
     try:
-        is_intact = json.loads(path.read_bytes()) == run.spec
-    except (FileNotFoundError, ValueError, RecursionError):
+        is_intact = read_json(path) == run.spec
+    except (FileNotFoundError, UnreadableError, DamagedFileError):
         is_intact = False
     if not is_intact:
         write_json(path, run.spec)
@@ -137,16 +262,18 @@ class MetricsLog:
 
     Raises:
         ValueError: the file does not begin with the part to keep.
+        UnreadableError: it is not a file.
     """
 
     def __init__(self, path: Path, kept: tuple[int, str] | None = None) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
         self._digest = hashlib.sha256()
+        with suppress(FileNotFoundError), open_regular(path) as earlier:
+            if kept is not None:
+                self._digest.update(earlier.read(kept[0]))
         if kept is not None:
             size, digest = kept
-            with path.open("rb") if path.exists() else io.BytesIO() as earlier:
-                self._digest.update(earlier.read(size))
             if self._digest.hexdigest() != digest:
                 raise ValueError(f"{path}: differs from the file at the time of the checkpoint")
         # Unbuffered: on a full disk, closing a buffered file would try to write again, and fail again.
@@ -192,35 +319,36 @@ class MetricsLog:
                 content = content[written:]
 
 
-def read_metrics(folder: RunFolder, summary: Mapping[str, Any] | None = None) -> list[dict[str, str]]:
-    """Return a run's rows as text, in order; an empty list if it has no metrics.csv.
+def _parsed_rows(file: Path, content: bytes, steps: int | None) -> list[dict[str, str]]:
+    """Return the rows in the content of a metrics.csv as text, in order.
 
     An incomplete last line is left out: the run is still writing, or was killed while writing.
 
-    summary: the run's run.json; if it is final, metrics.csv must have the digest that it states.
+    steps: those of the run, if they are known; no row is of a later one.
 
     Raises:
-        DamagedRecordError: a line cannot be a row of a run, or the file differs from the one that the run left.
+        DamagedFileError: a line cannot be a row of a run.
     """
-    if summary and summary["status"] in ENDED and summary.get(_METRICS_DIGEST) not in (None, _digest(folder.metrics)):
-        raise DamagedRecordError(f"{folder.metrics}: damaged: it differs from the file that the run left")
     try:
-        text = folder.metrics.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return []
+        text = content.decode()
     except UnicodeDecodeError:
-        raise DamagedRecordError(f"{folder.metrics}: damaged: it is not text") from None
+        raise DamagedFileError(f"{file}: damaged: it is not UTF-8 text") from None
     if "\n" not in text:
         return []
     header, *lines = text[: text.rfind("\n")].split("\n")
     if header != ",".join(METRIC_COLUMNS):
-        raise DamagedRecordError(f"{folder.metrics}: damaged: its first line is not {','.join(METRIC_COLUMNS)}")
-    rows = []
+        raise DamagedFileError(f"{file}: damaged: its first line is not {','.join(METRIC_COLUMNS)}")
+    rows: list[dict[str, str]] = []
+    last = 0
     for number, line in enumerate(lines, start=2):
         cells = line.split(",")
         if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_valid, METRIC_COLUMNS, cells)):
-            raise DamagedRecordError(f"{folder.metrics}: damaged: line {number} is not a row of a run")
-        rows.append(dict(zip(METRIC_COLUMNS, cells, strict=True)))
+            raise DamagedFileError(f"{file}: damaged: line {number} is not a row of a run")
+        row = dict(zip(METRIC_COLUMNS, cells, strict=True))
+        if not last <= (step := int(row["step"])) <= (step if steps is None else steps):
+            raise DamagedFileError(f"{file}: damaged: line {number} has step {step}, after step {last} of {steps}")
+        last = step
+        rows.append(row)
     return rows
 
 

@@ -22,14 +22,23 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.files import first_free, locked, remove_unfinished, write_json
+from workflow.bench.support.errors import DamagedFileError
+from workflow.bench.support.files import first_free, locked, remove_unfinished
 from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import share_of
 from workflow.bench.training.build import Setting
 from workflow.bench.training.one_run import train
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
-from workflow.bench.training.record import RunFolder, Status, first_line, is_done, read_summary, write_spec
+from workflow.bench.training.record import (
+    RunFolder,
+    Status,
+    first_line,
+    is_done,
+    read_record,
+    write_spec,
+    write_summary,
+)
 from workflow.bench.training.stop_signals import Stop
 from workflow.bench.training.summary import summarize_untrained
 from workflow.bench.workloads.base import Workload
@@ -112,7 +121,7 @@ class Runner:
         return run.id in self._plan.started_from
 
     def _is_done(self, run: Run) -> bool:
-        return is_done(self._folder(run.id), needs_weights=self._keeps_weights(run))
+        return is_done(self._folder(run.id), run, needs_weights=self._keeps_weights(run))
 
     def _first_finds_done(self, run: Run) -> bool:
         return self._ranks.from_first(self._is_done(run) if self._ranks.is_first else None)
@@ -137,8 +146,13 @@ class Runner:
             return self._train_locked(run, setting)
 
     def _lock(self, run: Run, progress: Progress, stack: ExitStack) -> bool:
-        """Hold the lock of a run until ``stack`` is closed; return False if asked to stop before it was free."""
+        """Hold the lock of a run until ``stack`` is closed; return False if asked to stop before it was free.
+
+        Raises:
+            UnreadableError: something else is where one of the run's files belongs.
+        """
         message = f"{run.describe()}: another process trains it; waiting"
+        self._folder(run.id).require_files()
         try:
             stack.enter_context(locked(self._folder(run.id).lock, partial(progress.note, message), self._stop))
         except Timeout:
@@ -148,12 +162,12 @@ class Runner:
     def _train_locked(self, run: Run, setting: Setting) -> Status:
         """Train a run whose lock is held, and report its outcome; record why it is skipped or fails."""
         folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
-        steps_before = _clear(folder) if ranks.is_first else 0
+        steps_before = _clear(folder, run) if ranks.is_first else 0
         try:
             reason = self._why_skipped(run)
             if reason is not None:
                 if ranks.is_first:
-                    write_json(folder.summary, summarize_untrained(run, "skipped", reason))
+                    write_summary(folder, summarize_untrained(run, "skipped", reason), with_digest=False)
                 progress.skip(run.describe(), f"skipped: {reason}")
                 return "skipped"
             weights = self._folder(run.start_from).weights if run.start_from else None
@@ -171,10 +185,10 @@ class Runner:
             if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
                 with suppress(OSError):
                     message = f"{type(problem).__name__}: {first_line(problem)}"
-                    write_json(folder.summary, summarize_untrained(run, "failed", message))
+                    write_summary(folder, summarize_untrained(run, "failed", message), with_digest=False)
             raise
         if ranks.is_first:
-            summary = read_summary(folder) or {}
+            summary = read_record(folder, run).summary
             self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
             outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
             progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
@@ -197,11 +211,14 @@ class Runner:
             return str(problem)
         if run.start_from is None:
             return None
-        upstream = read_summary(self._folder(run.start_from)) or {"status": "missing"}
-        if upstream["status"] == "finished":
+        try:
+            upstream = read_record(self._folder(run.start_from), self._plan.runs[run.start_from])
+        except DamagedFileError as problem:
+            return f"it starts from run {run.start_from}: {problem}"
+        if upstream.status == "finished":
             return None
-        because = f": {upstream['reason']}" if upstream.get("reason") else ""
-        return f"it starts from run {run.start_from}, which is {upstream['status']}{because}"
+        because = f": {upstream.summary['reason']}" if upstream.summary.get("reason") else ""
+        return f"it starts from run {run.start_from}, which is {upstream.status or 'missing'}{because}"
 
     def _workload(self, run: Run) -> Workload:
         """Return a run's workload, which all runs with the same one share.
@@ -216,14 +233,17 @@ class Runner:
         return self._workloads[key]
 
 
-def _clear(folder: RunFolder) -> int:
+def _clear(folder: RunFolder, run: Run) -> int:
     """Remove files that would misstate a run once it is trained; return the steps it was recorded to have done."""
     remove_unfinished(folder.path)
-    summary = read_summary(folder)
-    if summary is None or summary["status"] != "interrupted":
+    try:
+        record = read_record(folder, run)
+    except DamagedFileError:
+        record = None
+    if record is None or record.status != "interrupted":
         folder.summary.unlink(missing_ok=True)
         return 0
-    return int(summary.get("steps_done", 0))
+    return int(record.summary["steps_done"])
 
 
 @contextmanager

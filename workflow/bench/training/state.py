@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import asdict
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mkor_core import comm
 from mkor_core.attachment import STATE_KEY
-from workflow.bench.plan.runs import Run
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training import checkpoint
 from workflow.bench.training.build import Parts, Setting
-from workflow.bench.training.checkpoint import CheckpointError
+from workflow.bench.training.checkpoint_header import DamagedError
 from workflow.bench.training.clocks import Clock
-from workflow.bench.training.peak_memory import peak_memory_bytes
-from workflow.bench.training.ranks import Ranks
-from workflow.bench.training.record import MetricsLog, RunFolder
+from workflow.bench.training.fitting import require_like, require_optimizer_state, require_preconditioner_state
+from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes
+from workflow.bench.training.record import MetricsLog, RunFolder, first_line
 from workflow.bench.training.summary import Account
 
 Saved = dict[str, Any]
@@ -36,6 +34,9 @@ class TrainingState:
 
     saved: the checkpoint to resume from, which is restored into ``parts``; None for a new run.
     log: metrics.csv on the first rank, None on the others.
+
+    Raises:
+        DamagedError: ``saved`` does not fit the parts; the message names no file.
     """
 
     def __init__(
@@ -67,16 +68,36 @@ class TrainingState:
             account.code = ", ".join(filter(None, [account.code, code]))
 
     def _restore(self, saved: Saved) -> None:
+        """Put a checkpoint's content into the parts, which are useless if it does not fit.
+
+        Raises:
+            DamagedError: a part of it does not fit.
+        """
+        try:
+            self._load(saved)
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
+            if is_out_of_memory(problem):
+                raise
+            # Methods called load_state_dict raise errors of all these types for a state of another object.
+            reason = f"{type(problem).__name__}: {first_line(problem):.300}"
+            raise DamagedError(f"cannot resume from it: {reason}") from None
+
+    def _load(self, saved: Saved) -> None:
         parts, of_rank = self._parts, saved["ranks"][self._ranks.rank]
+        require_like(saved["model"], parts.model.state_dict(), "model")
         parts.model.load_state_dict(saved["model"])
+        require_optimizer_state(saved["optimizer"], parts.optimizer)
         if parts.preconditioner is not None:
             # The optimizer's state is the first rank's; the losses that a preconditioner follows differ by rank.
             saved["optimizer"][STATE_KEY]["losses"] = of_rank["followed_losses"]
+            require_preconditioner_state(
+                saved["optimizer"][STATE_KEY], self.account.steps_done, self.account.switch_step
+            )
         parts.optimizer.load_state_dict(saved["optimizer"])
-        if parts.scheduler:
-            parts.scheduler.load_state_dict(saved["scheduler"])
-        if parts.scaler:
-            parts.scaler.load_state_dict(saved["scaler"])
+        for name, part in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
+            require_like(saved[name], part.state_dict() if part else None, name)
+            if part:
+                part.load_state_dict(saved[name])
         self.losses = list(of_rank["losses"].unbind())
         torch.set_rng_state(of_rank["rng"].cpu())
         if of_rank["cuda_rng"] is not None:
@@ -139,45 +160,3 @@ class TrainingState:
         """Close metrics.csv."""
         if self.log is not None:
             self.log.close()
-
-
-def find_checkpoint(folder: RunFolder, run: Run, setting: Setting) -> tuple[Saved | None, MetricsLog | None]:
-    """Return the newest usable checkpoint, if any, and on the first rank metrics.csv, cut back to it.
-
-    All ranks resume from the same checkpoint, which the first one chooses.
-
-    Raises:
-        CheckpointError: the checkpoint is of another run or number of ranks, or this rank does not see it.
-    """
-    ranks = setting.ranks
-    saved: Saved | None = None
-    log: MetricsLog | None = None
-    if ranks.is_first:
-        saved, log = _newest_with_metrics(folder, run, ranks, setting.device)
-    chosen = None if saved is None else int(saved["ranks"][0]["account"]["steps_done"])
-    step = cast("int | None", ranks.from_first(chosen))
-    if step is not None and not ranks.is_first:
-        saved = checkpoint.load_latest(folder.checkpoint, run.id, setting.device, step=step)
-        if saved is None:
-            raise CheckpointError(
-                f"{folder.checkpoint}: the checkpoint of step {step}, from which rank 0 resumes, is not there: all "
-                "ranks must see the same results folder"
-            )
-    return saved, log
-
-
-def _newest_with_metrics(
-    folder: RunFolder, run: Run, ranks: Ranks, device: torch.device
-) -> tuple[Saved | None, MetricsLog]:
-    """Return the newest checkpoint whose rows are all in metrics.csv, and that file without any later rows."""
-    saved = checkpoint.load_latest(folder.checkpoint, run.id, device)
-    if saved is not None and len(saved["ranks"]) != ranks.size:
-        raise CheckpointError(
-            f"{folder.checkpoint}: made by {len(saved['ranks'])} ranks, not by {ranks.size}: resume with as many, "
-            "or move it away to start anew"
-        )
-    try:
-        return saved, MetricsLog(folder.metrics, None if saved is None else saved["metrics"])
-    except ValueError as problem:
-        warnings.warn(f"{problem}; starting anew", stacklevel=2)
-        return None, MetricsLog(folder.metrics)
