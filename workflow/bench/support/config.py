@@ -16,6 +16,7 @@ from jsonschema import Draft202012Validator, ValidationError, validators
 
 from workflow.bench.support import names, strict_yaml
 from workflow.bench.support.errors import ConfigError as ConfigError
+from workflow.bench.support.errors import printable
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -74,7 +75,7 @@ def shown_value(value: Any) -> str:
                 break
     except ValueError:  # Python refuses to print an integer of thousands of digits
         text += "(an integer of thousands of digits)"
-    return "".join(map(_printable, _cut(text, 80)))
+    return printable(_cut(text, 80))
 
 
 def _cut(text: str, length: int) -> str:

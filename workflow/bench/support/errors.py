@@ -10,8 +10,12 @@ def one_line(message: str) -> str:
 
     It may quote names of files, which may contain any character.
     """
-    joined = re.sub(r"\s*[\r\n]+\s*", " ", message)
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in joined)
+    return printable(re.sub(r"\s*[\r\n]+\s*", " ", message))
+
+
+def printable(text: str) -> str:
+    """Return a text with characters that cannot be printed escaped."""
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 class ConfigError(ValueError):
