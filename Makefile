@@ -30,10 +30,10 @@ FAULT_TESTS := \
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-faults test-slurm timing compare tune partial status refresh benchmark lock clean
+.PHONY: help reproduce test test-faults test-mutations test-slurm timing compare tune partial status refresh benchmark lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The stamp is written last, so that make resumes an interrupted installation and installs a changed lock. A suitable
 # PyTorch that is already in .venv, such as a CPU build, is kept.
@@ -66,6 +66,9 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 # Single tests, not files, are shared among the workers: most of the time goes to a few files.
 test-faults: $(INSTALLED) ## run the long fault tests (40 minutes on 2 cores): kills, damaged files, full disks; print and check counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
+
+test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/knee.py SAMPLE=200
+	$(BIN)/python -m tests.mutation $(MODULE) $(if $(SAMPLE),--sample $(SAMPLE)) --workers $(WORKERS)
 
 # The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.
 test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root
