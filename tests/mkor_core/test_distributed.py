@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 import pytest
@@ -30,10 +29,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     results = {1: [{case: ranks.train(name, options) for case, (name, options) in ranks.CASES.items()}]}
     for world in (2, 4):
         folder = tmp_path_factory.mktemp(f"ranks{world}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        start_processes(ranks.run_all, (world, str(folder), port), nprocs=world, start_method=START_METHOD)
+        start_processes(ranks.run_all, (world, str(folder)), nprocs=world, start_method=START_METHOD)
         results[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return results
 

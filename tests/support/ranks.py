@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -130,11 +129,11 @@ def cases_for(world: int) -> list[str]:
     return [case for case, (_, options) in CASES.items() if world * options.get("grad_worker_fraction", 1) >= 1]
 
 
-def run_all(rank: int, world: int, folder: str, port: int) -> None:
+def run_all(rank: int, world: int, folder: str) -> None:
     """Train every case on ``world`` gloo ranks, and write each rank's results to ``<folder>/<rank>.pt``."""
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=world)
+    # The ranks meet at a file: a free port could be taken by another process before they use it.
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
     results = {case: train(*CASES[case], rank, world) for case in cases_for(world)}
     if world == 2:
         results["mkor bfloat16"] = train("mkor", {"inverse_update_period": 2, "factor_dtype": "bfloat16"}, rank, world)
