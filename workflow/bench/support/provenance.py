@@ -151,13 +151,18 @@ def package_versions() -> dict[str, str]:
     return versions
 
 
+def memory_bytes() -> int:
+    """Return this machine's memory in bytes."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
 @cache
 def machine() -> dict[str, Any]:
     """Return this machine's CPU, number of cores, memory in bytes, GPUs (name, driver, memory) and operating system."""
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
-        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory_bytes": memory_bytes(),
         "gpus": _nvidia_smi("name,driver_version,memory.total"),
         "system": platform.platform(),
     }

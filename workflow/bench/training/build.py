@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from baselines import limits
 from mkor_core import Preconditioner
 from workflow.bench.plan.runs import PLAIN_PRECISION, Run
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.provenance import memory_bytes
 from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import Share, share_of
 from workflow.bench.training.lr_schedules import factor, schedule_function
@@ -113,9 +113,9 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
 
 def _refuse_too_large(workload: Workload) -> None:
     """Raise `MemoryError` if the weights exceed the memory: Linux may grant it, and kill the process that uses it."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    memory = memory_bytes()
     if workload.weight_bytes > memory:
-        sizes = f"{workload.weight_bytes / 1e9:,.0f} GB, and this machine has {memory / 1e9:,.0f} GB of memory"
+        sizes = f"{workload.weight_bytes:,} bytes, and this machine has {memory:,} bytes of memory"
         raise MemoryError(f"the weights of {workload.model_name} take {sizes}")
 
 
