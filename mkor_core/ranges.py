@@ -42,8 +42,10 @@ class Range:
             return None
         if isinstance(value, float) and not math.isfinite(value):
             return "must be finite" if self.finite else "must be a number"
-        if abs(value) > self.largest:
-            limit = f"must be at most {self.largest:g}" if value > 0 else f"must be at least {-self.largest:g}"
+        # torch takes no integer of more than 64 bits.
+        largest = min(self.largest, 2**63 - 1) if isinstance(value, int) else self.largest
+        if abs(value) > largest:
+            limit = f"must be at most {largest:g}" if value > 0 else f"must be at least {-largest:g}"
             return limit if self.finite else f"{limit}, or infinite"
         return None
 
