@@ -66,6 +66,7 @@ def refusal(name: str, chosen: dict[str, Any]) -> str | None:
 @example(place=("mkor", "rank"), value=1024)
 @example(place=("muon", "newton_schulz_steps"), value=10**9)
 @example(place=("sgd", "lr"), value=1e39)
+@example(place=("sgd", "lr"), value=10**5000)
 @example(place=("mkor", "stabilizer_threshold"), value=2**64)
 def test_any_number_is_refused_by_name_or_trained_with(place: tuple[str, str], value: Any):
     name, key = place
