@@ -27,13 +27,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
-def in_transform() -> bool:
-    """Return whether a transform of torch.func (grad, vmap, ...) is running; its tensors must not leave it."""
-    return torch._C._are_functorch_transforms_active()
-
-
 def adds_to_grad(weight: Tensor) -> bool:
-    """Return whether the backward pass that is running adds to ``weight.grad``; `torch.autograd.grad` does not."""
+    """Return whether the backward pass that is running adds to ``weight.grad``.
+
+    That of `torch.autograd.grad` does not, nor do those inside transforms of torch.func, whose tensors must not leave
+    them.
+    """
     if not weight.requires_grad:
         return False
     try:

@@ -202,9 +202,6 @@ class Capture:
         weight = layer.weight
         if not (self.enabled and layer.module.training and weight is not None and weight.requires_grad):
             return
-        # Tensors inside a transform of torch.func (grad, vmap) must not leave it, and no .grad follows from them.
-        if autograd.in_transform():
-            return
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
         if not autograd.in_backward():
             self._forward_ran = True

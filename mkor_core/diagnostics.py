@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 NO_STATISTICS = "have a gradient but no statistics in a step that updates the factors; they keep what they had"
 NOT_FINITE = "have statistics that are not finite, which are left out"
 DECOMPOSITION = "keep what they had, because a decomposition failed"
-OTHER_WEIGHT = "are left to the base optimizer: their weight has become complex or a function of other parameters"
+OTHER_WEIGHT = "are left to the base optimizer: their weight or bias has become complex or a function of others"
 SPARSE_GRADIENT = "are left to the base optimizer, because their gradient is sparse"
 
 
@@ -46,18 +46,19 @@ class Diagnostics:
         """Log that a decomposition of a layer has failed."""
         self.report(DECOMPOSITION, [layer])
 
+    def check_weights(self, layers: Iterable[Layer]) -> None:
+        """Report layers of which the weight or gradient has become one that cannot be preconditioned."""
+        layers = list(layers)
+        self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
+        self.report(SPARSE_GRADIENT, [layer.name for layer in layers if layer.has_sparse_gradient()])
+
     def check_coverage(
-        self,
-        layers: Iterable[Layer],
-        trained: Sequence[Layer],
-        reached: Collection[str],
-        statistics: Mapping[str, Captured],
+        self, layers: Sequence[Layer], reached: Collection[str], statistics: Mapping[str, Captured]
     ) -> None:
         """Report layers that have a gradient but no statistics in a step that needs them.
 
         Args:
-            layers: all layers.
-            trained: those of which a weight of their own is trained.
+            layers: those that are trained.
             reached: those that a backward pass of this rank has reached.
             statistics: those of all ranks, by layer, with the number 0 if there are none. To read the number makes the
                 host wait, so it is read for layers that this rank has not reached, until another rank has.
@@ -65,9 +66,7 @@ class Diagnostics:
         Raises:
             RuntimeError: no layer has statistics, and the gradients are not those of an evaluation mode.
         """
-        self.report(SPARSE_GRADIENT, [layer.name for layer in trained if layer.has_sparse_gradient()])
-        self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
-        missing = [layer for layer in trained if layer.has_gradient() and layer.name not in reached]
+        missing = [layer for layer in layers if layer.has_gradient() and layer.name not in reached]
         missing = [layer for layer in missing if (NO_STATISTICS, layer.name) not in self._reported or not reached]
         elsewhere = {
             layer.name for layer in missing if layer.name in statistics and bool(statistics[layer.name].number > 0)
@@ -83,8 +82,8 @@ class Diagnostics:
                 f"{self._method} has captured no statistics in a step that updates its factors, although layer "
                 f"{missing[0].name!r} has a gradient. Statistics come from backward() through a forward pass of the "
                 "model in training mode, after the Preconditioner was made and before torch.compile's first call. "
-                "Gradients set by hand or by torch.autograd.grad or torch.func.grad bring none, and a second step "
-                "after the same backward pass finds none. To step without statistics, call model.eval()."
+                "Gradients set by hand or by torch.autograd.grad or torch.func (grad, vmap) bring none, and a second "
+                "step after the same backward pass finds none. To step without statistics, call model.eval()."
             )
         if missing and not self._warned_of_evaluation:
             self._warned_of_evaluation = True

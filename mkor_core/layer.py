@@ -63,16 +63,19 @@ class Layer:
 
     @property
     def weight(self) -> nn.Parameter | None:
-        """The weight; None if it has become complex or, by prune or weight_norm, a function of other parameters."""
-        weight = self.module._parameters.get("weight")
-        return weight if weight is not None and weight.is_floating_point() else None
+        """The weight; None if it or the bias has become complex or, by prune for instance, a function of others."""
+        own = [self.module._parameters.get(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
+        return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
 
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
-        return self.weight is not None and self.weight.grad is not None and not self.has_sparse_gradient()
+        weight = self.weight
+        return weight is not None and weight.grad is not None and not self.has_sparse_gradient()
 
     def has_sparse_gradient(self) -> bool:
-        """Return whether a gradient was set that is sparse; autograd's are not."""
+        """Return whether a sparse gradient was set; autograd's are dense."""
+        if self.weight is None:
+            return False
         return any(p.grad is not None and p.grad.layout != torch.strided for p in self.parameters)
 
     def gradient(self) -> Tensor:

@@ -124,8 +124,8 @@ class Preconditioner:
         """Precondition the gradients in place: exchange statistics, update the layers' states, replace D by V.
 
         Raises:
-            RuntimeError: the method follows the loss (MKOR-H), and none has come by the end of its warm-up; or in a
-                step that updates the factors there are gradients in training mode, but no statistics of any layer.
+            RuntimeError: factors are to be updated in training mode, but no layer has captured statistics; or the
+                method follows the loss (MKOR-H), and none has come by the end of its warm-up.
         """
         if self.switch_step is not None:
             return
@@ -135,8 +135,9 @@ class Preconditioner:
         if self._capture.reached or any(layer.has_gradient() for layer in self._active_layers()):
             with without_autocast(self._any_weight().device):
                 self._take_step()
-        else:
-            self._capture.drop()  # no backward pass: this is not a training step
+        else:  # no backward pass: this is not a training step
+            self._capture.drop()
+            self._diagnostics.check_weights(self._layers.values())
 
     def observe(self, loss: Tensor | float) -> None:
         """Pass this step's training loss to a method that follows it (MKOR-H); ignored by other methods."""
@@ -209,7 +210,8 @@ class Preconditioner:
         if self._losses and state["losses"] is not None:
             self._losses.load_state_dict(state["losses"])
         if state["switch_step"] is not None:
-            self._switch_off(state["switch_step"])
+            self.switch_step = state["switch_step"]
+            self._release()
 
     def _take_step(self) -> None:
         self._states.forget_consolidated()
@@ -280,7 +282,8 @@ class Preconditioner:
                 "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
             )
         if self.method.is_over(losses.history, self._step):
-            self._switch_off(self._step)
+            self.switch_step = self._step
+            self._release()
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
@@ -310,7 +313,8 @@ class Preconditioner:
                 captured = self._capture.take()
         with self.phases("communication"):
             statistics, loss = exchange(layers, captured, loss, method=self.method, group=self._group)
-        self._diagnostics.check_coverage(self._layers.values(), layers, reached, statistics)
+        self._diagnostics.check_weights(self._layers.values())
+        self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:
             self._losses.record(loss)
         # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
@@ -376,10 +380,6 @@ class Preconditioner:
         if self._lr is not None or not self.method.needs_lr or self._attachment is None:
             return [self._lr] * len(layers)
         return self._attachment.learning_rates(layers)
-
-    def _switch_off(self, step: int) -> None:
-        self.switch_step = step
-        self._release()
 
     def _release(self) -> None:
         self._released = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -18,6 +19,9 @@ from torch.testing import assert_close
 
 from baselines import KAISA, build
 from mkor_core import MKOR, Preconditioner
+from mkor_core.capture import Captured
+from mkor_core.diagnostics import Diagnostics
+from mkor_core.layer import Layer
 from tests.support import reference
 from tests.support.misuses import (
     IGNORED,
@@ -170,6 +174,17 @@ def test_in_evaluation_mode_the_base_optimizer_trains_alone_and_a_warning_says_s
     assert_close(weights, run(base, step), rtol=0, atol=0)
 
 
+def test_a_layer_of_which_the_host_knows_that_it_has_no_statistics_keeps_its_gradient():
+    model = network("linear")
+    method = KAISA(kl_clip=None)
+    object.__setattr__(method, "has_statistics", lambda state: False)
+    preconditioner = Preconditioner(model, method, lr=0.1)
+    model(inputs("linear", 0)).square().sum().backward()
+    before = gradients(model)
+    preconditioner.step()
+    assert_close(gradients(model), before, rtol=0, atol=0)
+
+
 def test_kl_clip_leaves_layers_without_statistics_out():
     """One branch of two is in evaluation mode. Truth: its plain gradient; for the other, training it alone."""
     results = {}
@@ -209,6 +224,17 @@ def test_a_model_that_was_compiled_and_called_before_is_refused():
     compiled(inputs("linear", 0)).square().mean().backward()
     with pytest.raises(RuntimeError, match=r"after the Preconditioner was made and before torch.compile's first call"):
         optimizer.step()
+
+
+@pytest.mark.parametrize(("number", "reached", "outcome"), [(2, (), ""), (0, ("other",), "logged"), (0, (), "refused")])
+def test_a_layer_that_only_another_rank_has_used_is_not_missing(number, reached, outcome, caplog):
+    """Statistics of all ranks; the number 0 means none."""
+    layer = Layer("used elsewhere", nn.Linear(2, 2))
+    layer.module(torch.ones(1, 2)).sum().backward()
+    statistics = {layer.name: Captured(torch.ones(3), torch.ones(2), torch.tensor(number))}
+    with pytest.raises(RuntimeError, match="'used elsewhere'") if outcome == "refused" else nullcontext():
+        Diagnostics("MKOR").check_coverage([layer], reached, statistics)
+    assert len(caplog.records) == (outcome == "logged")
 
 
 def test_zero_gradients_without_statistics_are_no_reason_to_refuse():
@@ -264,15 +290,19 @@ def test_a_branch_that_is_not_finite_leaves_the_others_alone(name):
 
 
 def test_a_decomposition_that_fails_leaves_the_layer_what_it_had(monkeypatch, caplog):
-    """Truth: the state before the failure, with the newer running averages."""
+    """Also the factor that was decomposed before. Truth: the state before, with the newer running averages."""
     trained = session("kaisa")
     run(trained, plain)
     before = states(trained.preconditioner)
 
-    def fail(matrix: Tensor) -> None:
-        raise torch.linalg.LinAlgError("failed to converge")  # type: ignore[attr-defined]
+    decompose, calls = torch.linalg.eigh, iter(range(100))
 
-    monkeypatch.setattr(torch.linalg, "eigh", fail)
+    def fail_on_the_right(matrix: Tensor) -> Any:
+        if next(calls) % 2:
+            raise torch.linalg.LinAlgError("failed to converge")  # type: ignore[attr-defined]
+        return decompose(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail_on_the_right)
     run(trained, plain)
     after = states(trained.preconditioner)
     for name, state in after.items():
@@ -301,6 +331,7 @@ def test_odd_modules_are_left_to_the_base_optimizer_and_logged_by_name(odd, capl
     assert preconditioner.layers == ("first", "head")
     (record,) = caplog.records
     assert ODD[odd].reason in record.getMessage()
+    assert "ParametrizationList" not in record.getMessage()
     for model, stepped in ((base, build("sgd", base, {"lr": 0.1})[0]), (trained, optimizer)):
         model(inputs("linear", 0)).backward()
         stepped.step()
@@ -357,18 +388,32 @@ class Factor(nn.Module):
         return self.factor * inputs
 
 
-def test_a_layer_that_is_pruned_later_is_left_to_the_base_optimizer_and_logged_once(caplog):
+@pytest.mark.parametrize("key", ["weight", "bias"])
+def test_a_layer_that_is_pruned_later_is_left_to_the_base_optimizer_and_logged_once(key, caplog):
     """Truth: the base optimizer's step from the same weights."""
     trained, base = session("mkor"), Session("sgd", {})
-    prune.l1_unstructured(base.model[0], "weight", 0.5)
-    prune.l1_unstructured(trained.model[0], "weight", 0.5)
-    run(trained, plain, steps=1)
-    run(base, plain, steps=1)
-    assert_close(trained.model[0].weight_orig, base.model[0].weight_orig, rtol=0, atol=0)
+    for one in (trained, base):
+        prune.l1_unstructured(one.model[0], key, 0.5)
+        run(one, plain, steps=1)
+    assert_close([*trained.model[0].parameters()], [*base.model[0].parameters()], rtol=0, atol=0)
     assert not torch.equal(trained.model[2].weight, base.model[2].weight)
     run(trained, plain)
     (record,) = caplog.records
-    assert record.getMessage().startswith("MKOR: layers '0' are left to the base optimizer: their weight has become")
+    assert record.getMessage().startswith("MKOR: layers '0' are left to the base optimizer: their weight or bias has")
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_a_layer_that_becomes_complex_later_is_left_to_the_base_optimizer_and_logged_once(caplog):
+    trained = session("mkor")
+    trained.model.to(torch.complex64)
+    trained.model[0](trained.batch(0).to(torch.complex64)).abs().sum().backward()
+    before = gradients(trained.model)
+    trained.optimizer.step()
+    assert_close(gradients(trained.model), before, rtol=0, atol=0)
+    (record,) = caplog.records
+    assert (
+        "layers '0', '2' are left to the base optimizer: their weight or bias has become complex" in record.getMessage()
+    )
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
@@ -396,8 +441,9 @@ def test_a_model_on_the_meta_device_can_be_stepped(name):
     assert preconditioner is not None
     for _ in range(2):
         optimizer.zero_grad()
-        for _ in range(2):
+        for _ in range(3):
             model(torch.empty(6, 2, 4, 4, device="meta")).square().mean().backward()
+            optimizer.zero_grad(set_to_none=False)
         preconditioner.observe(1.0)
         optimizer.step()
     assert preconditioner.memory_bytes() > 0

@@ -364,13 +364,14 @@ def train_scaled(*, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[i
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("overflow_at", [(0,), (3,), (2, 4)], ids=str)
-def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at):
+def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at, caplog):
     """Truth: the same run with a loss that never overflows. Steps 0 and 3 update factors, 2 and 4 do not."""
     weights, state = train_scaled(fused=fused, dtype=None, overflow_at=overflow_at)
     true_weights, true_state = train_scaled(fused=fused, dtype=None, overflow_at=())
     assert state["step"] == true_state["step"] == 8
     assert_close(state["layers"], true_state["layers"], rtol=0, atol=0)
     assert_close(weights, true_weights, rtol=0, atol=0)
+    assert caplog.records == []
 
 
 def test_fused_and_unfused_scaled_training_agree():

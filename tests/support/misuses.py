@@ -321,7 +321,15 @@ def evaluated(session: Session, step: int) -> None:
     session.optimizer.step()
 
 
+def vectorized(session: Session, step: int) -> None:
+    """Run the forward pass under vmap, whose tensors the hooks cannot keep."""
+    halves = session.batch(step).unflatten(0, (2, -1))
+    vmap(session.model)(halves).square().mean().backward()
+    session.optimizer.step()
+
+
 REFUSED: dict[str, Step] = {
+    "a forward pass under vmap": vectorized,
     "gradients set by hand": hand_set,
     "gradients of torch.autograd.grad": from_autograd_grad,
     "two steps after one backward pass": twice,

@@ -64,7 +64,7 @@ def test_a_checkpoint_of_another_run_or_step_is_damaged(path: Path):
 
 
 def test_a_checkpoint_in_another_format_is_not_loaded(path: Path):
-    path.write_bytes(path.read_bytes().replace(b'"format": 2', b'"format": 3', 1))
+    path.write_bytes(path.read_bytes().replace(b'"format": 3', b'"format": 4', 1))
     with pytest.raises(DamagedError, match="written by other code"):
         checkpoint.load(path, "a")
 

@@ -14,7 +14,7 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.errors import UnreadableError
 from workflow.bench.support.reading import open_regular
 
-_FORMAT: Final = 2
+_FORMAT: Final = 3
 """Format version; increment it whenever the saved state changes. Other versions cannot be resumed."""
 _MOST_BYTES: Final = 4096
 """The longest first line."""
