@@ -21,7 +21,7 @@ from tests.support.records import read_summary
 from tests.support.tally import KILLS, LEAST_KILLS, count
 from tests.support.train_ranks import free_port
 
-COMMAND_MOMENTS = 10
+COMMAND_MOMENTS = 20
 LEARNING_RATE = 0.01
 """No optimizer diverges in any setting."""
 RANK_KILLS = 4

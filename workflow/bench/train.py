@@ -45,7 +45,7 @@ def _work(options: argparse.Namespace) -> int | None:
         job = plan.job(options.experiment, options.label)
         _check_options(options, job)
         if options.seed is None:
-            refuse_unwritable("--out", options.out or plan.csv_of(job))
+            refuse_unwritable("--out" if options.out else "results", options.out or plan.csv_of(job))
         return _train(plan, job, options, place)
     except (ConfigError, OSError) as problem:
         # All ranks fail alike, so the first one's message is enough; but rank 0 may be the one that is missing.

@@ -143,8 +143,7 @@ def test_a_folder_that_cannot_be_written_is_one_line(folder: Path, tmp_path: Pat
         arguments = ["one", "sgd", f"--config-dir={folder}", f"--results={disk}", "--hardware=test"]
         assert train.main(arguments) == 1
         said = capsys.readouterr().err
-    assert said.startswith(f"[Errno 30] Read-only file system: '{disk}")
-    assert said.count("\n") == 1
+    assert said == f'results = "{disk}/test/embedded/one/sgd.csv": cannot be written: Read-only file system\n'
 
 
 class Backwards(datetime):
@@ -234,5 +233,5 @@ def test_weights_of_another_model_are_refused_in_one_line(folder: Path, capsys: 
 
 def test_more_threads_than_any_machine_has_are_refused(folder: Path, capsys: pytest.CaptureFixture[str]):
     write(folder, "one", block(optimizer("sgd")))
-    assert train.main(["one", "sgd", f"--threads={10**30}", *options(folder)]) == 1
-    assert capsys.readouterr().err == f"--threads = {10**30}: must be from 1 to 1024\n"
+    assert train.main(["one", "sgd", f"--threads={10**17}", *options(folder)]) == 1
+    assert capsys.readouterr().err == f"--threads = {10**17}: must be from 1 to 1024\n"

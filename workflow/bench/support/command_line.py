@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from workflow.bench.support.config import ConfigError, refuse_folder, shown_value
+from workflow.bench.support.config import ConfigError, refuse_folder
 from workflow.bench.support.errors import FileWarning
 from workflow.bench.support.files import LONGEST_FILE_NAME
 from workflow.bench.support.names import path_rule
@@ -95,7 +95,8 @@ def refuse_unwritable(key: str, file: Path) -> None:
     except OSError as failure:
         problem = f"cannot be written: {failure.strerror}"
     if problem:
-        raise ConfigError(f"{key} = {shown_value(str(file))}: {problem}")
+        # The whole path: a value would be cut, and the file's name stands at its end.
+        raise ConfigError(f'{key} = "{file}": {problem}')
 
 
 def _write_problem(file: Path) -> str | None:
