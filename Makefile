@@ -26,7 +26,8 @@ FAULT_TESTS := \
     tests/bench/commands/test_fuzz.py \
     tests/bench/commands/test_fuzz_configurations.py \
     tests/bench/commands/test_fuzz_records.py \
-    tests/bench/data/test_damaged_data.py
+    tests/bench/data/test_damaged_data.py \
+    tests/pipeline/test_shell.py
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -65,7 +66,7 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 
 # Single tests, not files, are shared among the workers: most of the time goes to a few files.
 test-faults: $(INSTALLED) ## run the long fault tests (40 minutes on 2 cores): kills, damaged files, full disks; print and check counts
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
 
 test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/knee.py SAMPLE=200
 	$(BIN)/python -m tests.mutation $(MODULE) $(if $(SAMPLE),--sample $(SAMPLE)) --workers $(WORKERS)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support import experiments
 from tests.support.pbs.cluster import PROFILE
 from tests.support.pbs.cluster import Cluster as Site
-from tests.support.shells import TEXTS, examples
+from tests.support.shells import TEXTS, examples, refused_in_one_line
 from workflow.bench.support.config import ConfigError
 from workflow.cluster import submit
 from workflow.cluster.settings import Cluster
@@ -55,12 +55,9 @@ def load(folder: Path, place: str, text: str) -> Cluster:
 @example("results", "my results")
 @example("cluster", "$(touch x)")
 def test_every_text_of_a_cluster_is_refused_in_one_line_or_one_word(folder: Path, place: str, text: str):
-    refusal, cluster = "", None
-    try:
+    cluster = None
+    with refused_in_one_line(ConfigError):
         cluster = load(folder, place, text)
-    except ConfigError as problem:
-        refusal = str(problem)
-    assert refusal.isprintable()
     if cluster is not None:
         need = cluster.training("it")
         assert [shlex.quote(name) for name in (need.queue, *need.data)] == [need.queue, *need.data]

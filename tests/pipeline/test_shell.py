@@ -14,12 +14,12 @@ import yaml
 from hypothesis import example, given
 
 from tests.support.experiments import block, make_folder, optimizer, write
-from tests.support.shells import TEXTS, commands_of, examples, recorded
+from tests.support.shells import TEXTS, TRIED, Ran, examples, planned_jobs, recorded, run_recorded
+from tests.support.tally import count
 from workflow.bench.report import front_page
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.names import folder_rule
 
-TARGETS = ("all",)
 PLAIN = "PLAIN"
 """A text without characters that a shell could interpret, in the place of the others."""
 
@@ -47,34 +47,34 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def run(folder: Path, results: str) -> tuple[list[list[str]], set[str]]:
-    """Return the commands that the jobs' shell commands run, and the files that the shell itself writes."""
-    commands = commands_of(folder, TARGETS, config_dir="config", hardware="test", results=results)
-    place = folder / "place"
-    shutil.rmtree(place, ignore_errors=True)
-    for name in ("figures", "tables", "probes", "report", "logs/figures", "logs/tables", "logs/probes", "logs/publish"):
-        (place / results / "test" / "embedded" / name).mkdir(parents=True)
-    for name in ("aggregate", "train/one"):
-        (place / results / "test" / "embedded" / "logs" / name).mkdir(parents=True)
-    ran = recorded([commands[job] for job in sorted(commands)], place)
-    return ran, {str(file.relative_to(place)) for file in place.rglob("*") if file.is_file()}
+def run(folder: Path, results: str) -> Ran:
+    """Return what the shell commands of all jobs do."""
+    jobs = planned_jobs(folder, config_dir="config", hardware="test", results=results)
+    return run_recorded(jobs, folder / "place")
 
 
 @pytest.fixture(scope="module")
-def plain(folder: Path) -> tuple[list[list[str]], set[str]]:
-    """What the commands run and write for a plain text."""
+def plain(folder: Path) -> Ran:
+    """What the commands do for a plain text."""
     return run(folder, PLAIN)
 
 
 @examples(one_in=25)
 @given(TEXTS.filter(lambda text: folder_rule(text) is None and len(text) < 120))
 @example("my results; $(touch x)")
-def test_a_results_folder_is_one_argument_of_every_command(folder: Path, plain, text: str):
-    ran, written = run(folder, text)
-    # Sorted, because a rule sorts the files that it takes checksums of.
-    expected = [sorted(word.replace(PLAIN, text) for word in command) for command in plain[0]]
-    assert [sorted(command) for command in ran] == expected
-    assert written == {file.replace(PLAIN, text) for file in plain[1]}
+def test_a_results_folder_is_one_argument_of_every_command(folder: Path, plain: Ran, text: str):
+    count(TRIED)
+    assert run(folder, text) == plain.replaced(PLAIN, text)
+
+
+def test_a_file_of_figures_that_is_no_module_is_refused_in_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "x;touch y.py").touch()
+    monkeypatch.setattr("workflow.bench.plan.artefacts.BENCH", tmp_path)
+    with pytest.raises(SystemExit, match=r"figures/x;touch y\.py: its name, \"x;touch y\", must consist of letters"):
+        planned_jobs(folder, config_dir="config", hardware="test")
 
 
 MADE = {
@@ -93,6 +93,7 @@ def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
     (folder / ".venv").mkdir(exist_ok=True)
     for name in (".venv/installed", "requirements.lock"):
         (folder / name).touch()
+    count(TRIED)
     for target, command in MADE.items():
         given = [f"{name}={text}" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES")]
         called = subprocess.run(
@@ -123,9 +124,8 @@ def test_a_title_with_braces_stays_text_in_commands_and_in_the_report(folder: Pa
     config = Path(shutil.copytree(folder / "config", tmp_path / "config"))
     tier = yaml.safe_load((config / "tiers" / "embedded.yaml").read_text())
     (config / "tiers" / "embedded.yaml").write_text(yaml.safe_dump({**tier, "title": title}))
-    commands = commands_of(tmp_path, TARGETS, config_dir="config", hardware="test")
-    (tmp_path / "place" / "results" / "test" / "embedded" / "logs" / "figures").mkdir(parents=True)
-    (ran,) = recorded([commands["fig01_mkor_diagram {}"]], tmp_path / "place")
+    jobs = planned_jobs(tmp_path, config_dir="config", hardware="test")
+    (ran,) = run_recorded([job for job in jobs if job.name.startswith("fig01")], tmp_path / "place").commands
     assert f"--tier-title={title}" in ran
     page, _ = front_page(tmp_path, title)
     body = page.partition(".. raw:: html")[2]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
-from contextlib import chdir
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -30,6 +31,22 @@ TEXTS: Final = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=5).map("".
 def examples(*, one_in: int) -> settings:
     """Return settings for a test whose examples cost more: as many as others have, divided."""
     return settings(max_examples=(settings.default.max_examples if settings.default else 100) // one_in, deadline=None)
+
+
+TRIED: Final = "shell characters: strings tried"
+RAN: Final = "shell characters: commands run"
+"""The counters of the tests: commands that were not meant to run."""
+
+
+@contextmanager
+def refused_in_one_line(*errors: type[BaseException]) -> Iterator[None]:
+    """Accept an error whose message is one line that can be printed."""
+    message = ""
+    try:
+        yield
+    except errors as refusal:
+        message = str(refusal)
+    assert message.isprintable()
 
 
 _SETUP: Final = """
@@ -59,12 +76,21 @@ def recorded(commands: Sequence[str], folder: Path) -> list[list[str]]:
     return [os.fsdecode(command).removesuffix("\0").split("\0") for command in written.split(b"\1")[:-1]]
 
 
-def commands_of(folder: Path, targets: Sequence[str], **settings: str) -> dict[str, str]:
-    """Return the shell commands of all jobs that Snakemake plans in ``folder``, by rule and wildcards.
+class Planned(NamedTuple):
+    """A job that Snakemake plans: its rule and wildcards, its shell command, and the files that it writes."""
+
+    name: str
+    command: str
+    files: tuple[str, ...]
+
+
+def planned_jobs(folder: Path, **settings: str) -> list[Planned]:
+    """Return all jobs with shell commands that Snakemake plans in ``folder``, sorted by name.
 
     Raises:
         SystemExit: the plan is refused; the value is the message.
     """
+    # Imported here because Snakemake takes a second to import.
     from snakemake.api import SnakemakeApi
     from snakemake.settings.enums import Quietness
     from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
@@ -75,7 +101,34 @@ def commands_of(folder: Path, targets: Sequence[str], **settings: str) -> dict[s
             config_settings=ConfigSettings(config=settings),
             snakefile=ROOT / "Snakefile",
         )
-        dag = workflow.dag(DAGSettings(targets=set(targets), forceall=True))
-        dag.execute_workflow(executor="dryrun")
-        jobs = list(workflow._workflow.dag.jobs)
-        return {f"{job.rule.name} {dict(job.wildcards_dict)}": job.shellcmd for job in jobs if job.shellcmd}
+        workflow.dag(DAGSettings(targets={"all"}, forceall=True)).execute_workflow(executor="dryrun")
+        return sorted(
+            Planned(f"{job.rule} {job.wildcards_dict}", job.shellcmd, tuple(map(str, [*job.output, *job.log])))
+            for job in workflow._workflow.dag.jobs
+            if job.shellcmd
+        )
+
+
+class Ran(NamedTuple):
+    """What jobs did in a shell that only records."""
+
+    commands: Counter[tuple[str, ...]]
+    """The commands with their arguments, sorted: a rule sorts the files that it takes checksums of."""
+    files: Counter[str]
+    """The files that redirections wrote."""
+
+    def replaced(self, old: str, new: str) -> Ran:
+        """Return it with another text in all arguments and names."""
+        commands = [tuple(sorted(word.replace(old, new) for word in command)) for command in self.commands.elements()]
+        return Ran(Counter(commands), Counter(file.replace(old, new) for file in self.files))
+
+
+def run_recorded(jobs: Sequence[Planned], folder: Path) -> Ran:
+    """Run the jobs' shell commands in ``folder``, which is emptied first, and return what they did."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for job in jobs:
+        for file in job.files:
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+    commands = recorded([job.command for job in jobs], folder)
+    files = [str(file.relative_to(folder)) for file in folder.rglob("*") if file.is_file()]
+    return Ran(Counter(tuple(sorted(command)) for command in commands), Counter(files))

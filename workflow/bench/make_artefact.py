@@ -13,6 +13,7 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.plan.artefacts import Kind, available, describe
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.support.command_line import FAILURES, run_command
+from workflow.bench.support.config import ConfigError, did_you_mean, shown_value
 
 
 def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
@@ -50,9 +51,8 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
 
 def main(arguments: list[str] | None = None) -> int:
     """Make one figure or table from the CSV files of one machine and tier."""
-    kinds: dict[str, Kind] = {name: kind for kind in ("figures", "tables") for name in available(kind)}
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.make_artefact", description=main.__doc__)
-    parser.add_argument("name", choices=kinds, metavar="NAME", help=", ".join(kinds))
+    parser.add_argument("name", metavar="NAME", help="a file of workflow/bench/figures or .../tables, without .py")
     parser.add_argument(
         "--results",
         type=Path,
@@ -71,6 +71,11 @@ def main(arguments: list[str] | None = None) -> int:
     )
 
     def work(options: argparse.Namespace) -> None:
+        kinds: dict[str, Kind] = {name: kind for kind in ("figures", "tables") for name in available(kind)}
+        if options.name not in kinds:
+            raise ConfigError(
+                f"name = {shown_value(options.name)}: unknown artefact; {did_you_mean(options.name, kinds)}"
+            )
         kind = kinds[options.name]
         results = Results(options.results, options.tier_title, tuple(options.compare))
         try:

@@ -1,7 +1,5 @@
 """Probes: measurements that need no training run, each a module of workflow.bench.probes."""
 
-PROBES = planned_probes(PLAN)
-
 for probe in PROBES:
 
     rule:

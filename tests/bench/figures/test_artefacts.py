@@ -404,3 +404,10 @@ def test_a_figure_of_skipped_runs_is_made_with_their_reason(tmp_path, capsys, mo
     runs.assign(status="diverged").to_csv(tmp_path / "update_rules.runs.csv", index=False)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 1
     assert capsys.readouterr().err.startswith("fig13_update_rules: ")
+
+
+def test_an_unknown_artefact_is_refused_in_one_line(capsys: pytest.CaptureFixture[str]):
+    assert main(["fig13_update_rule", "--results=x"]) == 1
+    assert capsys.readouterr().err == (
+        "name = \"fig13_update_rule\": unknown artefact; did you mean 'fig13_update_rules'?\n"
+    )

@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.support.experiments import block, make_folder, optimizer, write
-from tests.support.shells import TEXTS
+from tests.support.shells import TEXTS, refused_in_one_line
 from workflow.bench.plan import Plan
 from workflow.bench.plan.optimizer_signatures import read_signatures
 from workflow.bench.support import names
@@ -128,12 +128,9 @@ def load_with(config: Path, place: str, text: str) -> Plan | None:
 @example("experiment", "x`touch y`")
 @example("results", "a\0b")
 def test_every_text_in_a_configuration_is_refused_in_one_line_or_planned(config: Path, place: str, text: str):
-    refusal, plan = "", None
-    try:
+    plan = None
+    with refused_in_one_line(ConfigError):
         plan = load_with(config, place, text)
-    except ConfigError as problem:
-        refusal = str(problem)
-    assert refusal.isprintable()
     if plan is not None:
         words = [plan.hardware, plan.tier.name, *plan.experiments, *(job.label for job in plan.jobs)]
         assert [shlex.quote(word) for word in words] == words
@@ -147,6 +144,15 @@ def test_a_configuration_folder_that_snakemake_would_take_for_a_wildcard_is_refu
             Plan.load(folder, hardware="test")
     finally:
         folder.rename(config)
+
+
+def test_a_kept_machine_that_snakemake_would_take_for_a_wildcard_is_refused(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "{x}" / "embedded").mkdir(parents=True)
+    monkeypatch.setattr("workflow.bench.plan.plan.REFERENCE", tmp_path)
+    with pytest.raises(ConfigError, match=r"\{x\}: its name, that of a machine, must consist of lowercase letters"):
+        Plan.load(config, hardware="test")
 
 
 def test_a_file_of_baselines_that_is_no_module_is_refused(tmp_path: Path):

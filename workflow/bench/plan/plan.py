@@ -25,9 +25,11 @@ from workflow.bench.support.config import (
     read_mapping,
     refuse_folder,
     schema,
+    shown_path,
     shown_value,
     with_defaults,
 )
+from workflow.bench.support.names import name_rule
 from workflow.bench.support.provenance import NO_GPU, hardware_slug
 
 REFERENCE: Final = ROOT / "results" / "reference"
@@ -183,13 +185,18 @@ def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:
     """Return the given folders, and those of `REFERENCE` at a tier.
 
     Raises:
-        ConfigError: a given folder does not exist, or is not a folder of this tier.
+        ConfigError: a given folder does not exist, or is not a folder of this tier; or the name of a folder in
+            `REFERENCE` is not one of a machine.
     """
-    for index, folder in enumerate(given):
-        if not Path(folder).is_dir() or Path(folder).resolve().name != tier:
+    for index, text in enumerate(given):
+        if not Path(text).is_dir() or Path(text).resolve().name != tier:
             must = f"must be an existing folder results/<hardware>/{tier}, of the plan's tier"
-            raise error(file, ("compare", index), folder, must)
-    return (*map(Path, given), *sorted(path for path in REFERENCE.glob(f"*/{tier}") if path.is_dir()))
+            raise error(file, ("compare", index), text, must)
+    kept = sorted(path for path in REFERENCE.glob(f"*/{tier}") if path.is_dir())
+    for folder in kept:
+        if rule := name_rule("hardware", folder.parent.name):
+            raise ConfigError(f"{shown_path(folder.parent)}: its name, that of a machine, {rule}")
+    return (*map(Path, given), *kept)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
