@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 import os
+import shutil
 import warnings
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from tests.support.records import A_RUN, put, read_metrics
-from workflow.bench.support.errors import FileWarning
+from tests.support.fuzzing import FUZZ, MISPLACED, MOST, changed_csv, changed_json
+from tests.support.numbers import within
+from tests.support.records import A_RUN, evaluated, put, read_metrics, summary
+from workflow.bench.support.config import schema
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.training import checkpoint
 from workflow.bench.training.record import (
     ENDED,
     METRIC_COLUMNS,
     MetricsLog,
+    Record,
     RunFolder,
     Status,
     is_done,
     read_record,
+    write_summary,
 )
 
 
@@ -117,3 +127,159 @@ def test_a_finished_run_without_the_weights_that_others_need_is_not_done(folder:
     os.truncate(folder.weights, folder.weights.stat().st_size - 1)
     with pytest.warns(FileWarning, match=r"weights\.pt: damaged"):
         assert not is_done(folder, A_RUN, needs_weights=True)
+
+
+FINAL: tuple[Status, ...] = ("finished", "diverged", "out_of_memory")
+
+
+def ended(folder: RunFolder, status: Status) -> bytes:
+    """Write the record of a run that has ended, and its rows; return the content of run.json."""
+    shutil.rmtree(folder.path, ignore_errors=True)
+    evaluated(folder, 0, 50, 100)
+    put(folder, A_RUN, status, steps=100, seconds=2.5)
+    return folder.summary.read_bytes()
+
+
+def attempt(folder: RunFolder) -> tuple[Record | None, str]:
+    """Return the record of `A_RUN`, or None and the reason why it is refused, which is one line."""
+    try:
+        return read_record(folder, A_RUN), ""
+    except DamagedFileError as problem:
+        refusal = str(problem)
+    assert "\n" not in refusal
+    return None, refusal
+
+
+def meaning(content: bytes) -> str:
+    """Return the values of a run.json except its own digest, which guards them and says nothing of the run."""
+    values = json.loads(content)
+    values.pop("record_sha256", None)
+    return json.dumps(values, sort_keys=True)
+
+
+@given(data=st.data(), status=st.sampled_from(FINAL))
+@settings(FUZZ, max_examples=MOST)
+def test_a_changed_record_is_never_taken_as_done(data: st.DataObject, status: Status, tmp_path: Path):
+    """Changes that leave all values are harmless: of white space, and of the record's own digest."""
+    folder = RunFolder(tmp_path / "run")
+    whole = ended(folder, status)
+    changed = data.draw(changed_json(whole))
+    folder.summary.write_bytes(changed)
+    record, refusal = attempt(folder)
+    if record is None:
+        assert refusal.startswith(f"{folder.summary}: ")
+        return
+    assert meaning(changed) == meaning(whole)
+    assert record.has_ended
+
+
+@given(data=st.data(), status=st.sampled_from(FINAL))
+@settings(FUZZ, max_examples=MOST // 2)
+def test_changed_rows_are_never_taken_as_those_of_a_run_that_ended(data: st.DataObject, status: Status, tmp_path: Path):
+    folder = RunFolder(tmp_path / "run")
+    ended(folder, status)
+    whole = folder.metrics.read_bytes()
+    changed = data.draw(changed_csv(whole))
+    folder.metrics.write_bytes(changed)
+    if changed == whole:
+        return
+    with pytest.raises(DamagedFileError, match=r"metrics\.csv: damaged: it differs from the file that the run left"):
+        read_record(folder, A_RUN)
+
+
+@given(data=st.data())
+@settings(FUZZ, max_examples=MOST // 2)
+def test_rows_of_a_run_that_goes_on_are_in_order_and_of_its_steps(data: st.DataObject, tmp_path: Path):
+    """Without a run.json no digest tells what the rows were."""
+    folder = RunFolder(tmp_path / "run")
+    evaluated(folder, 0, 50, 100)
+    folder.metrics.write_bytes(data.draw(changed_csv(folder.metrics.read_bytes())))
+    record, refusal = attempt(folder)
+    if record is None:
+        assert refusal.startswith(f"{folder.metrics}: damaged: ")
+        return
+    steps = [int(row["step"]) for row in record.rows]
+    assert steps == sorted(steps)
+    assert all(0 <= step <= 100 for step in steps)
+    assert all(math.isfinite(float(row["value"])) for row in record.rows)
+
+
+def unsealed(folder: RunFolder) -> dict[str, Any]:
+    """Return the content of a finished run's run.json without its own digest, as earlier versions wrote it."""
+    content: dict[str, Any] = json.loads(ended(folder, "finished"))
+    del content["record_sha256"]
+    return content
+
+
+def test_a_record_of_an_earlier_version_has_no_digest_of_its_own(folder: RunFolder):
+    folder_content = unsealed(folder)
+    folder.summary.write_text(json.dumps(folder_content))
+    assert is_done(folder, A_RUN, needs_weights=False)
+
+
+OUT_OF_RANGE: dict[str, list[Any]] = {
+    "id": ["0" * 16, "x", A_RUN.id + "\n", None],
+    "spec": [{}, {**A_RUN.spec, "steps": 99}, [], "x"],
+    "status": ["done", "FINISHED", "", None, ["finished"]],
+    "steps_done": [99, 101, 10**9, -1, 100.0, "100", float("nan"), True],
+    "metrics_sha256": ["", "0" * 64, "x" * 64, None],
+    "train_seconds": [-1.0, float("inf"), 10**400, "2.5", None],
+    "wall_seconds": [-0.1, 1e300, []],
+    "parameters": [-1, 2**63, 0.5],
+    "bytes_sent": [{"all_reduce": -1}, {"all_reduce": "1"}, []],
+    "seconds": [{"update": -1}, {"update": None}, None],
+    "switch_step": [-1, 2.5, 2**63],
+    "threads": [0, 10**7],
+    "world_size": [0, True],
+    "by_rank": [[], {}, [3], [{"rank": 0}]],
+    "machine": [{}, {"cpu": 1, "gpus": []}, {"cpu": "x", "gpus": "none"}],
+    "packages": [{"torch": 2}, []],
+    "reason": [None, 1],
+    "git_dirty": ["no", 0],
+}
+
+
+@pytest.mark.parametrize("key", OUT_OF_RANGE)
+def test_a_value_out_of_range_is_refused_by_its_name(key: str, folder: RunFolder):
+    """Also without the record's own digest."""
+    content = unsealed(folder)
+    for value in OUT_OF_RANGE[key]:
+        folder.summary.write_text(json.dumps({**content, key: value}))
+        with pytest.raises(DamagedFileError, match=rf"{key}|not valid JSON|metrics\.csv: damaged"):
+            read_record(folder, A_RUN)
+
+
+def test_every_key_that_a_run_writes_is_checked_and_required(folder: RunFolder):
+    content = unsealed(folder)
+    assert content.keys() <= schema("run")["properties"].keys()
+    for key in content:
+        folder.summary.write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+        with pytest.raises(DamagedFileError, match=key):
+            read_record(folder, A_RUN)
+
+
+def test_a_status_is_one_that_the_schema_knows():
+    assert schema("run")["properties"]["status"]["enum"] == list(get_args(Status))
+
+
+def test_a_rank_that_fails_alone_writes_no_digest_of_rows_it_may_not_see(folder: RunFolder):
+    """Its record counts; that of rank 0, or of all ranks, needs the digest."""
+    evaluated(folder, 0, 50)
+    content = summary(A_RUN, "out_of_memory", steps=60) | {"world_size": 2}
+    for rank, number, accepted in ((1, 1, True), (0, 1, False), (1, 2, False)):
+        of_rank = {**content["by_rank"][0], "rank": rank}
+        write_summary(folder, {**content, "by_rank": [of_rank] * number}, with_digest=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert is_done(folder, A_RUN, needs_weights=False) == accepted
+
+
+@pytest.mark.parametrize("words", MISPLACED)
+def test_what_is_no_file_is_not_taken_for_a_damaged_record(
+    words: str, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+):
+    """What cannot be read may be a good record, which training again would replace."""
+    ended(folder, "finished")
+    MISPLACED[words](folder.summary, monkeypatch)
+    with within(10), pytest.raises(UnreadableError, match=rf"run\.json: cannot be read: .*{words}"):
+        is_done(folder, A_RUN, needs_weights=False)
