@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import sys
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from tests.support.fuzzing import MISPLACED
 from workflow.bench import refresh, train
 from workflow.bench.training.record import RunFolder
 
@@ -31,3 +36,32 @@ def test_only_runs_by_older_code_are_forgotten(tmp_path: Path, capsys: pytest.Ca
     kept = [RunFolder.of(plan.results, run).summary for job in plan.jobs for run in job.run_ids]
     assert sum(path.exists() for path in kept) == 3
     assert refresh.forget_outdated(plan) == 0
+
+
+DAMAGES = {"damaged": lambda file, _: file.write_text("{"), "a FIFO": MISPLACED["a FIFO"]}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_record_that_cannot_be_read_is_left_and_told_in_one_line(
+    damage: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    folder = make_folder(tmp_path / "config")
+    write(folder, "one", block(optimizer("sgd"), seeds=[0, 1]))
+    plan = load(folder)
+    unreadable, older = (RunFolder.of(plan.results, run.id) for run in plan.job("one", "sgd").runs)
+    for place, run in zip((unreadable, older), plan.job("one", "sgd").runs, strict=True):
+        records.put(place, run, "finished", steps=20)
+    records.rewrite(older, code_fingerprint="0")
+    DAMAGES[damage](unreadable.summary, monkeypatch)
+    monkeypatch.setattr(warnings, "showwarning", show)
+    assert refresh.main(options(folder)) == 0
+    out, err = capsys.readouterr()
+    assert out == f"1 run made by older code deleted from {plan.results}\n"
+    assert re.fullmatch(rf"{unreadable.summary}: .*; not deleted\n", err)
+    assert unreadable.summary.exists()
+    assert not older.summary.exists()
+
+
+def show(message: Warning | str, category: type[Warning], file: str, line: int, *_: Any) -> None:
+    """Print a warning as Python does when no test records it."""
+    sys.stderr.write(warnings.formatwarning(message, category, file, line))

@@ -21,6 +21,8 @@ import yaml
 
 from baselines import available, method_class
 from tests.support.experiments import load, make_folder, write
+from tests.support.fuzzing import MISPLACED
+from tests.support.numbers import within
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
 from workflow.bench.plan.experiment_files import MAX_RUNS
@@ -30,7 +32,8 @@ from workflow.bench.plan.optimizer_signatures import COMPUTED, REQUIRED, read_si
 from workflow.bench.plan.runs import Run, run_id
 from workflow.bench.plan.tuning_space import trial_values
 from workflow.bench.support import config
-from workflow.bench.support.config import ROOT
+from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.support.errors import UnreadableError
 from workflow.bench.support.provenance import hardware_slug
 
 BLOCK: dict[str, Any] = {
@@ -365,6 +368,23 @@ def test_the_machines_name_is_kept(tmp_path: Path):
     assert set(slug) <= set("abcdefghijklmnopqrstuvwxyz0123456789-")
     (tmp_path / "hardware").write_text(json.dumps({"cpu": "another-name"}))
     assert hardware_slug(tmp_path, "cpu") == "another-name"
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 100_000, '["cpu"]', '{"cpu": 1}', '{"cpu": "../x"}', "\xff"])
+def test_a_damaged_file_of_machine_names_is_told_in_one_line(content: str, tmp_path: Path):
+    (tmp_path / "hardware").write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=f"^{tmp_path}/hardware: "):
+        hardware_slug(tmp_path, "cpu")
+
+
+@pytest.mark.parametrize("words", MISPLACED)
+def test_what_is_no_file_of_machine_names_is_told_in_one_line(
+    words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hardware").write_text("{}")
+    MISPLACED[words](tmp_path / "hardware", monkeypatch)
+    with within(10), pytest.raises(UnreadableError, match=f"hardware: cannot be read: .*{words}"):
+        hardware_slug(tmp_path, "cpu")
 
 
 def test_runs_are_told_apart_by_their_id():

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import event, given, settings
+from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from baselines import available
@@ -235,6 +235,8 @@ def test_no_payload_whatever_ends_in_a_traceback(data: st.DataObject, case: Case
     file, step = data.draw(st.sampled_from(case.checkpoints))
     if data.draw(st.booleans()):
         saved = data.draw(changed_values(case.saved(file)))
+        # That of more ranks is refused in one line: it may be a good one.
+        assume(not isinstance(saved, dict) or not isinstance(saved.get("ranks"), list) or len(saved["ranks"]) < 2)
         checkpoint.save(file, case.run.id, step, saved, keep_previous=False)
     else:
         whole = file.read_bytes().partition(b"\n")[2]

@@ -450,6 +450,46 @@ def test_a_checkpoint_left_behind_by_a_finished_run_is_removed(folder: Path):
     assert place.summary.read_bytes() == record
 
 
+@pytest.mark.parametrize(
+    "name", ["run.json", "metrics.csv", "lock", "checkpoint.pt", "checkpoint.pt.previous", "weights.pt"]
+)
+def test_a_folder_where_a_file_of_the_run_belongs_is_refused_before_training(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    write(folder, "one", block(optimizer("sgd")))
+    plan = load(folder)
+    place = RunFolder.of(plan.results, plan.job("one", "sgd").run_ids[0]).path / name
+    place.mkdir(parents=True)
+    assert train.main(["one", "sgd", *options(folder)]) == 1
+    assert capsys.readouterr().err == f"{place}: cannot be read: it is a folder, not a file\n"
+    assert not (place.parent / "metrics.csv").is_file()
+
+
+def test_damaged_weights_are_made_anew_if_their_length_shows_it_else_named(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    write(folder, "first", block(optimizer("sgd")))
+    start = {"experiment": "first", "optimizer": "sgd", "seed": 0}
+    write(folder, "second", block(optimizer("sgd"), steps=1, evaluate_every=1, start_from=start))
+    assert train.main(["first", "sgd", *options(folder)]) == 0
+    plan = load(folder)
+    place = RunFolder.of(plan.results, plan.job("first", "sgd").run_ids[0])
+    whole = place.weights.read_bytes()
+    place.weights.write_bytes(whole[:-1] + b"?")
+    capsys.readouterr()
+    assert train.main(["second", "sgd", *options(folder)]) == 1
+    said = (
+        f"{place.weights}: damaged: its checksum does not match; delete it, and run {place.path.name} is trained again"
+    )
+    assert capsys.readouterr().err.splitlines()[-1] == said
+    place.weights.write_bytes(whole[:-1])
+    with pytest.warns(
+        UserWarning, match=r"weights\.pt: damaged: contains \d+ of \d+ bytes; the run counts as not done"
+    ):
+        assert train.main(["second", "sgd", *options(folder)]) == 0
+    assert place.weights.read_bytes() == whole
+
+
 def test_single_seeds_are_trained_and_not_published(folder: Path):
     write(folder, "one", block(optimizer("sgd"), seeds=[0, 1]))
     assert train.main(["one", "sgd", "--seed", "1", *options(folder)]) == 0
