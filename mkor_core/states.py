@@ -30,18 +30,24 @@ class LayerStates:
         self._sharing = sharing
         self._failed = failed
         self._states: dict[str, LayerState] = {}
+        self._dtypes: dict[str, torch.dtype] = {}
+        """The dtypes of the layers' weights at the last use of their states."""
         self._whole: dict[str, LayerState] | None = None
 
     def __getitem__(self, name: str) -> LayerState:
-        """Return a layer's state, on the device of its weight."""
+        """Return a layer's state, on the device of its weight and in the precision that suits the weight's."""
         # Created at the first use, and moved when the weight has moved, so that a model may go to its device after the
         # preconditioner was constructed.
         if name not in self._states:
             self._states[name] = self._local_part(name, self._initial(name))
-        state, device = self._states[name], self._layers[name].module.weight.device
+        state, weight = self._states[name], self._layers[name].module.weight
+        if self._dtypes.setdefault(name, weight.dtype) != weight.dtype:
+            initial = self._initial(name)
+            state.update({key: tensor.to(initial[key].dtype) for key, tensor in state.items()})
+            self._dtypes[name] = weight.dtype
         for key, tensor in state.items():
-            if tensor.device != device:
-                state[key] = tensor.to(device)
+            if tensor.device != weight.device:
+                state[key] = tensor.to(weight.device)
         return state
 
     def change(self, name: str, accept: Tensor | None, change: Callable[[LayerState], None]) -> bool:
@@ -108,6 +114,7 @@ class LayerStates:
         """
         renamed = {self._local_name(name): state for name, state in saved.items()}
         self._states = {name: self._loaded(name, state) for name, state in renamed.items()}
+        self._dtypes = {name: self._layers[name].module.weight.dtype for name in renamed}
         self._whole = None
 
     def clear(self) -> None:

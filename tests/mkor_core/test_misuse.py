@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from torch.nn.utils import prune
 from torch.testing import assert_close
 
-from baselines import KAISA, build
+from baselines import KAISA, build, method_class
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture import Captured
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.layer import Layer
+from mkor_core.method import LayerShape
 from tests.support import reference
+from tests.support.hyperparameters import hyperparameters
 from tests.support.misuses import (
     IGNORED,
     NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
+    PERIODS,
     POISONED,
     REDUCES_NONLINEARLY,
     REFUSED,
@@ -400,6 +403,45 @@ def test_a_layer_that_is_pruned_later_is_left_to_the_base_optimizer_and_logged_o
     run(trained, plain)
     (record,) = caplog.records
     assert record.getMessage().startswith("MKOR: layers '0' are left to the base optimizer: their weight or bias has")
+
+
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "kaisa inverse", "mkor window"])
+@pytest.mark.parametrize(("before", "after"), [(torch.float32, torch.float64), (torch.float64, torch.float32)], ids=str)
+def test_a_model_may_change_its_precision_between_two_updates(name, before, after):
+    """Truth: a new Preconditioner of the converted model, with the state loaded."""
+    method, chosen = VARIANTS[name]
+    periods = {key: 10 for key in PERIODS if key in hyperparameters(method)}
+    model, results = network("linear", before), []
+    _, changed = build(method, model, {"lr": 0.1, **chosen, **periods})
+    for precision in (before, after):
+        model.zero_grad()
+        model.to(precision)(inputs("linear", 0, precision)).square().mean().backward()
+        assert changed is not None
+        changed.observe(1.0)
+        if precision == after:
+            plain_gradients = gradients(model)
+            twin = network("linear", after)
+            twin.load_state_dict(model.state_dict())
+            _, loaded = build(method, twin, {"lr": 0.1, **chosen, **periods})
+            assert loaded is not None
+            loaded.load_state_dict(changed.state_dict())
+            twin(inputs("linear", 0, after)).square().mean().backward()
+            assert_close(gradients(twin), plain_gradients, rtol=0, atol=0)
+            loaded.step()
+            results.append(gradients(twin))
+        changed.step()
+    assert_close(gradients(model), results[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", SECOND_ORDER)
+def test_a_layer_has_no_statistics_before_the_first(name):
+    """Except where the initial state leaves the gradient as it is."""
+    cls = method_class(name)
+    assert cls is not None
+    method = cls()
+    state = method.initial_state(LayerShape(3, 2), torch.float64, torch.device("cpu"))
+    grad = torch.ones(3, 2, dtype=torch.float64)
+    assert not method.has_statistics(state) or torch.equal(method.precondition(state, grad), grad)
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
