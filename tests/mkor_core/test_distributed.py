@@ -58,6 +58,14 @@ def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained
         assert accumulated["bytes"] == result[case]["bytes"]
 
 
+@pytest.mark.parametrize("case", ranks.IN_LOSSES)
+def test_two_losses_in_turn_on_ranks_train_like_their_sum_on_one_process(trained, case):
+    """Each backward pass exchanges its gradients, which writes to those of the pass before."""
+    for result in trained[2]:
+        weights = result[f"{case}, losses"]["weights"]
+        assert_close(weights, trained[1][0][case]["weights"], rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("case", ranks.IN_PAIRS)
 def test_a_process_group_of_some_ranks_trains_like_one_process(trained, case):
     """Four ranks in two pairs, each pair on the full batch."""

@@ -37,6 +37,8 @@ CASES = WITH_OPTIONS | {
 }
 IN_MICRO_BATCHES = ("mkor", "mkor released", "mkor rank 2", "kaisa", "eva", "hylo")
 """Cases that two ranks also train with two micro-batches each, the first under DDP's ``no_sync``."""
+IN_LOSSES = ("mkor", "mkor rank 2", "kaisa", "hylo")
+"""Cases that two ranks also train with two backward passes per step that the preconditioner does not expect."""
 IN_PAIRS = ("mkor", "kaisa", "kaisa half")
 """Cases that four ranks also train as two independent pairs."""
 
@@ -74,6 +76,7 @@ def train(
     world: int = 1,
     *,
     micro_batches: int = 1,
+    announced: bool = True,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Train ``STEPS`` steps; return the weights, the bytes sent and, for a second-order method, its state.
@@ -84,6 +87,7 @@ def train(
         rank: this process's rank, within the group if one is given.
         world: the number of ranks, of the group if one is given.
         micro_batches: backward passes per step.
+        announced: whether the preconditioner is told their number, and only the last exchanges gradients.
         group: the ranks that train together; None means all.
     """
     model: nn.Module = Branched()
@@ -93,7 +97,8 @@ def train(
     optimizer: torch.optim.Optimizer
     preconditioner: Preconditioner | None
     if group is None:
-        optimizer, preconditioner = build(name, network, {"lr": 0.05, **options}, accumulation_steps=micro_batches)
+        steps = micro_batches if announced else 1
+        optimizer, preconditioner = build(name, network, {"lr": 0.05, **options}, accumulation_steps=steps)
     else:
         method = method_class(name)
         assert method is not None
@@ -104,7 +109,7 @@ def train(
         optimizer.zero_grad()
         parts = zip(*(tensor.chunk(micro_batches) for tensor in batch(step, rank, world)), strict=True)
         for part, (inputs, targets, flags) in enumerate(parts, start=1):
-            with network.no_sync() if part < micro_batches else nullcontext():
+            with network.no_sync() if announced and part < micro_batches else nullcontext():
                 loss = (network(inputs, flags) - targets).square().mean() / micro_batches
                 loss.backward()
             if preconditioner is not None:
@@ -139,6 +144,8 @@ def run_all(rank: int, world: int, folder: str) -> None:
         results["mkor bfloat16"] = train("mkor", {"inverse_update_period": 2, "factor_dtype": "bfloat16"}, rank, world)
         for case in IN_MICRO_BATCHES:
             results[f"{case}, micro-batches"] = train(*CASES[case], rank, world, micro_batches=2)
+        for case in IN_LOSSES:
+            results[f"{case}, losses"] = train(*CASES[case], rank, world, micro_batches=2, announced=False)
     if world == 4:
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
         for case in IN_PAIRS:
