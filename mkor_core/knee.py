@@ -29,14 +29,14 @@ def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = F
     """
     if len(curve) < 3:
         return False
-    sign = 1.0 if rising else -1.0
+    gains = [(steps, value if rising else -value) for steps, value in curve]
     # The average starts at 0; dividing by norm, the same average of ones, corrects for that.
     rate = norm = 0.0
-    for (_, before), (steps, value) in pairwise(curve):
-        improvement = sign * (value - before) / steps
+    for (_, before), (steps, gain) in pairwise(gains):
+        improvement = (gain - before) / steps
         rate = RATE_DECAY * rate + (1 - RATE_DECAY) * improvement
         norm = RATE_DECAY * norm + (1 - RATE_DECAY)
-    mean = sign * (curve[-1][1] - curve[0][1]) / sum(steps for steps, _ in curve[1:])
+    mean = (gains[-1][1] - gains[0][1]) / sum(steps for steps, _ in gains[1:])
     return rate / norm < beta * mean
 
 

@@ -100,8 +100,7 @@ def rescale(update: Tensor, grad: Tensor) -> Tensor:
     """Return V with the Frobenius norm of D, ``V ||D||_F / ||V||_F``; D itself for a zero or non-finite V (A5)."""
     norm = torch.linalg.vector_norm(update)
     usable = torch.isfinite(norm) & (norm > 0)
-    ratio = torch.linalg.vector_norm(grad) / torch.where(usable, norm, 1)
-    return torch.where(usable, update * ratio, grad)
+    return torch.where(usable, update * (torch.linalg.vector_norm(grad) / norm), grad)
 
 
 def finite_or_gradient(update: Tensor, grad: Tensor) -> Tensor:
@@ -122,10 +121,10 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
         test: omega ``[d, k]``, ``k >= rank`` random columns.
         rank: the number of directions.
     """
-    # eigh and svd raise for a NaN. A loss scaler may yet skip this step, so it must not raise: compute with zeros and
-    # return NaN.
+    # eigh and svd raise for a NaN. A loss scaler may yet skip this step, so it must not raise: compute with the
+    # sketch of the identity and return NaN.
     finite = moment_sketch.isfinite().all()
-    moment_sketch = torch.where(finite, moment_sketch, 0)
+    moment_sketch = torch.where(finite, moment_sketch, test)
     # Shift C by a tiny multiple of I and take it off the eigenvalues at the end: Omega^T Y may be singular.
     shift = torch.finfo(moment_sketch.dtype).eps * torch.linalg.matrix_norm(moment_sketch)
     shifted = moment_sketch + shift * test

@@ -84,7 +84,7 @@ class LossHistory:
         """
         self._settle()
         assert mean is not None
-        self._last = None if mean.is_meta else (max(self._steps, 1), DeferredScalar(mean))
+        self._last = None if mean.is_meta else (self._steps, DeferredScalar(mean))
         self._sum, self._steps = 0.0, 0
 
     def remove(self) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mkor_core import inverses
-from mkor_core.inverses import DenseInverse, Inverse
+from mkor_core.inverses import DenseInverse, Inverse, WindowedInverse
 from tests.support import reference
 
 RULES = ("published", "released", "sherman_morrison")
@@ -37,6 +37,8 @@ def test_a_window_as_long_as_the_run_is_the_dense_factor(rule):
     dense, windowed = run(rule, None), run(rule, 60)
     assert_close(matrix(windowed), matrix(dense), rtol=1e-10, atol=1e-10)
     assert_close(windowed.diagonal().amax(), dense.diagonal().amax(), rtol=1e-10, atol=0)
+    assert isinstance(windowed, WindowedInverse)
+    assert windowed.position == 60
 
 
 @pytest.mark.parametrize("rule", ["sherman_morrison", "released"])

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from mkor_core import linalg
 from tests.support import reference
@@ -124,3 +128,63 @@ def test_leading_directions_come_close_to_the_best_rank():
     directions = linalg.leading_directions(moment @ test, test, 4)
     best = values[4:].norm()
     assert best <= (moment - directions @ directions.T).norm() <= 1.1 * best
+
+
+@pytest.mark.parametrize("quadratic", [0.0, -0.5])
+@pytest.mark.parametrize(
+    "weight",
+    [linalg.published_weight, linalg.sherman_morrison_weight, linalg.addition_weight],
+    ids=["published", "sherman_morrison", "addition"],
+)
+def test_an_update_along_which_a_factor_is_not_positive_is_left_out(weight, quadratic):
+    assert weight(torch.tensor(quadratic), 0.9) == 0
+
+
+def test_an_overflow_of_the_published_rule_is_not_silent():
+    assert linalg.published_weight(torch.tensor(torch.inf), 0.9).isnan()
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "acts"),
+    [((1.0, 2.0), False), ((1.0, 2.1), True), ((1.0, 0.0), True), ((1.0, -0.1), True), ((1.0, 0.1), False)],
+)
+def test_the_stabilizer_acts_above_the_threshold_and_on_entries_that_are_not_positive(diagonal, acts):
+    weight = linalg.stabilizer_weight(torch.tensor(diagonal, dtype=torch.float64), EPS, ZETA)
+    assert_close(weight, torch.tensor(ZETA if acts else 1.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-80])
+def test_leading_directions_do_not_contain_the_shift_that_computes_them(scale):
+    """An eigenvalue of 16 rounding errors of the largest one; with omega = I all products are exact."""
+    moment = scale * torch.diag(torch.tensor([1.0, 2.0**-48, 0.0], dtype=torch.float64))
+    directions = linalg.leading_directions(moment, torch.eye(3, dtype=torch.float64), 3)
+    assert_close(directions.square().sum(0), moment.diagonal(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_leading_directions_of_a_sketch_that_is_not_finite_are_nan(bad):
+    generator = torch.Generator().manual_seed(0)
+    sketch, test = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    sketch[2, 1] = bad
+    assert linalg.leading_directions(sketch, test, 3).isnan().all()
+
+
+class LargestTensor(TorchDispatchMode):
+    """The most elements that any operation has returned in one tensor."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self.elements = max(self.elements, tensor.numel())
+        return result
+
+
+def test_leading_directions_need_no_square_matrix_of_the_dimension():
+    generator = torch.Generator().manual_seed(0)
+    sketch, test = (torch.randn(40, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    with LargestTensor() as largest:
+        linalg.leading_directions(sketch, test, 3)
+    assert largest.elements == 40 * 5

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import HyLo
-from mkor_core.capture import ROWS, Rows, Statistic
-from mkor_core.method import LayerShape
+from mkor_core import Method, Preconditioner
+from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
+from mkor_core.method import LayerShape, LayerState
 
 
 def test_the_rows_of_all_calls_are_joined_with_a_convolutions_averaged_over_its_locations():
@@ -37,3 +39,51 @@ class Undecided(HyLo):
 def test_a_method_on_rows_must_choose_what_ranks_exchange():
     with pytest.raises(NotImplementedError, match="Undecided reduces rows: set gathers_rows = True, or define"):
         Undecided().sum_shapes(LayerShape(2, 3))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubling(Method):
+    """V = 2 D: a method that defines nothing but what it must."""
+
+    @property
+    def statistic(self) -> Statistic:
+        return MEAN
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        return {"mean": torch.zeros(shape.d_out, dtype=dtype, device=device)}
+
+    def accumulates(self, step: int) -> bool:
+        return True
+
+    def refreshes(self, step: int) -> bool:
+        return True
+
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        state["mean"] = captured.g / captured.number
+
+    def refresh(self, state: LayerState, step: int) -> None:
+        pass
+
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        return 2 * grad
+
+
+def test_a_method_of_abstract_methods_alone_works_on_the_mean_loss_to_the_end():
+    """Its updates are used as they are, its gradient rows are those of the global mean loss, and no loss ends it."""
+    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    preconditioner = Preconditioner(model, Doubling())
+    for step in range(3):
+        model.zero_grad()
+        (model(torch.full((4, 3), 1.0 + step)) ** 2).mean().backward()
+        grad = model[0].weight.grad.clone()
+        preconditioner.observe(1.0)
+        preconditioner.step()
+        assert_close(model[0].weight.grad, 2 * grad)
+    assert preconditioner.switch_step is None
+    assert not Doubling().rank_rows
+    assert not Doubling().loss_is_due(10**6)
+    assert not Doubling().is_over([(1, 1.0)] * 50, 50)
+
+
+def test_a_methods_refresh_costs_the_entries_of_its_factors_by_default():
+    assert Doubling().refresh_cost(LayerShape(2, 3)) == 2 * 2 + 3 * 3

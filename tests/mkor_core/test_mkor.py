@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from mkor_core import MKOR, MKORH, Preconditioner, inverses
-from mkor_core.knee import KneePointScheduler, is_knee
 from mkor_core.method import LayerShape
 from tests.support import reference
 
@@ -125,6 +124,37 @@ def test_a_higher_rank_is_the_inverse_of_the_averaged_moment():
     assert_close(gradient(model[0]), left @ grad @ right, rtol=1e-7, atol=1e-9)
 
 
+def test_a_higher_rank_of_a_convolution_averages_the_moment_over_its_locations():
+    """Truth: explicit rows of all locations; gradient rows are scaled by their number, n."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 3, 2, stride=2)).double()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, rank=9, rescale=False))
+    inputs = torch.randn(5, 2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    output = model(inputs)
+    output.retain_grad()
+    output.square().mean().backward()
+    x, g = reference.rows_of(model[0], inputs, output.grad)
+    locations = len(x) // len(inputs)
+    g = g * len(inputs)
+    right = (0.9 * torch.eye(9).double() + 0.1 * x.T @ x / len(x)).inverse()
+    left = (0.9 * torch.eye(3).double() + 0.1 * g.T @ g / len(g)).inverse()
+    assert locations == 6
+    weight = model[0].weight
+    grad = torch.cat([weight.grad.flatten(1), model[0].bias.grad[:, None]], 1)
+    preconditioner.step()
+    assert_close(weight.grad.flatten(1), (left @ grad @ right)[:, :-1], rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize(("rule", "largest"), [("released", 100.0), ("sherman_morrison", 1e4), ("published", 1e4)])
+def test_only_the_released_rule_clamps_rows(rule, largest):
+    model = nn.Sequential(nn.Linear(2, 1, bias=False)).double()
+    preconditioner = Preconditioner(model, MKOR(update_rule=rule))
+    model(torch.full((3, 2), 1e4, dtype=torch.float64)).sum().backward()
+    preconditioner.step()
+    (state,) = preconditioner.state_dict()["layers"].values()
+    assert_close(state["right_vectors"], torch.full((2, 1), largest, dtype=torch.float64))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_factors_stay_finite_and_close(dtype):
     model = perceptron().float()
@@ -225,6 +255,15 @@ def test_mkor_h_does_not_switch_while_the_loss_falls_steadily():
     assert preconditioner.switch_step is None
 
 
+def test_mkor_h_switches_only_after_its_warm_up():
+    method, flat = MKORH(warmup_steps=7), [(1, 1.0), (1, 0.0), *[(1, 0.0)] * 40]
+    assert [(method.is_over(flat, step), method.loss_is_due(step)) for step in (6, 7, 8)] == [
+        (False, False),
+        (False, False),
+        (True, True),
+    ]
+
+
 def test_mkor_h_without_a_loss_raises():
     model = perceptron()
     preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=2))
@@ -236,30 +275,6 @@ def test_mkor_h_without_a_loss_raises():
         preconditioner.step()
 
 
-def test_a_knee_needs_a_slowing_curve():
-    falling = [(1, 10.0 - step) for step in range(20)]
-    flat = falling + [(1, -9.0)] * 40
-    assert not is_knee(falling, 0.5)
-    assert is_knee(flat, 0.5)
-    assert is_knee([(steps, -value) for steps, value in flat], 0.5, rising=True)
-    assert not is_knee(flat[:2], 0.5)
-
-
-def test_the_knee_scheduler_lowers_the_rate_once_per_knee():
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0)
-    scheduler = KneePointScheduler(optimizer, factor=0.1, beta=0.1, patience=3)
-    rates = []
-    for loss in [5.0, 4.0, 3.0, 2.0, 1.0, *([1.0] * 60)]:
-        scheduler.step(loss)
-        rates.append(optimizer.param_groups[0]["lr"])
-    assert rates[4] == 1.0
-    drops = sum(later < earlier for earlier, later in itertools.pairwise(rates))
-    assert drops == len({*rates}) - 1 >= 1
-    restored = KneePointScheduler(torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=1.0))
-    restored.load_state_dict(scheduler.state_dict())
-    assert restored.curve == scheduler.curve
-
-
 def test_the_windowed_update_preconditions_like_its_dense_matrix():
     method = MKOR(window=3)
     state = method.initial_state(LayerShape(4, 6), torch.float64, torch.device("cpu"))
@@ -268,6 +283,7 @@ def test_the_windowed_update_preconditions_like_its_dense_matrix():
         for side, dimension in (("left", 4), ("right", 6)):
             state[f"{side}_vectors"] = torch.randn(dimension, 1, generator=generator, dtype=torch.float64)
         method.refresh(state, step)
+    assert state["updates"] == 5
     dense = {
         side: inverses.from_state(state, side).matmul(torch.eye(dimension, dtype=torch.float64))
         for side, dimension in (("left", 4), ("right", 6))
