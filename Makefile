@@ -27,6 +27,8 @@ FAULT_TESTS := \
     tests/bench/commands/test_fuzz_configurations.py \
     tests/bench/commands/test_fuzz_records.py \
     tests/bench/data/test_damaged_data.py \
+    tests/bench/training/test_record.py \
+    tests/bench/training/test_resume.py \
     tests/pipeline/test_shell.py
 
 .DEFAULT_GOAL := help

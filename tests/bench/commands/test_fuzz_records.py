@@ -40,7 +40,7 @@ from workflow.bench.training.record import RunFolder, write_spec
 SECONDS = 20.0
 """Time in which any command must end; most take a tenth of a second."""
 CHANGES = {".json": changed_json, ".csv": changed_csv}
-TRAINED = 6 if MOST <= 100 else MOST // 2
+TRAINED = 6 if MOST <= 100 else MOST // 4
 """Examples after which runs are trained, which takes a third of a second each."""
 
 
@@ -200,6 +200,19 @@ def test_no_other_unreadable_file_of_results_stops_a_command(
                 tally.count("damaged files")
                 for last in ("partial", "merge", "compare"):
                     _call_all(plan, tmp_path, capsys, last)
+
+
+def test_a_file_where_the_folder_of_a_run_belongs_makes_that_run_unreadable(
+    plan: Plan, restore: Callable[[], list[Path]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    restore()
+    before = states(plan)
+    run = plan.job("one", "sgd").run_ids[0]
+    shutil.rmtree(RunFolder.of(plan.results, run).path)
+    RunFolder.of(plan.results, run).path.write_text("")
+    assert states(plan) == {**before, run: "unreadable"}
+    _call_all(plan, tmp_path, capsys, "partial")
+    assert call(train.main, ["one", "sgd", "--seed=0"], capsys)[0] == 1
 
 
 def test_a_record_of_another_run_counts_as_none(
