@@ -24,8 +24,8 @@ FAILURES: Final[tuple[type[Exception], ...]] = (ConfigError, OSError)
 
 def whole(text: str) -> int:
     """Return the integer that an option gives; for ``add_argument``'s ``type``."""
-    if not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
-        raise argparse.ArgumentTypeError(f"must be a whole number of at most 18 digits, not {text[:40]!r}")
+    if not re.fullmatch(r"[-+]?[0-9]{1,40}", text):
+        raise argparse.ArgumentTypeError(f"must be a whole number of at most 40 digits, not {text[:40]!r}")
     return int(text)
 
 
