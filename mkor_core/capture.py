@@ -85,6 +85,10 @@ def average_locations(rows: Tensor, locations: int) -> Tensor:
     return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
 
 
+def _is_dense(value: object) -> bool:
+    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+
+
 class _Pending:
     """One layer's statistic while a step's micro-batches arrive."""
 
@@ -206,8 +210,9 @@ class Capture:
         if not autograd.in_backward():
             self._forward_ran = True
             self._in_pass = False  # also after a backward pass that an exception ended
-        # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint.
-        if not (torch.is_grad_enabled() and output.requires_grad):
+        # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
+        # no rows: a hook of the user's has replaced the output, or the input is sparse or nested.
+        if not (torch.is_grad_enabled() and _is_dense(inputs) and _is_dense(output) and output.requires_grad):
             return
         # Autocast casts the input for the layer. Autograd keeps the copy, so the original may legally be changed in
         # place before the backward pass.

@@ -81,7 +81,8 @@ class Diagnostics:
             raise RuntimeError(
                 f"{self._method} has captured no statistics in a step that updates its factors, although layer "
                 f"{missing[0].name!r} has a gradient. Statistics come from backward() through a forward pass of the "
-                "model in training mode, after the Preconditioner was made and before torch.compile's first call. "
+                "model in training mode on dense tensors, after the Preconditioner was made and before the first call "
+                "of a compiled model. "
                 "Gradients set by hand or by torch.autograd.grad or torch.func (grad, vmap) bring none, and a second "
                 "step after the same backward pass finds none. To step without statistics, call model.eval()."
             )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import logging
 import warnings
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -225,7 +226,9 @@ def test_a_model_that_was_compiled_and_called_before_is_refused():
     compiled(inputs("linear", 0)).square().mean().backward()
     optimizer, _ = build("mkor", model, {"lr": 0.1})
     compiled(inputs("linear", 0)).square().mean().backward()
-    with pytest.raises(RuntimeError, match=r"after the Preconditioner was made and before torch.compile's first call"):
+    with pytest.raises(
+        RuntimeError, match=r"after the Preconditioner was made and before the first call of a compiled"
+    ):
         optimizer.step()
 
 
@@ -378,6 +381,45 @@ def test_a_hook_that_replaces_the_output_is_seen_through(name):
         preconditioner.step()
         results.append(gradients(model))
     assert_close(results[0], results[1])
+
+
+def ragged(layout: torch.layout) -> Tensor:
+    parts = [torch.ones(2, 4), torch.ones(3, 4)]
+    return torch.nested.nested_tensor(parts, layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("kind", ["sparse", "nested", "jagged", "tuple"])
+def test_calls_without_rows_are_reported_and_the_other_layers_preconditioned(name, kind, caplog):
+    """Inputs that are not dense, or a hook that returns a tuple. Truth: the gradients without a Preconditioner."""
+    made: dict[str, Callable[[], Tensor]] = {
+        "sparse": lambda: torch.eye(4)[:3].to_sparse(),
+        "nested": lambda: ragged(torch.strided),
+        "jagged": lambda: ragged(torch.jagged),
+        "tuple": lambda: torch.ones(3, 4),
+    }
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 5), nn.Linear(5, 3)
+    method = method_class(name)
+    assert method is not None
+    preconditioner = Preconditioner(nn.ModuleList([first, second]), method(), lr=0.1)
+    if kind == "tuple":
+        first.register_forward_hook(lambda module, args, output: (output,), prepend=True)
+    called: Any = first(made[kind]())
+    outputs = {
+        "nested": lambda: torch.cat(called.unbind()),
+        "jagged": lambda: called.values(),
+        "tuple": lambda: called[0],
+    }
+    second(outputs.get(kind, lambda: called)()).square().sum().backward()
+    before = gradients(first), gradients(second)
+    preconditioner.observe(1.0)
+    preconditioner.step()
+    assert_close(gradients(first), before[0], rtol=0, atol=0)
+    assert not torch.equal(gradients(second)[0], before[1][0])
+    (record,) = caplog.records
+    assert "layers '0' have a gradient but no statistics" in record.getMessage()
 
 
 class Factor(nn.Module):
