@@ -18,18 +18,8 @@ quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
 unexport CORES EXPERIMENT FOLDERS PYTHON TIER WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
-# Files whose tests try more under the hypothesis profile "long", and tests that only test-faults runs.
-FAULT_TESTS := \
-    tests/faults \
-    tests/baselines/test_hyperparameter_numbers.py \
-    tests/bench/commands/test_faults.py \
-    tests/bench/commands/test_fuzz.py \
-    tests/bench/commands/test_fuzz_configurations.py \
-    tests/bench/commands/test_fuzz_records.py \
-    tests/bench/data/test_damaged_data.py \
-    tests/bench/training/test_record.py \
-    tests/bench/training/test_resume.py \
-    tests/pipeline/test_shell.py
+# tests/faults, and the files that count what they try or try more under the hypothesis profile "long".
+FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(shell grep -rlwE 'tally|MOST' --include='test_*.py' tests))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
