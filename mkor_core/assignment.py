@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,7 +60,7 @@ def assign(costs: Mapping[str, float], grid: Grid) -> dict[str, Assignment]:
     Layers go, most costly first, to the least loaded column, and in it to the least loaded rank. Ties go to the earlier
     name, column and rank, so that all ranks compute the same assignment.
     """
-    load = dict.fromkeys(range(grid.rows * grid.columns), 0.0)
+    load: defaultdict[int, float] = defaultdict(float)
     assignments: dict[str, Assignment] = {}
     for name in sorted(costs, key=lambda name: -costs[name]):
         column = min(range(grid.columns), key=lambda index: sum(load[rank] for rank in grid.column(index)))

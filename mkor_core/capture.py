@@ -345,7 +345,7 @@ class Capture:
 
     def _sums(self, layer: Layer, input_sum: Tensor, grad: Tensor, locations: int) -> Captured:
         is_conv = isinstance(layer.module, nn.Conv2d)
-        multiplicity = grad.shape[0] if is_conv else grad.numel() // grad.shape[-1]
+        multiplicity = grad.shape[0] if is_conv else grad.shape[:-1].numel()
         limit = self._statistic.clamp
         if limit is None:
             total = grad.sum((0, 2, 3)) / locations if is_conv else grad.sum(tuple(range(grad.dim() - 1)))

@@ -121,7 +121,7 @@ class Layer:
             patches = _patches(self.module, inputs.sum(0, keepdim=True))
             total, number = patches.sum((0, 2)), inputs.shape[0] * patches.shape[-1]
         else:
-            total, number = inputs.sum(tuple(range(inputs.dim() - 1))), inputs.numel() // inputs.shape[-1]
+            total, number = inputs.sum(tuple(range(inputs.dim() - 1))), inputs.shape[:-1].numel()
         return torch.cat([total, total.new_full((1,), number)]) if self.has_bias else total
 
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ CONVOLUTIONS = {
     "no bias": {"bias": False},
     "stride": {"stride": (2, 1)},
     "padding": {"padding": (1, 2)},
+    "padding on one axis": {"padding": (0, 2)},
+    "valid padding": {"padding": "valid"},
     "dilation": {"dilation": 2},
     "all": {"stride": 2, "padding": 1, "dilation": (1, 2), "bias": False},
 }

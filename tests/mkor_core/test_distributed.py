@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from baselines import available, limits
 from mkor_core import comm
-from mkor_core.assignment import Grid, assign, make_grid
+from mkor_core.assignment import Assignment, Grid, assign, make_grid
 from tests.support import ranks
 
 UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
@@ -120,6 +120,54 @@ def test_kaisa_sends_triangles_of_the_factors(trained):
     assert sum(trained[2][rank]["kaisa"]["bytes"]["broadcast"] for rank in range(2)) == 3 * 8 * decompositions
 
 
+@pytest.fixture(scope="module")
+def communicated(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """The results of two ranks' collectives, each with the bytes that the rank sent."""
+    folder = tmp_path_factory.mktemp("collectives")
+    start_processes(ranks.communicate, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+
+
+def test_collectives_return_what_all_ranks_have(communicated):
+    """Sums in one buffer for each dtype; rows in rank order, padded to the most rows; bytes of a broadcast once."""
+    for rank, results in enumerate(communicated):
+        summed = [torch.full((2, 2), 3.0), torch.tensor(11), 2 * torch.arange(3.0), torch.empty(0)]
+        assert_close(results["sum"], (summed, {"all_reduce": 4 * (4 + 3) + 8}))
+        assert results["nothing"] == ([[], []], {})
+        rows = torch.tensor([[0.0, 0.0]] * 3 + [[1.0, 1.0]])
+        assert_close(results["gather"], (rows, {"all_gather": 4 * 3 * 2}))
+        received = [torch.ones(2, 2), torch.tensor(2.0)]
+        assert_close(results["broadcast"], (received, {"broadcast": 4 * 5} if rank == 1 else {}))
+
+
+@pytest.mark.parametrize("kind", ranks.EXCHANGES)
+def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
+    """Truth: the statistics of both ranks, added or joined; a layer that no rank used has number 0, or no rows."""
+    parts = [ranks.captured(kind, rank) for rank in range(2)]
+    together = torch.cat if kind == "rows" else lambda tensors: sum(tensors)
+    truth = {
+        "both": [together([part["both"].x for part in parts]), together([part["both"].g for part in parts])],
+        "one": [parts[1]["one"].x, parts[1]["one"].g],
+    }
+    if kind != "rows":
+        truth["none"] = [torch.zeros_like(tensor) for tensor in truth["one"]]
+    numbers = {"both": 3.0, "one": 2.0, "none": 0.0}
+    for (statistics, loss), _ in (results[kind] for results in communicated):
+        assert loss == 1.5
+        assert list(statistics) == list(truth)
+        for name, (x, g) in truth.items():
+            assert_close(tuple(statistics[name]), (x, g, torch.tensor(numbers[name])), rtol=0, atol=0)
+
+
+def test_on_one_process_collectives_return_their_input():
+    tensors = [torch.ones(2, 3), torch.ones(1)]
+    for returned in (comm.sum_across_ranks(tensors), comm.broadcast(tensors, 0), [comm.gather_rows(tensors[0])]):
+        assert all(mine is given for mine, given in zip(returned, tensors, strict=False))
+        assert returned
+    assert (comm.rank(), comm.world_size()) == (0, 1)
+    assert not comm.is_distributed()
+
+
 def test_a_grid_has_gradient_workers_in_its_columns():
     grid = make_grid(8, 0.25)
     assert grid == Grid(rows=2, columns=4)
@@ -133,6 +181,19 @@ def test_a_grid_has_gradient_workers_in_its_columns():
 def test_a_fraction_that_does_not_fit_the_ranks_is_refused(world, fraction):
     with pytest.raises(ValueError, match="must be a whole number that divides them"):
         make_grid(world, fraction)
+
+
+def test_the_costliest_layer_is_assigned_first_and_ties_go_to_the_earlier_name_and_rank():
+    """By hand: c alone weighs as much as a and b together."""
+    costs = {"a": 1.0, "b": 1.0, "c": 2.0}
+    alone, shared = Assignment(owner=0, column=0), Assignment(owner=1, column=1)
+    assert assign(costs, Grid(rows=1, columns=2)) == {"a": shared, "b": shared, "c": alone}
+    in_one_column = {"a": Assignment(1, 0), "b": Assignment(1, 0), "c": Assignment(0, 0)}
+    assert assign(costs, Grid(rows=2, columns=1)) == in_one_column
+    # Both columns are empty at first, then column 1 is: its first rank takes b; rank 2 of column 0 is free for c.
+    costs = {"a": 3.0, "b": 3.0, "c": 1.0}
+    places = {"a": Assignment(0, 0), "b": Assignment(1, 1), "c": Assignment(2, 0)}
+    assert assign(costs, Grid(rows=2, columns=2)) == places
 
 
 @given(

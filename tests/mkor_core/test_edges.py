@@ -265,6 +265,23 @@ def test_kl_clip_weighs_weight_and_bias_by_their_own_rates():
     assert_close(gradients(model), [nu * weight / 1e6, nu * bias / 1e6], rtol=1e-5, atol=0)
 
 
+def test_kl_clip_takes_the_rate_of_a_weight_without_a_bias_from_its_group():
+    """Truth: the same rate passed to a preconditioner that is not attached."""
+    results = []
+    for attached in (True, False):
+        model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2, bias=False)).double()
+        nn.init.constant_(model[0].weight, 0.1)
+        nn.init.zeros_(model[0].bias)
+        nn.init.constant_(model[1].weight, 0.2)
+        preconditioner = Preconditioner(model, KAISA(kl_clip=1e-9), lr=None if attached else 0.25)
+        if attached:
+            preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.25))
+        model(inputs()).square().mean().backward()
+        preconditioner.step()
+        results.append(gradients(model))
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 def test_eva_counts_examples_correctly_under_reentrant_checkpointing():
     results = []
     for checkpointed in (False, True):

@@ -133,6 +133,24 @@ def test_a_closure_by_keyword_is_preconditioned_too():
     assert_close([*one.parameters()], [*other.parameters()], rtol=0, atol=0)
 
 
+class Lengthened(torch.optim.SGD):
+    """Multiplies every learning rate by a second argument of its step before it runs."""
+
+    def step(self, closure: Any = None, factor: float = 1.0) -> Any:
+        for group in self.param_groups:
+            group["lr"] *= factor
+        return super().step(closure)
+
+
+def test_arguments_after_a_positional_closure_reach_the_optimizer():
+    model = network()
+    optimizer = Lengthened(model.parameters(), lr=0.25)
+    Preconditioner(model, MKOR()).attach(optimizer)
+    loss = loss_of(model, 0)
+    assert optimizer.step(lambda: loss, 2.0) is loss
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
 def test_step_without_attach_does_the_same():
     attached, by_hand = network(), network()
     one, _ = build("kaisa", attached, {"lr": 0.1})
@@ -337,13 +355,15 @@ def test_a_scaled_loss_gives_the_same_factors(given):
     assert_close([p.grad for p in scaled.parameters()], [p.grad for p in plain.parameters()])
 
 
-def train_scaled(*, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[int, ...]) -> tuple[Any, ...]:
+def train_scaled(
+    *, fused: bool, dtype: torch.dtype | None, overflow_at: tuple[int, ...], name: str = "mkor", **more: float
+) -> tuple[Any, ...]:
     """Train with a GradScaler; in some steps the loss overflows first, so that the step is skipped and repeated."""
     model = network()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=10_000)
     # Without momentum: torch's fused SGD starts its buffer from a skipped first step.
-    options = {"lr": 0.05, "momentum": 0.0, "inverse_update_period": 3}
-    optimizer, preconditioner = build("mkor", model, options, grad_scale=scaler)
+    options = {"lr": 0.05, "momentum": 0.0, "inverse_update_period": 3, **more}
+    optimizer, preconditioner = build(name, model, options, grad_scale=scaler)
     for group in optimizer.param_groups:
         group["fused"] = fused
     setattr(optimizer, "_step_supports_amp_scaling", fused)  # noqa: B010  (not in torch's stubs)
@@ -374,10 +394,11 @@ def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at, caplog
     assert caplog.records == []
 
 
-def test_fused_and_unfused_scaled_training_agree():
-    """A fused optimizer gets scaled gradients and unscales them itself."""
-    fused, _ = train_scaled(fused=True, dtype=None, overflow_at=())
-    unfused, _ = train_scaled(fused=False, dtype=None, overflow_at=())
+@pytest.mark.parametrize("options", [{"name": "mkor"}, {"name": "kaisa", "kl_clip": 1e-7}], ids=str)
+def test_fused_and_unfused_scaled_training_agree(options):
+    """A fused optimizer gets scaled gradients and unscales them itself; kl_clip acts on unscaled ones."""
+    fused, _ = train_scaled(fused=True, dtype=None, overflow_at=(), **options)
+    unfused, _ = train_scaled(fused=False, dtype=None, overflow_at=(), **options)
     assert_close(fused, unfused, rtol=1e-5, atol=1e-6)
 
 

@@ -12,8 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import available, build, build_optimizer, limits, method_class
-from mkor_core import Preconditioner, comm
+from baselines import KAISA, HyLo, available, build, build_optimizer, limits, method_class
+from mkor_core import MKOR, Preconditioner, comm
+from mkor_core.capture import Captured
+from mkor_core.exchange import exchange
+from mkor_core.layer import Layer
+from mkor_core.method import Method
 
 STEPS, BATCH = 5, 8
 WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -150,5 +154,54 @@ def run_all(rank: int, world: int, folder: str) -> None:
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
         for case in IN_PAIRS:
             results[f"{case}, pair"] = train(*CASES[case], rank % 2, 2, group=pair)
+    torch.save(results, Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+EXCHANGES: dict[str, Method] = {
+    "mean": MKOR(),
+    "half precision": MKOR(factor_dtype=torch.bfloat16),
+    "moment": KAISA(),
+    "rows": HyLo(),
+}
+"""Methods that exchange their statistics in different ways."""
+
+
+def captured(kind: str, rank: int) -> dict[str, Captured]:
+    """Return a rank's statistics of a layer ``both`` that two ranks use, and of one that only rank 1 uses.
+
+    Their numbers are ``rank + 1``; all entries are small whole numbers, so that bfloat16 holds their means and sums.
+    """
+    number = torch.tensor(float(rank + 1))
+    if kind == "moment":
+        x, g = torch.ones(3, 3) * (rank + 1), torch.tensor([[2.0, 1.0], [1.0, 4.0]]) * (rank + 1)
+    elif kind == "rows":
+        x, g = torch.ones(rank + 1, 3) * (rank + 1), torch.ones(rank + 1, 2) * (rank + 2)
+    else:
+        x, g = torch.tensor([3.0, 6.0, 12.0]) * (2 * rank + 1), torch.tensor([1.0, 2.0]) * (rank + 1)
+    return {name: Captured(x, g, number) for name in (("both",) if rank == 0 else ("both", "one"))}
+
+
+def communicate(rank: int, world: int, folder: str) -> None:
+    """Call collectives and exchange statistics on two ranks; write each one's results to ``<folder>/<rank>.pt``."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+    calls: dict[str, Any] = {
+        "sum": lambda: comm.sum_across_ranks(
+            [torch.ones(2, 2) * (rank + 1), torch.tensor(rank + 5), torch.arange(3.0), torch.empty(0)]
+        ),
+        "nothing": lambda: [comm.sum_across_ranks([]), comm.broadcast([], 0)],
+        "gather": lambda: comm.gather_rows(torch.full((3 - 2 * rank, 2), float(rank))),
+        "broadcast": lambda: comm.broadcast([torch.ones(2, 2) * rank, torch.ones(()) * (rank + 1)], 1),
+    }
+    layers = [Layer(name, nn.Linear(2, 2)) for name in ("both", "one", "none")]
+    for kind, method in EXCHANGES.items():
+        calls[kind] = lambda kind=kind, method=method: exchange(
+            layers, captured(kind, rank), torch.tensor(rank + 1.0), method=method, group=None
+        )
+    results = {}
+    for name, call in calls.items():
+        comm.reset_bytes_sent()
+        results[name] = (call(), comm.bytes_sent())
     torch.save(results, Path(folder) / f"{rank}.pt")
     dist.destroy_process_group()
