@@ -7,6 +7,7 @@ ranks, is the gradient matrix D.
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -154,18 +155,14 @@ class Capture:
         self._rank, self._world = shard
         self._grad_scale = grad_scale
         self._phases = phases
-        self._pending: dict[str, _Pending] = {}
-        self._micro_batch = 0
-        self._calls = 0
-        # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
-        self._forward_ran = self._backward_ran = False
-        self._in_pass = False
+        self._call_numbers = itertools.count()
         self._warned: set[str] = set()
         # Before hooks that are there already, which may replace the output.
         self._handles: list[RemovableHandle] = [
             layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True, prepend=True)
             for layer in layers.values()
         ]
+        self.drop()
 
     @property
     def reached(self) -> frozenset[str]:
@@ -190,9 +187,11 @@ class Capture:
 
     def drop(self) -> None:
         """Forget this step's statistics."""
-        self._pending = {}
+        self._pending: dict[str, _Pending] = {}
         self._micro_batch = 0
-        self._forward_ran = self._backward_ran = self._in_pass = False
+        # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
+        self._forward_ran = self._backward_ran = False
+        self._in_pass = False
 
     def remove(self) -> None:
         """Remove the hooks from the model and forget everything."""
@@ -212,7 +211,7 @@ class Capture:
             self._in_pass = False  # also after a backward pass that an exception ended
         # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
         # no rows: a hook of the user's has replaced the output, or the input is sparse or nested.
-        if not (torch.is_grad_enabled() and _is_dense(inputs) and _is_dense(output) and output.requires_grad):
+        if not (_is_dense(inputs) and _is_dense(output) and output.requires_grad):
             return
         # Autocast casts the input for the layer. Autograd keeps the copy, so the original may legally be changed in
         # place before the backward pass.
@@ -229,8 +228,7 @@ class Capture:
         shape = output.shape
         base = output._base
         hooked = base if base is not None and base.numel() == output.numel() else output
-        self._calls += 1
-        call = self._calls
+        call = next(self._call_numbers)
 
         def on_gradient(grad: Tensor) -> None:
             # Another weight: the call was made with parameters of torch.func.functional_call.

@@ -119,7 +119,7 @@ def refuse_sharded(model: nn.Module) -> None:
         if "FullyShardedDataParallel" in type(module).__name__:
             raise TypeError(f"FSDP shards the parameters; {advice}.")
     for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor" or type(parameter).__name__ == "DTensor":
+        if type(parameter.data).__name__ == "DTensor":
             raise TypeError(f"Parameter {name!r} is a DTensor; {advice}.")
         if hasattr(parameter, "ds_id"):
             raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")

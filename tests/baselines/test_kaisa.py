@@ -110,9 +110,19 @@ def test_kl_clip_bounds_the_step_over_all_layers_with_each_ones_rate(kl_clip):
 
 
 def test_kl_clip_of_nothing_is_one():
-    zero = torch.zeros(2, 2, dtype=torch.float64)
-    (clipped,) = kl_clipped([Update(zero, zero + 1, 0.1)], 1e-3)
-    assert_close(clipped, zero + 1)
+    """Also where D is not zero, but orthogonal to V; without any layer there is nothing to clip."""
+    value = torch.tensor([[1.0, -1.0]], dtype=torch.float64)
+    for grad in (torch.zeros_like(value), torch.ones_like(value)):
+        (clipped,) = kl_clipped([Update(grad, value, 0.1)], 1e-3)
+        assert_close(clipped, value)
+    assert kl_clipped([], 1e-3) == []
+
+
+def test_kl_clip_acts_on_a_sum_of_one():
+    """|sum(V * D) lr^2| = 1: nu is the root of the bound."""
+    one = torch.ones(1, 1, dtype=torch.float64)
+    (clipped,) = kl_clipped([Update(one, one, 1.0)], 0.25)
+    assert_close(clipped, one / 2)
 
 
 @pytest.mark.parametrize(

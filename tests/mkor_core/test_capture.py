@@ -114,6 +114,22 @@ def test_means_are_the_means_of_the_rows(kind):
     assert_close(means.g, rows.g.mean(0) * multiplicity)
 
 
+@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(0.3), MEAN.first(1), MOMENT], ids=str)
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_an_example_without_a_batch_dimension_is_a_batch_of_one(kind, statistic):
+    """Also a convolution whose output is not square."""
+    model = nn.Sequential(linear() if kind == "linear" else convolution())
+    (example,) = vectors(1) if kind == "linear" else images(1)
+    taken = []
+    for inputs in (example, example[None]):
+        hooks, _ = capture(model, statistic)
+        model(inputs).square().mean().backward()
+        taken.append(tuple(take_sums(hooks)))
+        hooks.remove()
+        model.zero_grad()
+    assert_close(taken[0], taken[1])
+
+
 def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
     model = nn.Sequential(linear())
     hooks, _ = capture(model, MEAN)
@@ -273,6 +289,52 @@ def test_statistics_of_a_skipped_step_are_dropped(set_to_none):
     means = take_sums(hooks)
     assert means.number == 4
     assert_close(means.x[:5], taken.sum(0))
+
+
+@pytest.mark.parametrize(("rank", "taken"), [(0, [0, 1, 2, 3, 4, 5]), (1, [])])
+@pytest.mark.parametrize("skipped", [False, True])
+def test_the_first_examples_of_every_step_are_those_of_its_first_micro_batches(rank, taken, skipped):
+    """Ranks with two micro-batches of four examples; six examples of the global batch count, in every step anew."""
+    model = nn.Sequential(linear(bias=False))
+    hooks, _ = capture(model, MEAN.first(6), micro_batches=2, shard=(rank, 2))
+    for step, inputs in enumerate(vectors(2, 8)):
+        model.zero_grad()
+        for part in inputs.split(4):
+            model(part).square().mean().backward()
+        if skipped and step == 0:
+            continue
+        sums = hooks.take().get("0")
+        assert (sums is not None) == bool(taken)
+        if sums is not None:
+            assert_close(sums.x, inputs[taken].sum(0))
+
+
+def test_rows_of_two_examples_are_averaged_over_their_two_locations():
+    rows = torch.arange(8.0).view(4, 2)
+    assert_close(average_locations(rows, 2), torch.tensor([[1.0, 2.0], [5.0, 6.0]]))
+    assert average_locations(rows, 1) is rows
+
+
+@pytest.mark.parametrize("forget", [Capture.take, Capture.take_rows, Capture.drop, Capture.remove])
+def test_what_is_taken_dropped_or_removed_is_forgotten(forget):
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, ROWS)
+    model(vectors(8)).sum().backward()
+    assert hooks.reached == {"0"}
+    forget(hooks)
+    assert hooks.reached == frozenset()
+    assert hooks.take_rows() == {}
+
+
+def test_changed_gradients_of_which_some_are_zero_have_not_been_cleared():
+    """Only zeros in all of them show a new step. The first layer's gradient is zero, the second's is clipped."""
+    model = nn.ModuleList([linear(), linear()])
+    hooks, _ = capture(model, MEAN)
+    (0 * model[0](vectors(2)).sum() + model[1](vectors(2)).sum()).backward()
+    for layer in model:
+        layer.weight.grad.mul_(0.5)
+    (model[0](vectors(3)) + model[1](vectors(3))).sum().backward()
+    assert [sums.number for sums in hooks.take().values()] == [2 + 3, 2 + 3]
 
 
 def test_a_copy_of_the_model_captures_nothing_and_warns():

@@ -157,6 +157,23 @@ def test_a_layer_of_an_abandoned_step_is_forgotten(set_to_none):
     assert_close(results[0]["0"], results[1]["0"], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_a_loss_whose_gradients_are_cleared_leaves_no_statistics_though_both_forward_passes_ran_before(set_to_none):
+    """Truth: a step on the second loss alone."""
+    results = []
+    for both in (True, False):
+        model = network("linear")
+        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+        losses = [model(inputs("linear", i)).square().mean() for i in ((0, 1) if both else (1,))]
+        if both:
+            losses[0].backward()
+            model.zero_grad(set_to_none=set_to_none)
+        losses[-1].backward()
+        preconditioner.step()
+        results.append(states(preconditioner))
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("name", SECOND_ORDER)
 @pytest.mark.parametrize("misuse", REFUSED)
 def test_a_step_of_training_without_statistics_is_refused(name, misuse):

@@ -325,6 +325,22 @@ def test_a_state_of_another_method_layer_or_shape_is_refused():
         Preconditioner(network(), MKOR()).load_state_dict(state)
 
 
+def test_after_mkor_h_has_switched_a_state_from_before_needs_a_new_preconditioner():
+    """Its hooks are gone; a state from after the switch can be loaded into one that has not switched, and frees it."""
+    options = {"inverse_update_period": 1, "warmup_steps": 0, "knee_beta": 9.0}
+    switched, other = (Preconditioner(network(), MKORH(**options)) for _ in range(2))
+    early = switched.state_dict()
+    late = early | {"step": 7, "switch_step": 7}
+    switched.load_state_dict(late)
+    switched.load_state_dict(late)
+    with pytest.raises(RuntimeError, match="has switched to the base optimizer: load the state into a new one"):
+        switched.load_state_dict(early)
+    other.load_state_dict(early)
+    assert (other.switch_step, other.memory_bytes() > 0) == (None, True)
+    other.load_state_dict(late)
+    assert (other.switch_step, other.memory_bytes(), other.state_dict()["step"]) == (7, 0, 7)
+
+
 def test_an_optimizer_state_without_the_preconditioners_warns():
     optimizer, _ = build("mkor", network(), {"lr": 0.1})
     plain = torch.optim.SGD(network().parameters(), lr=0.1, momentum=0.9)
@@ -451,18 +467,35 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.filterwarnings("ignore:A step has more backward passes")
 @pytest.mark.parametrize(
     ("name", "options"), [case for case in METHODS if case[0] in ("mkor", "kaisa", "eva")], ids=str
 )
 def test_no_step_reads_a_value_back_to_the_host(name, options):
-    """Except in HyLo, whose kept rows differ in number, and MKOR-H, which reads the loss of the last update."""
+    """Except in HyLo, whose kept rows differ in number, and MKOR-H, which reads the loss of the last update.
+
+    Nor does a backward pass, when two share a step: it finds the gradients as the first has left them.
+    """
     model = network()
     _, preconditioner = build(name, model, {"lr": 0.05, **options})
     for step in range(4):
         model.zero_grad()
-        loss_of(model, step).backward()
         with NoWaiting():
+            loss_of(model, step).backward()
+            loss_of(model, step + 4).backward()
             preconditioner.step()
+
+
+@pytest.mark.parametrize(("announced", "changed"), [(2, (0, 3, 5)), (1, (3,))], ids=str)
+def test_gradients_that_change_between_micro_batches_of_a_step_are_not_read_back(announced, changed):
+    """Only if a pass was not announced and all gradients have changed may it belong to a new step: are they zeros?"""
+    preconditioner = Preconditioner(model := network(), MKOR(), accumulation_steps=announced)
+    with NoWaiting():
+        loss_of(model, 0).backward()
+        for layer in changed:
+            model[layer].weight.grad.mul_(0.5)
+        loss_of(model, 1).backward()
+        preconditioner.step()
 
 
 class Scored(nn.Module):
