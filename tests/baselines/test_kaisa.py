@@ -11,6 +11,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import Preconditioner
+from mkor_core.capture import Captured
 from mkor_core.kl_clip import kl_clipped
 from mkor_core.method import LayerShape, Update
 from tests.support import reference
@@ -78,6 +79,28 @@ def test_the_factors_can_follow_the_decompositions():
     method = KAISA(factor_update_period=None, inverse_update_period=3)
     assert [step for step in range(7) if method.accumulates(step)] == [0, 3, 6]
     assert [step for step in range(7) if method.refreshes(step)] == [0, 3, 6]
+
+
+@pytest.mark.parametrize("method", ["eigen", "inverse"])
+def test_a_refresh_computes_what_ranks_send_from_factors_that_start_at_i(method):
+    """The first state is that of a refresh without statistics."""
+    kaisa = KAISA(compute_method=method, damping=DAMPING)
+    state = kaisa.initial_state(LayerShape(2, 3), torch.float64, torch.device("cpu"))
+    refreshed = dict(state)
+    kaisa.refresh(refreshed, 0)
+    assert {name for name in state if refreshed[name] is not state[name]} == set(kaisa.refreshed)
+    grad = torch.arange(6, dtype=torch.float64).view(2, 3)
+    assert_close(kaisa.precondition(state, grad), kaisa.precondition(refreshed, grad))
+    assert not kaisa.has_statistics(state)
+    ones = Captured(torch.ones(3, 3).double(), torch.ones(2, 2).double(), torch.tensor(1.0))
+    for step in range(2):
+        kaisa.accumulate(state, ones, step)
+        assert kaisa.has_statistics(state)
+    assert state["batches"] == 2
+
+
+def test_a_refresh_costs_the_cubes_of_both_dimensions():
+    assert KAISA().refresh_cost(LayerShape(2, 3)) == 2 * 2 * 2 + 3 * 3 * 3
 
 
 def test_negative_eigenvalues_are_clamped():

@@ -123,12 +123,46 @@ def tensors(state: Any) -> Iterator[Tensor]:
             yield from tensors(part)
 
 
+KFAC_CLIP = {"kl_clip": 1e-3, "rows": "global"}
+MKOR_PAPER = {
+    "update_rule": "sherman_morrison",
+    "factor_decay": None,
+    "inverse_update_period": 10,
+    "rescale": True,
+    "stabilizer_threshold": 2.0,
+    "stabilizer_blend": 0.8,
+    "factor_dtype": torch.float32,
+    "window": None,
+    "rank": 1,
+}
+DEFAULTS = {
+    "eva": {"damping": 0.03, "factor_decay": 0.05, **KFAC_CLIP},
+    "hylo": {"variant": "KIS", "sample_fraction": 0.1, "damping": 0.1, "update_period": 10, "kl_clip": None},
+    "kaisa": {
+        "damping": 1e-3,
+        "factor_decay": 0.95,
+        "factor_update_period": 10,
+        "inverse_update_period": 100,
+        "compute_method": "eigen",
+        "grad_worker_fraction": 1.0,
+        **KFAC_CLIP,
+    },
+    "mkor": MKOR_PAPER,
+    "mkor_h": {**MKOR_PAPER, "knee_beta": 0.1, "warmup_steps": 100},
+}
+"""Those of the papers or their code, by the names of this project; sources are in the methods' files."""
+
 CASES = [(name, key) for name in available() for key in hyperparameters(name)]
 
 
 def test_every_file_is_found():
     names = {"adamw", "eva", "hylo", "kaisa", "lamb", "mkor", "mkor_h", "muon", "sgd", "shampoo", "singd", "soap"}
     assert names <= set(available())
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_methods_defaults_are_those_of_its_paper(name):
+    assert {key: known.default for key, known in hyperparameters(name).items()} == DEFAULTS[name]
 
 
 @pytest.mark.parametrize("name", available())

@@ -14,7 +14,17 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.testing import assert_close
 
-from baselines import LayeredModel, build
+from baselines import (
+    LayeredModel,
+    _torchvision_operators,  # noqa: F401  (before timm, which imports torchvision)
+    build,
+)
+
+# isort: split
+from pytorch_optimizer import SOAP, Muon, ScalableShampoo
+from singd.optim.optimizer import SINGD
+from timm.optim import Lamb
+
 from baselines._combined import Combined
 from mkor_core import MKOR, Preconditioner
 
@@ -63,6 +73,65 @@ class Tied(nn.Module):
 def names_of(model: nn.Module, group: dict[str, Any]) -> set[str]:
     by_id = {id(parameter): name for name, parameter in model.named_parameters()}
     return {by_id[id(parameter)] for parameter in group["params"]}
+
+
+DIFFERENT: dict[str, tuple[type[Optimizer], dict[str, Any]]] = {
+    "sgd": (SGD, {"momentum": 0.9}),
+    "adamw": (AdamW, {}),
+    "lamb": (Lamb, {"bias_correction": False}),
+    "shampoo": (
+        ScalableShampoo,
+        {"betas": (0.9, 0.95), "decoupled_weight_decay": True}
+        | {"start_preconditioning_step": 1, "preconditioning_compute_steps": 10, "shape_interpretation": False},
+    ),
+    "soap": (SOAP, {"shampoo_beta": 0.95}),
+    "muon": (Muon, {"weight_decay": 0.01, "use_adjusted_lr": True}),
+}
+"""The library's class, and its options for which the harness has another default; SOAP's factors decay as beta2."""
+
+
+def settings_in(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the public entries that are numbers, texts, tuples or None."""
+    kinds = (int, float, str, tuple, type(None))
+    return {key: value for key, value in values.items() if isinstance(value, kinds) and not key.startswith("_")}
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+def test_defaults_are_those_of_the_library(name):
+    """Of a matrix's group and of the optimizer itself, where the library keeps what is the same for all groups."""
+    library, different = DIFFERENT[name]
+    weight = nn.Linear(3, 2, bias=False).weight
+    given = [{"params": [weight], "use_muon": True}] if name == "muon" else [weight]
+    theirs = library(given, **{"lr": 1.0, **different})
+    ours, _ = build(name, nn.Linear(3, 2, bias=False), {"lr": 1.0})
+    assert isinstance(ours, library)
+    for mine, other in ((ours.param_groups[0], theirs.param_groups[0]), (vars(ours), vars(theirs))):
+        assert settings_in(mine) == settings_in(other)
+
+
+def test_defaults_of_the_parameters_under_adamw_are_those_of_the_library():
+    """Muon's own AdamW, and torch's beside SINGD; a norm's weight is not decayed."""
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    vector = nn.Parameter(torch.ones(3))
+    expected = {
+        "muon": Muon([{"params": [vector], "use_muon": False}], adamw_lr=0.1),
+        "singd": AdamW([vector], weight_decay=0.0),
+    }
+    for name, theirs in expected.items():
+        rest = build(name, model, {"lr": 0.1})[0].param_groups[-1]
+        group = theirs.param_groups[0]
+        assert {key: rest[key] for key in group if key != "params"} == {
+            key: value for key, value in group.items() if key != "params"
+        }
+
+
+def test_singds_defaults_are_those_of_the_package_except_for_the_normalized_rate():
+    model = nn.Linear(3, 2)
+    ours, theirs = build("singd", model, {"lr": 0.001})[0].param_groups[0], SINGD(model).param_groups[0]
+    assert {key: value for key, value in ours.items() if key != "params"} == {
+        **{key: value for key, value in theirs.items() if key != "params"},
+        "normalize_lr_cov": True,
+    }
 
 
 @pytest.mark.parametrize("name", ["shampoo", "soap", "muon"])

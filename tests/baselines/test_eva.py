@@ -1,0 +1,65 @@
+"""Truth: a dense solve with running means of explicit rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines import KAISA, Eva
+from mkor_core import Preconditioner
+from mkor_core.capture import Captured
+from mkor_core.method import LayerShape
+from tests.support import reference
+
+DAMPING, DECAY, EXAMPLES = 0.03, 0.3, 16
+
+
+def one_layer(kind: str) -> tuple[nn.Sequential, Tensor]:
+    torch.manual_seed(0)
+    if kind == "linear":
+        return nn.Sequential(nn.Linear(4, 3)).double(), torch.randn(20, 4, dtype=torch.float64)
+    return nn.Sequential(nn.Conv2d(2, 3, 2, bias=False)).double(), torch.randn(20, 2, 3, 4, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_update_solves_the_damped_system_of_the_running_means(kind):
+    """The means are those of the first 16 examples' raw rows; the first batch's are not averaged with anything."""
+    model, inputs = one_layer(kind)
+    preconditioner = Preconditioner(model, Eva(damping=DAMPING, factor_decay=DECAY, kl_clip=None))
+    means = None
+    for step in range(3):
+        model.zero_grad()
+        output = model(inputs * (1 + step) + step)
+        output.retain_grad()
+        (output**2).mean().backward()
+        x, g = reference.rows_of(model[0], inputs * (1 + step) + step, output.grad)
+        kept = len(x) // len(inputs) * EXAMPLES
+        batch = x[:kept].mean(0), g[:kept].mean(0)
+        means = (
+            batch if means is None else [DECAY * old + (1 - DECAY) * new for old, new in zip(means, batch, strict=True)]
+        )
+        a, g_mean = means
+        truth = reference.kfac_solve(torch.outer(g_mean, g_mean), g.T @ x, torch.outer(a, a), DAMPING)
+        preconditioner.step()
+        written = model[0].weight.grad.flatten(1)
+        if model[0].bias is not None:
+            written = torch.cat([written, model[0].bias.grad[:, None]], 1)
+        assert_close(written, truth, rtol=1e-9, atol=1e-12)
+    (state,) = preconditioner.state_dict()["layers"].values()
+    assert state["batches"] == 3
+
+
+def test_a_layer_has_statistics_from_its_first_batch_on():
+    method, shape = Eva(), LayerShape(2, 3)
+    state = method.initial_state(shape, torch.float64, torch.device("cpu"))
+    assert not method.has_statistics(state)
+    method.accumulate(state, Captured(torch.ones(3), torch.ones(2), torch.tensor(4.0)), 0)
+    assert method.has_statistics(state)
+    assert [method.refreshes(step) for step in range(3)] == [False, False, False]
+
+
+@pytest.mark.parametrize("cls", [Eva, KAISA])
+def test_rows_are_those_of_the_global_loss_unless_each_ranks_are_asked_for(cls: type[Eva | KAISA]):
+    assert [cls().rank_rows, cls(rows="global").rank_rows, cls(rows="rank").rank_rows] == [False, False, True]
