@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -270,6 +271,25 @@ def test_a_mistake_is_one_line_exit_1_and_nothing_written(
     assert captured.err.count("\n") == 1
     assert captured.out == ""
     assert sorted(Path().rglob("*")) == before
+
+
+def test_every_number_that_a_user_writes_is_bounded_by_its_schema():
+    """Records of runs are written by programs; theirs are not among them."""
+
+    def unbounded(part: Any, path: tuple[str, ...]) -> Iterator[str]:
+        if not isinstance(part, dict):
+            return
+        kinds = part.get("type", [])
+        if {"integer", "number"} & set([kinds] if isinstance(kinds, str) else kinds):
+            bounds = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+            if not all(set(ends) & part.keys() for ends in bounds):
+                yield ".".join(path)
+        for key, inner in part.items():
+            yield from unbounded(inner, (*path, key))
+
+    files = [file for file in config.SCHEMAS.rglob("*.schema.yaml") if not file.name.startswith("run.")]
+    assert len(files) > 10
+    assert [place for file in files for place in unbounded(config.read_yaml(file), (file.name,))] == []
 
 
 def test_a_long_list_is_searched_for_equal_values_in_linear_time():
