@@ -29,7 +29,16 @@ def test_integer_ranges(numbers, text):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.66912, "0.669"), (1234.5, "1234"), (1e-12, "1e-12"), (math.inf, "not reached"), (math.nan, "")],
+    [
+        (0.66912, "0.669"),
+        (999.0, "999"),
+        (-1000.0, "-1000"),
+        (1234.5, "1234"),
+        (1e-12, "1e-12"),
+        (math.inf, "not reached"),
+        (-math.inf, "0"),
+        (math.nan, ""),
+    ],
 )
 def test_number(value, text):
     assert number(value) == text

@@ -111,8 +111,26 @@ def test_where_everything_was_measured_only_the_claim_of_64_gpus_is_not_tested(t
     assert untested["id"].tolist() == ["C24"]
     assert untested["why"].str.startswith("Needs 64 measured GPUs").all()
     tested = table[table["verdict"] != "not tested"]
-    for column in ("measured", "interval", "seeds", "tier", "evidence", "data"):
+    for column in ("measured", "interval", "seeds", "evidence", "data"):
         assert tested[column].ne("").all(), column
+    assert set(tested["tier"]) == {"embedded"}
+    assert set(untested["tier"]) == {""}
+
+
+def test_a_row_quotes_the_paper_and_has_no_missing_value(table):
+    quoted = ["id", "source", "claim"]
+    assert table[quoted].equals(published("claims")[quoted])
+    stated = table.set_index("id")["published"]
+    assert (str(stated["C01"]), str(stated["C04"]), stated["C08"]) == ("2.57", "0.8214 vs 0.8023", "")
+    assert table.notna().all(axis=None)
+
+
+def test_at_the_papers_tier_a_verdict_is_not_qualified(tmp_path):
+    root = tmp_path / "polaris" / "paper"
+    write_probe(root, "memory", memory())
+    row = decide_all(Results(root)).set_index("id").loc["C13"]
+    assert (row["verdict"], row["tier"], row["evidence"]) == ("confirmed", "paper", "")
+    assert row["why"].startswith("Bytes that KAISA keeps")
 
 
 def test_embedded_evidence_is_never_called_a_reproduction(table):

@@ -29,6 +29,24 @@ def test_c04_averages_the_last_scores_of_all_tasks():
     assert "mkor 0.8, 0.8; lamb 0.7, 0.7" in decision.details
 
 
+def test_c04_states_averages_with_four_digits():
+    """Truth: a third of 0.7 + 0.7 + 0.75, and of 0.7 + 0.7 + 0.7."""
+    metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7], "mkor": [0.7]}, ["a", "b", "c"])
+    better = runs.loc[(runs["optimizer"] == "mkor") & (runs["dataset"] == "a"), "run"]
+    metrics.loc[metrics["run"].isin(better) & (metrics["step"] == 100), "value"] = 0.75
+    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    assert "mkor 0.7167; lamb 0.7." in decision.details
+
+
+def test_c04_at_the_papers_tier_is_about_the_released_rule():
+    scores = {"lamb": [0.7, 0.71], "mkor": [0.5, 0.51], "mkor_released": [0.75, 0.76]}
+    metrics, runs = fine_tuned("bert_glue", scores)
+    paper = decide_glue_average(metrics, runs.assign(tier="paper"), conditions("C04"), contender="mkor")
+    assert (paper.verdict, paper.measured) == ("confirmed", "0.05")
+    assert "mkor_released's minus lamb's" in paper.why
+    assert decide_glue_average(metrics, runs, conditions("C04"), contender="mkor").verdict == "refuted"
+
+
 @pytest.mark.parametrize(("kaisa", "verdict"), [(0.6, "confirmed"), (0.8, "refuted")])
 def test_c05_kaisa_below_lamb(kaisa, verdict):
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7, 0.71], "kaisa": [kaisa, kaisa + 0.01]})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pandas as pd
 import pytest
 
 from tests.support.synthetic import numerics
@@ -30,6 +31,15 @@ def test_c20_positive_definite(eigenvalue, verdict):
     assert decision.verdict == verdict
     assert "mathematics" in decision.evidence
     assert ("agrees" in decision.why) == (verdict == "confirmed")
+
+
+def test_c20_and_c23_state_every_rules_smallest_value():
+    """Truth: the values rise with the trials, from 0.01 and from 0.2."""
+    everyone = "published {0}, released {0}, sherman_morrison {0}."
+    eigenvalues = decide_positive_definite(numerics(), _conditions("C20"))
+    assert eigenvalues.details == f"Smallest eigenvalue by rule: {everyone.format(0.01)}"
+    assert eigenvalues.interval == "[0.01, 0.04] over all sequences"
+    assert decide_descent(numerics(), _conditions("C23")).details == f"Smallest by rule: {everyone.format(0.2)}"
 
 
 def test_c20_says_where_a_sequence_was_cut():
@@ -60,7 +70,26 @@ def test_c22_is_about_the_printed_rule_and_states_the_others():
     assert decision.measured == (
         "error: 0.1 of the bound; 10,000 updates: 0 of 1 sequences stay finite, the first to fail after 12 updates"
     )
-    assert "the sherman_morrison rule: error 0.02 of the bound, 1 of 1 sequences stay finite" in decision.details
+    assert decision.details == (
+        "For comparison, the sherman_morrison rule: error 0.02 of the bound, 1 of 1 sequences stay finite."
+    )
+
+
+def test_c22_takes_errors_relative_to_their_bounds():
+    """Truth: an error of 0.5 is a quarter of a bound of 2, and 0.1 a half of one of 0.2."""
+    rows = half_precision()
+    of_error = (rows["check"] == "error") & (rows["update_rule"] == "published") & rows["value"].notna()
+    rows.loc[of_error, "value"], rows.loc[of_error, "bound"] = [0.5, 0.1], [2.0, 0.2]
+    decision = decide_half_precision(rows)
+    assert decision.measured == "error: 0.5 of the bound; 10,000 updates: 1 of 1 sequences stay finite"
+    assert decision.interval == "error: [0.25, 0.5] where finite"
+
+
+def test_c22_names_the_first_sequence_to_fail():
+    rows = half_precision(finite={"published": 12})
+    later = rows[(rows["check"] == "finite") & (rows["update_rule"] == "published")].assign(value=30)
+    decision = decide_half_precision(pd.concat([rows, later]))
+    assert "0 of 2 sequences stay finite, the first to fail after 12 updates" in decision.measured
 
 
 def test_c22_counts_an_update_that_overflows_and_not_one_from_an_overflowed_factor():
@@ -71,9 +100,11 @@ def test_c22_counts_an_update_that_overflows_and_not_one_from_an_overflowed_fact
     assert decision.seeds == "2 updates, 1 sequences"
 
 
-def test_c22_without_the_printed_rule_is_not_tested():
+@pytest.mark.parametrize("checks", [("error",), ("finite",), ("error", "finite")])
+def test_c22_without_errors_or_sequences_of_the_printed_rule_is_not_tested(checks):
     rows = half_precision()
-    assert decide_half_precision(rows[rows["update_rule"] != "published"]).verdict == "not tested"
+    lost = (rows["update_rule"] == "published") & rows["check"].isin(checks)
+    assert decide_half_precision(rows[~lost]).verdict == "not tested"
 
 
 @pytest.mark.parametrize(("cosine", "verdict"), [(0.2, "confirmed"), (-0.2, "refuted")])

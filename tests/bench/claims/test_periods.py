@@ -59,6 +59,21 @@ def test_c09_leaves_out_what_was_not_trained():
     assert (decision.verdict, decision.seeds) == ("confirmed", "autoencoder 1-5")
 
 
+def test_c09_compares_the_test_loss_at_two_periods_only():
+    """Another split, another metric and another period would each turn the verdict."""
+    rows = _inversion(0.02, 0.03)
+    against = rows.assign(value=-1000 * rows["value"])
+    others = [against.assign(split="train"), against.assign(metric="accuracy"), rows.assign(inverse_update_period=1)]
+    alone = decide_period_loss({"autoencoder_inversion": rows}, conditions("C09"))
+    assert decide_period_loss({"autoencoder_inversion": pd.concat([rows, *others])}, conditions("C09")) == alone
+
+
+def test_c09_counts_the_seeds_that_both_periods_have():
+    rows = _inversion(0.02, 0.03)
+    one_less = rows[(rows["seed"] < 5) | (rows["inverse_update_period"] == 10)]
+    assert decide_period_loss({"autoencoder_inversion": one_less}, conditions("C09")).seeds == "autoencoder 0-4"
+
+
 def test_c09_without_runs_is_not_tested():
     decision = decide_period_loss({"autoencoder_inversion": NO_METRICS}, conditions("C09"))
     assert decision.verdict == "not tested"

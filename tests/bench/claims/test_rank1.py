@@ -48,6 +48,8 @@ def test_c14_leaves_moments_out_that_are_zero():
     rows = rank1_error(best=0.2)
     rows.loc[rows["layer"] == "layer 0", "error"] = np.nan
     assert decide_rank1_error(rows, _conditions("C14")).verdict == "confirmed"
+    rows.loc[rows["workload"] == "bert", "error"] = np.nan
+    assert decide_rank1_error(rows, _conditions("C14")).measured.startswith("resnet: ")
     rows["error"] = np.nan
     assert decide_rank1_error(rows, _conditions("C14")).verdict == "not tested"
 
@@ -83,7 +85,15 @@ def test_c17_is_judged_by_batches_and_not_by_running_averages(batch, verdict):
     decision = decide_singular_factors(spectra(batch), _conditions("C17"))
     assert decision.verdict == verdict
     assert f"bert: {batch[1] / batch[0]:g} over 6 layers" in decision.measured
+    assert decision.details.startswith("Over layers: median, 95 % bootstrap interval. A factor is singular if")
     assert "bert 100 [100, 100] (identity's weight 0.005)" in decision.details
+
+
+def test_c17_states_the_identitys_largest_weight_at_the_last_step():
+    rows = spectra()
+    rows.loc[rows["step"] == 0, "start_weight"] = 1.0
+    rows.loc[rows["layer"] == "layer 3", "start_weight"] /= 2
+    assert "(identity's weight 0.005)" in decide_singular_factors(rows, _conditions("C17")).details
 
 
 def test_c17_leaves_out_what_was_singular_from_the_start():
@@ -92,6 +102,7 @@ def test_c17_leaves_out_what_was_singular_from_the_start():
     assert "bert: 100 over 6 layers (2 of 8 layers singular at both ends)" in some.measured
     every = decide_singular_factors(spectra(singular=6), _conditions("C17"))
     assert every.verdict == "inconclusive"
+    assert every.details.startswith("A factor is singular if")
     assert every.measured == "bert: 6 of 6 layers singular at both ends; resnet: 6 of 6 layers singular at both ends"
 
 
@@ -99,7 +110,10 @@ def test_c17_counts_a_factor_that_becomes_singular():
     """Below the resolution of float32 an eigenvalue is rounding, whatever the condition number says."""
     decision = decide_singular_factors(spectra((10.0, 1e9)), _conditions("C17"))
     assert decision.verdict == "confirmed"
-    assert "bert: infinite over 6 layers" in decision.measured
+    assert decision.measured == "bert: infinite over 6 layers; resnet: infinite over 6 layers"
+    rows = spectra()
+    rows.loc[rows["step"] == 100, "smallest"] = rows["resolution"]
+    assert "bert: infinite over 6 layers" in decide_singular_factors(rows, _conditions("C17")).measured
 
 
 def test_c17_takes_layers_for_its_sample_and_not_their_seeds():
@@ -112,3 +126,5 @@ def test_c17_takes_layers_for_its_sample_and_not_their_seeds():
 def test_c17_needs_two_steps():
     rows = spectra()
     assert decide_singular_factors(rows[rows["step"] == 0], _conditions("C17")).verdict == "not tested"
+    of_resnet = rows[(rows["step"] == 0) | (rows["workload"] == "resnet")]
+    assert decide_singular_factors(of_resnet, _conditions("C17")).measured == "resnet: 100 over 6 layers"

@@ -35,6 +35,21 @@ def test_c18_counts_rates_by_seed_and_names_where():
     assert "MKOR's count is the larger in 0 of 3 seeds and 0 of 3 seeds" in decision.details
 
 
+def test_c18_compares_the_seeds_that_all_have_ended():
+    """Truth: MKOR has seeds 0 and 1; its rivals have both, and then seed 2 alone."""
+    counts = {"mkor": [4] * 3, "kaisa": [3] * 3, "kaisa_no_clip": [2] * 3, "hylo": [1] * 3, "sgd": [1] * 3}
+    runs = learning_rates(counts)
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), "status"] = "missing"
+    two = decide_sensitivity(runs)
+    assert (two.verdict, two.seeds) == ("confirmed", "0-1")
+    assert two.details.startswith(
+        "Mean, 95 % t interval; MKOR's count is the larger in 2 of 2 seeds and 2 of 2 seeds. "
+        "Rates that reach a validation loss of 0.9, by seed: mkor 4, 4; kaisa 3, 3, 3;"
+    )
+    runs.loc[(runs["optimizer"] != "mkor") & (runs["seed"] < 2), "status"] = "missing"
+    assert decide_sensitivity(runs).why == "mkor and its rivals share no seed that has ended at every learning rate."
+
+
 def test_c18_without_a_rival_or_a_whole_grid_is_not_tested():
     counts = {"mkor": [4], "kaisa": [3], "kaisa_no_clip": [2], "hylo": [1], "sgd": [1]}
     runs = learning_rates(counts)

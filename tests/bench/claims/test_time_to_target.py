@@ -17,6 +17,10 @@ def test_c06_training_time_to_target(mkor, verdict):
     decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
     assert decision.verdict == verdict
     assert str(decision.data).startswith("resnet50_imagenet.runs.csv: runs ")
+    where = {"confirmed": "> 1 in its whole interval", "refuted": "not > 1 anywhere in its interval"}
+    place = f"is {where[verdict]}" if verdict in where else "has 1 inside its interval"
+    assert decision.why == f"Training seconds to a validation loss of 4.2: the ratio sgd/mkor {place}."
+    assert decision.details.startswith("Geometric mean, 95 % t interval. The verdict is based on time alone.")
 
 
 def test_c07_is_about_time_and_states_iterations():
@@ -51,6 +55,7 @@ def test_a_run_that_was_too_short_to_be_compared_leaves_the_claim_open():
     slow = runs_to_target("resnet50_imagenet", {"sgd": [None] * 6, "mkor": [200.0] * 6})
     decision = decide_speedup("resnet50_imagenet", slow, conditions("C06"), rivals=("sgd",))
     assert decision.verdict == "inconclusive"
+    assert decision.why == "Training seconds to a validation loss of 4.2: sgd/mkor inconclusive."
     assert "sgd ended before mkor reached the target, with seed 0-5." in decision.details
     diverged = slow.assign(status=slow["status"].where(slow["optimizer"] != "sgd", "diverged"))
     assert "ended before" not in decide_speedup("x", diverged, conditions("C06"), rivals=("sgd",)).details
@@ -60,9 +65,17 @@ def test_a_target_that_nobody_reaches_is_open_and_counted():
     runs = runs_to_target("resnet50_imagenet", {"sgd": [None, None], "mkor": [None, None]})
     decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
     assert decision.verdict == "inconclusive"
-    assert "Target not reached within the run's steps: 2 of 2 of mkor, 2 of 2 of sgd." in decision.details
+    assert decision.details == "Target not reached within the run's steps: 2 of 2 of mkor, 2 of 2 of sgd."
     without = runs_to_target("resnet50_imagenet", {"sgd": [1.0], "mkor": [1.0]}, target=None)
     assert decide_speedup("resnet50_imagenet", without, conditions("C06"), rivals=("sgd",)).verdict == "not tested"
+
+
+def test_a_target_met_before_the_first_step_is_open():
+    """0 iterations over 0 are no ratio, even where a clock has run."""
+    runs = runs_to_target("resnet50_imagenet", {"sgd": [0.0, 0.0], "mkor": [0.0, 0.0]})
+    runs["seconds_to_target"] = 0.001
+    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
+    assert (decision.verdict, decision.interval) == ("inconclusive", "")
 
 
 def test_at_the_paper_tier_mkor_is_the_released_rule():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 import pytest
 
 from tests.support.synthetic import iteration_times
@@ -41,11 +42,20 @@ def test_c08_needs_the_workloads_to_agree():
     assert "autoencoder confirmed; bert refuted" in decision.why
 
 
+def test_c08_names_the_fewest_repeats():
+    times = iteration_times(repeats=4)
+    lost = (times["workload"] == "bert") & (times["inverse_update_period"] == 1) & (times["repeat"] > 1)
+    assert decide_period_cost(times, _conditions("C08")).seeds == "4 repeats"
+    assert decide_period_cost(times[~lost], _conditions("C08")).seeds == "2 repeats"
+
+
 def test_c08_with_scattered_or_missing_repeats():
     times = iteration_times(3.0, 1.2)
     assert decide_period_cost(times, _conditions("C08")).verdict in {"confirmed", "inconclusive"}
     once = times[times["repeat"] == 0]
     assert decide_period_cost(once, _conditions("C08")).verdict == "inconclusive"
+    lacking = times[(times["workload"] == "bert") | (times["optimizer"] == "mkor")]
+    assert decide_period_cost(lacking, _conditions("C08")).measured == "bert: KAISA 3, MKOR 1.2"
     without = times[times["optimizer"] == "mkor"]
     assert decide_period_cost(without, _conditions("C08")).verdict == "not tested"
 
@@ -85,18 +95,38 @@ def test_c12_judges_the_worst_number_of_workers():
     assert "MKOR: [1, " in decision.interval
 
 
+def test_c12_needs_two_widths():
+    sent = communication()
+    two = decide_bytes(sent[sent["dimension"] < 1024], _conditions("C12"))
+    assert (two.verdict, two.measured) == ("confirmed", "MKOR: 1; KAISA: 2")
+    one = decide_bytes(sent[sent["dimension"] == 64], _conditions("C12"))
+    assert one.why == "The probe communication has no two widths of MKOR."
+
+
 def test_c12_without_an_optimizer_is_not_tested():
     sent = communication()
     decision = decide_bytes(sent[sent["optimizer"] == "mkor"], _conditions("C12"))
     assert (decision.verdict, "KAISA" in decision.why) == ("not tested", True)
 
 
-@pytest.mark.parametrize(("kaisa", "verdict"), [(2_000_000, "confirmed"), (900_000, "refuted")])
+@pytest.mark.parametrize(("kaisa", "verdict"), [(2_000_000, "confirmed"), (900_000, "refuted"), (10**11, "confirmed")])
 def test_c13_memory_overhead(kaisa, verdict):
     decision = decide_memory(memory(kaisa=kaisa), _conditions("C13"))
     assert decision.verdict == verdict
     assert decision.measured == f"{kaisa / 1e6:g}"
     assert f"bert KAISA {kaisa / 1e6:.1f} MB, MKOR 1.0 MB" in decision.details
+    assert decision.details.startswith(f"By workload: bert {kaisa / 1e6:g}, resnet {kaisa / 1e6:g}. Peak memory")
+
+
+def test_c13_states_factors_in_half_precision_too():
+    """Truth: half of the bytes of MKOR's factors in float32, which are half of KAISA's."""
+    sizes = memory()
+    halved = sizes[sizes["optimizer"] == "mkor"].assign(
+        optimizer="mkor_bfloat16", bytes=lambda rows: rows["bytes"] // 2
+    )
+    decision = decide_memory(pd.concat([sizes, halved[halved["workload"] == "bert"]]), _conditions("C13"))
+    assert decision.measured == "2"
+    assert "By workload: bert 2, resnet 2. With MKOR's factors in bfloat16: bert 4. Peak" in decision.details
 
 
 def test_c13_judges_the_smallest_ratio_and_states_the_papers_own():
@@ -130,6 +160,14 @@ def test_c24_never_takes_a_model_for_a_measurement():
     assert "which is no measurement, gives 0.99 at 64" in decision.details
 
 
+def test_c24_is_about_the_step_of_mkor():
+    """Rows of another quantity and of another optimizer stand in the same file."""
+    times = scaling({2: 0.95, 64: 0.9})
+    others = [times.assign(quantity="bytes", value=1.0), times.assign(optimizer="kaisa", value=1.0)]
+    assert decide_scaling(pd.concat([times, *others]), _conditions("C24")) == decide_scaling(times, _conditions("C24"))
+
+
 def test_c24_on_one_worker_is_not_tested():
-    times = scaling({})
-    assert decide_scaling(times[times["source"] == "measured"], _conditions("C24")).verdict == "not tested"
+    decision = decide_scaling(scaling({}), _conditions("C24"))
+    assert decision.verdict == "not tested"
+    assert decision.why == "Needs 64 measured GPUs; the probe scaling has no more than one worker of MKOR."

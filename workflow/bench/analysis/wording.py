@@ -27,7 +27,7 @@ def number(value: float, digits: int = 3) -> str:
     if math.isnan(value):
         return ""
     if math.isinf(value):
-        return "not reached" if value > 0 else "0"
+        return "not reached" if value == math.inf else "0"
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 

@@ -50,16 +50,12 @@ Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
 """A function from a probe's rows and a claim's thresholds to a decision."""
 
 
-def _of_probe(name: str, judge: Judge) -> Rule:
-    """Return the rule of a claim that one probe decides."""
-
-    def rule(results: Results, holds_when: str) -> Decision:
-        rows = results.probe(name)
-        if rows.empty:
-            return not_tested(f"The probe {name} has not run.")
-        return judge(rows, parse_conditions(holds_when))
-
-    return rule
+def _of_probe(name: str, judge: Judge, results: Results, holds_when: str) -> Decision:
+    """Decide a claim by the rows of one probe."""
+    rows = results.probe(name)
+    if rows.empty:
+        return not_tested(f"The probe {name} has not run.")
+    return judge(rows, parse_conditions(holds_when))
 
 
 def _half_precision(results: Results, _: str) -> Decision:
@@ -123,23 +119,23 @@ RULES: Final[Mapping[str, Rule]] = {
     "C05": partial(_glue_average, contender="kaisa"),
     "C06": partial(_speedup, experiment="resnet50_imagenet", rivals=("sgd",)),
     "C07": partial(_speedup, experiment="resnet50_imagenet", rivals=("kaisa",)),
-    "C08": _of_probe("iteration_time", timing.decide_period_cost),
+    "C08": partial(_of_probe, "iteration_time", timing.decide_period_cost),
     "C09": _period_loss,
-    "C10": _of_probe("step_breakdown", factor_share.decide_factor_share),
-    "C11": _of_probe("cost_scaling", timing.decide_update_cost),
-    "C12": _of_probe("communication", timing.decide_bytes),
-    "C13": _of_probe("memory", timing.decide_memory),
-    "C14": _of_probe("rank1_error", rank1.decide_rank1_error),
-    "C15": _of_probe("rank1_error", rank1.decide_mean_vector),
-    "C16": _of_probe("rank1_error", rank1.decide_decay),
-    "C17": _of_probe("spectra", rank1.decide_singular_factors),
+    "C10": partial(_of_probe, "step_breakdown", factor_share.decide_factor_share),
+    "C11": partial(_of_probe, "cost_scaling", timing.decide_update_cost),
+    "C12": partial(_of_probe, "communication", timing.decide_bytes),
+    "C13": partial(_of_probe, "memory", timing.decide_memory),
+    "C14": partial(_of_probe, "rank1_error", rank1.decide_rank1_error),
+    "C15": partial(_of_probe, "rank1_error", rank1.decide_mean_vector),
+    "C16": partial(_of_probe, "rank1_error", rank1.decide_decay),
+    "C17": partial(_of_probe, "spectra", rank1.decide_singular_factors),
     "C18": _sensitivity,
     "C19": partial(_speedup, experiment="alexnet_cifar100", rivals=("sgd", "hylo", "kaisa")),
-    "C20": _of_probe("numerics", numerics.decide_positive_definite),
-    "C21": _of_probe("numerics", numerics.decide_inverse),
+    "C20": partial(_of_probe, "numerics", numerics.decide_positive_definite),
+    "C21": partial(_of_probe, "numerics", numerics.decide_inverse),
     "C22": _half_precision,
-    "C23": _of_probe("numerics", numerics.decide_descent),
-    "C24": _of_probe("scaling", timing.decide_scaling),
+    "C23": partial(_of_probe, "numerics", numerics.decide_descent),
+    "C24": partial(_of_probe, "scaling", timing.decide_scaling),
     "C25": _switch,
 }
 """The rule of each claim in ``workflow/paper/claims.csv``."""

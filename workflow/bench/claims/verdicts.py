@@ -65,7 +65,7 @@ def agreement(verdicts: Sequence[Verdict]) -> Verdict:
 
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict on a claim that needs every part: one refuted part refutes it, all confirmed confirm it."""
-    if not verdicts or all(verdict == "not tested" for verdict in verdicts):
+    if all(verdict == "not tested" for verdict in verdicts):
         return "not tested"
     if "refuted" in verdicts:
         return "refuted"

@@ -1,0 +1,76 @@
+"""Decisions, and the phrases that they share."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.support.synthetic_claims import runs_to_target
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme
+from workflow.bench.claims.decision import (
+    Decision,
+    interval_of,
+    mkor_of,
+    not_tested,
+    position,
+    statistics_used,
+    with_details,
+)
+from workflow.bench.claims.verdicts import Condition
+from workflow.bench.results.sources import from_rows
+
+ABOVE_ONE = Condition("", ">", 1.0)
+CENSORED = estimate([1.0, 2.0, math.inf])
+CONSTANT = estimate([2.0] * 3)
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (estimate([2.0]), "has no interval, being one value"),
+        (CENSORED, "has no interval, some runs being censored"),
+        (extreme([2.0, 3.0], "minimum"), "is > 1"),
+        (extreme([1.0, 3.0], "minimum"), "is not > 1"),
+        (CONSTANT, "is > 1 in its whole interval"),
+        (estimate([0.5] * 3), "is not > 1 anywhere in its interval"),
+        (estimate([0.0, 1.0, 2.0]), "has 1 inside its interval"),
+    ],
+)
+def test_an_estimates_place_beside_its_threshold(of: Estimate, text: str):
+    assert position(of, ABOVE_ONE) == text
+
+
+@pytest.mark.parametrize(
+    ("of", "text"), [(CONSTANT, "[2, 2]"), (estimate([2.0]), "none (one value)"), (CENSORED, "none (censored runs)")]
+)
+def test_an_estimates_interval_or_why_it_has_none(of: Estimate, text: str):
+    assert interval_of(of) == text
+
+
+def test_statistics_are_named_once_each():
+    used = [CONSTANT, estimate([1.0, 3.0]), CENSORED, extreme([1.0, 2.0], "maximum"), estimate([1.0] * 6)]
+    assert statistics_used(used) == (
+        "mean, 95 % t interval; median, no interval; maximum of 2; median, 95 % bootstrap interval"
+    )
+
+
+def test_a_decision_takes_further_sentences_with_their_sources():
+    first, second = from_rows("probes/a.csv"), from_rows("probes/b.csv")
+    decision = Decision("confirmed", "It holds.", details="One.", data=first)
+    more = with_details(decision, "Two.", second)
+    assert (more.details, str(more.data)) == ("One. Two.", "probes/a.csv; probes/b.csv")
+    assert with_details(decision, "", second) == decision
+    assert with_details(not_tested("It has not run."), "Two.", second) == not_tested("It has not run.")
+
+
+@pytest.mark.parametrize(
+    ("tier", "labels", "label"),
+    [
+        ("paper", ("mkor", "mkor_released"), "mkor_released"),
+        ("paper", ("mkor", "sgd"), "mkor"),
+        ("embedded", ("mkor", "mkor_released"), "mkor"),
+    ],
+)
+def test_the_mkor_that_is_judged(tier, labels, label):
+    assert mkor_of(runs_to_target("resnet50_imagenet", {name: [1.0] for name in labels}, tier=tier)) == label
