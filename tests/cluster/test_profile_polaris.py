@@ -18,7 +18,7 @@ from tests.support.pbs.cluster import PROFILE, ROOT, Cluster
 from tests.support.pbs.standin import LIMIT
 from workflow.bench.plan import Plan
 from workflow.bench.support.config import ConfigError, schema
-from workflow.bench.training.record import RunFolder
+from workflow.bench.training.record import RunFolder, sealed
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.cluster import preflight, settings
 
@@ -39,7 +39,7 @@ FOLDER = f"results/runs/{records.A_RUN.id}"
 
 def a_run(steps: int) -> str:
     """Return a command that writes the record of a run that was interrupted after ``steps``."""
-    record = json.dumps(records.summary(records.A_RUN, "interrupted", steps=steps))
+    record = json.dumps(sealed(records.summary(records.A_RUN, "interrupted", steps=steps)))
     return f"mkdir -p {FOLDER} && printf %s {shlex.quote(record)} > {FOLDER}/run.json"
 
 

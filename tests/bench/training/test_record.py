@@ -30,6 +30,7 @@ from workflow.bench.training.record import (
     Status,
     is_done,
     read_record,
+    sealed,
     write_summary,
 )
 
@@ -151,16 +152,14 @@ def attempt(folder: RunFolder) -> tuple[Record | None, str]:
 
 
 def meaning(content: bytes) -> str:
-    """Return the values of a run.json except its own digest, which guards them and says nothing of the run."""
-    values = json.loads(content)
-    values.pop("record_sha256", None)
-    return json.dumps(values, sort_keys=True)
+    """Return the values of a run.json."""
+    return json.dumps(json.loads(content), sort_keys=True)
 
 
 @given(data=st.data(), status=st.sampled_from(FINAL))
 @settings(FUZZ, max_examples=MOST)
 def test_a_changed_record_is_never_taken_as_done(data: st.DataObject, status: Status, tmp_path: Path):
-    """Changes that leave all values are harmless: of white space, and of the record's own digest."""
+    """Changes that leave all values are harmless, such as those of white space and of the order of keys."""
     folder = RunFolder(tmp_path / "run")
     whole = ended(folder, status)
     changed = data.draw(changed_json(whole))
@@ -204,17 +203,11 @@ def test_rows_of_a_run_that_goes_on_are_in_order_and_of_its_steps(data: st.DataO
     assert all(math.isfinite(float(row["value"])) for row in record.rows)
 
 
-def unsealed(folder: RunFolder) -> dict[str, Any]:
-    """Return the content of a finished run's run.json without its own digest, as earlier versions wrote it."""
-    content: dict[str, Any] = json.loads(ended(folder, "finished"))
-    del content["record_sha256"]
-    return content
-
-
-def test_a_record_of_an_earlier_version_has_no_digest_of_its_own(folder: RunFolder):
-    folder_content = unsealed(folder)
-    folder.summary.write_text(json.dumps(folder_content))
-    assert is_done(folder, A_RUN, needs_weights=False)
+def content(folder: RunFolder) -> dict[str, Any]:
+    """Return the values of a finished run's run.json, without its own digest."""
+    values: dict[str, Any] = json.loads(ended(folder, "finished"))
+    del values["record_sha256"]
+    return values
 
 
 OUT_OF_RANGE: dict[str, list[Any]] = {
@@ -241,19 +234,26 @@ OUT_OF_RANGE: dict[str, list[Any]] = {
 
 @pytest.mark.parametrize("key", OUT_OF_RANGE)
 def test_a_value_out_of_range_is_refused_by_its_name(key: str, folder: RunFolder):
-    """Also without the record's own digest."""
-    content = unsealed(folder)
+    """Also where the record's own digest fits."""
+    values = content(folder)
     for value in OUT_OF_RANGE[key]:
-        folder.summary.write_text(json.dumps({**content, key: value}))
+        try:
+            changed = sealed({**values, key: value})
+        except ValueError:  # NaN or infinity, which the digest's JSON does not have
+            changed = {**values, key: value, "record_sha256": "0" * 64}
+        folder.summary.write_text(json.dumps(changed))
         with pytest.raises(DamagedFileError, match=rf"{key}|not valid JSON|metrics\.csv: damaged"):
             read_record(folder, A_RUN)
 
 
 def test_every_key_that_a_run_writes_is_checked_and_required(folder: RunFolder):
-    content = unsealed(folder)
-    assert content.keys() <= schema("run")["properties"].keys()
-    for key in content:
-        folder.summary.write_text(json.dumps({name: value for name, value in content.items() if name != key}))
+    values = content(folder)
+    assert values.keys() <= schema("run")["properties"].keys()
+    folder.summary.write_text(json.dumps(values))
+    with pytest.raises(DamagedFileError, match="record_sha256"):
+        read_record(folder, A_RUN)
+    for key in values:
+        folder.summary.write_text(json.dumps(sealed({name: each for name, each in values.items() if name != key})))
         with pytest.raises(DamagedFileError, match=key):
             read_record(folder, A_RUN)
 
@@ -265,10 +265,10 @@ def test_a_status_is_one_that_the_schema_knows():
 def test_a_rank_that_fails_alone_writes_no_digest_of_rows_it_may_not_see(folder: RunFolder):
     """Its record counts; that of rank 0, or of all ranks, needs the digest."""
     evaluated(folder, 0, 50)
-    content = summary(A_RUN, "out_of_memory", steps=60) | {"world_size": 2}
+    values = summary(A_RUN, "out_of_memory", steps=60) | {"world_size": 2}
     for rank, number, accepted in ((1, 1, True), (0, 1, False), (1, 2, False)):
-        of_rank = {**content["by_rank"][0], "rank": rank}
-        write_summary(folder, {**content, "by_rank": [of_rank] * number}, with_digest=False)
+        of_rank = {**values["by_rank"][0], "rank": rank}
+        write_summary(folder, {**values, "by_rank": [of_rank] * number}, with_digest=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             assert is_done(folder, A_RUN, needs_weights=False) == accepted

@@ -192,8 +192,7 @@ def _require_own(file: Path, summary: Mapping[str, Any], own_id: str) -> None:
         raise error(file, ("id",), summary["id"], f"must be {own_id}, as its folder")
     if run_id(spec) != own_id or not isinstance(spec.get("steps"), int):
         raise error(file, ("spec",), spec, f"must be that of run {own_id}")
-    # Records of earlier versions have no seal.
-    if summary.get(_SEAL, seal := _seal(summary)) != seal:
+    if summary[_SEAL] != (seal := _seal(summary)):
         raise error(file, (_SEAL,), summary[_SEAL], f"must be {seal}, or another value was changed")
     steps, done = spec["steps"], summary.get("steps_done", 0)
     if done > steps or (summary["status"] == "finished" and done < steps):
@@ -232,6 +231,11 @@ def _seal(summary: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
+def sealed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a run.json with the SHA-256 of its values, without which it counts as damaged."""
+    return {**summary, _SEAL: _seal(summary)}
+
+
 def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
     """Write a run's run.json, with digests that reveal values and rows that were changed or lost later.
 
@@ -240,7 +244,7 @@ def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest:
     complete = dict(summary)
     if with_digest:
         complete[_METRICS_DIGEST] = hashlib.sha256(_content(folder.metrics)).hexdigest()
-    write_json(folder.summary, {**complete, _SEAL: _seal(complete)})
+    write_json(folder.summary, sealed(complete))
 
 
 def write_spec(results: Path, run: Run) -> None:
