@@ -24,8 +24,9 @@ _PARTS: Final = (
     *("\n", "\ntouch x\n", "\r", "\t", "\0", "\x1b[2J", "\x7f", "\u2028", "\u202e", "\u00a0", "\udc80"),
 )
 
-TEXTS: Final = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=5).map("".join)
-"""Names and folders without slashes."""
+_JOINED: Final = st.lists(st.sampled_from(_PARTS), min_size=1, max_size=5).map("".join)
+TEXTS: Final = _JOINED.filter(lambda text: bool(text.strip(".")))
+"""Names and folders without slashes; not ``.`` and ``..``, with which the paths of other files begin."""
 
 
 def examples(*, one_in: int) -> settings:
