@@ -106,7 +106,7 @@ def assert_whole(file: Path, columns: tuple[str, ...]) -> None:
 
 
 @given(place=st.one_of(*map(st.sampled_from, by_kind())), written=WRITTEN)
-@settings(FUZZ, max_examples=MOST if MOST > 100 else 2 * MOST // 5)
+@settings(FUZZ, max_examples=MOST if MOST > 100 else MOST // 4)
 def test_a_number_of_any_size_is_refused_in_one_line_or_planned_as_written(
     place: Place, written: str, origin: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ):
