@@ -69,6 +69,17 @@ def test_affine_recovers_constant_and_slope(constant, slope):
     assert law.at(512) == pytest.approx(constant + slope * 512, rel=1e-6)
 
 
+def test_affine_of_two_points_is_the_line_through_them():
+    """Truth: by hand; the first point is the constant."""
+    assert fits.affine([0, 4], [3.0, 5.0]) == pytest.approx((3.0, 0.5))
+
+
+def test_alpha_beta_of_two_times_is_exact():
+    """Truth: by hand; a tree of 2 sends one message, of 1000 bytes in 3 s and of 3000 in 7 s."""
+    timed = [Collective(2, 1000, 3.0), Collective(2, 3000, 7.0)]
+    assert fits.alpha_beta("broadcast", timed) == pytest.approx((1.0, 0.002))
+
+
 def test_affine_never_turns_negative():
     """Times that fall with the batch (noise) are best met by a constant."""
     assert fits.affine([1, 2, 4], [3.0, 2.5, 2.0]).slope == 0
@@ -92,10 +103,14 @@ def test_alpha_beta_recovers_the_links(collective, alpha, beta):
 
 
 def test_collectives_cost_what_the_textbook_says():
-    """Truth: by hand. A ring of 4 sends 6 messages of a quarter of the payload; a tree of 8 has 3 rounds."""
+    """Truth: by hand. A ring of 4 sends 6 messages of a quarter of the payload; a tree of 8 has 3 rounds.
+
+    To gather, a ring of 4 passes every rank's payload on 3 times.
+    """
     assert fits.all_reduce_terms(4, 1000) == (6, 1500)
     assert fits.broadcast_terms(8, 1000) == (3, 3000)
     assert fits.broadcast_terms(5, 1000) == (3, 3000)
+    assert fits.all_gather_terms(4, 1000) == (3, 3000)
     assert fits.collective_seconds("all_reduce", 1, 1000, AlphaBeta(1, 1)) == 0
     assert fits.collective_seconds("broadcast", 8, 0, AlphaBeta(1, 1)) == 0
 
