@@ -28,7 +28,7 @@ from workflow.bench.plan.runs import Run
 from workflow.bench.support.errors import FileWarning
 from workflow.bench.training import checkpoint, one_run
 from workflow.bench.training.build import Setting
-from workflow.bench.training.checkpoint_header import Header, newest_first
+from workflow.bench.training.checkpoint_header import DamagedError, Header, newest_first
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 
@@ -218,7 +218,7 @@ def test_what_is_no_file_leads_to_the_checkpoint_before_it(words: str, case: Cas
     """Commands refuse to train beside it; this is what the checkpoint's reader does with it. It waits for nothing."""
     case.restore()
     MISPLACED[words](case.place.checkpoint, monkeypatch)
-    with within(10), pytest.raises(checkpoint.DamagedError, match=f"cannot be read: .*{words}"):
+    with within(10), pytest.raises(DamagedError, match=f"cannot be read: .*{words}"):
         checkpoint.load(case.place.checkpoint, case.run.id)
     monkeypatch.undo()
     if case.place.checkpoint.is_dir():

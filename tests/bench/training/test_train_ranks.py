@@ -199,7 +199,10 @@ def long(folder: Path) -> tuple[Path, RunFolder]:
 
 
 def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tuple[Path, RunFolder], tmp_path: Path):
-    """SIGUSR1, then a kill in the next slice, then the remaining steps. Truth: the uninterrupted run, bit for bit."""
+    """SIGUSR1, then a kill in the next slice, then the remaining steps. Truth: the uninterrupted run, bit for bit.
+
+    Before the last slice, the last checkpoint loses a weight: both ranks resume from the one before.
+    """
     folder, place = long
     arguments = ("one", "kaisa", *options(folder))
 
@@ -225,11 +228,17 @@ def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tu
     assert errors[1].endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
     assert len(errors) == 2
 
+    content = checkpoint.load(place.checkpoint, place.path.name)
+    last = content["ranks"][0]["account"]["steps_done"]
+    assert last % 30 == 0  # a checkpoint by checkpoint_steps
+    del content["model"]["0.weight"]
+    checkpoint.save(place.checkpoint, place.path.name, last, content, keep_previous=False)
     third = start(2, slow_command, *arguments, log=tmp_path / "third")
     assert joined(third) == [0, 0], outputs(tmp_path / "third", 2)
-    again = int(outputs(tmp_path / "third", 2)[0].split("resuming from step ")[1].split()[0])
-    assert again > saved
-    assert again % 30 == 0  # a checkpoint by checkpoint_steps
+    said = "".join(outputs(tmp_path / "third", 2))
+    assert said.count("0.weight; going back to the checkpoint before it, or to the start\n") == 1
+    again = int(said.split("resuming from step ")[1].split()[0])
+    assert saved < again == last - 30
     assert joined(truth) == [0, 0], outputs(tmp_path / "truth", 2)
     (uninterrupted,) = (tmp_path / "whole" / "test" / "embedded" / "runs").iterdir()
     assert rows(place.metrics, TIMES) == rows(RunFolder(uninterrupted).metrics, TIMES)

@@ -21,6 +21,7 @@ from workflow.bench.support.config import ConfigError
 from workflow.bench.support.provenance import memory_bytes
 from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import Share, share_of
+from workflow.bench.training.checkpoint_header import DamagedError
 from workflow.bench.training.lr_schedules import factor, schedule_function
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
@@ -123,7 +124,7 @@ def _load_initial_weights(run: Run, workload: Workload, model: nn.Module, path: 
     assert run.start_from is not None
     try:
         weights = checkpoint.load(path, run.start_from)
-    except checkpoint.DamagedError as problem:
+    except DamagedError as problem:
         raise ConfigError(f"{problem}; delete it, and run {run.start_from} is trained again") from None
     try:
         workload.load_initial_weights(model, weights)

@@ -13,9 +13,7 @@ from typing import Any
 import torch
 
 from workflow.bench.support.files import write_atomically
-from workflow.bench.training.checkpoint_header import CheckpointError as CheckpointError
-from workflow.bench.training.checkpoint_header import DamagedError as DamagedError
-from workflow.bench.training.checkpoint_header import Header, newest_first, open_checkpoint, previous
+from workflow.bench.training.checkpoint_header import DamagedError, Header, newest_first, open_checkpoint, previous
 from workflow.bench.training.peak_memory import is_out_of_memory
 from workflow.bench.training.record import first_line
 

@@ -59,7 +59,7 @@ def _resumed(
     log: MetricsLog | None = None
     if ranks.is_first:
         try:
-            saved = load_fitting(file, run, ranks, setting.device)
+            saved = _load_fitting(file, run, ranks, setting.device)
             log = _cut_back(folder.metrics, saved)
         except FileNotFoundError:
             pass
@@ -118,7 +118,7 @@ def _of_step(step: int, file: Path, run: Run, device: torch.device) -> Saved:
         ) from None
 
 
-def load_fitting(file: Path, run: Run, ranks: Ranks, device: torch.device) -> Saved:
+def _load_fitting(file: Path, run: Run, ranks: Ranks, device: torch.device) -> Saved:
     """Return the content of a run's checkpoint, with everything in it that a new process can check without a model.
 
     Raises:
