@@ -49,7 +49,7 @@ class LossHistory:
     SOURCES = ("closure", "output.loss", "observe")
     """In order of precedence: the first that gave a loss in a step is used for that step."""
 
-    def __init__(self, model: nn.Module, micro_batches: int = 1) -> None:
+    def __init__(self, model: nn.Module, micro_batches: int) -> None:
         self.history: list[tuple[int, float]] = []
         """(steps since the previous record, mean loss over them) for every record but the last."""
         self.has_loss = False

@@ -49,6 +49,8 @@ def test_the_update_solves_the_damped_system_of_the_running_means(kind):
         assert_close(written, truth, rtol=1e-9, atol=1e-12)
     (state,) = preconditioner.state_dict()["layers"].values()
     assert state["batches"] == 3
+    assert_close(state["right"], a)
+    assert_close(state["left"], g_mean)
 
 
 def test_a_layer_has_statistics_from_its_first_batch_on():

@@ -109,6 +109,17 @@ def test_importance_sampling_never_takes_rows_without_a_gradient():
     assert {tuple(row) for row in state["right"].tolist()} == {tuple(row) for row in x[8:].tolist()}
 
 
+@pytest.mark.parametrize(("variant", "varies"), [("KIS", True), ("KID", False)])
+def test_only_sampling_keeps_other_rows_at_each_update(variant, varies):
+    x, g = rows(10)
+    method, state = accumulated(x, g, variant=variant, sample_fraction=0.5)
+    kept = []
+    for step in range(10):
+        method.accumulate(state, Captured(x, g, torch.tensor(10.0)), step)
+        kept.append(tuple(state["right"][:, 0].tolist()))
+    assert (len(set(kept)) > 1) == varies
+
+
 @pytest.mark.parametrize(("fraction", "kept"), [(0.01, 1), (0.1, 1), (0.39, 3), (1.0, 10)])
 def test_the_number_of_kept_rows_is_the_share_rounded_down_but_not_0(fraction, kept):
     method, state = accumulated(*rows(10), sample_fraction=fraction)

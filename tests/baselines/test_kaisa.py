@@ -92,11 +92,18 @@ def test_a_refresh_computes_what_ranks_send_from_factors_that_start_at_i(method)
     grad = torch.arange(6, dtype=torch.float64).view(2, 3)
     assert_close(kaisa.precondition(state, grad), kaisa.precondition(refreshed, grad))
     assert not kaisa.has_statistics(state)
-    ones = Captured(torch.ones(3, 3).double(), torch.ones(2, 2).double(), torch.tensor(1.0))
+
+
+def test_the_factors_average_over_the_summands_of_a_batch_and_over_batches():
+    kaisa = KAISA(factor_decay=DECAY)
+    state = kaisa.initial_state(LayerShape(2, 3), torch.float64, torch.device("cpu"))
+    micro_batches = Captured(torch.full((3, 3), 4.0).double(), torch.full((2, 2), 8.0).double(), torch.tensor(4.0))
     for step in range(2):
-        kaisa.accumulate(state, ones, step)
+        kaisa.accumulate(state, micro_batches, step)
         assert kaisa.has_statistics(state)
     assert state["batches"] == 2
+    assert_close(state["right"], DECAY**2 * torch.eye(3).double() + (1 - DECAY**2) * 1.0)
+    assert_close(state["left"], DECAY**2 * torch.eye(2).double() + (1 - DECAY**2) * 2.0)
 
 
 def test_a_refresh_costs_the_cubes_of_both_dimensions():

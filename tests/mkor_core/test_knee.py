@@ -84,3 +84,11 @@ def test_a_step_without_a_value_leaves_the_rate_as_it_is():
 def test_a_bad_option_of_the_scheduler_is_refused_by_name(name, value):
     with pytest.raises(ValueError, match=f"^{name}={value} must be "):
         schedule([], **{name: value})
+
+
+def test_by_default_a_rate_is_halved_where_a_loss_improves_at_a_tenth_of_its_mean_rate():
+    """After one improvement and n - 1 none, r = 0.1 * 0.9^(n - 1) / (1 - 0.9^n) and m = 1 / n of it."""
+    steps = next(n for n in itertools.count(1) if 0.9 ** (n - 1) / (1 - 0.9**n) < 1 / n)
+    rates, scheduler = schedule([10.0] + [0.0] * (steps + 3))
+    assert rates == [1.0] * steps + [0.5] * 4
+    assert scheduler.patience == 5

@@ -35,7 +35,7 @@ def test_a_record_is_the_mean_of_its_steps_and_a_step_that_of_its_micro_batches(
 
 def test_the_first_source_that_gave_a_loss_in_a_step_counts():
     """That of an earlier step does not."""
-    history = LossHistory(nn.Linear(1, 1))
+    history = LossHistory(nn.Linear(1, 1), 1)
     means = []
     for losses in ({"observe": [3.0], "output_loss": [2.0], "closure": [1.0]}, {"observe": [5.0]}, {}):
         mean = end_step(history, **losses)
@@ -60,7 +60,7 @@ def test_only_losses_of_training_are_read_off_the_models_output():
             return SimpleNamespace(loss=super().forward(inputs).sum())
 
     model = Model(1, 1)
-    history = LossHistory(model)
+    history = LossHistory(model, 1)
     model.eval()(torch.ones(1, 1))
     assert history.take(WEIGHT).isnan()
     loss = model.train()(torch.ones(1, 1)).loss.detach()
@@ -74,7 +74,7 @@ def test_only_losses_of_training_are_read_off_the_models_output():
 
 @pytest.mark.parametrize(("records", "steps"), [(0, 0), (0, 1), (1, 0), (1, 1)])
 def test_a_restored_history_knows_whether_it_has_a_loss(records, steps):
-    history, restored = LossHistory(nn.Linear(1, 1)), LossHistory(nn.Linear(1, 1))
+    history, restored = LossHistory(nn.Linear(1, 1), 1), LossHistory(nn.Linear(1, 1), 1)
     for _ in range(records):
         history.record(end_step(history, observe=[2.0]))
     for _ in range(steps):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines import HyLo
-from mkor_core import Method, Preconditioner
+from baselines import KAISA, Eva, HyLo
+from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
 from mkor_core.method import LayerShape, LayerState
 
@@ -50,7 +50,7 @@ class Doubling(Method):
         return MEAN
 
     def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
-        return {"mean": torch.zeros(shape.d_out, dtype=dtype, device=device)}
+        return {"mean": torch.zeros(shape.d_out, dtype=dtype, device=device), "refreshed": torch.tensor(0)}
 
     def accumulates(self, step: int) -> bool:
         return True
@@ -62,28 +62,60 @@ class Doubling(Method):
         state["mean"] = captured.g / captured.number
 
     def refresh(self, state: LayerState, step: int) -> None:
-        pass
+        state["refreshed"] = state["refreshed"] + 1
 
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         return 2 * grad
 
 
 def test_a_method_of_abstract_methods_alone_works_on_the_mean_loss_to_the_end():
-    """Its updates are used as they are, its gradient rows are those of the global mean loss, and no loss ends it."""
-    model = nn.Sequential(nn.Linear(3, 2, bias=False))
+    """Its updates are used as they are, its gradient rows are those of the global mean loss, and no loss ends it.
+
+    A layer without statistics, here the second, whose gradient is set by hand, is not refreshed.
+    """
+    model = nn.ModuleList([nn.Linear(3, 2, bias=False), nn.Linear(1, 1)])
     preconditioner = Preconditioner(model, Doubling())
     for step in range(3):
         model.zero_grad()
-        (model(torch.full((4, 3), 1.0 + step)) ** 2).mean().backward()
+        (model[0](torch.full((4, 3), 1.0 + step)) ** 2).mean().backward()
+        for parameter in model[1].parameters():
+            parameter.grad = torch.ones_like(parameter)
         grad = model[0].weight.grad.clone()
         preconditioner.observe(1.0)
         preconditioner.step()
         assert_close(model[0].weight.grad, 2 * grad)
+    assert [int(state["refreshed"]) for state in preconditioner.state_dict()["layers"].values()] == [3, 0]
     assert preconditioner.switch_step is None
+    assert not Doubling().gathers_rows
+    assert not Doubling().follows_loss
     assert not Doubling().rank_rows
+    assert Doubling().worker_fraction == 1
+    assert Doubling().refreshed == ()
+    assert not Doubling().needs_lr
     assert not Doubling().loss_is_due(10**6)
     assert not Doubling().is_over([(1, 1.0)] * 50, 50)
 
 
+@pytest.mark.parametrize(
+    "method", [Eva(kl_clip=None), KAISA(kl_clip=None), MKOR(), MKOR(window=2), MKOR(rank=2)], ids=str
+)
+def test_ranks_add_up_sums_of_the_shapes_that_are_accumulated(method, monkeypatch):
+    """The sides are 13 and 4; rank 2 needs sketches of 10 columns, but of no more than the side has."""
+    accumulated = []
+    own = type(method).accumulate
+    monkeypatch.setattr(
+        type(method),
+        "accumulate",
+        lambda self, state, captured, step: (accumulated.append(captured), own(self, state, captured, step)),
+    )
+    model = nn.Sequential(nn.Linear(12, 4))
+    preconditioner = Preconditioner(model, method)
+    model(torch.randn(20, 12)).square().mean().backward()
+    preconditioner.step()
+    (captured,) = accumulated
+    assert method.sum_shapes(LayerShape(4, 13)) == (captured.x.shape, captured.g.shape)
+    assert captured.x.shape == {1: (13,), 2: (13, 10)}.get(getattr(method, "rank", 0), captured.x.shape)
+
+
 def test_a_methods_refresh_costs_the_entries_of_its_factors_by_default():
-    assert Doubling().refresh_cost(LayerShape(2, 3)) == 2 * 2 + 3 * 3
+    assert Doubling().refresh_cost(LayerShape(3, 5)) == 3 * 3 + 5 * 5

@@ -215,6 +215,7 @@ def test_a_vector_that_overflows_half_precision_products_keeps_its_update():
         ({"window": 0}, "window=0 must be at least 1"),
         ({"rank": 0}, "rank=0 must be at least 1"),
         ({"rank": 2, "update_rule": "released"}, "rank=2 must be 1 unless update_rule is sherman_morrison"),
+        ({"rank": 2, "window": 3}, "rank=2 must be 1 with window=3: a window keeps rank-1 updates"),
     ],
     ids=str,
 )
@@ -222,6 +223,17 @@ def test_a_bad_hyperparameter_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match="must") as caught:
         MKOR(**options)
     assert message in str(caught.value)
+
+
+def test_the_old_factors_weight_is_that_of_the_paper_or_of_the_released_code_unless_it_is_given():
+    assert [MKOR(update_rule=rule).decay for rule in RULES] == [0.9, 0.9, 0.95]
+    assert [MKOR(update_rule=rule, factor_decay=0.5).decay for rule in RULES] == [0.5] * 3
+
+
+def test_vectors_travel_in_half_precision_only_if_the_factors_are():
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    expected = [None, None, torch.bfloat16, torch.float16]
+    assert [MKOR(factor_dtype=dtype).exchange_dtype for dtype in dtypes] == expected
 
 
 def test_mkor_h_switches_at_the_knee():
