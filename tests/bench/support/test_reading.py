@@ -1,0 +1,83 @@
+"""Reading of files that somebody may have damaged or misplaced: one line that names the file, and no waiting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.support.fuzzing import MISPLACED
+from tests.support.numbers import within
+from workflow.bench.support import reading
+from workflow.bench.support.errors import DamagedFileError, UnreadableError
+
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "nothing": (b"", "not valid JSON"),
+    "half a value": (b'{"a": 1', "not valid JSON"),
+    "no UTF-8": (b'"\xff"', "it is not UTF-8 text"),
+    "not a number": (b'{"a": NaN}', "NaN is not a number"),
+    "an infinity": (b"[-Infinity]", "-Infinity is not a number"),
+    "a number above all floats": (b'{"a": 1e999}', "1e999 is too large a number"),
+    "an integer of 5,000 digits": (b"9" * 5000, "not valid JSON"),
+    "nested": (b"[" * 100_000, "it is nested too deeply"),
+    "half of a surrogate pair": (rb'{"a": "\ud800"}', "half of a surrogate pair"),
+}
+
+
+@pytest.mark.parametrize("what", DAMAGED)
+def test_damaged_json_is_told_in_one_line(what: str, tmp_path: Path):
+    file = tmp_path / "file.json"
+    file.write_bytes(DAMAGED[what][0])
+    with pytest.raises(DamagedFileError) as caught:
+        reading.read_json(file)
+    assert str(caught.value).startswith(f"{file}: damaged: ")
+    assert DAMAGED[what][1] in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("words", MISPLACED)
+def test_what_is_no_file_is_told_at_once(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file = tmp_path / "file"
+    file.write_bytes(b"1")
+    MISPLACED[words](file, monkeypatch)
+    for read in (reading.read_bytes, reading.read_text, reading.read_json, reading.open_regular):
+        with within(10), pytest.raises(UnreadableError, match=f"^{file}: cannot be read: .*{words}"):
+            read(file)
+
+
+def test_what_becomes_a_fifo_just_before_it_is_opened_is_not_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    file, other = tmp_path / "file", tmp_path / "other"
+    os.mkfifo(file)
+    other.write_bytes(b"1")
+    regular = other.stat()
+    monkeypatch.setattr(Path, "stat", lambda _: regular)
+    with within(10), pytest.raises(UnreadableError, match="it is a FIFO, not a file"):
+        reading.open_regular(file)
+
+
+def test_a_file_too_large_for_memory_is_not_read(tmp_path: Path):
+    """It has a size and no content."""
+    file = tmp_path / "file"
+    file.touch()
+    os.truncate(file, reading.MOST_BYTES + 1)
+    with pytest.raises(DamagedFileError, match=rf"damaged: it has {reading.MOST_BYTES + 1} bytes"):
+        reading.read_bytes(file)
+
+
+def test_an_absent_file_is_absent(tmp_path: Path):
+    for path in (tmp_path / "file", tmp_path / "folder" / "file"):
+        with pytest.raises(FileNotFoundError):
+            reading.read_json(path)
+    (tmp_path / "link").symlink_to(tmp_path / "nothing")
+    assert not reading.is_regular(tmp_path / "link")
+
+
+def test_messages_escape_what_a_terminal_would_act_on(tmp_path: Path):
+    file = tmp_path / "a\nb\x1b[2J"
+    file.mkdir()
+    with pytest.raises(UnreadableError) as caught:
+        reading.open_regular(file)
+    assert str(caught.value) == f"{tmp_path}/a b\\x1b[2J: cannot be read: it is a folder, not a file"
