@@ -85,7 +85,7 @@ MADE = {
 """The commands of make's targets, where variables of a user stand for words or for one text."""
 
 
-@examples(one_in=8)
+@examples(one_in=20)
 @given(TEXTS.filter(lambda text: "\0" not in text and "\udc80" not in text and os.fsencode(text).split()))
 @example("$(shell touch x) $$(touch x)")
 @example("it's\ntouch x #")
