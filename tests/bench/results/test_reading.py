@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fuzzing import MISPLACED
+from tests.support.numbers import within
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_probes import spectra, write_probe
 from workflow.bench.plan.targets import Target
@@ -64,3 +66,11 @@ def test_only_some_columns_of_probes_may_be_infinite(tmp_path):
     write_probe(tmp_path, "spectra", spectra().assign(smallest=float("inf")))
     with pytest.raises(NoDataError, match="smallest = 'inf' is not finite"):
         Results(tmp_path).probe("spectra")
+
+
+@pytest.mark.parametrize("words", MISPLACED)
+def test_what_is_no_file_has_no_data(words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "one.runs.csv").write_text("")
+    MISPLACED[words](tmp_path / "one.runs.csv", monkeypatch)
+    with within(10), pytest.raises(NoDataError, match=f"one.runs.csv: cannot be read: .*{words}"):
+        Results(tmp_path).runs("one")
