@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import run_rows
-from workflow.bench.analysis.captions import as_rst, caption
+from workflow.bench.analysis.captions import as_rst, caption, footer
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.results.tables import Results
 
@@ -83,6 +83,35 @@ def test_a_workload_of_which_nothing_ran_is_named_once():
     assert "Missing: resnet20 all 8 runs." in caption(RESULTS, pd.concat([_runs(), runs]))
 
 
+def test_up_to_three_optimizers_are_named_and_so_are_more_of_which_one_ran():
+    runs = pd.concat([_runs(label, range(2)).assign(status="missing") for label in ("eva", "kaisa", "mkor")])
+    assert "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1." in caption(RESULTS, runs)
+    four = pd.concat([runs, _runs("sgd", range(2)).assign(status="missing")])
+    assert "Missing: autoencoder all 8 runs." in caption(RESULTS, four)
+    five = caption(RESULTS, pd.concat([four, _runs("lamb", range(2))]))
+    assert "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1, sgd seed 0-1." in five
+
+
+def test_a_status_names_every_workload_and_only_some_give_a_reason():
+    failed = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full.")
+    memory = _runs("sgd", range(1)).assign(status="out_of_memory", reason="16 GB")
+    other = failed.assign(workload="resnet20", reason="no file")
+    text = caption(RESULTS, pd.concat([failed, memory, other]))
+    assert "Failed: autoencoder mkor seed 0 [OSError: disk full.]; resnet20 mkor seed 0 [no file]." in text
+    assert "Out of memory: autoencoder sgd seed 0." in text
+
+
+def test_seeds_are_told_by_workload_where_they_differ():
+    other = _runs(seeds=range(1)).assign(workload="resnet20")
+    runs = pd.concat([_runs(), other])
+    text = caption(RESULTS, runs)
+    assert "; autoencoder seeds 0-5 (median, 95 % bootstrap interval); resnet20 seeds 0 (one run, no interval)." in text
+    assert "; autoencoder seeds 0-5; resnet20 seeds 0." in caption(RESULTS, runs, summarized=False)
+    assert "; seeds 0-1 (mean, 95 % t interval)." in caption(RESULTS, _runs(seeds=range(2)))
+    planned = caption(RESULTS, _runs(seeds=range(3)).assign(status="skipped"))
+    assert "; seeds 0-2 (mean, 95 % t interval)." in planned
+
+
 def test_experiments_that_share_a_workload_are_told_apart():
     other = _runs(seeds=range(2)).assign(experiment="autoencoder_inversion", status="missing")
     text = caption(RESULTS, pd.concat([_runs(), other]))
@@ -97,12 +126,16 @@ def test_a_caption_as_text_of_the_report_has_no_markup():
 def test_caption_tells_the_period_of_a_failure_where_periods_differ():
     runs = pd.concat([_runs(period=1, failed=(2,)), _runs(period=100)])
     assert "Diverged: autoencoder mkor (period 1) seed 2." in caption(RESULTS, runs)
+    assert "Diverged: autoencoder mkor seed 2." in caption(RESULTS, pd.concat([_runs(failed=(2,)), _runs("kaisa")]))
 
 
 def test_caption_names_missing_seeds_and_experiments():
     runs = pd.concat([_runs(), _runs("sgd", range(4))])
     text = caption(RESULTS, runs, absent=["bert_inversion", "probe iteration_time"])
     assert "Missing: update_rules autoencoder sgd seed 4-5." in text
+    assert "Missing" not in caption(RESULTS, _runs())
+    periods = pd.concat([_runs(), _runs(seeds=range(5), period=100)])
+    assert "Missing: update_rules autoencoder mkor (period 100) seed 5." in caption(RESULTS, periods)
     assert "No results yet: bert_inversion, probe iteration_time." in text
 
 
@@ -110,14 +143,40 @@ def test_caption_marks_older_and_uncommitted_code():
     runs = _runs().assign(git_dirty=True)
     runs["code_current"] = [True] * 4 + [False] * 2
     assert "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code." in caption(RESULTS, runs)
+    runs["code_current"] = [True, True, False, None, None, None]
+    assert "1 of 3 runs made by older code." in caption(RESULTS, runs.assign(git_dirty=None))
+    assert "uncommitted" not in caption(RESULTS, runs.assign(git_dirty=None))
+    neither = caption(RESULTS, runs.assign(git_commit=None, code_current=None))
+    assert "ommit" not in neither
+    assert "older code" not in neither
 
 
 def test_caption_tells_which_runs_were_tuned():
     runs = pd.concat([_runs().assign(tuned=False), _runs("sgd")])
     assert "Tuned with equal trials: sgd." in caption(RESULTS, runs)
     assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=False))
+    assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=None))
 
 
 def test_caption_without_runs_still_names_tier_and_hardware():
     text = caption(RESULTS, pd.DataFrame(), notes=["6 repeats"])
     assert text == "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."
+
+
+def test_the_footer_of_a_probe_names_seeds_rules_and_commit():
+    rows = pd.DataFrame(
+        {
+            "optimizer": ["mkor", "mkor", "mkor_released", "sgd"],
+            "update_rule": ["sherman_morrison", "sherman_morrison", "released", None],
+            "seed": [0, 1, 0, 2],
+            "git_commit": ["0123456789abcdef", "fedcba9876543210", "0123456789abcdef", None],
+        }
+    )
+    text = footer(RESULTS, rows, notes=["6 repeats"], absent=["probe spectra"])
+    assert text == (
+        "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. Seeds 0-2. "
+        "MKOR's update rule: mkor = sherman_morrison, mkor_released = released. 6 repeats. "
+        "Commit 012345678, fedcba987. No results yet: probe spectra."
+    )
+    bare = footer(RESULTS, rows.assign(update_rule=None, git_commit=None).drop(columns="seed"), notes=["6 repeats"])
+    assert bare == "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."

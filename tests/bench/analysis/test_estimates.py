@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.curves import curve
 from workflow.bench.analysis.estimates import (
     Estimate,
@@ -23,6 +24,7 @@ from workflow.bench.analysis.estimates import (
 )
 from workflow.bench.analysis.time_to_target import Speedup, censored, reaching, speedup, to_target, too_short
 from workflow.bench.claims.verdicts import Condition, agreement, all_of, parse_conditions
+from workflow.bench.results.tables import NoDataError
 
 INF = math.inf
 FINITE = st.floats(-1e6, 1e6)
@@ -160,6 +162,11 @@ def test_censored_turns_the_unreached_into_infinity():
     assert [censored(None), censored(math.nan), censored(3)] == [INF, INF, 3.0]
 
 
+def test_extreme_of_nothing_is_refused():
+    with pytest.raises(ValueError, match="at least one value"):
+        extreme([], "minimum")
+
+
 def test_extreme_counts_a_broken_trial_as_the_worst():
     assert extreme([3.0, 1.0, 2.0], "minimum").value == 1.0
     assert extreme([3.0, math.nan], "minimum").value == -INF
@@ -258,6 +265,15 @@ def test_curve_shows_only_steps_that_every_seed_has():
     """An interrupted run is no diverged one: its later losses are unknown, not bad."""
     result = curve(_metrics({0: [5.0, 1.0], 1: [5.0]}, {1: "interrupted"}))
     assert result["step"].tolist() == [0.0]
+
+
+def test_without_a_finished_run_no_step_is_common():
+    """A run that broke down has no last step with which another could be compared."""
+    broken = _metrics({0: [5.0, 1.0]}, {0: "diverged"}).assign(run="a")
+    with pytest.raises(NoDataError, match="No run finished"):
+        last_common_values(broken)
+    kept, step = last_common_values(pd.concat([broken, _metrics({1: [5.0, 4.0, 3.0]}).assign(run="b")]))
+    assert (step, dict(zip(kept["run"], kept["value"], strict=True))) == (20.0, {"b": 3.0, "a": INF})
 
 
 def _runs(**columns) -> pd.DataFrame:

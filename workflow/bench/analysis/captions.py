@@ -80,14 +80,11 @@ def _missing(runs: pd.DataFrame) -> list[str]:
     for (experiment, workload), rows in runs.groupby(["experiment", "workload"], dropna=False):
         seeds = set(rows["seed"].dropna())
         for label, of_label in rows.groupby("optimizer"):
+            differs = of_label["inverse_update_period"].nunique() > 1
             for period, at_period in of_label.groupby("inverse_update_period", dropna=False):
                 absent = seeds - set(at_period["seed"].dropna())
                 if absent:
-                    at = (
-                        f" (period {period:g})"
-                        if of_label["inverse_update_period"].nunique() > 1 and isinstance(period, float)
-                        else ""
-                    )
+                    at = f" (period {period:g})" if differs else ""
                     phrases.append(f"{experiment} {workload} {label}{at} seed {integer_ranges(absent)}")
     return [f"missing: {'; '.join(phrases)}"] if phrases else []
 
