@@ -140,7 +140,7 @@ def test_caption_names_missing_seeds_and_experiments():
 
 
 def test_caption_marks_older_and_uncommitted_code():
-    runs = _runs().assign(git_dirty=True)
+    runs = _runs().assign(git_dirty=[False] * 5 + [True])
     runs["code_current"] = [True] * 4 + [False] * 2
     assert "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code." in caption(RESULTS, runs)
     runs["code_current"] = [True, True, False, None, None, None]
@@ -178,5 +178,7 @@ def test_the_footer_of_a_probe_names_seeds_rules_and_commit():
         "MKOR's update rule: mkor = sherman_morrison, mkor_released = released. 6 repeats. "
         "Commit 012345678, fedcba987. No results yet: probe spectra."
     )
-    bare = footer(RESULTS, rows.assign(update_rule=None, git_commit=None).drop(columns="seed"), notes=["6 repeats"])
-    assert bare == "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."
+    bare = "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."
+    rows = rows.drop(columns="seed").assign(git_commit=None, update_rule=None)
+    assert footer(RESULTS, rows, notes=["6 repeats"]) == bare
+    assert footer(RESULTS, rows.drop(columns="update_rule"), notes=["6 repeats"]) == bare

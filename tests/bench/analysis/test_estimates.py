@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workflow.bench.analysis.common_steps import last_common_values
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.curves import curve
 from workflow.bench.analysis.estimates import (
     Estimate,
@@ -44,6 +44,13 @@ def test_bootstrap_interval_covers_the_median():
     hits = sum(low <= math.log(2) <= high for low, high in intervals)
     assert 0.89 <= hits / 200 <= 1.0
     assert np.mean([high - low for low, high in intervals]) < 2
+
+
+@pytest.mark.parametrize("n", [23, 33, 45, 59])
+def test_bootstrap_interval_is_that_of_infinitely_many_resamples(n):
+    """Truth: the median of n draws is among the k smallest values if more than half of the draws are, a binomial."""
+    cumulative = stats.binom.sf(n // 2, n, np.arange(1, n + 1) / n)
+    assert bootstrap_interval(np.arange(n, dtype=float)) == tuple(np.searchsorted(cumulative, [0.025, 0.975]))
 
 
 @given(st.lists(FINITE, min_size=6, max_size=12))
@@ -137,6 +144,8 @@ def test_targets_met_before_the_first_step_say_nothing_of_speed():
     """0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken."""
     assert paired_ratio({0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}) is None
     assert paired_ratio({0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}).value == 2
+    assert paired_ratio({0: 0.5}, {0: 0.0}).value == INF
+    assert paired_ratio({0: 0.0}, {0: 0.5}).value == 0
     some = paired_ratio({0: 5.0, 1: 6.0, 2: 8.0}, {0: 0.0, 1: 3.0, 2: 4.0})
     assert (some.value, some.has_interval) == (2, False)
     assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
@@ -149,9 +158,11 @@ def test_paired_ratio_with_censored_runs():
     few = paired_ratio({0: 10.0, 1: 20.0, 2: INF}, {0: 10.0, 1: 10.0, 2: 10.0})
     assert few is not None
     assert (few.value, few.n, few.has_interval) == (2.0, 3, False)
+    assert (few.statistic, few.interval_method) == ("median", "none")
     inverse = paired_ratio({0: 10.0, 1: 10.0, 2: 10.0}, {0: 10.0, 1: 20.0, 2: INF})
     assert inverse is not None
     assert (inverse.value, inverse.n, inverse.has_interval) == (0.5, 3, False)
+    assert (inverse.statistic, inverse.interval_method) == ("median", "none")
     faster = paired_ratio(dict.fromkeys(range(6), 5.0), {seed: 10.0 if seed < 4 else INF for seed in range(6)})
     assert faster is not None
     assert faster.value == 0.5
@@ -265,6 +276,17 @@ def test_curve_shows_only_steps_that_every_seed_has():
     """An interrupted run is no diverged one: its later losses are unknown, not bad."""
     result = curve(_metrics({0: [5.0, 1.0], 1: [5.0]}, {1: "interrupted"}))
     assert result["step"].tolist() == [0.0]
+    metrics = _metrics({0: [5.0, 1.0, 1.0], 1: [5.0, 2.0, 2.0]})
+    seldom = metrics[(metrics["seed"] == 0) | (metrics["step"] != 10)]
+    assert curve(seldom)["step"].tolist() == [0.0, 20.0]
+
+
+def test_curve_of_a_loss_that_is_not_a_number():
+    """The run counts as the worst of six, and ends a curve of three, even if a later loss is a number."""
+    six = curve(_metrics({seed: [5.0 + seed] for seed in range(5)} | {5: [math.nan]}, {5: "diverged"}))
+    assert (six["n"].tolist(), six["value"].tolist(), six["high"].tolist()) == ([6], [7.5], [INF])
+    three = curve(_metrics({0: [5.0] * 3, 1: [5.0] * 3, 2: [5.0, math.nan, 6.0]}, {2: "diverged"}))
+    assert three["step"].tolist() == [0.0]
 
 
 def test_without_a_finished_run_no_step_is_common():
@@ -272,8 +294,13 @@ def test_without_a_finished_run_no_step_is_common():
     broken = _metrics({0: [5.0, 1.0]}, {0: "diverged"}).assign(run="a")
     with pytest.raises(NoDataError, match="No run finished"):
         last_common_values(broken)
-    kept, step = last_common_values(pd.concat([broken, _metrics({1: [5.0, 4.0, 3.0]}).assign(run="b")]))
-    assert (step, dict(zip(kept["run"], kept["value"], strict=True))) == (20.0, {"b": 3.0, "a": INF})
+
+
+def test_the_last_common_step_is_that_of_the_shortest_finished_run():
+    """Truth: runs of 3, 2 and 4 evaluations, every 10 steps; the one that broke down after 1 is infinitely bad."""
+    metrics = _metrics({0: [5.0, 4.0, 3.0], 1: [5.0, 2.0], 2: [5.0, 3.0, 2.0, 1.0], 3: [5.0]}, {3: "diverged"})
+    kept, step = last_common_values(metrics.assign(run=metrics["seed"].astype(str)))
+    assert (step, by_seed(kept)) == (10.0, {0: 4.0, 1: 2.0, 2: 3.0, 3: INF})
 
 
 def _runs(**columns) -> pd.DataFrame:
@@ -358,6 +385,11 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
     assert too_short(runs, took, dict.fromkeys(range(3), INF), "steps") == []
     longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
     assert too_short(longer, took, other, "steps") == []
+
+
+def test_half_an_interval_is_none():
+    assert not Estimate(1.0, 0.5, math.nan, 6, "median", "bootstrap").has_interval
+    assert not Estimate(1.0, math.nan, 1.5, 6, "median", "bootstrap").has_interval
 
 
 def test_an_estimate_in_another_unit():

@@ -56,7 +56,7 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
     """Return one sentence a status on the runs that did not finish, by experiment and workload."""
     unfinished = runs[runs["status"] != "finished"]
     phrases: dict[str, list[str]] = {}
-    for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"], dropna=False):
+    for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"]):
         whole = runs[(runs["workload"] == workload) & (runs["experiment"] == experiment)]
         shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
         names = []
@@ -77,7 +77,7 @@ def _unfinished(runs: pd.DataFrame) -> list[str]:
 def _missing(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the seeds that a label of a workload lacks and another label has, if there are any."""
     phrases = []
-    for (experiment, workload), rows in runs.groupby(["experiment", "workload"], dropna=False):
+    for (experiment, workload), rows in runs.groupby(["experiment", "workload"]):
         seeds = set(rows["seed"].dropna())
         for label, of_label in rows.groupby("optimizer"):
             differs = of_label["inverse_update_period"].nunique() > 1

@@ -26,7 +26,7 @@ def last_common_values(metrics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
     rows = finished[finished["step"] == step].drop_duplicates("run")
     broken = metrics[metrics["status"].isin(BROKEN_DOWN)].drop_duplicates("run").assign(value=float("inf"))
     kept = [frame for frame in (rows, broken) if not frame.empty]
-    return pd.concat(kept, ignore_index=True), step
+    return pd.concat(kept), step
 
 
 def by_seed(rows: pd.DataFrame, column: str = "value") -> Mapping[int, float]:
