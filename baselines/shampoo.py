@@ -9,7 +9,6 @@ import torch
 from pytorch_optimizer import ScalableShampoo
 from pytorch_optimizer.base.exception import NoSparseGradientError
 from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting, build_graft
-from pytorch_optimizer.optimizer.utils.partition import PreConditionerType
 from pytorch_optimizer.optimizer.utils.preconditioner import PreConditioner
 from torch import Tensor, nn
 from typing_extensions import override
@@ -69,8 +68,7 @@ class _PreConditioner(PreConditioner):
     @override
     def compute_pre_conditioners(self) -> None:
         # The power iteration inside starts from a random vector: the same one each time and on every rank.
-        device = self.statistics[0].device if len(self.statistics) else torch.device("cpu")
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        with torch.random.fork_rng({statistic.device for statistic in self.statistics if statistic.is_cuda}):
             torch.manual_seed(0)
             super().compute_pre_conditioners()
 
@@ -94,12 +92,12 @@ class _Shampoo(ScalableShampoo):
             "pre_conditioner": _PreConditioner(
                 parameter,
                 beta2=group["betas"][1],
-                inverse_exponent_override=0,
+                inverse_exponent_override=self.inverse_exponent_override,
                 block_size=self.block_size,
-                skip_preconditioning_rank_lt=1,
+                skip_preconditioning_rank_lt=self.skip_preconditioning_rank_lt,
                 no_preconditioning_for_layers_with_dim_gt=self.no_preconditioning_for_layers_with_dim_gt,
                 shape_interpretation=self.shape_interpretation,
-                pre_conditioner_type=PreConditionerType.ALL,
+                pre_conditioner_type=self.pre_conditioner_type,
                 matrix_eps=self.matrix_eps,
             ),
             "graft": build_graft(parameter, self.graft_type, self.diagonal_eps),

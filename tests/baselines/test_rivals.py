@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 from itertools import pairwise
 from typing import Any
@@ -22,11 +23,13 @@ from baselines import (
 
 # isort: split
 from pytorch_optimizer import SOAP, Muon, ScalableShampoo
+from pytorch_optimizer.base.exception import NoSparseGradientError
+from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from singd.optim.optimizer import SINGD
 from timm.optim import Lamb
 
 from baselines._combined import Combined
-from mkor_core import MKOR, Preconditioner
+from mkor_core import MKOR, Preconditioner, comm
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -180,6 +183,49 @@ def test_shampoo_leaves_the_global_random_numbers_alone():
     torch.manual_seed(5)
     steps(optimizer, layer.weight, [random(6, 5)])
     assert_close(torch.rand(3), expected, rtol=0, atol=0)
+
+
+def test_shampoos_roots_do_not_depend_on_the_global_random_numbers():
+    """Truth: the library's, bit by bit, with the global seed 0; its power iteration starts from random numbers."""
+    changes = []
+    for name, seed in (("library", 0), ("ours", 0), ("ours", 5)):
+        layer, optimizer = linear(40, 40, "shampoo", inverse_update_period=1, graft="none")
+        if name == "library":
+            options = {"betas": (0.9, 0.95), "decoupled_weight_decay": True, "graft_type": LayerWiseGrafting.NONE}
+            periods = {"start_preconditioning_step": 1, "preconditioning_compute_steps": 1}
+            optimizer = ScalableShampoo([layer.weight], lr=1.0, shape_interpretation=False, **options, **periods)
+        torch.manual_seed(seed)
+        changes.append(steps(optimizer, layer.weight, [random(40, 40)]))
+    assert_close(changes[1:], [changes[0]] * 2, rtol=0, atol=0)
+
+
+def test_shampoos_roots_are_i_until_their_first_update():
+    grads = [random(6, 5, seed=seed) for seed in range(2)]
+    layer, optimizer = linear(6, 5, "shampoo", inverse_update_period=2, momentum=0.0, graft="none")
+    assert_close(steps(optimizer, layer.weight, grads[:1]), -grads[0])
+    assert not torch.allclose(steps(optimizer, layer.weight, grads[1:]), -grads[1])
+
+
+@pytest.mark.parametrize("d_out", [6, 5])
+def test_shampoos_state_is_not_shared_by_an_optimizer_that_loads_it(d_out):
+    """The library stacks the factors of equal sides and lists others."""
+    grads = [random(d_out, 6, seed=seed) for seed in range(3)]
+    layer, optimizer = linear(d_out, 6, "shampoo", inverse_update_period=1)
+    steps(optimizer, layer.weight, grads[:1])
+    state = optimizer.state_dict()
+    other_layer, other = linear(d_out, 6, "shampoo", inverse_update_period=1)
+    other.load_state_dict(copy.copy(state))
+    before = copy.deepcopy(state["state"][0]["pre_conditioner"])
+    steps(other, other_layer.weight, grads[1:])
+    assert_close(optimizer.state_dict()["state"][0]["pre_conditioner"], before, rtol=0, atol=0)
+
+
+def test_shampoo_refuses_sparse_gradients():
+    embedding = nn.Embedding(4, 3, sparse=True)
+    optimizer, _ = build("shampoo", embedding, {"lr": 0.1})
+    embedding(torch.tensor([1])).sum().backward()
+    with pytest.raises(NoSparseGradientError, match="Shampoo"):
+        optimizer.step()
 
 
 def test_soap_without_a_basis_is_adam_after_a_first_look():
@@ -347,6 +393,34 @@ def test_singd_takes_up_a_layer_that_was_unused_and_passes_over_one_that_is():
     assert moved == [[True, False], [False, True]]
 
 
+def test_singd_passes_over_a_layer_with_a_parameter_that_has_no_gradient():
+    model = network()
+    optimizer, _ = build("singd", model, {"lr": 0.1, "update_period": 1})
+    model(random(4, 5)).square().mean().backward()
+    model[0].bias.grad = None
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    optimizer.step()
+    moved = [not torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True)]
+    assert moved == [False, False, True, True]
+
+
+def test_singd_has_no_momentum_of_factors_that_are_like_kfacs(recwarn):
+    """The package would warn, and set it to 0."""
+    build("singd", network(), {"lr": 0.1, "kfac_like": True, "factor_momentum": 0.5})
+    assert [str(warning.message) for warning in recwarn if "alpha1" in str(warning.message)] == []
+
+
+def test_singd_refuses_to_train_on_several_ranks(monkeypatch):
+    monkeypatch.setattr(comm, "world_size", lambda: 2)
+    with pytest.raises(ValueError, match="singd cannot train data-parallel"):
+        build("singd", network(), {"lr": 0.1})
+
+
+def test_the_number_of_micro_batches_is_at_least_1():
+    with pytest.raises(ValueError, match="accumulation_steps=0 must be at least 1"):
+        build("muon", network(), {"lr": 0.1}, accumulation_steps=0)
+
+
 def test_what_singd_leaves_out_is_refused_with_the_reason():
     model = network()
     with pytest.raises(ValueError, match="singd cannot train data-parallel: the package refuses the wrapper"):
@@ -360,6 +434,7 @@ def test_what_singd_leaves_out_is_refused_with_the_reason():
         scaler.step(optimizer)
     with pytest.raises(ValueError, match="structure='triltoeplitz' has no float64 arithmetic in singd"):
         build("singd", model, {"lr": 0.1, "structure": "triltoeplitz"})
+    train(model, build("singd", model, {"lr": 0.1, "structure": "diagonal"})[0], 1)
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="singd has no layer to train"):
         build("singd", model, {"lr": 0.1})
