@@ -8,19 +8,23 @@ rate of 0.05.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import torch
 from singd.optim.optimizer import SINGD
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
 from baselines._combined import Combined
 from baselines._groups import decay_matrices_only
 from baselines._layered import LayeredModel
 from mkor_core import comm
+from mkor_core.autograd import Passes, adds_to_grad, in_backward
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
+
+logger = logging.getLogger(__name__)
 
 COMPLEX_WEIGHTS = True  # by AdamW
 STATE_KEY = "singd"
@@ -128,7 +132,11 @@ def _refuse_scaler(optimizer: Optimizer) -> None:
 
 
 class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
-    """SINGD that skips layers without a gradient, weighs micro-batches correctly and saves plain tensors."""
+    """SINGD that skips layers without a gradient, weighs micro-batches correctly and saves plain tensors.
+
+    As for `mkor_core.Preconditioner`, statistics follow the weights' ``.grad``, and those that are not finite are left
+    out.
+    """
 
     FACTORS = ("Ks", "Cs", "m_Ks", "m_Cs")
     module_names: dict[nn.Module, str]
@@ -136,6 +144,11 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
     def __init__(self, model: nn.Module, params: list[nn.Parameter], micro_batches: int, **options: Any) -> None:
         super().__init__(model, params, **options)
         self._micro_batches = micro_batches
+        self._weights = {module: module.get_parameter("weight") for module in self.module_names}
+        self._passes = Passes(
+            lambda: {name: self._weights[m] for m, name in self.module_names.items() if name in self.H_Ks}
+        )
+        self._logged: set[str] = set()
 
     def factors(self) -> dict[str, Any]:
         """Return the number of steps and the factors' tensors, not copied: the whole state between two steps."""
@@ -172,10 +185,32 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
         finally:
             self.module_names = modules
 
+    def _register_tensor_hook_on_output_to_accumulate_H_terms(
+        self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
+    ) -> None:
+        if not in_backward():  # where a checkpointed layer runs forward again
+            self._passes.close()
+        # Other parameters take the place of the module's during torch.func.functional_call and its transforms.
+        if module.weight is self._weights[module]:
+            super()._register_tensor_hook_on_output_to_accumulate_H_terms(module, inputs, output)
+
+    def _accumulate_H_terms(self, module: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> None:
+        if adds_to_grad(self._weights[module]):
+            for name in self._passes.enter(reads=True):
+                del self.H_Ks[name], self.H_Cs[name]
+            super()._accumulate_H_terms(module, inputs, grad_output)
+
     def _update_preconditioner(self, module: nn.Module) -> None:
         name = self.module_names[module]
         if name not in self.H_Ks:
             return  # no update is due, or no backward pass has reached the layer since the last one
+        terms = [*dict(self.H_Ks[name].named_tensors()).values(), *dict(self.H_Cs[name].named_tensors()).values()]
+        if not all(term.isfinite().all() for term in terms):
+            del self.H_Ks[name], self.H_Cs[name]
+            if name not in self._logged:
+                self._logged.add(name)
+                logger.warning("singd: layer %r has statistics that are not finite, which are left out.", name)
+            return
         # The package sums over k micro-batches: the inputs' moment is k times too large, the gradients' k times too
         # small.
         self.H_Ks[name].mul_(1 / self._micro_batches)

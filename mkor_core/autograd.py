@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
@@ -41,12 +41,46 @@ def adds_to_grad(weight: Tensor) -> bool:
         return False
 
 
-def call_after_backward(function: Callable[[], None]) -> None:
-    """Call a function at the end of the backward pass that is running, unless an exception ends it."""
-    torch.autograd.Variable._execution_engine.queue_callback(function)
+class Passes:
+    """The backward passes that add to the gradients of some weights, and whether those were cleared in between.
+
+    Args:
+        weights: returns, by name, the weights to which passes have added since the last step.
+    """
+
+    def __init__(self, weights: Callable[[], Mapping[str, Tensor | None]]) -> None:
+        self._weights = weights
+        self._stamps: dict[str, tuple[int, int] | None] = {}
+        self._is_open = False
+
+    def enter(self, *, reads: bool) -> set[str]:
+        """Tell of a gradient in a pass; return the weights whose ``.grad`` was cleared before the pass began.
+
+        reads: whether a ``.grad`` that was written to since the last pass is read, which makes the host wait for a GPU;
+            it may have been filled with zeros instead of being set to None. If so, all of them were.
+        """
+        if self._is_open:
+            return set()
+        self._is_open = True
+        # Called at the end of the pass, unless an exception ends it.
+        torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+        weights = self._weights()
+        stamps = {name: _grad_stamp(weight) for name, weight in weights.items()}
+        written = all(stamp != self._stamps.get(name) for name, stamp in stamps.items())
+        if reads and written and all(weight is None or is_zero(weight.grad) for weight in weights.values()):
+            return set(weights)
+        return {name for name, stamp in stamps.items() if stamp is None}
+
+    def _leave(self) -> None:
+        self._is_open = False
+        self._stamps = {name: _grad_stamp(weight) for name, weight in self._weights().items()}
+
+    def close(self) -> None:
+        """Tell that no pass is running, also if an exception ended the last one."""
+        self._is_open = False
 
 
-def grad_stamp(weight: Tensor | None) -> tuple[int, int] | None:
+def _grad_stamp(weight: Tensor | None) -> tuple[int, int] | None:
     """Return a value that changes when ``weight.grad`` is replaced or written to; None without a gradient."""
     grad = None if weight is None else weight.grad
     return None if grad is None else (id(grad), grad._version)

@@ -97,8 +97,6 @@ class _Pending:
         self.layer = layer
         self.calls: dict[int, int] = {}
         """The layer's calls of which a gradient has arrived, and their indices in `rows`."""
-        self.stamp: tuple[int, int] | None = None
-        """That of the weight's ``.grad`` after the last backward pass."""
         self.total: Captured | None = None
         self.moments: Captured | None = None
         """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
@@ -157,6 +155,7 @@ class Capture:
         self._phases = phases
         self._call_numbers = itertools.count()
         self._warned: set[str] = set()
+        self._passes = autograd.Passes(lambda: {name: p.layer.weight for name, p in self._pending.items()})
         # Before hooks that are there already, which may replace the output.
         self._handles: list[RemovableHandle] = [
             layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True, prepend=True)
@@ -191,7 +190,7 @@ class Capture:
         self._micro_batch = 0
         # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
         self._forward_ran = self._backward_ran = False
-        self._in_pass = False
+        self._passes.close()
 
     def remove(self) -> None:
         """Remove the hooks from the model and forget everything."""
@@ -208,7 +207,7 @@ class Capture:
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
         if not autograd.in_backward():
             self._forward_ran = True
-            self._in_pass = False  # also after a backward pass that an exception ended
+            self._passes.close()
         # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
         # no rows: a hook of the user's has replaced the output, or the input is sparse or nested.
         if not (_is_dense(inputs) and _is_dense(output) and output.requires_grad):
@@ -234,37 +233,17 @@ class Capture:
             # Another weight: the call was made with parameters of torch.func.functional_call.
             if layer.weight is weight and autograd.adds_to_grad(weight):
                 with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
-                    self._enter_pass()
                     self._enter_micro_batch()
                     self._add(layer, call, reduced, examples, grad.reshape(shape))
 
         hooked.register_hook(on_gradient)
 
-    def _enter_pass(self) -> None:
-        """Begin a backward pass at its first gradient, and drop what was captured before ``.grad`` was cleared."""
-        if self._in_pass:
-            return
-        self._in_pass = True
-        autograd.call_after_backward(self._leave_pass)
-        stamps = {name: autograd.grad_stamp(pending.layer.weight) for name, pending in self._pending.items()}
-        # .grad may have been filled with zeros instead of being set to None. To read it makes the host wait for a GPU:
-        # only where more passes come than expected, and every .grad has been written to in between.
-        is_extra = self._micro_batch + 1 >= self._micro_batches
-        if is_extra and all(stamps[name] != pending.stamp for name, pending in self._pending.items()):
-            weights = [pending.layer.weight for pending in self._pending.values()]
-            if all(weight is None or autograd.is_zero(weight.grad) for weight in weights):
-                stamps = {}
-        had_any = bool(self._pending)
-        self._pending = {name: pending for name, pending in self._pending.items() if stamps.get(name) is not None}
-        if had_any and not self._pending:
-            self._micro_batch, self._backward_ran = 0, False
-
-    def _leave_pass(self) -> None:
-        self._in_pass = False
-        for pending in self._pending.values():
-            pending.stamp = autograd.grad_stamp(pending.layer.weight)
-
     def _enter_micro_batch(self) -> None:
+        # One more pass than expected may belong to the next step: then every .grad has been cleared.
+        for name in self._passes.enter(reads=self._micro_batch + 1 >= self._micro_batches):
+            del self._pending[name]
+            if not self._pending:
+                self._micro_batch, self._backward_ran = 0, False
         if self._backward_ran and self._forward_ran:
             self._micro_batch += 1
             for pending in self._pending.values():

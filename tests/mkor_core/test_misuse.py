@@ -56,7 +56,7 @@ pytestmark = [
 
 
 def session(name: str, **more: Any) -> Session:
-    return Session(*VARIANTS[name], **more)
+    return Session(*VARIANTS.get(name, (name, {})), **more)
 
 
 def gradients(model: nn.Module) -> list[Tensor]:
@@ -68,13 +68,13 @@ def states(preconditioner: Preconditioner | None) -> dict[str, dict[str, Tensor]
     return copy.deepcopy(preconditioner.state_dict()["layers"])
 
 
-@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "singd"])
 @pytest.mark.parametrize("misuse", IGNORED)
 def test_what_adds_nothing_to_the_gradients_changes_nothing(name, misuse):
     assert_close(run(session(name), IGNORED[misuse]), run(session(name), plain), rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("name", SECOND_ORDER)
+@pytest.mark.parametrize("name", [*SECOND_ORDER, "singd"])
 @pytest.mark.parametrize("misuse", SUMMED)
 def test_two_backward_passes_train_as_that_of_the_sum(name, misuse):
     summed = run(session(name), sum_of_losses)
@@ -334,6 +334,18 @@ def test_a_decomposition_that_fails_leaves_the_layer_what_it_had(monkeypatch, ca
     assert [record.getMessage() for record in caplog.records] == [
         f"KAISA: layers '{name}' keep what they had, because a decomposition failed." for name in ("0", "2")
     ]
+
+
+@pytest.mark.parametrize("misuse", POISONED)
+def test_a_step_that_is_not_finite_leaves_singds_factors_alone(misuse, caplog):
+    """Truth: the factors before. The weights become what SINGD makes of gradients that are not finite."""
+    trained = session("singd")
+    run(trained, plain)
+    before = copy.deepcopy(trained.optimizer.state_dict()["singd"])
+    run(trained, POISONED[misuse], steps=2)
+    after = trained.optimizer.state_dict()["singd"]
+    assert_close({**after, "steps": 0}, {**before, "steps": 0}, rtol=0, atol=0)
+    assert len([record for record in caplog.records if "'0' has statistics that are not finite" in record.message]) == 1
 
 
 def test_rows_that_overflow_hylos_kernel_do_not_raise():
