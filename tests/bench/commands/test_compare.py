@@ -10,10 +10,21 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import iteration_times
-from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
+from tests.support.synthetic_hardware import REACHES, STEPS, step_breakdown, write_machine
 from tests.support.synthetic_probes import write_probe
 from workflow.bench import compare, plan
-from workflow.bench.analysis.machines import TIMED_MODELS, Machine, TargetTime, gather, projection_check, target_times
+from workflow.bench.analysis.estimates import t_interval
+from workflow.bench.analysis.machines import (
+    TIMED_MODELS,
+    Machine,
+    TargetTime,
+    gather,
+    project,
+    projection_check,
+    target_times,
+)
+from workflow.bench.analysis.machines import describe as in_words
+from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import compared, describe, inputs, planned_artefacts
 from workflow.bench.results.tables import NoDataError, Results
@@ -56,6 +67,7 @@ def test_a_step_time_at_any_period_is_that_of_one_refresh_in_so_many_steps(here,
     assert found is not None
     assert found.took.value == pytest.approx(REPEATED * truth)
     assert (found.probe, found.took.n) == ("step_breakdown", 3)
+    assert str(found.data) == "probes/step_breakdown.csv: workload=bert, optimizer=kaisa, workers=1"
 
 
 def test_a_method_without_a_period_has_one_step_time(here):
@@ -65,6 +77,39 @@ def test_a_method_without_a_period_has_one_step_time(here):
     assert _machine(here).step_time(BERT, "unknown", 10) is None
 
 
+def test_step_times_stand_in_the_order_of_their_file(here):
+    listed = list(_machine(here).step_times())
+    assert [(step.workload, step.optimizer) for step in listed] == [
+        (workload, label) for workload, by_label in STEPS.items() for label in by_label
+    ]
+
+
+def test_a_step_is_the_sum_of_the_phases_that_were_timed(here):
+    """Truth: one phase of the two, three quarters of a step."""
+    rows = step_breakdown("test-cpu")
+    write_probe(here, "step_breakdown", rows[rows["phase"] == "backward"])
+    found = _machine(here).step_time(BERT, "kaisa", 1)
+    assert found is not None
+    assert found.took.value == pytest.approx(REPEATED * 60 * 0.75)
+
+
+def test_a_refresh_that_was_not_timed_in_every_repeat_determines_no_step_time(here):
+    rows = step_breakdown("test-cpu")
+    rows.loc[(rows["optimizer"] == "kaisa") & (rows["repeat"] == 2), "refresh_ms"] = None
+    write_probe(here, "step_breakdown", rows)
+    assert _machine(here).step_time(BERT, "kaisa", 5) is None
+    assert _machine(here).step_time(BERT, "mkor", 5) is not None
+
+
+def test_runs_of_two_experiments_are_told_apart(here):
+    runs = pd.read_csv(here / "bert_pretraining.runs.csv")
+    again = runs.assign(experiment="update_rules", run="again " + runs["run"])
+    again.to_csv(here / "update_rules.runs.csv", index=False)
+    goals = list(_machine(here).goals())
+    assert len(goals) == 2 * len(REACHES)
+    assert {(len(rows), iterations.took.n) for _, rows, iterations in goals} == {(3, 3)}
+
+
 def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(tmp_path):
     """Truth: cycles of one refresh of 50 ms and other steps of 5 ms, at a period that was not timed."""
     root = tmp_path / "test-cpu" / "embedded"
@@ -72,13 +117,28 @@ def test_between_measured_periods_the_mean_of_a_cycle_is_linear_in_its_inverse(t
     chosen = times[(times["workload"] == "bert") & (times["optimizer"] == "kaisa")]
     periods = chosen["inverse_update_period"].to_numpy(float)
     chosen = chosen.assign(iteration_ms=(50 + (periods - 1) * 5) / periods)
-    write_probe(root, "iteration_time", chosen)
+    write_probe(root, "iteration_time", pd.concat([times.drop(chosen.index), chosen]))
     for period in (1.0, 5.0, 10.0, 40.0, 1000.0):
         found = _machine(root).step_time(BERT, "kaisa", period)
         assert found is not None
         assert found.took.value == pytest.approx((50 + (period - 1) * 5) / period)
     assert _machine(root).step_time(BERT, "kaisa", 2000) is None
     assert _machine(root).step_time(BERT, "kaisa", math.nan) is None
+
+
+def test_a_step_time_between_measured_periods_is_that_of_the_nearest(tmp_path):
+    """Truth: 1/40 is a sixth of the way from 1/100 to 1/10; the times at 1 and at 1000 do not count."""
+    root = tmp_path / "test-cpu" / "embedded"
+    times = iteration_times()
+    write_probe(
+        root,
+        "iteration_time",
+        times.assign(iteration_ms=times["inverse_update_period"].map({1: 90.0, 10: 12.0, 100: 6.0, 1000: 1.0})),
+    )
+    found = _machine(root).step_time(BERT, "kaisa", 40)
+    assert found is not None
+    assert found.took.value == pytest.approx(7.0)
+    assert str(found.data) == "probes/iteration_time.csv: workload=bert, optimizer=kaisa"
 
 
 def test_earlier_results_of_bert_are_read_under_its_one_name(tmp_path):
@@ -95,13 +155,46 @@ def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(
     assert kaisa.projected
     assert (kaisa.iterations_from, kaisa.iterations.reached) == ("test-cpu", 3)
     assert kaisa.seconds.value == pytest.approx(71 * step / 1e3)  # seeds take 70, 71 and 72 steps
-    assert kaisa.seconds.low < kaisa.seconds.value < kaisa.seconds.high
+    own_bounds, step_bounds = t_interval([70, 71, 72]), t_interval([step * more / REPEATED for more in (1, 1.01, 1.02)])
+    assert kaisa.seconds.low == pytest.approx(own_bounds[0] * step_bounds[0] / 1e3)
+    assert kaisa.seconds.high == pytest.approx(own_bounds[1] * step_bounds[1] / 1e3)
     own = found["test-cpu", "kaisa"]
     assert not own.projected
     assert own.seconds.value == pytest.approx(0.03 * 71)
     # No step of SGD on BERT was timed there.
     assert {label for machine, label in found if machine == "fast-cpu"} == {"lamb", "kaisa", "mkor"}
     assert {label for machine, label in found if machine == "test-cpu"} == set(REACHES)
+
+
+@pytest.mark.parametrize(("speeds", "took"), [((1, 1.01, 1.02), (1, 60, 120)), ((1, 20, 40), (70, 71, 72))])
+def test_a_projection_of_noisy_factors_ends_at_zero(here, speeds, took):
+    """Truth: Student's interval of the iterations, or of the steps, reaches below 0."""
+    rows = step_breakdown("test-cpu", repeats=1)
+    noisy = [
+        rows.assign(repeat=repeat, **{name: rows[name] * times for name in ("ms", "refresh_ms", "other_ms")})
+        for repeat, times in enumerate(speeds)
+    ]
+    write_probe(here, "step_breakdown", pd.concat(noisy))
+    machine = _machine(here)
+    (configuration, runs, _), *_ = (goal for goal in machine.goals() if goal[0].optimizer == "mkor")
+    iterations = reaching(dict(enumerate(map(float, took))))
+    assert iterations is not None
+    found = project(machine, configuration, runs, iterations)
+    assert found is not None
+    assert found[0].low == 0
+    assert found[0].high > found[0].value > 0
+
+
+def test_a_projection_from_one_repeat_has_the_interval_of_the_iterations(here):
+    rows = step_breakdown("test-cpu")
+    write_probe(here, "step_breakdown", rows[rows["repeat"] == 0])
+    machine = _machine(here)
+    (configuration, runs, iterations), *_ = (goal for goal in machine.goals() if goal[0].optimizer == "mkor")
+    found = project(machine, configuration, runs, iterations)
+    assert found is not None
+    step = (30 + 4 * 20) / 5 / 1e3
+    low, high = t_interval([80, 81, 82])
+    assert (found[0].low, found[0].value, found[0].high) == pytest.approx((low * step, 81 * step, high * step))
 
 
 def test_the_sources_of_a_projection_are_traced_on_both_machines(here, bare):
@@ -135,7 +228,8 @@ def test_runs_of_other_settings_are_no_peers(here, tmp_path):
 
 def test_runs_on_a_gpu_project_nothing(here, bare):
     file = here / "bert_pretraining.runs.csv"
-    pd.read_csv(file).assign(gpu="Some GPU").to_csv(file, index=False)
+    runs = pd.read_csv(file)
+    runs.assign(gpu=np.where(runs["seed"] == 1, "Some GPU", None)).to_csv(file, index=False)
     assert not any(time.projected for time in _compared(here, bare).values())
 
 
@@ -219,6 +313,21 @@ def test_machines_of_different_code_are_told_apart(here, bare, tmp_path):
     hardware.make(Results(here, compared=(bare,)), tmp_path / "tables")
     caption = (tmp_path / "tables" / "hardware.md").read_text().splitlines()[-1]
     assert "ifferent code measured 1 of the 1 runs and probes that machines share" in caption
+
+
+def test_code_is_compared_where_machines_share_a_measurement(here, bare):
+    """Truth: step_breakdown by different code, iteration_time by equal code, and runs of one machine alone."""
+    for root, code in ((here, "0123456789abcdef"), (bare, "fedcba9876543210")):
+        write_probe(root, "step_breakdown", step_breakdown("test-cpu").assign(code_fingerprint=code))
+        write_probe(root, "iteration_time", iteration_times().assign(code_fingerprint="0123456789abcdef"))
+    runs = here / "bert_pretraining.runs.csv"
+    pd.read_csv(runs).assign(code_fingerprint="0123456789abcdef").to_csv(runs, index=False)
+    machines, _ = gather(Results(here, compared=(bare,)))
+    sentence = "different code measured 1 of the 2 runs and probes that machines share"
+    assert in_words(machines) == ["compared with fast-cpu: step times only, no runs", sentence]
+    write_probe(bare, "step_breakdown", step_breakdown("test-cpu"))
+    machines, _ = gather(Results(here, compared=(bare,)))
+    assert in_words(machines) == ["compared with fast-cpu: step times only, no runs"]
 
 
 def _options(here: Path) -> list[str]:

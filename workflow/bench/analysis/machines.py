@@ -21,7 +21,7 @@ import pandas as pd
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
+from workflow.bench.results.sources import Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
 
 TIMED_MODELS: Final[Mapping[tuple[str, str], str]] = {
@@ -150,10 +150,9 @@ class Machine:
             if (iterations := reaching(to_target(runs, "steps"))) is not None:
                 yield configuration, runs, iterations
 
-    def sources(self, runs: pd.DataFrame) -> Sources:
-        """Return the files and runs of rows of `runs`."""
-        by_experiment = runs.groupby("experiment", sort=False)
-        return sum((from_runs(f"{self.prefix}{name}.runs.csv", rows) for name, rows in by_experiment), NO_SOURCES)
+    def sources(self, experiment: str, runs: pd.DataFrame) -> Sources:
+        """Return the file of an experiment's runs with those of these rows."""
+        return from_runs(f"{self.prefix}{experiment}.runs.csv", runs)
 
     def _step_time(self, probe: str, workload: str, optimizer: str, period: float, times: pd.Series) -> StepTime:
         where: dict[str, object] = {"workload": workload, "optimizer": optimizer}
@@ -176,7 +175,9 @@ def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:
     if not longer or not shorter:
         return None
     above, below = min(longer), max(shorter)
-    weight = 0.0 if above == below else (1 / period - 1 / above) / (1 / below - 1 / above)
+    if above == below:
+        return measured[above]
+    weight = (1 / period - 1 / above) / (1 / below - 1 / above)
     return weight * measured[below] + (1 - weight) * measured[above]
 
 
@@ -243,7 +244,7 @@ def _measured(machine: Machine, configuration: Configuration, runs: pd.DataFrame
         iterations_from=machine.name,
         seconds=seconds.took,
         projected=False,
-        data=machine.sources(runs),
+        data=machine.sources(configuration.experiment, runs),
     )
 
 
@@ -261,7 +262,7 @@ def _projected(
             iterations_from=source.name,
             seconds=seconds,
             projected=True,
-            data=source.sources(runs) + step.data,
+            data=source.sources(configuration.experiment, runs) + step.data,
         )
 
 
