@@ -186,6 +186,15 @@ def test_changed_rows_are_never_taken_as_those_of_a_run_that_ended(data: st.Data
         read_record(folder, A_RUN)
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"), [((0, 50, 40), "40, after step 50"), ((0, 101), "101, after step 0 of 100")]
+)
+def test_rows_out_of_order_or_beyond_the_run_are_damaged(folder: RunFolder, steps: tuple[int, ...], said: str):
+    evaluated(folder, *steps)
+    with pytest.raises(DamagedFileError, match=rf"metrics\.csv: damaged: line {len(steps) + 1} has step {said}"):
+        read_record(folder, A_RUN)
+
+
 @given(data=st.data())
 @settings(FUZZ, max_examples=MOST // 2)
 def test_rows_of_a_run_that_goes_on_are_in_order_and_of_its_steps(data: st.DataObject, tmp_path: Path):

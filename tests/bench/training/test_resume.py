@@ -76,16 +76,17 @@ class Case:
         return copy.deepcopy(checkpoint.load(file, self.run.id))
 
     def resume(self) -> list[str]:
-        """Train to the end, and return the warnings about files; the result must be that of the undisturbed run."""
+        """Train to the end, and return the warnings about files."""
         with warnings.catch_warnings(record=True) as given:
             warnings.simplefilter("always")
-            assert self.train(self.place) == "finished"
+            assert self.train(self.place) in ("finished", "diverged")
         said = [str(warning.message) for warning in given if warning.category is FileWarning]
         tally.count("damaged files")
         tally.count("tracebacks", 0)
         return said
 
     def assert_undisturbed(self) -> None:
+        assert read_summary(self.place)["status"] == "finished"
         assert rows(self.place.metrics, TIMES) == rows(self.truth.metrics, TIMES)
         mine, true = (checkpoint.load(place.weights, self.run.id) for place in (self.place, self.truth))
         assert all(torch.equal(mine[name], tensor) for name, tensor in true.items())
@@ -166,6 +167,10 @@ CONTENTS: dict[str, tuple[Damage, str]] = {
         "momentum_buffer of parameter 0 in parameter group 0 has shape (3,)",
     ),
     "no momentum of one parameter": (without("optimizer", "state", 0, "momentum_buffer"), "have different entries"),
+    "a momentum that is no tensor": (
+        put(True, "optimizer", "state", 0, "momentum_buffer"),
+        "have different entries",
+    ),
     "momentum of an unknown parameter": (put({}, "optimizer", "state", 99), "an unknown parameter 99"),
     "no schedule": (put(None, "scheduler"), "scheduler is of type NoneType"),
     "a schedule of NaN steps": (put(float("nan"), "scheduler", "last_epoch"), "scheduler['last_epoch'] is of type"),
@@ -230,7 +235,10 @@ def test_what_is_no_file_leads_to_the_checkpoint_before_it(words: str, case: Cas
 @given(data=st.data())
 @settings(FUZZ, max_examples=MOST // 4)
 def test_no_payload_whatever_ends_in_a_traceback(data: st.DataObject, case: Case):
-    """A payload whose checksum fits: a changed pickle, or a valid one with other content."""
+    """A payload whose checksum fits: a changed pickle, or a valid one with other content.
+
+    Changed numbers in tensors fit, and may let the run diverge.
+    """
     case.restore()
     file, step = data.draw(st.sampled_from(case.checkpoints))
     if data.draw(st.booleans()):
@@ -246,7 +254,6 @@ def test_no_payload_whatever_ends_in_a_traceback(data: st.DataObject, case: Case
     said = case.resume()
     event("does not fit" if said else "fits, or is not needed")
     assert all("\n" not in line for line in said)
-    assert read_summary(case.place)["steps_done"] == STEPS
     if said:
         case.assert_undisturbed()
 

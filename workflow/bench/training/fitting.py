@@ -42,7 +42,8 @@ def require_optimizer_state(saved: object, optimizer: Optimizer) -> None:
     """Raise `MisfitError` unless a saved state can be of an optimizer of the same parameters and settings.
 
     An optimizer fills its state in its first steps, so a new one shows only its groups. For the rest, tensors in a
-    parameter's state are scalars or of the parameter's shape, and all parameters of a group have the same entries.
+    parameter's state are scalars or of the parameter's shape, and all parameters of a group have entries of the same
+    names and types.
     """
     fresh = optimizer.state_dict()
     if not isinstance(saved, dict) or saved.keys() != fresh.keys():
@@ -68,17 +69,31 @@ def require_optimizer_state(saved: object, optimizer: Optimizer) -> None:
 
 def _require_states(states: Mapping[int, Any], parameters: Mapping[int, Tensor], name: str) -> None:
     """Check the states of one group's parameters, by index."""
-    first: set[object] | None = None
+    first: dict[object, type] | None = None
+    leaves: dict[object, set[type]] = {}
     for index, state in states.items():
         if not isinstance(state, dict):
             raise MisfitError(f"the state of parameter {index} in {name} is no mapping")
-        first = set(state) if first is None else first
-        if first != set(state):
+        entries = {key: type(value) for key, value in state.items()}
+        first = entries if first is None else first
+        if first != entries:
             raise MisfitError(f"the states of parameters in {name} have different entries")
         for key, value in state.items():
+            leaves.setdefault(key, set()).update(_leaf_types(value))
+            if len(leaves[key]) > 1:
+                raise MisfitError(f"{key} of parameters in {name} has parts of different types")
             if isinstance(value, Tensor) and value.ndim and value.shape != parameters[index].shape:
                 shapes = f"{tuple(value.shape)}, not {tuple(parameters[index].shape)}"
                 raise MisfitError(f"{key} of parameter {index} in {name} has shape {shapes}")
+
+
+def _leaf_types(value: object) -> set[type]:
+    """Return the types of the values in a nest of mappings and lists."""
+    if isinstance(value, Mapping):
+        return set().union(*map(_leaf_types, value.values()))
+    if isinstance(value, (list, tuple)):
+        return set().union(*map(_leaf_types, value))
+    return {type(value)}
 
 
 def require_preconditioner_state(saved: object, steps_done: int, switch_step: int | None) -> None:
