@@ -57,7 +57,7 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist loadscope --no-loadscope-reorder
 
 # Single tests, not files, are shared among the workers: most of the time goes to a few files.
-test-faults: $(INSTALLED) ## run the long fault tests (40 minutes on 2 cores): kills, damaged files, full disks; print and check counts
+test-faults: $(INSTALLED) ## run the long fault tests (20 minutes on 2 cores): kills, damaged files, full disks; print and check counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
 
 test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/knee.py SAMPLE=200
