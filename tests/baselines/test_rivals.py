@@ -19,6 +19,7 @@ from baselines import (
     LayeredModel,
     _torchvision_operators,  # noqa: F401  (before timm, which imports torchvision)
     build,
+    build_optimizer,
 )
 
 # isort: split
@@ -187,6 +188,8 @@ def test_shampoo_leaves_the_global_random_numbers_alone():
 
 def test_shampoos_roots_do_not_depend_on_the_global_random_numbers():
     """Truth: the library's, bit by bit, with the global seed 0; its power iteration starts from random numbers."""
+    # Singular values so close to each other that the iteration does not converge.
+    grad = rotation(40, 1) * torch.linspace(1, 1.05, 40) @ rotation(40, 2)
     changes = []
     for name, seed in (("library", 0), ("ours", 0), ("ours", 5)):
         layer, optimizer = linear(40, 40, "shampoo", inverse_update_period=1, graft="none")
@@ -195,7 +198,7 @@ def test_shampoos_roots_do_not_depend_on_the_global_random_numbers():
             periods = {"start_preconditioning_step": 1, "preconditioning_compute_steps": 1}
             optimizer = ScalableShampoo([layer.weight], lr=1.0, shape_interpretation=False, **options, **periods)
         torch.manual_seed(seed)
-        changes.append(steps(optimizer, layer.weight, [random(40, 40)]))
+        changes.append(steps(optimizer, layer.weight, [grad]))
     assert_close(changes[1:], [changes[0]] * 2, rtol=0, atol=0)
 
 
@@ -414,6 +417,21 @@ def test_singd_refuses_to_train_on_several_ranks(monkeypatch):
     monkeypatch.setattr(comm, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="singd cannot train data-parallel"):
         build("singd", network(), {"lr": 0.1})
+
+
+@pytest.mark.parametrize(("name", "given"), [("singd", {"update_period": 1}), ("eva", {"kl_clip": None})])
+def test_a_step_is_one_backward_pass_of_an_unscaled_loss_by_default(name, given):
+    chosen = {"lr": 0.01, **given}
+    models = [network() for _ in range(3)]
+    optimizers = [
+        build(name, models[0], chosen)[0],
+        build(name, models[1], chosen, accumulation_steps=1, grad_scale=1.0)[0],
+        build_optimizer(name, models[2], chosen) if name == "singd" else build(name, models[2], chosen)[0],
+    ]
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, 4)
+    assert_close([*models[0].parameters()], [*models[1].parameters()], rtol=0, atol=0)
+    assert_close([*models[2].parameters()], [*models[1].parameters()], rtol=0, atol=0)
 
 
 def test_the_number_of_micro_batches_is_at_least_1():

@@ -1,73 +1,115 @@
-"""Declaration of torchvision's operators. Each test runs in a new process, since a declaration cannot be undone."""
+"""Declaration of torchvision's operators.
+
+A declaration cannot be undone: one test runs in a new process, the others import the module with torch's replaced.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from workflow.bench.support.config import ROOT
 
-FITTING = """
-import torch
-
-library = torch.library.Library("torchvision", "DEF")
-for name in ("nms", "qnms"):
-    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-"""
+FILE = ROOT / "baselines" / "_torchvision_operators.py"
+BOTH = [f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")]
 
 
-def run(code: str, *paths: Path) -> str:
-    """Run ``code`` with ``paths`` first on the import path, and return its output."""
-    before = f"import sys\nsys.path[:0] = {[str(path) for path in (*paths, ROOT)]}\n"
-    done = subprocess.run([sys.executable, "-c", before + code], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+class Library:
+    """Stands for torch.library.Library."""
+
+    def __init__(self, namespace: str, kind: str) -> None:
+        self.kind = f"{kind} of {namespace}"
+        self.defined: list[str] = []
+
+    def define(self, schema: str) -> None:
+        self.defined.append(schema)
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> SimpleNamespace:
+    """An installed torchvision with a compiled library."""
+    (tmp_path / "_C.so").touch()
+    (tmp_path / "image.so").touch()
+    return SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModuleType, list[str]]]:
+    """Import the module where torchvision is or is not installed and torch has operators; also list loaded files."""
+
+    def run(package: Any, has: tuple[str, ...] = (), fits: bool = False) -> tuple[ModuleType, list[str]]:
+        loaded: list[str] = []
+        operators = SimpleNamespace(**dict.fromkeys(has))
+
+        def load(path: Path) -> None:
+            loaded.append(path.name)
+            if not fits:
+                raise OSError("libcudart.so: cannot open shared object file")
+            vars(operators).update(nms=None, qnms=None)
+
+        monkeypatch.setattr(importlib.util, "find_spec", {"torchvision": package}.get)
+        monkeypatch.setattr(torch.ops, "torchvision", operators)
+        monkeypatch.setattr(torch.ops, "load_library", load)
+        monkeypatch.setattr(torch.library, "Library", Library)
+        spec = importlib.util.spec_from_file_location("operators_again", FILE)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module, loaded
+
+    return run
 
 
 def test_torchvision_and_what_imports_it_can_be_imported():
-    printed = run(
+    code = (
+        f"import sys\nsys.path[:0] = [{str(ROOT)!r}]\n"
         "import baselines._torchvision_operators\n"
         "import torchvision, torch\n"
         "print(torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape)"
     )
-    assert printed == "torch.Size([1, 3])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "torch.Size([1, 3])"
 
 
-def test_nothing_is_declared_where_torch_has_the_operators():
-    printed = run(FITTING + "from baselines import _torchvision_operators\nprint(_torchvision_operators.LIBRARY)")
-    assert printed == "None"
+@pytest.mark.parametrize("has", [(), ("nms",), ("nms", "qnms")])
+def test_the_installed_operators_come_first(imported, package, has):
+    """If torchvision's library loads, it defines the operators."""
+    module, loaded = imported(package, has, fits=True)
+    assert loaded == ["_C.so"]
+    assert module.LIBRARY is None
 
 
-@pytest.mark.parametrize("fits", [True, False])
-def test_the_installed_operators_come_first(tmp_path, fits):
-    """If torchvision's library loads, it defines the operators; otherwise they are declared."""
-    (tmp_path / "torchvision").mkdir()
-    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('imported too early')")
-    (tmp_path / "torchvision" / "_C.so").touch()
-    load = "exec(FITTING, globals())" if fits else "raise OSError('libcudart.so: cannot open shared object file')"
-    printed = run(
-        f"import torch\nFITTING = {FITTING!r}\n"
-        f"def load(path):\n    print(path)\n    {load}\n"
-        "torch.ops.load_library = load\n"
-        "from baselines import _torchvision_operators\n"
-        "print(_torchvision_operators.LIBRARY is None, hasattr(torch.ops.torchvision, 'nms'))",
-        tmp_path,
-    )
-    path, rest = printed.splitlines()
-    assert path == str(tmp_path / "torchvision" / "_C.so")
-    assert rest == f"{fits} True"
+@pytest.mark.parametrize(("has", "declared"), [((), BOTH), (("nms",), BOTH[1:]), (("qnms",), BOTH[:1])])
+def test_operators_that_cannot_be_loaded_are_declared(imported, package, has, declared):
+    module, loaded = imported(package, has)
+    assert loaded == ["_C.so"]
+    assert module.LIBRARY.kind == "FRAGMENT of torchvision"
+    assert module.LIBRARY.defined == declared
 
 
-def test_nothing_is_declared_without_torchvision():
-    printed = run(
-        "import importlib.util\n"
-        "found = importlib.util.find_spec\n"
-        "importlib.util.find_spec = lambda name: None if name == 'torchvision' else found(name)\n"
-        "from baselines import _torchvision_operators\n"
-        "import torch\n"
-        "print(_torchvision_operators.LIBRARY, hasattr(torch.ops.torchvision, 'nms'))"
-    )
-    assert printed == "None False"
+def test_nothing_is_declared_where_torch_has_the_operators(imported, package):
+    module, _ = imported(package, ("nms", "qnms"))
+    assert module.LIBRARY is None
+
+
+def test_nothing_is_loaded_or_declared_without_torchvision(imported):
+    module, loaded = imported(None)
+    assert module.LIBRARY is None
+    assert loaded == []
+
+
+def test_a_torchvision_without_files_has_nothing_to_load(imported):
+    """Such as an empty folder of that name on the path."""
+    module, loaded = imported(SimpleNamespace(origin=None))
+    assert loaded == []
+    assert module.LIBRARY.defined == BOTH

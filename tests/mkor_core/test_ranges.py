@@ -96,7 +96,7 @@ class Settings:
     rate: float
     number: int
     switch: bool | float
-    name: Annotated[str | float, POSITIVE]
+    name: str
 
 
 def test_integers_become_floats_where_real_numbers_are_meant():
@@ -105,9 +105,11 @@ def test_integers_become_floats_where_real_numbers_are_meant():
     assert [type(value) for value in values.values()] == [float, int, bool, str]
 
 
-def test_a_refusal_names_the_setting_and_a_range_that_its_annotation_declares():
-    with pytest.raises(ValueError, match=r"^name=-1 must be greater than 0\.$"):
-        checked_values(Settings, {"name": -1})
+def test_a_refusal_names_the_parameter_and_the_range_that_its_annotation_declares():
+    def function(rate: Annotated[str | float, POSITIVE]) -> None: ...
+
+    with pytest.raises(ValueError, match=r"^rate=-1 must be greater than 0\.$"):
+        checked_values(function, {"rate": -1})
 
 
 @pytest.mark.parametrize(
