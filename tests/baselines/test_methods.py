@@ -359,6 +359,12 @@ class WithComplexPart(nn.Module):
         return self.real(rows).square().mean() + (outputs + 0.5j).abs().square().mean()
 
 
+def test_complex_weights_are_taken_by_the_optimizers_of_torch():
+    """SINGD leaves them to AdamW."""
+    names = ("adamw", "lamb", "muon", "sgd", "shampoo", "singd", "soap")
+    assert [name for name in names if takes_complex_weights(name)] == ["adamw", "sgd", "singd"]
+
+
 @pytest.mark.parametrize("name", [name for name in available() if name in SECOND_ORDER or takes_complex_weights(name)])
 def test_complex_weights_train_as_pairs_of_real_numbers(name):
     """Truth: the same training with the pairs as a parameter, which no layer holds."""

@@ -419,7 +419,9 @@ def test_singd_refuses_to_train_on_several_ranks(monkeypatch):
         build("singd", network(), {"lr": 0.1})
 
 
-@pytest.mark.parametrize(("name", "given"), [("singd", {"update_period": 1}), ("eva", {"kl_clip": None})])
+@pytest.mark.parametrize(
+    ("name", "given"), [("singd", {"update_period": 1, "kfac_like": True}), ("eva", {"kl_clip": None})]
+)
 def test_a_step_is_one_backward_pass_of_an_unscaled_loss_by_default(name, given):
     chosen = {"lr": 0.01, **given}
     models = [network() for _ in range(3)]
