@@ -12,8 +12,11 @@ from hypothesis import settings
 
 from tests.support.tally import counted, shortfalls
 
-# `make test-faults` makes ten times as many mutants.
-settings.register_profile("long", max_examples=1000)
+# No example has a time limit: a loaded machine would fail it. `make test-faults` makes ten times as many mutants.
+settings.register_profile("untimed", deadline=None)
+settings.register_profile("long", max_examples=1000, deadline=None)
+if settings.get_current_profile_name() == "default":  # and not one of the program that runs the tests
+    settings.load_profile("untimed")
 
 COUNTS = "counts"
 """The key of a test's counts in its report, which pytest-xdist sends from the worker to the process that prints."""

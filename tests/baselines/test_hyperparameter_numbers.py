@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -61,7 +61,6 @@ def refusal(name: str, chosen: dict[str, Any]) -> str | None:
 
 
 @given(place=st.sampled_from(PLACES), value=NUMBERS)
-@settings(deadline=None)
 @example(place=("mkor", "window"), value=65536)
 @example(place=("mkor", "rank"), value=1024)
 @example(place=("muon", "newton_schulz_steps"), value=10**9)

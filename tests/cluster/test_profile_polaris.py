@@ -79,7 +79,7 @@ def test_qsub_gets_the_options_that_polaris_requires(cluster):
 
 
 def test_a_job_that_waits_is_running_to_snakemake(cluster):
-    cluster.server.behave(start_seconds=1.0)
+    cluster.server.behave(start_seconds=3.0)
     chain = cluster.submit(PUBLISH)
     assert cluster.status(chain) == ("running", "")
     assert cluster.server.job("1")["state"] == "Q"

@@ -184,7 +184,7 @@ events = st.lists(st.sampled_from(["loss", *DISTURBANCES]), min_size=1, max_size
 steps = st.lists(st.tuples(events, st.sampled_from([None, True, False]), events), min_size=1, max_size=3)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(program=steps)
 def test_any_sequence_of_passes_counts_those_that_are_in_the_gradients(variant: str, program: list[Any]):
     """Each step: events, a zero_grad or none, more events. Truth: one backward pass of the losses that are left."""

@@ -54,7 +54,7 @@ def test_a_further_rank_of_a_window_is_the_dense_one():
     assert_close(matrix(windowed.add(v, 0.1)), matrix(dense.add(v, 0.1)), rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), dimension=st.integers(1, 20))
 def test_the_largest_entry_lies_on_the_diagonal(seed, dimension):
     """The stabilizer looks at the diagonal only."""
@@ -86,7 +86,7 @@ def test_precondition_is_the_kronecker_product():
     assert_close(update, reference.kron_precondition(left, grad, right))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), rule=st.sampled_from(RULES), window=st.sampled_from([None, 5]))
 def test_the_update_is_a_descent_direction(seed, rule, window):
     """Lemma 3.3: <D, J_L D J_R> > 0 for positive definite factors."""

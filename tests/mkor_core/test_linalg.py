@@ -59,7 +59,7 @@ def test_published_is_not_the_inverse_of_the_average():
     assert v @ exact @ v < v @ inverse @ v < v @ printed @ v
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**31), dimension=st.integers(1, 12), updates=st.integers(1, 30), decay=st.floats(0.6, 0.99))
 def test_sherman_morrison_stays_the_inverse_over_any_sequence(seed, dimension, updates, decay):
     generator = torch.Generator().manual_seed(seed)
@@ -73,7 +73,7 @@ def test_sherman_morrison_stays_the_inverse_over_any_sequence(seed, dimension, u
     assert_close(inverse @ factor, torch.eye(dimension, dtype=torch.float64), rtol=0, atol=rounding)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     rule=st.sampled_from(sorted(RULES)),
     seed=st.integers(0, 2**31),

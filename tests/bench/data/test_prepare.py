@@ -95,7 +95,7 @@ def test_shards_do_not_depend_on_the_number_of_processes(root, monkeypatch, tmp_
     assert after == before
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(st.integers(1, 30), min_size=1, max_size=12), min_size=1, max_size=6),
     st.integers(8, 48),

@@ -77,7 +77,6 @@ def test_sentences_of_a_docstring():
     assert docstrings.sentences(DOCSTRING) == SENTENCES
 
 
-@settings(deadline=None)
 @given(st.text(alphabet=" \n\t.:->aB1`=%", max_size=200))
 def test_sentences_of_any_text_are_single_lines_with_words(text):
     for sentence in docstrings.sentences(text):
@@ -350,7 +349,7 @@ def split_of(shape: list[list[list[int]]]) -> Split:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(texts(), st.integers(5, 24), st.integers(0, 2**32 - 1))
 def test_pairs_are_consecutive_or_of_two_documents(split, length, seed):
     """Truth: each token states its place, and so its sentence, docstring and document."""

@@ -77,7 +77,7 @@ def checked_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
 
 
 @given(data=st.data(), written=WRITTEN)
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_number_on_a_command_line_is_accepted_or_refused_by_the_option_s_name(
     data: st.DataObject,
     written: str,

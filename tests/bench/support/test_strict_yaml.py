@@ -57,7 +57,7 @@ VALUES = st.recursive(
 
 
 @given(value=VALUES)
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 def test_what_is_dumped_is_read_back_the_same(value: Any):
     assert repr(parse(dump(value))) == repr(value)
 
