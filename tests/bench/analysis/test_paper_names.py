@@ -10,8 +10,12 @@ from workflow.bench.analysis.paper_names import paper_name
 @pytest.mark.parametrize(
     ("label", "name"),
     [
+        ("sgd", "SGD"),
         ("lamb", "LAMB"),
+        ("hylo", "HyLo"),
+        ("eva", "Eva"),
         ("mkor", "MKOR"),
+        ("mkor_bfloat16", "MKOR"),
         ("mkor_released", "MKOR"),
         ("mkor_released_600", "MKOR"),
         ("mkor_h", "MKOR-H"),

@@ -315,6 +315,17 @@ def test_machines_of_different_code_are_told_apart(here, bare, tmp_path):
     assert "ifferent code measured 1 of the 1 runs and probes that machines share" in caption
 
 
+def test_the_runs_of_another_machine_are_counted_by_status(here, tmp_path):
+    other = write_machine(tmp_path / "elsewhere", "slow-cpu")
+    file = other / "bert_pretraining.runs.csv"
+    runs = pd.read_csv(file)
+    runs.loc[runs["optimizer"] == "sgd", "status"] = "out_of_memory"
+    runs.to_csv(file, index=False)
+    machines, _ = gather(Results(here, compared=(other,)))
+    assert in_words(machines)[0] == "compared with slow-cpu: 12 runs, 9 finished, 3 out of memory"
+    assert in_words(machines, ["update_rules"])[0] == "compared with slow-cpu: step times only, no runs"
+
+
 def test_code_is_compared_where_machines_share_a_measurement(here, bare):
     """Truth: step_breakdown by different code, iteration_time by equal code, and runs of one machine alone."""
     for root, code in ((here, "0123456789abcdef"), (bare, "fedcba9876543210")):
