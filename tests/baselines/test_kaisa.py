@@ -106,6 +106,10 @@ def test_the_factors_average_over_the_summands_of_a_batch_and_over_batches():
     assert_close(state["left"], DECAY**2 * torch.eye(2).double() + (1 - DECAY**2) * 2.0)
 
 
+def test_the_share_of_ranks_that_precondition_a_layer_is_all_by_default():
+    assert [KAISA().worker_fraction, KAISA(grad_worker_fraction=0.5).worker_fraction] == [1.0, 0.5]
+
+
 def test_a_refresh_costs_the_cubes_of_both_dimensions():
     assert KAISA().refresh_cost(LayerShape(2, 3)) == 2 * 2 * 2 + 3 * 3 * 3
 
