@@ -136,7 +136,6 @@ class Preconditioner:
             with without_autocast(self._any_weight().device):
                 self._take_step()
         else:  # no backward pass: this is not a training step
-            self._capture.drop()
             self._diagnostics.check_weights(self._layers.values())
 
     def observe(self, loss: Tensor | float) -> None:
@@ -207,7 +206,7 @@ class Preconditioner:
         self._skipped = None
         self._capture.drop()
         self._capture.enabled = self.method.accumulates(self._step)
-        if self._losses and state["losses"] is not None:
+        if self._losses:
             self._losses.load_state_dict(state["losses"])
         if state["switch_step"] is not None:
             self.switch_step = state["switch_step"]

@@ -138,21 +138,22 @@ def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
-def test_clamped_means_are_taken_over_clamped_rows(kind):
-    """Gradient rows are scaled before they are clamped; a convolution's are averaged over locations before that."""
-    limit = 0.3
+@pytest.mark.parametrize(("micro_batches", "ranks"), [(1, 1), (3, 4)], ids=str)
+def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
+    """Gradient rows are scaled by the global batch before they are clamped, a convolution's after they are averaged."""
+    limit = 0.9
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()
     by_rows, _ = capture(model, ROWS)
-    by_means, _ = capture(model, MEAN.clamped(limit))
-    model(inputs).square().sum().backward()
+    by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shard=(0, ranks))
+    (model(inputs).square().sum() / (micro_batches * ranks)).backward()
     rows, means = take_rows(by_rows), take_sums(by_means)
     x, g = average_locations(rows.x, rows.locations), average_locations(rows.g, rows.locations)
-    number = len(x)
+    number = len(x) * micro_batches * ranks
     clamped = (g * number).clamp(-limit, limit)
     assert_close(means.x / means.number, x.clamp(-limit, limit).mean(0))
-    assert_close(means.g, clamped.mean(0))
-    assert (clamped.abs() == limit).any()
+    assert_close(means.g, clamped.sum(0) / number)
+    assert 0 < (clamped.abs() == limit).sum() < clamped.numel()
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
@@ -236,18 +237,20 @@ def test_evaluation_and_disabled_hooks_capture_nothing():
     assert hooks.take_rows() == {}
 
 
+@pytest.mark.parametrize("scale", [None, torch.tensor(8.0), 8.0], ids=str)
 @pytest.mark.parametrize("statistic", [MEAN, MOMENT, ROWS], ids=lambda statistic: statistic.kind)
-def test_rows_are_divided_by_the_loss_scale_and_the_shares_once(statistic):
+def test_rows_are_divided_by_the_loss_scale_and_the_shares_once(statistic, scale):
     model = nn.Sequential(linear())
     plain, _ = capture(model, statistic)
-    scaled, _ = capture(model, statistic, grad_scale=lambda: torch.tensor(8.0), shares=2)
+    scaled, _ = capture(model, statistic, grad_scale=lambda: scale, shares=2)
     model(vectors(8)).square().mean().backward()
+    divisor = 2 if scale is None else 16
     if statistic == ROWS:
-        assert_close(take_rows(scaled).g * 16, take_rows(plain).g)
+        assert_close(take_rows(scaled).g * divisor, take_rows(plain).g)
     else:
         one, other = take_sums(plain), take_sums(scaled)
         assert_close(other.x, one.x)
-        assert_close(other.g * (16**2 if statistic.kind == "moment" else 16), one.g)
+        assert_close(other.g * (divisor**2 if statistic.kind == "moment" else divisor), one.g)
 
 
 @pytest.mark.parametrize(("statistic", "take"), [(MEAN, take_sums), (ROWS, take_rows)], ids=["mean", "rows"])
@@ -291,15 +294,15 @@ def test_statistics_of_a_skipped_step_are_dropped(set_to_none):
     assert_close(means.x[:5], taken.sum(0))
 
 
-@pytest.mark.parametrize(("rank", "taken"), [(0, [0, 1, 2, 3, 4, 5]), (1, [])])
+@pytest.mark.parametrize(("rank", "first", "taken"), [(0, 5, [0, 1, 2, 3, 4]), (1, 5, []), (1, 7, [0])], ids=str)
 @pytest.mark.parametrize("skipped", [False, True])
-def test_the_first_examples_of_every_step_are_those_of_its_first_micro_batches(rank, taken, skipped):
-    """Ranks with two micro-batches of four examples; six examples of the global batch count, in every step anew."""
+def test_the_first_examples_of_every_step_are_those_of_its_first_micro_batches(rank, first, taken, skipped):
+    """Ranks with three micro-batches of two examples; the first of the global batch count, in every step anew."""
     model = nn.Sequential(linear(bias=False))
-    hooks, _ = capture(model, MEAN.first(6), micro_batches=2, shard=(rank, 2))
-    for step, inputs in enumerate(vectors(2, 8)):
+    hooks, _ = capture(model, MEAN.first(first), micro_batches=3, shard=(rank, 2))
+    for step, inputs in enumerate(vectors(2, 6)):
         model.zero_grad()
-        for part in inputs.split(4):
+        for part in inputs.split(2):
             model(part).square().mean().backward()
         if skipped and step == 0:
             continue

@@ -13,7 +13,7 @@ from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import available, limits
-from mkor_core import comm
+from mkor_core import MKOR, comm
 from mkor_core.assignment import Assignment, Grid, assign, make_grid
 from tests.support import ranks
 
@@ -157,6 +157,27 @@ def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
         assert list(statistics) == list(truth)
         for name, (x, g) in truth.items():
             assert_close(tuple(statistics[name]), (x, g, torch.tensor(numbers[name])), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("loss", ["global", "rank"])
+def test_rows_belong_to_the_global_mean_loss_or_to_each_ranks_own(communicated, loss):
+    """Truth: dense. Eva takes the first sixteen examples of the global batch, or of each rank's twelve."""
+    rows = [ranks.one_step(MKOR(), rank)[1:] for rank in range(2)]
+    share = 2 if loss == "global" else 1
+    moment = sum((g / share).T @ (g / share) / len(g) for _, g in rows) / 2
+    g = torch.cat([rows[0][1], rows[1][1][:4]]) / 2 if loss == "global" else torch.cat([g for _, g in rows])
+    x = torch.cat([rows[0][0], rows[1][0][:4]] if loss == "global" else [x for x, _ in rows])
+    for results in communicated:
+        assert_close(results[f"kaisa {loss}"][0]["left"], 0.5 * torch.eye(2).double() + 0.5 * moment)
+        assert_close(results[f"eva {loss}"][0]["left"], g.mean(0))
+        assert_close(results[f"eva {loss}"][0]["right"], x.mean(0))
+
+
+def test_what_was_consolidated_holds_until_the_next_step_or_load(communicated):
+    """The only layer belongs to rank 0, so the other rank holds its running averages alone."""
+    whole, after_a_step, loaded = communicated[1]["consolidated"][0]
+    assert whole == communicated[0]["consolidated"][0][0] == set(communicated[0]["kaisa global"][0])
+    assert after_a_step == loaded == {"left", "right", "batches"}
 
 
 def test_on_one_process_collectives_return_their_input():

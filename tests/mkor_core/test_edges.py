@@ -216,6 +216,7 @@ def test_ground_truth_options_are_accepted():
         (lambda: MKORH(knee_beta="x"), "knee_beta='x' must be a number"),
         (lambda: Preconditioner(network(), MKOR(), lr="0.1"), "lr='0.1' must be a number or None"),
         (lambda: Preconditioner(network(), MKOR(), grad_scale="x"), "grad_scale='x' must be a number"),
+        (lambda: Preconditioner(network(), MKOR(), accumulation_steps=0), "accumulation_steps=0 must be at least 1"),
     ],
 )
 def test_a_value_of_the_wrong_type_is_refused_by_name(make, message):
@@ -229,6 +230,7 @@ def test_a_method_class_in_place_of_an_instance_is_refused():
 
 
 def test_an_optimizer_state_without_the_preconditioners_restarts_it():
+    """Step 0 of the new start updates the factors, which step 1 of the old one would not have done."""
     optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1, "momentum": 0.0})
     model(inputs()).square().mean().backward()
     optimizer.step()
@@ -236,6 +238,10 @@ def test_an_optimizer_state_without_the_preconditioners_restarts_it():
         optimizer.load_state_dict(torch.optim.SGD(network().parameters(), lr=0.1).state_dict())
     assert preconditioner is not None
     assert (preconditioner.state_dict()["step"], preconditioner.state_dict()["layers"]) == (0, {})
+    optimizer.zero_grad()
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    assert preconditioner.state_dict()["layers"]["0"]["updates"] == 1
 
 
 def test_a_bias_that_is_frozen_later_has_a_zero_column():

@@ -296,6 +296,15 @@ def test_a_step_that_is_not_finite_leaves_the_state_and_the_gradients_alone(name
     assert len([m for m in messages if "'2', '0' have statistics that are not finite, which are left out" in m]) == 1
 
 
+def test_statistics_of_the_last_step_that_are_not_finite_are_logged_when_the_state_is_saved(caplog):
+    """Until then the host would have to wait for the device to know."""
+    trained = session("mkor")
+    run(trained, next(iter(POISONED.values())), steps=1)
+    assert caplog.records == []
+    states(trained.preconditioner)
+    assert "have statistics that are not finite" in caplog.records[0].getMessage()
+
+
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor not rescaled", "kaisa not clipped", "eva not clipped"])
 def test_a_branch_that_is_not_finite_leaves_the_others_alone(name):
     """Truth: the same training with that branch excluded."""

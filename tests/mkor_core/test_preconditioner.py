@@ -166,6 +166,23 @@ def test_step_without_attach_does_the_same():
     assert_close([*attached.parameters()], [*by_hand.parameters()], rtol=0, atol=0)
 
 
+def test_a_layer_without_a_gradient_does_not_keep_others_from_a_step_without_statistics():
+    """MKOR captures nothing in step 1. Truth: a model without the unused layer."""
+    results = []
+    for unused in (True, False):
+        torch.manual_seed(0)
+        model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)] if unused else [nn.Linear(4, 3)])
+        preconditioner = Preconditioner(model, MKOR(inverse_update_period=2))
+        for step in range(2):
+            model.zero_grad()
+            model[0](torch.arange(8.0).view(2, 4) + step).square().sum().backward()
+            raw = model[0].weight.grad.clone()
+            preconditioner.step()
+        assert not torch.equal(model[0].weight.grad, raw)
+        results.append(model[0].weight.grad)
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 def test_kl_clip_needs_a_learning_rate():
     preconditioner = Preconditioner(model := network(), KAISA())
     loss_of(model, 0).backward()
@@ -307,6 +324,27 @@ def test_lbfgs_and_a_second_attach_are_refused():
         preconditioner.attach(torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_a_state_names_its_method_and_hyperparameters_in_plain_types():
+    state = Preconditioner(network(), MKOR(window=2, factor_dtype=torch.bfloat16)).state_dict()
+    assert (state["method"], state["step"], state["switch_step"], state["losses"]) == ("MKOR", 0, None, None)
+    assert state["hyperparameters"]["window"] == 2
+    assert state["hyperparameters"]["factor_dtype"] == "bfloat16"
+
+
+def test_what_was_captured_before_a_state_is_loaded_does_not_count_in_its_next_step():
+    """Truth: a new preconditioner that loads the same state, and the second batch."""
+    results = []
+    for captures_before in (True, False):
+        preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=1))
+        if captures_before:
+            loss_of(model, 0).backward()
+        preconditioner.load_state_dict(Preconditioner(network(), MKOR(inverse_update_period=1)).state_dict())
+        loss_of(model, 1).backward()
+        preconditioner.step()
+        results.append(preconditioner.state_dict()["layers"])
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 def test_a_state_of_another_method_layer_or_shape_is_refused():
     state = Preconditioner(network(), MKOR()).state_dict()
     with pytest.raises(ValueError, match="saved by MKOR, but this Preconditioner's method is KAISA"):
@@ -410,6 +448,41 @@ def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at, caplog
     assert caplog.records == []
 
 
+def test_the_state_after_a_step_that_a_fused_optimizer_skipped_is_the_one_before():
+    """The host learns of the skipped step when the state is saved."""
+    preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    preconditioner.attach(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    saved = []
+    for factor in (1.0, torch.inf):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, 0) * factor).backward()
+        scaler.step(optimizer)
+        scaler.update(new_scale=4.0)
+        saved.append(preconditioner.state_dict())
+    assert saved[0]["step"] == saved[1]["step"] == 1
+    assert_close(saved[1]["layers"], saved[0]["layers"], rtol=0, atol=0)
+
+
+def test_rows_of_a_step_that_needs_none_do_not_count_in_the_next():
+    """A fused optimizer may skip step 0, so step 1 captures too. Gradients are not cleared between steps 1 and 2."""
+    results = []
+    for fused in (True, False):
+        preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=2))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=fused)
+        preconditioner.attach(optimizer)
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        for step in range(3):
+            if step < 2:
+                optimizer.zero_grad()
+            scaler.scale(loss_of(model, step)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        results.append(preconditioner.state_dict()["layers"])
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("options", [{"name": "mkor"}, {"name": "kaisa", "kl_clip": 1e-7}], ids=str)
 def test_fused_and_unfused_scaled_training_agree(options):
     """A fused optimizer gets scaled gradients and unscales them itself; kl_clip acts on unscaled ones."""
@@ -488,8 +561,12 @@ def test_no_step_reads_a_value_back_to_the_host(name, options):
 
 @pytest.mark.parametrize(("announced", "changed"), [(2, (0, 3, 5)), (1, (3,))], ids=str)
 def test_gradients_that_change_between_micro_batches_of_a_step_are_not_read_back(announced, changed):
-    """Only if a pass was not announced and all gradients have changed may it belong to a new step: are they zeros?"""
-    preconditioner = Preconditioner(model := network(), MKOR(), accumulation_steps=announced)
+    """Only if a pass was not announced and all gradients have changed may it belong to a new step: are they zeros?
+
+    Nor is the loss scale, a tensor.
+    """
+    one = torch.tensor(1.0)
+    preconditioner = Preconditioner(model := network(), MKOR(), accumulation_steps=announced, grad_scale=lambda: one)
     with NoWaiting():
         loss_of(model, 0).backward()
         for layer in changed:

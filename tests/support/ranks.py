@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from baselines import KAISA, HyLo, available, build, build_optimizer, limits, method_class
+from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limits, method_class
 from mkor_core import MKOR, Preconditioner, comm
 from mkor_core.capture import Captured
 from mkor_core.exchange import exchange
@@ -167,6 +167,29 @@ EXCHANGES: dict[str, Method] = {
 """Methods that exchange their statistics in different ways."""
 
 
+ROWS: dict[str, Method] = {
+    "kaisa global": KAISA(factor_decay=0.5, kl_clip=None),
+    "kaisa rank": KAISA(factor_decay=0.5, kl_clip=None, rows="rank"),
+    "eva global": Eva(kl_clip=None),
+    "eva rank": Eva(kl_clip=None, rows="rank"),
+}
+"""Methods that use rows of the global mean loss, or of each rank's own."""
+
+
+def one_step(method: Method, rank: int) -> tuple[Preconditioner, Tensor, Tensor]:
+    """Take a step on a rank's twelve examples; return X and the rows of its own mean loss too."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2).double()
+    preconditioner = Preconditioner(model, method)
+    inputs = torch.randn(12, 3, generator=torch.Generator().manual_seed(rank + 1), dtype=torch.float64)
+    output = model(inputs)
+    output.retain_grad()
+    output.square().mean().backward()
+    preconditioner.step()
+    assert output.grad is not None
+    return preconditioner, torch.cat([inputs, inputs.new_ones(12, 1)], 1), output.grad
+
+
 def captured(kind: str, rank: int) -> dict[str, Captured]:
     """Return a rank's statistics of a layer ``both`` that two ranks use, and of one that only rank 1 uses.
 
@@ -180,6 +203,19 @@ def captured(kind: str, rank: int) -> dict[str, Captured]:
     else:
         x, g = torch.tensor([3.0, 6.0, 12.0]) * (2 * rank + 1), torch.tensor([1.0, 2.0]) * (rank + 1)
     return {name: Captured(x, g, number) for name in (("both",) if rank == 0 else ("both", "one"))}
+
+
+def consolidated(rank: int) -> list[set[str]]:
+    """Return the names of the tensors in MEM-OPT's state: consolidated, after another step, and loaded again."""
+    preconditioner, *_ = one_step(KAISA(kl_clip=None, grad_worker_fraction=0.5), rank)
+    keys = lambda: set(preconditioner.state_dict()["layers"][""])  # noqa: E731
+    preconditioner.consolidate()
+    state, held = preconditioner.state_dict(), [keys()]
+    preconditioner.step()
+    held.append(keys())
+    preconditioner.consolidate()
+    preconditioner.load_state_dict(state)
+    return [*held, keys()]
 
 
 def communicate(rank: int, world: int, folder: str) -> None:
@@ -199,6 +235,9 @@ def communicate(rank: int, world: int, folder: str) -> None:
         calls[kind] = lambda kind=kind, method=method: exchange(
             layers, captured(kind, rank), torch.tensor(rank + 1.0), method=method, group=None
         )
+    for kind, method in ROWS.items():
+        calls[kind] = lambda method=method: one_step(method, rank)[0].state_dict()["layers"][""]
+    calls["consolidated"] = lambda: consolidated(rank)
     results = {}
     for name, call in calls.items():
         comm.reset_bytes_sent()
