@@ -51,7 +51,7 @@ def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = Non
     """Return every tensor summed over the ranks, by one flat all-reduce for each dtype."""
     if world_size(group) == 1 or not tensors:
         return list(tensors)
-    summed: list[Tensor] = [torch.empty(0)] * len(tensors)
+    summed: dict[int, Tensor] = {}
     # Sorted by dtype, in the same order on every rank: tensors of one dtype share a buffer.
     by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
     for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
@@ -62,7 +62,7 @@ def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = Non
         count_bytes("all_reduce", flat)
         for i, part in zip(indices, flat.split([part.numel() for part in parts]), strict=True):
             summed[i] = part.view(tensors[i].shape)
-    return summed
+    return [summed[i] for i in range(len(tensors))]
 
 
 def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -99,7 +99,7 @@ def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
     """Return the upper triangle of a symmetric ``[d, d]`` matrix as ``[d (d + 1) / 2]``."""
-    return matrix[_upper_triangle(matrix.shape[0], matrix.device)]
+    return matrix[_upper_triangle(len(matrix), matrix.device)]
 
 
 def unpack_symmetric(triangle: Tensor, dimension: int) -> Tensor:

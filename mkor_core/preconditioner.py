@@ -217,7 +217,7 @@ class Preconditioner:
         self._settle_step()
         will_step = self._optimizer_will_step()
         loss = self._losses.take(self._any_weight()) if self._losses else None
-        accumulated: dict[str, Tensor | None] = {}
+        accumulated: dict[str, Tensor] = {}
         if self.method.accumulates(self._step):
             accumulated = self._accumulate(loss, will_step)
         else:
@@ -297,11 +297,11 @@ class Preconditioner:
             and (self._stepped is None or id(weight) in self._stepped)
         ]
 
-    def _accumulate(self, loss: Tensor | None, will_step: Tensor | None) -> dict[str, Tensor | None]:
+    def _accumulate(self, loss: Tensor | None, will_step: Tensor | None) -> dict[str, Tensor]:
         """Fold the step's statistics into the states.
 
         Returns:
-            For every layer with statistics, whether they count: None for yes, a device scalar if the host cannot know.
+            For every layer with statistics, whether they count: a boolean device scalar, which the host does not read.
         """
         layers, reached = self._active_layers(), self._capture.reached
         with self.phases("factor"):
@@ -316,14 +316,15 @@ class Preconditioner:
         self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:
             self._losses.record(loss)
-        # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
-        summed = comm.world_size(self._group) > 1 and not self.method.gathers_rows
-        counts: dict[str, Tensor | None] = {}
+        counts: dict[str, Tensor] = {}
         finite: dict[str, Tensor] = {}
         with self.phases("factor"):
             for name, statistic in statistics.items():
                 finite[name] = statistic.is_finite()
-                accept = _both(_both(will_step, finite[name]), statistic.number > 0 if summed else None)
+                # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
+                accept = finite[name] & (statistic.number > 0)
+                if will_step is not None:
+                    accept &= will_step
                 accumulate = partial(self.method.accumulate, captured=statistic, step=self._step)
                 if self._states.change(name, accept, accumulate):
                     counts[name] = accept
@@ -331,11 +332,11 @@ class Preconditioner:
         self._diagnostics.note_finite(finite if will_step is None else {k: v | ~will_step for k, v in finite.items()})
         return counts
 
-    def _refresh(self, accumulated: Mapping[str, Tensor | None], will_step: Tensor | None) -> None:
+    def _refresh(self, accumulated: Mapping[str, Tensor], will_step: Tensor | None) -> None:
         """Refresh the layers that are due, each on its owner, and send the tensors to its gradient workers."""
         with self.phases("factor"):
             if self.method.refresh_needs_statistics:
-                due = dict(accumulated)
+                due: dict[str, Tensor | None] = dict(accumulated)
             else:
                 due = {layer.name: will_step for layer in self._active_layers()}
             # MKOR has no refreshed tensors: all ranks have the same vectors and update all factors themselves.
@@ -386,13 +387,6 @@ class Preconditioner:
         self._states.clear()
         if self._losses:
             self._losses.remove()
-
-
-def _both(first: Tensor | None, second: Tensor | None) -> Tensor | None:
-    """Return the conjunction of two boolean device scalars, of which None means true."""
-    if first is None or second is None:
-        return second if first is None else first
-    return first & second
 
 
 def _plain(value: Any) -> Any:

@@ -130,6 +130,13 @@ def test_an_example_without_a_batch_dimension_is_a_batch_of_one(kind, statistic)
     assert_close(taken[0], taken[1])
 
 
+def test_an_input_passed_by_keyword_is_captured_too():
+    model = nn.Sequential(linear())
+    hooks, _ = capture(model, MEAN)
+    model[0](input=vectors(8)).sum().backward()
+    assert_close(take_sums(hooks).x[:5], vectors(8).sum(0))
+
+
 def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
     model = nn.Sequential(linear())
     hooks, _ = capture(model, MEAN)

@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from baselines import available, limits
 from mkor_core import MKOR, comm
 from mkor_core.assignment import Assignment, Grid, assign, make_grid
+from mkor_core.method import LayerShape
 from tests.support import ranks
 
 UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
@@ -178,6 +179,22 @@ def test_what_was_consolidated_holds_until_the_next_step_or_load(communicated):
     whole, after_a_step, loaded = communicated[1]["consolidated"][0]
     assert whole == communicated[0]["consolidated"][0][0] == set(communicated[0]["kaisa global"][0])
     assert after_a_step == loaded == {"left", "right", "batches"}
+
+
+def test_gathered_tensors_have_their_owners_values_and_layout(communicated):
+    """Products round differently for another layout, so that a resumed run would differ."""
+    for results in communicated:
+        gathered = results["gathered"][0]
+        assert_close(gathered["left_vectors"], (torch.arange(4.0).view(2, 2).T, (1, 2)))
+        assert_close(gathered["right_vectors"], (torch.arange(9.0).view(3, 3), (3, 1)))
+        assert_close(gathered["left_values"], (torch.ones(2), (1,)))
+
+
+@pytest.mark.parametrize("kind", ["mean", "moment"])
+def test_a_layer_that_no_rank_used_keeps_its_state(communicated, kind):
+    initial = ranks.EXCHANGES[kind].initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))
+    for results in communicated:
+        assert_close(results[f"{kind} of an unused layer"][0], initial)
 
 
 def test_on_one_process_collectives_return_their_input():

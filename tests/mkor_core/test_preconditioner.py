@@ -300,6 +300,17 @@ def test_after_remove_the_optimizer_is_the_plain_one():
     assert "preconditioner" not in optimizer.state_dict()
 
 
+def test_remove_frees_the_state_and_takes_mkor_hs_hook_off_the_model():
+    preconditioner = Preconditioner(model := network(), MKORH(inverse_update_period=1))
+    loss_of(model, 0).backward()
+    preconditioner.observe(1.0)
+    preconditioner.step()
+    assert preconditioner.state_dict()["layers"]
+    preconditioner.remove()
+    assert preconditioner.state_dict()["layers"] == {}
+    assert not any(module._forward_hooks for module in model.modules())
+
+
 class Wrapper(torch.optim.Optimizer):
     """A wrapper like accelerate's: it keeps the true optimizer as ``.optimizer`` and lacks its hooks."""
 
@@ -395,14 +406,14 @@ def test_a_data_parallel_prefix_is_stripped_from_names():
 def test_a_scaled_loss_gives_the_same_factors(given):
     """Captured rows are unscaled once; the gradients are unscaled by the loop, as GradScaler.unscale_ does."""
     plain, scaled = network(), network()
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    scale = {"number": 1024.0, "callable": lambda: 1024.0, "scaler": scaler}[given]
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scale = {"number": 2.0, "callable": lambda: 2.0, "scaler": scaler}[given]
     one = Preconditioner(plain, MKOR(inverse_update_period=1))
     other = Preconditioner(scaled, MKOR(inverse_update_period=1), grad_scale=scale)
     loss_of(plain, 0).backward()
     scaler.scale(loss_of(scaled, 0)).backward()
     for parameter in scaled.parameters():
-        parameter.grad.div_(1024)
+        parameter.grad.div_(2)
     one.step()
     other.step()
     assert_close(other.state_dict()["layers"], one.state_dict()["layers"])
@@ -448,21 +459,25 @@ def test_a_step_that_the_scaler_skips_changes_nothing(fused, overflow_at, caplog
     assert caplog.records == []
 
 
-def test_the_state_after_a_step_that_a_fused_optimizer_skipped_is_the_one_before():
-    """The host learns of the skipped step when the state is saved."""
-    preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=1))
+def test_the_state_after_a_step_that_a_fused_optimizer_skipped_is_the_one_before(caplog):
+    """The host learns of the skipped step when the state is saved. Only one of two branches overflows."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3)])
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
     preconditioner.attach(optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    inputs = torch.arange(8.0).view(2, 4)
     saved = []
     for factor in (1.0, torch.inf):
         optimizer.zero_grad()
-        scaler.scale(loss_of(model, 0) * factor).backward()
+        scaler.scale(model[0](inputs).square().sum() + model[1](inputs).square().sum() * factor).backward()
         scaler.step(optimizer)
         scaler.update(new_scale=4.0)
         saved.append(preconditioner.state_dict())
     assert saved[0]["step"] == saved[1]["step"] == 1
     assert_close(saved[1]["layers"], saved[0]["layers"], rtol=0, atol=0)
+    assert caplog.records == []
 
 
 def test_rows_of_a_step_that_needs_none_do_not_count_in_the_next():

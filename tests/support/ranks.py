@@ -17,7 +17,8 @@ from mkor_core import MKOR, Preconditioner, comm
 from mkor_core.capture import Captured
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
-from mkor_core.method import Method
+from mkor_core.method import LayerShape, Method
+from mkor_core.sharing import Sharing
 
 STEPS, BATCH = 5, 8
 WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -161,7 +162,7 @@ def run_all(rank: int, world: int, folder: str) -> None:
 EXCHANGES: dict[str, Method] = {
     "mean": MKOR(),
     "half precision": MKOR(factor_dtype=torch.bfloat16),
-    "moment": KAISA(),
+    "moment": KAISA(kl_clip=None),
     "rows": HyLo(),
 }
 """Methods that exchange their statistics in different ways."""
@@ -218,6 +219,26 @@ def consolidated(rank: int) -> list[set[str]]:
     return [*held, keys()]
 
 
+def gathered(rank: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
+    """Return a layer's gathered tensors with their strides; rank 0 has them, one of them in column-major order."""
+    method, layer = KAISA(grad_worker_fraction=0.5), Layer("one", nn.Linear(2, 2))
+    sharing = Sharing([layer], method, None)
+    blank = method.initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))
+    own = {"left_vectors": torch.arange(4.0).view(2, 2).T, "right_vectors": torch.arange(9.0).view(3, 3)}
+    assert sharing.owns("one") == (rank == 0)
+    whole = sharing.gather({"one": sharing.local_part("one", blank | own)}, lambda name: dict(blank))["one"]
+    return {name: (tensor, tensor.stride()) for name, tensor in whole.items()}
+
+
+def unused_state(method: Method, rank: int) -> dict[str, Tensor]:
+    """Return the state of a layer that no rank uses in a step, in which the other is."""
+    model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    preconditioner = Preconditioner(model, method)
+    model[0](torch.ones(3, 2) + rank).square().mean().backward()
+    preconditioner.step()
+    return preconditioner.state_dict()["layers"]["1"]
+
+
 def communicate(rank: int, world: int, folder: str) -> None:
     """Call collectives and exchange statistics on two ranks; write each one's results to ``<folder>/<rank>.pt``."""
     torch.set_num_threads(1)
@@ -237,7 +258,10 @@ def communicate(rank: int, world: int, folder: str) -> None:
         )
     for kind, method in ROWS.items():
         calls[kind] = lambda method=method: one_step(method, rank)[0].state_dict()["layers"][""]
+    for kind in ("mean", "moment"):
+        calls[f"{kind} of an unused layer"] = lambda kind=kind: unused_state(EXCHANGES[kind], rank)
     calls["consolidated"] = lambda: consolidated(rank)
+    calls["gathered"] = lambda: gathered(rank)
     results = {}
     for name, call in calls.items():
         comm.reset_bytes_sent()
