@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, NamedTuple, Self
 
 import torch
@@ -158,7 +159,9 @@ class Capture:
         self._passes = autograd.Passes(lambda: {name: p.layer.weight for name, p in self._pending.items()})
         # Before hooks that are there already, which may replace the output.
         self._handles: list[RemovableHandle] = [
-            layer.module.register_forward_hook(_ForwardHook(self, layer), with_kwargs=True, prepend=True)
+            layer.module.register_forward_hook(
+                _ForwardHook(partial(self.on_forward, layer)), with_kwargs=True, prepend=True
+            )
             for layer in layers.values()
         ]
         self.drop()
@@ -338,20 +341,19 @@ class Capture:
 class _ForwardHook:
     """A layer's forward hook. Deep copies and pickles of the model carry one that captures nothing."""
 
-    def __init__(self, capture: Capture | None, layer: Layer | None) -> None:
-        self._capture = capture
-        self._layer = layer
+    def __init__(self, on_forward: Callable[[Tensor, Tensor], None] | None) -> None:
+        self._on_forward = on_forward
 
     # A compiled model runs the hook uncompiled, between two compiled graphs.
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        if self._capture is not None and self._layer is not None:
-            self._capture.on_forward(self._layer, args[0] if args else kwargs["input"], output)
+        if self._on_forward is not None:
+            self._on_forward(args[0] if args else kwargs["input"], output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
         message = "A copy of a model under a Preconditioner is not preconditioned: make a new Preconditioner for it."
         warnings.warn(message, stacklevel=2)
-        return _ForwardHook(None, None)
+        return _ForwardHook(None)
 
-    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[None, None]]:
-        return _ForwardHook, (None, None)
+    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[None]]:
+        return _ForwardHook, (None,)
