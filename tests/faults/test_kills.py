@@ -76,7 +76,7 @@ def test_a_run_killed_before_any_of_its_operations_on_files_ends_as_if_it_had_no
         count("bytes lost", lost)
         assert lost == 0
         subject.remove()
-    assert operation > 50
+    assert operation > 30, "the operations were not seen"
 
 
 def _count_kills(subject: Subject, start: Callable[[], Command | Fork], what: str, kills: int, seed: str) -> None:
