@@ -134,6 +134,8 @@ def test_caption_names_missing_seeds_and_experiments():
     text = caption(RESULTS, runs, absent=["bert_inversion", "probe iteration_time"])
     assert "Missing: update_rules autoencoder sgd seed 4-5." in text
     assert "Missing" not in caption(RESULTS, _runs())
+    one_period = caption(RESULTS, pd.concat([_runs("sgd"), _runs(seeds=range(5))]))
+    assert "Missing: update_rules autoencoder mkor seed 5." in one_period
     periods = pd.concat([_runs(), _runs(seeds=range(5), period=100)])
     assert "Missing: update_rules autoencoder mkor (period 100) seed 5." in caption(RESULTS, periods)
     assert "No results yet: bert_inversion, probe iteration_time." in text
