@@ -407,6 +407,20 @@ def test_singd_passes_over_a_layer_with_a_parameter_that_has_no_gradient():
     assert moved == [False, False, True, True]
 
 
+def test_singd_leaves_out_statistics_of_which_one_entry_has_overflowed():
+    """The square of one input does, in one factor; the gradients are repaired before the step."""
+    model = nn.Linear(5, 4).double()
+    optimizer, _ = build("singd", model, {"lr": 0.1, "update_period": 1})
+    inputs = random(4, 5)
+    inputs[0, 0] = 1e200
+    model(inputs).mean().backward()
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    (factor,) = optimizer.state_dict()["singd"]["Ks"][""].values()
+    assert_close(factor, torch.eye(6).double(), rtol=0, atol=0)
+
+
 def test_singd_has_no_momentum_of_factors_that_are_like_kfacs(recwarn):
     """The package would warn, and set it to 0."""
     build("singd", network(), {"lr": 0.1, "kfac_like": True, "factor_momentum": 0.5})
@@ -452,8 +466,9 @@ def test_what_singd_leaves_out_is_refused_with_the_reason():
     scaler.scale(model(random(4, 5)).mean()).backward()
     with pytest.raises(RuntimeError, match="singd does not take a GradScaler"):
         scaler.step(optimizer)
-    with pytest.raises(ValueError, match="structure='triltoeplitz' has no float64 arithmetic in singd"):
-        build("singd", model, {"lr": 0.1, "structure": "triltoeplitz"})
+    for wide in (model, nn.Sequential(nn.Linear(3, 3).double(), nn.Linear(3, 3))):
+        with pytest.raises(ValueError, match="structure='triltoeplitz' has no float64 arithmetic in singd"):
+            build("singd", wide, {"lr": 0.1, "structure": "triltoeplitz"})
     train(model, build("singd", model, {"lr": 0.1, "structure": "diagonal"})[0], 1)
     model.requires_grad_(False)
     with pytest.raises(ValueError, match="singd has no layer to train"):
