@@ -303,6 +303,7 @@ def test_statistics_of_a_skipped_step_are_dropped(set_to_none):
 
 @pytest.mark.parametrize(("rank", "first", "taken"), [(0, 5, [0, 1, 2, 3, 4]), (1, 5, []), (1, 7, [0])], ids=str)
 @pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.filterwarnings("error")
 def test_the_first_examples_of_every_step_are_those_of_its_first_micro_batches(rank, first, taken, skipped):
     """Ranks with three micro-batches of two examples; the first of the global batch count, in every step anew."""
     model = nn.Sequential(linear(bias=False))
