@@ -157,7 +157,8 @@ def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
         assert loss == 1.5
         assert list(statistics) == list(truth)
         for name, (x, g) in truth.items():
-            assert_close(tuple(statistics[name]), (x, g, torch.tensor(numbers[name])), rtol=0, atol=0)
+            number = torch.tensor(numbers[name], dtype=x.dtype)
+            assert_close(tuple(statistics[name]), (x, g, number), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("loss", ["global", "rank"])

@@ -192,7 +192,7 @@ def one_step(method: Method, rank: int) -> tuple[Preconditioner, Tensor, Tensor]
 
 
 def captured(kind: str, rank: int) -> dict[str, Captured]:
-    """Return a rank's statistics of a layer ``both`` that two ranks use, and of one that only rank 1 uses.
+    """Return a rank's statistics of a float64 layer ``both`` that two ranks use, and of one that only rank 1 uses.
 
     Their numbers are ``rank + 1``; all entries are small whole numbers, so that bfloat16 holds their means and sums.
     """
@@ -203,7 +203,8 @@ def captured(kind: str, rank: int) -> dict[str, Captured]:
         x, g = torch.ones(rank + 1, 3) * (rank + 1), torch.ones(rank + 1, 2) * (rank + 2)
     else:
         x, g = torch.tensor([3.0, 6.0, 12.0]) * (2 * rank + 1), torch.tensor([1.0, 2.0]) * (rank + 1)
-    return {name: Captured(x, g, number) for name in (("both",) if rank == 0 else ("both", "one"))}
+    both = Captured(x.double(), g.double(), number.double())
+    return {"both": both} if rank == 0 else {"both": both, "one": Captured(x, g, number)}
 
 
 def consolidated(rank: int) -> list[set[str]]:
@@ -251,7 +252,7 @@ def communicate(rank: int, world: int, folder: str) -> None:
         "gather": lambda: comm.gather_rows(torch.full((3 - 2 * rank, 2), float(rank))),
         "broadcast": lambda: comm.broadcast([torch.ones(2, 2) * rank, torch.ones(()) * (rank + 1)], 1),
     }
-    layers = [Layer(name, nn.Linear(2, 2)) for name in ("both", "one", "none")]
+    layers = [Layer("both", nn.Linear(2, 2).double()), Layer("one", nn.Linear(2, 2)), Layer("none", nn.Linear(2, 2))]
     for kind, method in EXCHANGES.items():
         calls[kind] = lambda kind=kind, method=method: exchange(
             layers, captured(kind, rank), torch.tensor(rank + 1.0), method=method, group=None
