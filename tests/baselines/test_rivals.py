@@ -312,6 +312,7 @@ def test_layers_are_those_that_a_preconditioner_works_on():
     layers = LayeredModel.of(model, "^head$").layers
     assert tuple(layers) == Preconditioner(model, MKOR(), exclude="^head$").layers
     assert tuple(LayeredModel.of(DataParallel(model), "head").layers) == tuple(layers)
+    assert LayeredModel.of(model).accumulation_steps == 1
 
 
 def network(dtype: torch.dtype = torch.float64) -> nn.Sequential:
