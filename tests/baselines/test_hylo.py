@@ -152,3 +152,10 @@ def test_rows_are_kept_once_a_period():
     method = HyLo(update_period=3)
     assert [method.accumulates(step) for step in range(5)] == [True, False, False, True, False]
     assert [method.refreshes(step) for step in range(5)] == [True, False, False, True, False]
+
+
+def test_ranks_gather_rows_and_do_not_add_them():
+    """There are no shapes of sums."""
+    assert HyLo().gathers_rows
+    with pytest.raises(NotImplementedError, match="HyLo reduces rows"):
+        HyLo().sum_shapes(SHAPE)

@@ -114,6 +114,18 @@ def test_a_refresh_costs_the_cubes_of_both_dimensions():
     assert KAISA().refresh_cost(LayerShape(2, 3)) == 2 * 2 * 2 + 3 * 3 * 3
 
 
+def test_factors_are_decomposed_at_steps_that_do_not_update_them_too():
+    """Step 3 decomposes the factors of step 2."""
+    model, inputs = one_layer("linear")
+    preconditioner = Preconditioner(model, KAISA(kl_clip=None, factor_update_period=2, inverse_update_period=3))
+    for step in range(4):
+        backward(model, inputs * (1 + step))
+        preconditioner.step()
+    (state,) = preconditioner.state_dict()["layers"].values()
+    for side in ("left", "right"):
+        assert_close(state[f"{side}_values"], torch.linalg.eigvalsh(state[side]))
+
+
 def test_negative_eigenvalues_are_clamped():
     method = KAISA(damping=0.5)
     state = method.initial_state(LayerShape(2, 2), torch.float64, torch.device("cpu"))
