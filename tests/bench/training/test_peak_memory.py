@@ -15,8 +15,9 @@ CPU = torch.device("cpu")
 def test_the_peak_covers_an_array_that_was_allocated_and_freed():
     peak_memory.reset_peak_memory(CPU)
     before = peak_memory.peak_memory_bytes(CPU)
-    torch.ones(2**26, dtype=torch.uint8)
-    assert peak_memory.peak_memory_bytes(CPU) - before >= 2**25
+    torch.ones(2**28, dtype=torch.uint8)
+    # Not all of it: the system may meanwhile reclaim memory that this process does not use.
+    assert peak_memory.peak_memory_bytes(CPU) - before >= 2**27
 
 
 @pytest.mark.parametrize("name", [".", "absent/clear_refs"], ids=["not writable", "absent"])
