@@ -6,7 +6,6 @@ import re
 import shlex
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 from tests.support import experiments
 from tests.support.pbs.cluster import PROFILE
 from tests.support.pbs.cluster import Cluster as Site
-from tests.support.shells import TEXTS, examples, refused_in_one_line
+from tests.support.shells import TEXTS, cluster_with, examples, refused_in_one_line
 from workflow.bench.support.config import ConfigError
 from workflow.cluster import submit
 from workflow.cluster.settings import Cluster
@@ -32,18 +31,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def load(folder: Path, place: str, text: str) -> Cluster:
     """Load a cluster with a text in one place."""
-    content: dict[str, Any] = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
-    given = content["training"]["default"]
-    if place == "queue":
-        content["queues"][text] = content["queues"][given["queue"]]
-        given["queue"] = text
-    elif place == "data":
-        given |= {"data": [text], "stage": True}
     profile = folder / (text if place == "cluster" else "profile")
     # A path that no file system takes is refused before it is looked for.
     with suppress(OSError, ValueError):
         profile.mkdir(exist_ok=True)
-        (profile / "cluster.yaml").write_text(yaml.safe_dump(content))
+        (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster_with(place, text)))
     plan = experiments.load(folder / "config", **({"results": text} if place == "results" else {}))
     return Cluster.load(str(profile), plan)
 

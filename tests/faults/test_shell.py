@@ -9,7 +9,6 @@ import sys
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -17,12 +16,12 @@ from hypothesis import given
 
 from tests.support.experiments import block, make_folder, optimizer, options, write
 from tests.support.fork_server import commands_fork
-from tests.support.pbs.cluster import PROFILE
 from tests.support.shells import (
     RAN,
     TEXTS,
     TRIED,
     Ran,
+    cluster_with,
     examples,
     planned_jobs,
     recorded,
@@ -82,21 +81,9 @@ def configure(folder: Path, place: str, text: str) -> dict[str, str]:
     if place in ("queue", "data", "folder of a cluster"):
         profile = folder / (text if place == "folder of a cluster" else "profile")
         profile.mkdir()
-        (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster(place, text)))
+        (profile / "cluster.yaml").write_text(yaml.safe_dump(cluster_with(place, text)))
         settings["cluster"] = str(profile)
     return settings
-
-
-def cluster(place: str, text: str) -> dict[str, Any]:
-    """Return the content of a cluster's file with a text in one place."""
-    content: dict[str, Any] = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
-    need = content["training"]["default"]
-    if place == "queue":
-        content["queues"][text] = content["queues"][need["queue"]]
-        need["queue"] = text
-    elif place == "data":
-        need |= {"data": [text], "stage": True}
-    return content
 
 
 PLACES = (

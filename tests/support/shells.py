@@ -9,11 +9,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
+import yaml
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from tests.support.pbs.cluster import PROFILE
 from workflow.bench.support.config import ROOT
 
 _PARTS: Final = (
@@ -75,6 +77,18 @@ def recorded(commands: Sequence[str], folder: Path) -> list[list[str]]:
     assert done.stderr == b"", done.stderr.decode(errors="replace")
     written = record.read_bytes() if record.exists() else b""
     return [os.fsdecode(command).removesuffix("\0").split("\0") for command in written.split(b"\1")[:-1]]
+
+
+def cluster_with(place: str, text: str) -> dict[str, Any]:
+    """Return the content of a cluster's file with a text as its queue or data set, if that is the place."""
+    content: dict[str, Any] = yaml.safe_load((PROFILE / "cluster.yaml").read_text())
+    need = content["training"]["default"]
+    if place == "queue":
+        content["queues"][text] = content["queues"][need["queue"]]
+        need["queue"] = text
+    elif place == "data":
+        need |= {"data": [text], "stage": True}
+    return content
 
 
 class Planned(NamedTuple):
