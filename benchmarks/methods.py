@@ -1,0 +1,100 @@
+"""The methods that the benchmarks compare: every file of ``baselines/``, MKOR's windows, KAISA's inverse.
+
+Nothing here imports a rival's package, so a missing one leaves the others measurable (`build_or_reason`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from typing import Any, Final, NamedTuple
+
+from torch import nn
+from torch.optim import Optimizer
+
+from baselines import build
+from mkor_core import Preconditioner
+from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
+from workflow.bench.probes._optimizers import PERIOD_FIELDS
+from workflow.bench.support.config import ConfigError, did_you_mean
+
+RATE: Final = 1e-6
+"""A learning rate at which weights hardly move, however often the same gradient is stepped."""
+WINDOWS: Final = (4, 16, 64)
+VARIANTS: Final[Mapping[str, tuple[str, Mapping[str, Any]]]] = {
+    **{f"mkor_w{window}": ("mkor", {"window": window}) for window in WINDOWS},
+    "kaisa_inverse": ("kaisa", {"compute_method": "inverse"}),
+}
+"""Labels that differ from a method's defaults: the method's file, and what differs."""
+DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
+    # The factors are updated with every decomposition.
+    "kaisa": {"factor_update_period": None},
+    # It never leaves the training to its base, whatever the losses are.
+    "mkor_h": {"warmup_steps": 10**9},
+}
+"""What the benchmarks set for a file's method, apart from learning rate and period."""
+
+
+class BenchmarkMethod(NamedTuple):
+    """A method with its hyperparameters, except the period of its updates."""
+
+    label: str
+    name: str
+    """The name of its file."""
+    hyperparameters: Mapping[str, Any]
+    period_field: str | None
+    """The hyperparameter that is the period of its updates; None if every step is alike."""
+    is_second_order: bool
+
+    def at(self, period: int) -> dict[str, Any]:
+        """Return the hyperparameters with the period; a method without one has none to set."""
+        return (
+            dict(self.hyperparameters)
+            if self.period_field is None
+            else {
+                **self.hyperparameters,
+                self.period_field: period,
+            }
+        )
+
+
+@cache
+def _signatures() -> Mapping[str, Signature]:
+    return read_signatures()
+
+
+def labels() -> tuple[str, ...]:
+    """Return the labels of all methods: the cheap ones first, each variant after its method."""
+    files = sorted(_signatures(), key=lambda name: (_signatures()[name].order, name))
+    return tuple(
+        label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
+    )
+
+
+def methods(chosen: Iterable[str] | None = None) -> list[BenchmarkMethod]:
+    """Return the methods of some labels, by default of all.
+
+    Raises:
+        ConfigError: an unknown label.
+    """
+    return [_method(label) for label in (labels() if chosen is None else chosen)]
+
+
+def _method(label: str) -> BenchmarkMethod:
+    if label not in labels():
+        raise ConfigError(f"optimizer = '{label}': unknown; {did_you_mean(label, labels())}")
+    name, changes = VARIANTS.get(label, (label, {}))
+    signature = _signatures()[name]
+    period = next((key for key in PERIOD_FIELDS if key in signature.hyperparameters), None)
+    values = {"lr": RATE, **DEFAULTS.get(name, {}), **changes}
+    return BenchmarkMethod(label, name, values, period, signature.order == "second")
+
+
+def build_or_reason(
+    method: BenchmarkMethod, model: nn.Module, period: int, exclude: Sequence[str] = ()
+) -> tuple[Optimizer, Preconditioner | None] | str:
+    """Return a model's optimizer and its preconditioner, if any; or, in words, which package is missing."""
+    try:
+        return build(method.name, model, method.at(period), exclude=exclude)
+    except ModuleNotFoundError as error:
+        return f"the package {error.name} is not installed"
