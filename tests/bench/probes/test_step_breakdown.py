@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from baselines import available
+from tests.support.events import Device
 from tests.support.small_models import autoencoder, images, tokens
-from workflow.bench.probes import _ranks, step_breakdown
+from workflow.bench.probes import _ranks, _timed_loop, step_breakdown
 from workflow.bench.probes._optimizers import PERIOD, VARIANTS, optimizers
 from workflow.bench.probes._timed_loop import (
     PHASES,
@@ -21,6 +22,7 @@ from workflow.bench.probes._timed_loop import (
     in_groups,
     over_ranks,
 )
+from workflow.bench.training.device_clocks import EventClock
 
 
 def times(refreshed: bool, **ms: float) -> StepTimes:
@@ -66,15 +68,38 @@ def test_ranks_are_averaged_step_by_step():
 
 
 def test_a_timing_on_the_cpu_waits_for_no_gpu(monkeypatch):
-    def fail() -> None:
-        raise AssertionError("synchronized")
+    def fail(*args: object, **kwargs: object) -> None:
+        raise AssertionError("used a GPU")
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
+    monkeypatch.setattr(torch.cuda, "Event", fail)
     model = autoencoder()
     (optimizer,) = optimizers(model, 1e-4, ["mkor"])
     for by_phase in (True, False):
         assert TimedLoop(model, optimizer, "cpu", by_phase=by_phase).step().total > 0
+
+
+@pytest.mark.parametrize("by_phase", [True, False])
+def test_timed_steps_are_queued_on_a_gpu_without_a_wait(monkeypatch, by_phase):
+    """Truth: a device that works 5 ms in every phase. The host waits at the end, for the last event of each step."""
+    device = Device()
+
+    class Busy(EventClock):
+        def switch(self, phase: str | None) -> None:
+            device.launch(0.005)
+            super().switch(phase)
+
+    monkeypatch.setattr(_timed_loop, "clock_of", lambda _: Busy(make_event=device.event))
+    model = autoencoder()
+    (optimizer,) = optimizers(model, 1e-4, ["mkor"])
+    steps = TimedLoop(model, optimizer, "cpu", by_phase=by_phase).times(2)
+    assert device.waits == [device.recorded] * 2
+    own = dict.fromkeys(("forward", "backward", "update"), 5.0)
+    if by_phase:
+        assert all(step.ms["precondition"] >= 5 for step in steps)
+    else:
+        assert [step.ms for step in steps] == [dict.fromkeys(PHASES, 0.0) | own] * 2
 
 
 def test_groups_share_a_cpu_and_have_a_gpu_each(monkeypatch):

@@ -96,17 +96,6 @@ def test_an_unknown_phase_is_an_error():
         Clock()("forwards")
 
 
-def test_every_reading_waits_for_the_device():
-    waited = []
-    clock = Clock(synchronize=lambda: waited.append(1))
-    clock.start("forward")
-    clock.switch("backward")
-    with clock("capture"):
-        pass
-    clock.stop()
-    assert len(waited) == 5
-
-
 def test_measuring_a_step_costs_a_few_microseconds():
     """A step of the autoencoder takes 700 microseconds: its four switches and twelve spans may cost 3 % of that."""
     clock = Clock()

@@ -18,6 +18,7 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer
 from workflow.bench.training.clocks import Clock
+from workflow.bench.training.device_clocks import clock_of
 
 PHASES: Final = ("forward", "backward", "capture", "factor", "precondition", "communication", "update")
 """The phases of a step, without data. ``backward`` includes DistributedDataParallel's exchange of gradients."""
@@ -51,8 +52,8 @@ class TimedLoop:
         optimizer: the optimizer.
         device: ``cpu`` or ``cuda``.
         batch_size: number of examples of each batch to use; all by default.
-        by_phase: whether every phase pays for its own work. On a GPU each change of phase then waits for the device,
-            so that a step is a little longer than in training. Otherwise only `StepTimes.total` has a meaning.
+        by_phase: whether the preconditioner's phases are clocked too; on a GPU that queues a few events a layer.
+            Otherwise its time belongs to the phases around it.
     """
 
     def __init__(
@@ -71,26 +72,31 @@ class TimedLoop:
             optimizer.method, self._network, optimizer.hyperparameters, exclude=model.data.exclude
         )
         self._loss = model.data.loss
-        # A clock of a CPU never waits for a GPU, whether or not the machine has one.
-        self._synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
-        self._clock = Clock(torch.cuda.synchronize if device == "cuda" and by_phase else None)
-        if self.preconditioner is not None and by_phase:
-            self.preconditioner.phases = self._clock
+        self._device = torch.device(device)
+        self._by_phase = by_phase
         used = model.data.batch_size if batch_size is None else batch_size
         share = slice(rank * used // world, (rank + 1) * used // world)
         self._batches = cycle([_part(batch, share, device) for batch in islice(model.data.batches(seed=0), _BATCHES)])
         self._steps_done = 0
 
     def times(self, steps: int) -> list[StepTimes]:
-        """Return the times of the next steps, after `WARM_UP` untimed ones."""
-        return [self.step() for _ in range(WARM_UP + steps)][WARM_UP:]
+        """Return the times of the next steps, after `WARM_UP` untimed ones.
+
+        On a GPU the host waits after the last one only: until then it runs ahead of the device, as in training.
+        """
+        trained = [self._train_step() for _ in range(WARM_UP + steps)]
+        return [_times_of(*step) for step in trained[WARM_UP:]]
 
     def step(self) -> StepTimes:
         """Train one step and return its times."""
-        clock = self._clock
+        return _times_of(*self._train_step())
+
+    def _train_step(self) -> tuple[bool, Clock]:
+        """Train one step; return whether the method refreshed, and the step's clock, which need not be read at once."""
+        clock = clock_of(self._device)
+        if self.preconditioner is not None and self._by_phase:
+            self.preconditioner.phases = clock
         batch = next(self._batches)
-        before = clock.nanoseconds
-        self._synchronize()
         clock.start("forward")
         loss = self._loss(self._network, batch)
         clock.switch("backward")
@@ -100,12 +106,15 @@ class TimedLoop:
         if self.preconditioner is not None:
             self.preconditioner.observe(loss)
         self.optimizer.step()
-        self._synchronize()
         clock.stop()
         refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._steps_done)
         self._steps_done += 1
-        after = clock.nanoseconds
-        return StepTimes(refreshed, {phase: (after[phase] - before[phase]) / 1e6 for phase in PHASES})
+        return refreshed, clock
+
+
+def _times_of(refreshed: bool, clock: Clock) -> StepTimes:
+    used = clock.nanoseconds
+    return StepTimes(refreshed, {phase: used[phase] / 1e6 for phase in PHASES})
 
 
 def in_groups(
@@ -148,7 +157,3 @@ def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
 
 def _part(batch: Batch, share: slice, device: str) -> Batch:
     return {name: tensor[share].to(device) for name, tensor in batch.items()}
-
-
-def _nothing() -> None:
-    """Wait for nothing: a CPU has finished a call when the call returns."""

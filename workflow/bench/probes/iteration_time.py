@@ -9,8 +9,8 @@ period and repeat. It needs the machine to itself. ``iteration_ms`` is the mean 
 - ``estimate`` combined, for periods too long to time: a refreshing step and the steps between refreshes, timed in the
   same repeat and weighted as in a cycle of the period.
 
-``median_ms`` is the median of the single steps behind a row, and ``steps`` their number. On a GPU a step waits for the
-device at its ends only.
+``median_ms`` is the median of the single steps behind a row, and ``steps`` their number. On a GPU a step's time
+is that between two CUDA events; the host runs ahead of the device, as in training.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ workload, number of workers, optimizer, period, repeat and phase. It needs the m
   the others (empty if all refresh).
 - hardware, threads (of a process), code_fingerprint, git_commit.
 
-On a GPU every change of phase waits for the device, so that a phase pays for its own work and the step is a little
-longer than in training.
+On a GPU a change of phase is a CUDA event, for which the host does not wait: a phase has the device's time, as in
+training.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Final
@@ -36,34 +36,26 @@ class Clock:
         ...                        #                         update
         clock.stop()
 
-    synchronize: waits for the device, so that each phase pays for the work it launched; None on a CPU.
+    It reads the host's time, which suits a CPU; `device_clocks.EventClock` is the clock of a GPU.
+
     nanoseconds: time already used by earlier slices of the run, by phase.
     """
 
-    def __init__(
-        self,
-        synchronize: Callable[[], None] | None = None,
-        nanoseconds: Mapping[str, int] | None = None,
-    ) -> None:
-        self._synchronize = synchronize
+    def __init__(self, nanoseconds: Mapping[str, int] | None = None) -> None:
         self._used = {phase: (nanoseconds or {}).get(phase, 0) for phase in PHASES}
         self._spans = {phase: _Span(self, phase) for phase in PHASES}
         self._phase: str | None = None
         self._outer: list[str | None] = []
         self.last = 0
-        """The latest reading of ``perf_counter_ns``: gives a loop the current time at no cost."""
+        """The host's time at the latest change of phase, by ``perf_counter_ns``: gives a loop the time at no cost."""
 
     def start(self, phase: str) -> None:
         """Start the clock in ``phase``."""
-        if self._synchronize:
-            self._synchronize()
         self.last = perf_counter_ns()
         self._phase = phase
 
     def switch(self, phase: str | None) -> None:
-        """Charge the time since the last reading to the current phase, and continue with ``phase``."""
-        if self._synchronize:
-            self._synchronize()
+        """Charge the time since the last change to the current phase, and continue with ``phase``."""
         now = perf_counter_ns()
         if self._phase is not None:
             self._used[self._phase] += now - self.last
@@ -92,23 +84,27 @@ class Clock:
 
     @property
     def nanoseconds(self) -> dict[str, int]:
-        """Time of every phase up to the latest reading."""
-        return dict(self._used)
+        """Time of every phase up to the latest change of phase."""
+        return dict(self._measured())
 
     @property
     def seconds(self) -> dict[str, float]:
-        """Seconds of every phase up to the latest reading; they add up to `wall_seconds`."""
-        return {phase: used / 1e9 for phase, used in self._used.items()}
+        """Seconds of every phase up to the latest change of phase; they add up to `wall_seconds`."""
+        return {phase: used / 1e9 for phase, used in self._measured().items()}
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds between start and the latest reading."""
-        return sum(self._used.values()) / 1e9
+        """Seconds between start and the latest change of phase."""
+        return sum(self._measured().values()) / 1e9
 
     @property
     def train_seconds(self) -> float:
         """`wall_seconds` without evaluations and checkpoints."""
-        return sum(used for phase, used in self._used.items() if phase not in NOT_TRAINING) / 1e9
+        return sum(used for phase, used in self._measured().items() if phase not in NOT_TRAINING) / 1e9
+
+    def _measured(self) -> Mapping[str, int]:
+        """Return the nanoseconds of every phase up to the latest change of phase."""
+        return self._used
 
 
 class _Span:

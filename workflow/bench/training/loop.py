@@ -215,6 +215,7 @@ class Loop:
         do not meet after every step, because each meeting costs an all-reduce. The first rank's clock decides.
         """
         steps = self._account.steps_done - self._steps_before
+        # On a GPU the clock waits for the device here, once a meeting.
         step_seconds = (self._clock.train_seconds - self._seconds_before) / max(steps, 1)
         stops, save, steps_ahead = self._ranks.agree(
             stop=self._setting.stop(),

@@ -14,7 +14,7 @@ from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training import checkpoint
 from workflow.bench.training.build import Parts, Setting
 from workflow.bench.training.checkpoint_header import DamagedError
-from workflow.bench.training.clocks import Clock
+from workflow.bench.training.device_clocks import clock_of
 from workflow.bench.training.fitting import require_like, require_optimizer_state, require_preconditioner_state
 from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes
 from workflow.bench.training.record import MetricsLog, RunFolder, first_line
@@ -56,8 +56,7 @@ class TrainingState:
         self._bytes_sent_before = dict(self.account.bytes_sent)
         if saved is not None:
             self._restore(saved)
-        on_gpu = setting.device.type == "cuda"
-        self.clock = Clock(torch.cuda.synchronize if on_gpu else None, self.account.nanoseconds)
+        self.clock = clock_of(setting.device, self.account.nanoseconds)
 
     def _begin_slice(self) -> None:
         account = self.account
