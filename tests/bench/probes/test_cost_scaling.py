@@ -42,17 +42,19 @@ def test_measure_yields_every_part_at_every_width(tmp_path):
     assert all(row.ms > 0 and row.calls >= 1 for row in rows)
 
 
-def test_a_long_call_is_timed_once(monkeypatch):
+def test_a_long_call_is_timed_once(monkeypatch, tmp_path):
     monkeypatch.setattr(cost_scaling, "LONG_MS", 0.0)
     called = []
-    assert len(list(cost_scaling.repeated(lambda: called.append(1), 5, CPU))) == 1
+    number, first = cost_scaling.number_of_calls(lambda: called.append(1), CPU)
+    assert number == 0
+    assert first > 0
     assert len(called) == 1
+    plan = experiments.load(experiments.make_folder(tmp_path / "config"))
+    assert len(list(cost_scaling.measure(plan, ["mkor"], dimensions=(4,), repeats=3))) == 3
 
 
 def test_short_calls_are_timed_together():
     called = []
-    repeats = list(cost_scaling.repeated(lambda: called.append(1), 3, CPU))
-    assert len(repeats) == 3
-    number = repeats[0][0]
+    number, _ = cost_scaling.number_of_calls(lambda: called.append(1), CPU)
     assert number > 100  # a call of a microsecond, at least LEAST_MS together
-    assert len(called) == 2 + 3 * number
+    assert len(called) == 2

@@ -13,14 +13,13 @@ optimizer, part, width and repeat. It needs the machine to itself. Columns:
 - hardware, threads, code_fingerprint, git_commit.
 
 `analysis.fits.power_law` fits the slopes downstream. The cost of capturing n rows is left out: O(n d) for mean
-vectors, O(n d^2) for moments. A call that takes longer than `LONG_MS` is timed once.
+vectors, O(n d^2) for moments. At each width all calls take turns in every repeat. A call that takes longer than
+`LONG_MS` is timed once.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-import timeit
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Final, NamedTuple
@@ -30,7 +29,7 @@ import torch
 from mkor_core import Method
 from mkor_core.method import LayerShape
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command
+from workflow.bench.probes import _command, _turns
 from workflow.bench.probes._optimizers import method_of
 from workflow.bench.probes._state_bytes import captured
 
@@ -90,21 +89,16 @@ def calls(labels: Sequence[str], d: int, device: torch.device) -> Iterator[tuple
             yield label, "precondition", preconditioning(method, d, device)
 
 
-def repeated(call: Call, repeats: int, device: torch.device) -> Iterator[tuple[int, float]]:
-    """Yield (calls, milliseconds a call) ``repeats`` times after a warm-up; once, without one, for a long call.
+def number_of_calls(call: Call, device: torch.device) -> tuple[int, float]:
+    """Return how many calls to time together, and the milliseconds of the first one; 0 if that one was long.
 
-    `timeit` does this; torch.utils.benchmark calls at least twice more before each of its measurements, and a
-    decomposition of 4,096 columns takes 9 seconds.
+    A decomposition of 4,096 columns takes 9 seconds: it is not called again.
     """
-    timer = timeit.Timer(call, timer=partial(_now, device))
-    first = 1000 * timer.timeit(1)
+    first = _turns.milliseconds(call, device)
     if first > LONG_MS:
-        yield 1, first
-        return
-    second = 1000 * timer.timeit(1)  # the first call also paid for allocating memory and loading code
-    number = max(1, round(LEAST_MS / second))
-    for seconds in timer.repeat(repeats, number):
-        yield number, 1000 * seconds / number
+        return 0, first
+    second = _turns.milliseconds(call, device)  # the first call also paid for allocating memory and loading code
+    return max(1, round(LEAST_MS / second)), first
 
 
 def measure(
@@ -113,16 +107,18 @@ def measure(
     """Yield all rows."""
     device = torch.device(plan.tier.device)
     for d in dimensions:
+        numbers, turns = {}, {}
         for label, part, call in calls(labels, d, device):
-            for repeat, (number, ms) in enumerate(repeated(call, repeats, device)):
+            number, first = number_of_calls(call, device)
+            if number == 0:
+                yield Row(label, part, d, 0, 1, first, plan.hardware, torch.get_num_threads())
+            else:
+                numbers[label, part] = number
+                turns[label, part] = partial(_turns.milliseconds, call, device, number)
+        for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
+            for (label, part), ms in timed.items():
+                number = numbers[label, part]
                 yield Row(label, part, d, repeat, number, ms, plan.hardware, torch.get_num_threads())
-
-
-def _now(device: torch.device) -> float:
-    """Return the time once the device has done all its work."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter()
 
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job
-from workflow.bench.probes import _command
+from workflow.bench.probes import _command, _turns
 from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
 from workflow.bench.probes._optimizers import TimedOptimizer, optimizers, period_field, variant_of
 from workflow.bench.probes._timed_loop import StepTimes, TimedLoop, in_groups
@@ -144,8 +144,8 @@ def _rows_of_group(group: Sequence[PeriodSweep], *, device: str, hardware: str, 
     }
     for loop in loops.values():
         loop.times(0)  # warm up; the first step of all also refreshes, which no timed step at a long period may
-    for repeat in range(repeats):
-        timed = {key: loop.times(EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
+    turns = {key: partial(loop.times, EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
+    for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
         for sweep in group:
             every, cycle, between = (timed[sweep, period] for period in (1, CYCLE, longest))
             for period, summary in summaries(every, cycle, between).items():

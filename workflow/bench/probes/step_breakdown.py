@@ -30,7 +30,7 @@ import torch
 
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _ranks
+from workflow.bench.probes import _command, _ranks, _turns
 from workflow.bench.probes._models import ProbeModel, probe_models
 from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
 from workflow.bench.probes._timed_loop import (
@@ -85,12 +85,13 @@ def cycles(model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, rep
 def _cycles_of_group(
     group: Sequence[TimedOptimizer], *, model: ProbeModel, device: str, repeats: int
 ) -> Iterator[Cycle]:
-    loops = [TimedLoop(model, optimizer, device) for optimizer in group]
-    for loop in loops:
+    loops = {optimizer.label: TimedLoop(model, optimizer, device) for optimizer in group}
+    for loop in loops.values():
         loop.times(0)
-    for repeat in range(repeats):
-        for optimizer, loop in zip(group, loops, strict=True):
-            yield optimizer.label, repeat, loop.times(PERIOD)
+    turns = {label: partial(loop.times, PERIOD) for label, loop in loops.items()}
+    for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
+        for label, steps in timed.items():
+            yield label, repeat, steps
 
 
 def rows(
