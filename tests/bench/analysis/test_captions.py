@@ -184,3 +184,14 @@ def test_the_footer_of_a_probe_names_seeds_rules_and_commit():
     rows = rows.drop(columns="seed").assign(git_commit=None, update_rule=None)
     assert footer(RESULTS, rows, notes=["6 repeats"]) == bare
     assert footer(RESULTS, rows.drop(columns="update_rule"), notes=["6 repeats"]) == bare
+
+
+def test_the_footer_of_a_probe_names_the_workloads_trained_in_less_than_float32():
+    rows = pd.DataFrame(
+        {
+            "workload": ["bert", "bert", "resnet", "autoencoder", "older"],
+            "precision": ["bfloat16", "bfloat16", "float32", "bfloat16", None],
+        }
+    ).assign(git_commit=None)
+    assert "trained with autocast: autoencoder, bert in bfloat16" in footer(RESULTS, rows, notes=[]).lower()
+    assert "autocast" not in footer(RESULTS, rows[2:3], notes=[])

@@ -123,6 +123,7 @@ def test_every_period_of_every_optimizer_has_a_row_in_every_repeat(kaisa):
         "iteration_ms",
         "median_ms",
         "estimate",
+        "precision",
         "hardware",
         "threads",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.support.fuzzing import MISPLACED
@@ -65,6 +66,17 @@ def test_only_some_columns_of_probes_may_be_infinite(tmp_path):
     assert len(Results(tmp_path).probe("spectra")) == len(spectra())
     write_probe(tmp_path, "spectra", spectra().assign(smallest=float("inf")))
     with pytest.raises(NoDataError, match="smallest = 'inf' is not finite"):
+        Results(tmp_path).probe("spectra")
+
+
+def test_a_probe_of_an_earlier_version_trained_in_float32(tmp_path):
+    write_probe(tmp_path, "spectra", spectra().assign(precision="bfloat16"))
+    file = tmp_path / "probes" / "spectra.csv"
+    assert set(Results(tmp_path).probe("spectra")["precision"]) == {"bfloat16"}
+    pd.read_csv(file).drop(columns="precision").to_csv(file, index=False)
+    assert set(Results(tmp_path).probe("spectra")["precision"]) == {"float32"}
+    pd.read_csv(file).drop(columns="step").to_csv(file, index=False)
+    with pytest.raises(NoDataError, match="lacks the columns step"):
         Results(tmp_path).probe("spectra")
 
 

@@ -10,6 +10,7 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM
 from workflow.bench.analysis.wording import capital, integer_ranges
+from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results
 
@@ -174,4 +175,14 @@ def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent
         rules = ["MKOR's update rule: " + ", ".join(f"{label} = {rule}" for label, rule in pairs.to_numpy())]
     code = [f"commit {_commits(rows)}"] if _commits(rows) else []
     no_runs = pd.DataFrame()
-    return caption(results, no_runs, notes=[*seeds, *rules, *notes, *code], absent=absent)
+    return caption(results, no_runs, notes=[*seeds, *rules, *precisions(rows), *notes, *code], absent=absent)
+
+
+def precisions(rows: pd.DataFrame) -> list[str]:
+    """Return a sentence on the workloads that a probe trains in less than float32, if there are any."""
+    if "precision" not in rows:
+        return []
+    lower = rows[rows["precision"].notna() & (rows["precision"] != PLAIN_PRECISION)]
+    by_precision = lower.groupby("precision")["workload"].unique().items()
+    phrases = [f"{', '.join(sorted(workloads))} in {precision}" for precision, workloads in by_precision]
+    return [f"trained with autocast: {'; '.join(phrases)}"] if phrases else []

@@ -11,7 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.captions import caption, precisions
 from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM, estimate
 from workflow.bench.figures import _legend
@@ -70,7 +70,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         _legend.published_entry("published (paper's models and GPUs)"),
         _legend.bar_entry("95 % interval"),
     ]
-    notes = ["(a) " + _time_note(times)] if not times.empty else []
+    notes = ["(a) " + _time_note(times), *precisions(times)] if not times.empty else []
     if steps:
         notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
     absent = [] if not times.empty else ["probe iteration_time"]

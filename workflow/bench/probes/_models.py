@@ -20,6 +20,7 @@ from typing_extensions import override
 from workflow.bench import workloads
 from workflow.bench.data.batches import Batch, temporary_seed
 from workflow.bench.plan import Plan
+from workflow.bench.plan.runs import PLAIN_PRECISION, Run
 from workflow.bench.workloads.base import to_device_of
 
 EXPERIMENTS: Final = {
@@ -27,7 +28,7 @@ EXPERIMENTS: Final = {
     "resnet": "resnet50_imagenet",
     "autoencoder": "autoencoder_inversion",
 }
-"""The models by name, and the experiments whose workloads they are on a CPU."""
+"""The models by name, and their experiments: whose precision they have and, on a CPU, whose workload."""
 PREDICTIONS: Final = 80
 """Masked tokens of a sequence in the second phase of BERT's pre-training."""
 
@@ -59,6 +60,8 @@ class ProbeModel:
     """The first-order optimizer, by its file's name."""
     lr: float
     """A learning rate at which the base optimizer trains."""
+    precision: str = PLAIN_PRECISION
+    """The precision of training: that of the model's experiment at the tier (`training.precision`)."""
 
 
 class RandomTokens(TrainingData):
@@ -164,12 +167,18 @@ def probe_models(plan: Plan) -> list[ProbeModel]:
     """Return the models of a plan's tier: its experiments' workloads on a CPU, the true sizes on a GPU."""
     if plan.tier.device == "cuda":
         return [
-            ProbeModel("bert", bert_large(batch_size=8), "lamb", 4e-3),
-            ProbeModel("resnet", RandomImages(resnet50, batch_size=64, size=224, classes=1000), "sgd", 0.1),
+            ProbeModel("bert", bert_large(batch_size=8), "lamb", 4e-3, precision_of(plan, "bert")),
+            ProbeModel(
+                "resnet",
+                RandomImages(resnet50, batch_size=64, size=224, classes=1000),
+                "sgd",
+                0.1,
+                precision_of(plan, "resnet"),
+            ),
         ]
     bases = {"bert": ("lamb", 0.01), "resnet": ("sgd", 0.1), "autoencoder": ("sgd", 10.0)}
     return [
-        ProbeModel(name, workloads.create(**parameters), *base)
+        ProbeModel(name, workloads.create(**parameters), *base, precision_of(plan, name))
         for name, base in bases.items()
         if (parameters := workload_of(plan, name))
     ]
@@ -177,9 +186,20 @@ def probe_models(plan: Plan) -> list[ProbeModel]:
 
 def workload_of(plan: Plan, name: str) -> dict[str, Any]:
     """Return the workload of a model on a CPU, with its parameters; empty if the plan lacks its experiment."""
+    run = _first_run(plan, name)
+    return {} if run is None else dict(run.spec["workload"])
+
+
+def precision_of(plan: Plan, name: str) -> str:
+    """Return the precision in which a tier trains a model; the tier's own if the plan lacks the model's experiment."""
+    run = _first_run(plan, name)
+    return plan.tier.precision if run is None else run.precision
+
+
+def _first_run(plan: Plan, name: str) -> Run | None:
     experiment = plan.experiments.get(EXPERIMENTS[name])
     jobs = [] if experiment is None else list(experiment.jobs.values())
-    return dict(jobs[0].runs[0].spec["workload"]) if jobs else {}
+    return jobs[0].runs[0] if jobs else None
 
 
 def wide_autoencoder(plan: Plan, hidden: Sequence[int], lr: float, **parameters: Any) -> ProbeModel:
@@ -190,7 +210,7 @@ def wide_autoencoder(plan: Plan, hidden: Sequence[int], lr: float, **parameters:
     parameters: Further parameters of the workload to replace.
     """
     given = {"name": "autoencoder", **workload_of(plan, "autoencoder"), "hidden": list(hidden), **parameters}
-    return ProbeModel("wide_autoencoder", workloads.create(**given), "sgd", lr)
+    return ProbeModel("wide_autoencoder", workloads.create(**given), "sgd", lr, precision_of(plan, "autoencoder"))
 
 
 def _generator(seed: int, k: int) -> torch.Generator:

@@ -1,4 +1,4 @@
-"""Training whose steps are timed, in total or by phase, on one process or on several."""
+"""Training whose steps are timed, in total or by phase, on one process or on several, in the experiment's precision."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer
 from workflow.bench.training.clocks import Clock
 from workflow.bench.training.device_clocks import clock_of
+from workflow.bench.training.precision import Precision
 
 PHASES: Final = ("forward", "backward", "capture", "factor", "precondition", "communication", "update")
 """The phases of a step, without data. ``backward`` includes DistributedDataParallel's exchange of gradients."""
@@ -68,11 +69,16 @@ class TimedLoop:
         world, rank = comm.world_size(), comm.rank()
         self.model = model.data.model(seed=0).to(device)
         self._network: nn.Module = DistributedDataParallel(self.model) if world > 1 else self.model
+        self._device = torch.device(device)
+        self._precision = Precision(model.precision, self._device)
         self.optimizer, self.preconditioner = build(
-            optimizer.method, self._network, optimizer.hyperparameters, exclude=model.data.exclude
+            optimizer.method,
+            self._network,
+            optimizer.hyperparameters,
+            exclude=model.data.exclude,
+            grad_scale=self._precision.grad_scale,
         )
         self._loss = model.data.loss
-        self._device = torch.device(device)
         self._by_phase = by_phase
         used = model.data.batch_size if batch_size is None else batch_size
         share = slice(rank * used // world, (rank + 1) * used // world)
@@ -98,14 +104,15 @@ class TimedLoop:
             self.preconditioner.phases = clock
         batch = next(self._batches)
         clock.start("forward")
-        loss = self._loss(self._network, batch)
+        with self._precision.autocast:
+            loss = self._loss(self._network, batch)
         clock.switch("backward")
         self.optimizer.zero_grad()
-        loss.backward()
+        self._precision.backward(loss)
         clock.switch("update")
         if self.preconditioner is not None:
             self.preconditioner.observe(loss)
-        self.optimizer.step()
+        self._precision.step(self.optimizer)
         clock.stop()
         refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._steps_done)
         self._steps_done += 1

@@ -10,7 +10,8 @@ period and repeat. It needs the machine to itself. ``iteration_ms`` is the mean 
   same repeat and weighted as in a cycle of the period.
 
 ``median_ms`` is the median of the single steps behind a row, and ``steps`` their number. On a GPU a step's time
-is that between two CUDA events; the host runs ahead of the device, as in training.
+is that between two CUDA events; the host runs ahead of the device, as in training. ``precision`` is that of training in
+the model's experiment.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ class Row(NamedTuple):
     iteration_ms: float
     median_ms: float
     estimate: str
+    precision: str
     hardware: str
     threads: int
 
@@ -110,7 +112,7 @@ def _models(plan: Plan) -> Iterator[tuple[ProbeModel, Mapping[str, Job]]]:
             jobs = plan.experiments[experiment].jobs
             run = next(iter(jobs.values())).runs[0]
             base, lr = run.hyperparameters.get("base", run.method), run.hyperparameters["lr"]
-            yield ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr), jobs
+            yield ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr, run.precision), jobs
             if name == "autoencoder":
                 yield wide_autoencoder(plan, WIDE, lr), jobs
 
@@ -156,6 +158,7 @@ def _rows_of_group(group: Sequence[PeriodSweep], *, device: str, hardware: str, 
                     period,
                     repeat,
                     *summary,
+                    sweep.model.precision,
                     hardware,
                     torch.get_num_threads(),
                 )

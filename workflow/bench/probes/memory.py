@@ -10,7 +10,7 @@ and tensor. Every optimizer is measured in its own process, over two steps of wh
   ``peak_over_start``, the same minus the memory of the process before it made the model.
 - bytes: measured. computed_bytes: from shapes alone, by the optimizer's own code on the ``meta`` device; empty for a
   peak, which cannot be computed.
-- hardware, code_fingerprint, git_commit.
+- precision: of training, that of the model's experiment; hardware, code_fingerprint, git_commit.
 
 On a CPU the states of the embedded models are smaller than the noise of a process's resident memory, so the autoencoder
 there is a wide one.
@@ -58,6 +58,7 @@ class Row(NamedTuple):
     tensor: str | None
     bytes: int
     computed_bytes: int | None
+    precision: str
     hardware: str
 
 
@@ -71,7 +72,7 @@ def rows(model: ProbeModel, optimizer: TimedOptimizer, device: str, hardware: st
         loop.step()
     # Read before anything else allocates.
     peak = peak_memory_bytes(where)
-    row = partial(_row, model.name, optimizer, hardware)
+    row = partial(_row, model, optimizer, hardware)
     parameters = list(loop.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     of_parameters = FLOAT32_BYTES * sum(parameter.numel() for parameter in parameters)
@@ -107,7 +108,7 @@ def _side_by_side(measured: Mapping[str, int], computed: Mapping[str, int]) -> I
 
 
 def _row(
-    model: str,
+    model: ProbeModel,
     optimizer: TimedOptimizer,
     hardware: str,
     quantity: str,
@@ -115,7 +116,17 @@ def _row(
     size: int,
     computed: int | None,
 ) -> Row:
-    return Row(model, optimizer.label, optimizer.update_rule, quantity, tensor, size, computed, hardware)
+    return Row(
+        model.name,
+        optimizer.label,
+        optimizer.update_rule,
+        quantity,
+        tensor,
+        size,
+        computed,
+        model.precision,
+        hardware,
+    )
 
 
 def _bytes(tensors: Sequence[Tensor]) -> int:

@@ -13,7 +13,7 @@ it writes ``|| M - u u^T ||_F / || M ||_F`` for a vector u. Columns:
 - error: the relative error, which lies in [0, 1] for best and scaled_mean. Empty if M is zero. Large values are not
   cut off.
 - iterations: of the power iteration, `ITERATIONS` if it did not converge; empty for the other approximations.
-- hardware, code_fingerprint, git_commit.
+- precision: of training, that of the model's experiment; hardware, code_fingerprint, git_commit.
 
 Everything is computed in float64 from the captured rows.
 """
@@ -36,6 +36,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, probe_models
 from workflow.bench.probes._optimizers import BASE, optimizers
+from workflow.bench.training.precision import Precision
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)
@@ -61,6 +62,7 @@ class Row(NamedTuple):
     approximation: str
     error: float
     iterations: int | None
+    precision: str
     hardware: str
 
 
@@ -140,6 +142,7 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     inspected = frozenset(steps)
     torch.manual_seed(seed)
     network = model.data.model(seed).to(device)
+    precision = Precision(model.precision, torch.device(device))
     (base,) = optimizers(model, model.lr, [BASE])
     optimizer, _ = build(base.method, network, base.hyperparameters)
     layers = find_layers(network, model.data.exclude)
@@ -147,8 +150,9 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
         capture.enabled = step in inspected
         optimizer.zero_grad()
-        loss = model.data.loss(network, batch)
-        loss.backward()
+        with precision.autocast:
+            loss = model.data.loss(network, batch)
+        precision.backward(loss)
         for name, calls in capture.take_rows().items():
             sides = {"activation": [call.x for call in calls], "gradient": [call.g for call in calls]}
             for side, parts in sides.items():
@@ -168,9 +172,10 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
                         approximation,
                         error,
                         iterations,
+                        model.precision,
                         hardware,
                     )
-        optimizer.step()
+        precision.step(optimizer)
     capture.remove()
 
 

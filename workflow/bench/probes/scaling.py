@@ -15,7 +15,7 @@ machine to itself. ``source`` is ``measured`` or ``model``. Columns:
   ``gradient_bytes``: of all parameters.
 - source, workload, optimizer (empty if the quantity does not depend on it), workers, cores, batch (examples of a
   process), bytes, collective, repeat, value.
-- hardware, threads, code_fingerprint, git_commit.
+- precision: of training, that of the model's experiment; hardware, threads, code_fingerprint, git_commit.
 
 `_scaling_model` states the model. On one machine alpha and beta are those of gloo between processes that share memory
 and cores, so a ``model`` row shows how the method's work and bytes scale on such links, not what a cluster would do.
@@ -79,6 +79,7 @@ class Row(NamedTuple):
     collective: str | None
     repeat: int | None
     value: float
+    precision: str
     hardware: str
     threads: int
 
@@ -171,6 +172,7 @@ class Measurement:
             quantity=quantity,
             source=source,
             value=value,
+            precision=self.model.precision,
             hardware=self.hardware,
             threads=torch.get_num_threads(),
             **known,

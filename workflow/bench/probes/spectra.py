@@ -12,7 +12,7 @@ its factors in every step, and writes one row for each layer, factor and inspect
   ``largest / resolution`` means no more than "singular".
 - start_weight: the remaining weight of the identity, from which running averages start. No eigenvalue of a running
   factor is below it. 0 for a batch.
-- hardware, code_fingerprint, git_commit.
+- precision: of training, that of the model's experiment; hardware, code_fingerprint, git_commit.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, probe_models
 from workflow.bench.probes._optimizers import optimizers
+from workflow.bench.training.precision import Precision
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)
@@ -55,6 +56,7 @@ class Row(NamedTuple):
     condition_number: float
     resolution: float
     start_weight: float
+    precision: str
     hardware: str
 
 
@@ -80,9 +82,12 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     inspected = frozenset(steps)
     torch.manual_seed(seed)
     network = model.data.model(seed).to(device)
+    precision = Precision(model.precision, torch.device(device))
     (kaisa,) = optimizers(model, model.lr, ["kaisa"])
     values = {**kaisa.hyperparameters, "factor_update_period": 1}
-    optimizer, preconditioner = build(kaisa.method, network, values, exclude=model.data.exclude)
+    optimizer, preconditioner = build(
+        kaisa.method, network, values, exclude=model.data.exclude, grad_scale=precision.grad_scale
+    )
     assert preconditioner is not None
     method = preconditioner.method
     assert isinstance(method, KAISA)
@@ -90,9 +95,10 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
         capture.enabled = step in inspected
         optimizer.zero_grad()
-        loss = model.data.loss(network, batch)
-        loss.backward()
-        optimizer.step()
+        with precision.autocast:
+            loss = model.data.loss(network, batch)
+        precision.backward(loss)
+        precision.step(optimizer)
         if not capture.enabled:
             continue
         running = preconditioner.state_dict()["layers"]
@@ -114,6 +120,7 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
                     factor,
                     *spectrum(matrix),
                     weight,
+                    model.precision,
                     hardware,
                 )
     capture.remove()

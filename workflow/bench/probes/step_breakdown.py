@@ -13,6 +13,7 @@ workload, number of workers, optimizer, period, repeat and phase. It needs the m
 - repeat, phase, steps: timed steps, one cycle of 10 in each repeat, after two untimed ones.
 - ms: mean milliseconds of the phase in a step; refresh_ms: in the steps that refresh (empty if none does); other_ms: in
   the others (empty if all refresh).
+- precision: of training, that of the model's experiment.
 - hardware, threads (of a process), code_fingerprint, git_commit.
 
 On a GPU a change of phase is a CUDA event, for which the host does not wait: a phase has the device's time, as in
@@ -69,6 +70,7 @@ class Row(NamedTuple):
     refresh_ms: float
     other_ms: float
     estimate: str
+    precision: str
     hardware: str
     threads: int
 
@@ -124,6 +126,7 @@ def rows(
                     means.refresh_ms,
                     means.other_ms,
                     estimate,
+                    model.precision,
                     hardware,
                     torch.get_num_threads(),
                 )

@@ -85,6 +85,9 @@ RUN_COLUMNS: Final[Columns] = {
 PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
 """The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
 
+FORMER_VALUES: Final[Mapping[str, str]] = {"precision": "float32"}
+"""Columns that probes of earlier versions did not write, as in results/reference, and the value that they had."""
+
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 """Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""
 

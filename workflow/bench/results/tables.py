@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -16,6 +17,7 @@ import pandas as pd
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import (
     EVALUATION_COLUMNS,
+    FORMER_VALUES,
     MAY_BE_INFINITE,
     RUN_COLUMNS,
     Columns,
@@ -36,10 +38,17 @@ _NAMED: Final = 5
 """The most columns that a message names."""
 
 
-def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = frozenset()) -> pd.DataFrame:
+def _read(
+    path: Path,
+    columns: Columns,
+    *,
+    may_be_infinite: frozenset[str] = frozenset(),
+    former: Mapping[str, str] = MappingProxyType({}),
+) -> pd.DataFrame:
     """Return the rows of the CSV file at ``path``, with values of the types in ``columns``.
 
-    An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
+    An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows. A file
+    without a column of ``former`` has that value in every row.
 
     Raises:
         NoDataError: the file cannot be read, is not a CSV file, lacks a column, or holds a value of another type.
@@ -59,6 +68,7 @@ def _read(path: Path, columns: Columns, *, may_be_infinite: frozenset[str] = fro
     # Pandas takes the first fields of rows that are longer than the header for an index.
     if not isinstance(frame.index, pd.RangeIndex):
         raise NoDataError(f"{path}: its rows are longer than its header. Delete it and run again.")
+    frame = frame.assign(**{name: former[name] for name in former if name in columns and name not in frame})
     if lacking := [column for column in columns if column not in frame]:
         named = ", ".join(lacking[:_NAMED]) + (f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else "")
         raise NoDataError(f"{path} lacks the columns {named}. Delete it and run again.")
@@ -171,7 +181,7 @@ class Results:
     def probe(self, name: str) -> pd.DataFrame:
         """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""
         path = self.root / "probes" / f"{name}.csv"
-        rows = _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE)
+        rows = _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE, former=FORMER_VALUES)
         return rows.replace({"workload": _FORMER_MODELS.get(name, {})}) if "workload" in rows else rows
 
     def experiments(self) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,13 +15,14 @@ from torch.optim.lr_scheduler import LambdaLR
 from baselines import build as build_optimizer
 from baselines import limits
 from mkor_core import Preconditioner
-from workflow.bench.plan.runs import PLAIN_PRECISION, Run
+from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.provenance import memory_bytes
 from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import Share, share_of
 from workflow.bench.training.checkpoint_header import DamagedError
 from workflow.bench.training.lr_schedules import factor, schedule_function
+from workflow.bench.training.precision import Precision
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
 from workflow.bench.workloads.base import Workload
@@ -58,9 +58,7 @@ class Parts:
     preconditioner: Preconditioner | None
     scheduler: LambdaLR | None
     """None for a constant rate: its ``step`` would cost more than the rest of the loop's own work."""
-    scaler: torch.amp.GradScaler | None
-    autocast: AbstractContextManager[object]
-    """The precision of forward passes and evaluations."""
+    precision: Precision
 
     def learning_rate(self, steps_done: int) -> float:
         """Return the learning rate of the last step done; before the first step, that of the first."""
@@ -91,9 +89,8 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
         _load_initial_weights(run, workload, model, initial_weights)
     model.to(device).train()
     parallel = None if ranks.size == 1 else ranks.parallel(model, device)
-    # Only float16 has gradients too small for its range; bfloat16 has the range of float32.
-    scaler = torch.amp.GradScaler(device.type) if run.precision == "float16" else None
-    optimizer, preconditioner = _build_optimizer(run, workload, model, share.micro_batches, ranks.size, scaler)
+    precision = Precision(run.precision, device)
+    optimizer, preconditioner = _build_optimizer(run, workload, model, share.micro_batches, ranks.size, precision)
     return Parts(
         run=run,
         workload=workload,
@@ -103,12 +100,7 @@ def build(run: Run, workload: Workload, setting: Setting, initial_weights: Path 
         optimizer=optimizer,
         preconditioner=preconditioner,
         scheduler=_build_scheduler(run, optimizer),
-        scaler=scaler,
-        autocast=(
-            nullcontext()
-            if run.precision == PLAIN_PRECISION
-            else torch.autocast(device.type, getattr(torch, run.precision))
-        ),
+        precision=precision,
     )
 
 
@@ -141,7 +133,7 @@ def _build_optimizer(
     model: nn.Module,
     micro_batches: int,
     ranks: int,
-    scaler: torch.amp.GradScaler | None,
+    precision: Precision,
 ) -> tuple[Optimizer, Preconditioner | None]:
     _refuse_unsupported(run, micro_batches, ranks)
     try:
@@ -151,7 +143,7 @@ def _build_optimizer(
             run.hyperparameters,
             exclude=workload.exclude,
             accumulation_steps=micro_batches,
-            grad_scale=1.0 if scaler is None else scaler,
+            grad_scale=precision.grad_scale,
         )
     except ValueError as problem:
         raise ConfigError(f"{run.describe()}: {problem}") from problem

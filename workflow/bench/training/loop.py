@@ -111,10 +111,10 @@ class Loop:
                 # backward pass of its last micro-batch.
                 parts.parallel.require_backward_grad_sync = batch is batches[-1]
             clock.switch("forward")
-            with parts.autocast:
+            with parts.precision.autocast:
                 loss = parts.workload.loss(model, batch)
             clock.switch("backward")
-            self._backward(loss, len(batches))
+            parts.precision.backward(loss if len(batches) == 1 else loss / len(batches))
             if parts.preconditioner is not None:
                 parts.preconditioner.observe(loss)
             losses.append(loss.detach())
@@ -122,25 +122,11 @@ class Loop:
         self._update()
         return losses[0] if len(losses) == 1 else torch.stack(losses).mean()
 
-    def _backward(self, loss: Tensor, accumulation_steps: int) -> None:
-        """Add the gradients of one of ``accumulation_steps`` micro-batches, scaled for float16."""
-        if accumulation_steps > 1:
-            loss = loss / accumulation_steps
-        if self._parts.scaler is not None:
-            loss = self._parts.scaler.scale(loss)
-        loss.backward()
-
     def _update(self) -> None:
         """Step the optimizer and the learning rate, and free the gradients."""
         parts = self._parts
-        if parts.scaler is None:
-            parts.optimizer.step()
-        else:
-            scale = parts.scaler.get_scale()
-            parts.scaler.step(parts.optimizer)
-            parts.scaler.update()
-            # The scale falls if and only if the gradients overflowed and the step was skipped.
-            self._account.skipped_steps += parts.scaler.get_scale() < scale
+        if not parts.precision.step(parts.optimizer):
+            self._account.skipped_steps += 1
         parts.optimizer.zero_grad()
         if parts.scheduler is not None:
             parts.scheduler.step()
@@ -182,7 +168,7 @@ class Loop:
     def _measure(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the validation metrics and, unless the validation loss is not finite, those of the training data."""
         workload, model = self._parts.workload, self._parts.model
-        with self._parts.autocast:
+        with self._parts.precision.autocast:
             validation = workload.evaluate(model)
             training = workload.evaluate_training(model) if math.isfinite(validation["loss"]) else {}
         return validation, training

@@ -93,7 +93,7 @@ class TrainingState:
                 saved["optimizer"][STATE_KEY], self.account.steps_done, self.account.switch_step
             )
         parts.optimizer.load_state_dict(saved["optimizer"])
-        for name, part in (("scheduler", parts.scheduler), ("scaler", parts.scaler)):
+        for name, part in (("scheduler", parts.scheduler), ("scaler", parts.precision.scaler)):
             require_like(saved[name], part.state_dict() if part else None, name)
             if part:
                 part.load_state_dict(saved[name])
@@ -111,14 +111,14 @@ class TrainingState:
         self.update_account()
         self._consolidate()
         by_rank = self._ranks.gathered(self._rank_part())
-        parts = self._parts
+        parts, scaler = self._parts, self._parts.precision.scaler
         if self.log is not None:
             saved: Saved = {
                 "ranks": by_rank,
                 "model": parts.model.state_dict(),
                 "optimizer": parts.optimizer.state_dict(),
                 "scheduler": parts.scheduler.state_dict() if parts.scheduler else None,
-                "scaler": parts.scaler.state_dict() if parts.scaler else None,
+                "scaler": scaler.state_dict() if scaler else None,
                 "metrics": self.log.secure(),
             }
             checkpoint.save(self._folder.checkpoint, parts.run.id, self.account.steps_done, saved)

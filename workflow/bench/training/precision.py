@@ -1,0 +1,50 @@
+"""The precision of training: autocast in forward passes and, for float16, a scaled loss."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from workflow.bench.plan.runs import PLAIN_PRECISION
+
+
+class Precision:
+    """Backward passes and optimizer steps in a precision, for training and for the probes.
+
+    name: ``float32``, ``bfloat16`` or ``float16``, as experiments name it.
+    """
+
+    def __init__(self, name: str, device: torch.device) -> None:
+        self.autocast: AbstractContextManager[object] = (
+            nullcontext() if name == PLAIN_PRECISION else torch.autocast(device.type, getattr(torch, name))
+        )
+        """The context of forward passes and evaluations."""
+        # Only float16 has gradients too small for its range; bfloat16 has the range of float32.
+        self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
+
+    @property
+    def grad_scale(self) -> Any:
+        """The loss scale that a preconditioner divides captured gradients by: the scaler, or 1."""
+        return 1.0 if self.scaler is None else self.scaler
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss, scaled for float16."""
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer; return False if a gradient overflowed, so that the step was skipped and the scale falls.
+
+        Nothing overflows but float16, whose scaler waits for the device.
+        """
+        if self.scaler is None:
+            optimizer.step()
+            return True
+        done: list[bool] = []
+        with optimizer.register_step_post_hook(lambda *_: done.append(True)):
+            self.scaler.step(optimizer)
+        self.scaler.update()
+        return bool(done)
