@@ -14,6 +14,11 @@ def in_backward() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+def in_transform() -> bool:
+    """Return whether a transform of torch.func is running, whose tensors must not leave it."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
     """Return the dtype to which autocast casts on a device; None where it is off."""
     # Some devices, such as meta, have no autocast, and torch raises an error if asked whether it is enabled there.
@@ -49,6 +54,8 @@ class Passes:
     """
 
     def __init__(self, weights: Callable[[], Mapping[str, Tensor | None]]) -> None:
+        self.number = 0
+        """The passes so far that have told of a gradient."""
         self._weights = weights
         self._stamps: dict[str, tuple[int, int] | None] = {}
         self._is_open = False
@@ -62,6 +69,7 @@ class Passes:
         if self._is_open:
             return set()
         self._is_open = True
+        self.number += 1
         # Called at the end of the pass, unless an exception ends it.
         torch.autograd.Variable._execution_engine.queue_callback(self._leave)
         weights = self._weights()

@@ -1,4 +1,4 @@
-"""Hooks that reduce each layer's rows to the statistic that a method needs.
+"""Hooks that reduce each layer's rows to the sums that a method needs.
 
 X ``[n, d_in (+1)]`` are a layer's input rows and G ``[n, d_out]`` its output-gradient rows (see `mkor_core.layer`).
 Gradient rows are *raw*: autograd's rows of the global mean loss, so that ``G^T X``, summed over micro-batches and
@@ -7,20 +7,26 @@ ranks, is the gradient matrix D.
 
 from __future__ import annotations
 
-import itertools
-import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
+from typing_extensions import override
 
 from mkor_core import autograd
-from mkor_core.layer import Layer, wide_dtype
+from mkor_core.ghosts import Ghosts
+from mkor_core.hooks import Hooks, is_dense
+from mkor_core.layer import Layer
+from mkor_core.reductions import Parts, clamped_gradient_sum, input_vector, moments
+
+GradScale = Callable[[], Tensor | float | None]
+"""Returns the loss scale by which gradient rows are multiplied; None: they are not scaled."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,8 @@ class Statistic:
     """Limit on the magnitude of every entry of the rows before their mean; gradient rows are scaled first."""
     examples: int | None = None
     """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
+    sides: Literal["both", "input"] = "both"
+    """``input`` takes the means of input rows only."""
 
     def clamped(self, limit: float) -> Self:
         """Return the same statistic over rows clamped to ``[-limit, limit]``."""
@@ -42,6 +50,22 @@ class Statistic:
         """Return the same statistic over the first ``examples`` examples of the global batch."""
         return replace(self, examples=examples)
 
+    def of_inputs(self) -> Self:
+        """Return the same statistic of input rows only."""
+        return replace(self, sides="input")
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the statistic is linear in the gradients, so that passes through one forward pass add up."""
+        return self.kind != "moment" and self.clamp is None
+
+    def sums_gradients(self, layer: Layer) -> bool:
+        """Return whether the hooks sum a layer's gradient rows; if not, its bias's gradient is their sum."""
+        if self.kind != "mean":
+            return True
+        by_bias = self.clamp is None and self.examples is None and layer.bias_is_trained
+        return self.sides == "both" and not by_bias
+
 
 MEAN = Statistic("mean")
 MOMENT = Statistic("moment")
@@ -49,9 +73,7 @@ ROWS = Statistic("rows")
 
 
 class Captured(NamedTuple):
-    """A layer's statistic of one step.
-
-    Means and moments are kept as sums, so that micro-batches and ranks add up:
+    """A layer's statistic of one step, over all micro-batches and ranks, as a method gets it.
 
     - MEAN: x is the sum of input rows / locations ``[d_in]``, g the sum of raw gradient rows / locations ``[d_out]``,
       number the multiplicity (Linear: rows; Conv2d: examples). So ``x / number`` is the mean input row, ``g`` the mean
@@ -71,6 +93,26 @@ class Captured(NamedTuple):
         return (self.x.sum() + self.g.sum()).isfinite()
 
 
+class Sums(NamedTuple):
+    """A layer's statistic of one step as the hooks take it: sums, so that micro-batches and ranks add up.
+
+    See `Captured` for x, g and number.
+    """
+
+    x: Tensor
+    g: Tensor | None
+    """None for MEAN where the sum of the gradient rows is the gradient of the layer's bias, which micro-batches, ranks
+    and loss scales have gone into already: then ``g = bias.grad / locations``. Also None if no method needs it."""
+    number: Tensor
+    """Scalar. For MEAN a view of the vector that x is a view of, whose last entry it is if the layer has a bias."""
+    locations: Tensor | float = 1.0
+    """Output locations of an example, on average: a scalar tensor for a Conv2d of which g is None, otherwise 1.0."""
+
+    def complete(self, bias_gradient: Tensor) -> Captured:
+        """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
+        return Captured(self.x, bias_gradient / self.locations if self.g is None else self.g, self.number)
+
+
 class Rows(NamedTuple):
     """The rows of one call of a layer; those of an example's locations are adjacent."""
 
@@ -82,52 +124,61 @@ class Rows(NamedTuple):
     """Output locations of one example; 1 for a Linear."""
 
 
-def average_locations(rows: Tensor, locations: int) -> Tensor:
-    """Return the mean of each example's rows: ``[examples * locations, d]`` -> ``[examples, d]``."""
-    return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
+def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
+    """Return rows / number, both scalars, and 1 where there are none."""
+    return (rows / number.clamp(min=1)).clamp(min=1)
 
 
-def _is_dense(value: object) -> bool:
-    return isinstance(value, Tensor) and value.layout == torch.strided and not value.is_nested
+def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:
+    """Return what gradient rows must be divided by; None for 1."""
+    scale = grad_scale()
+    if scale is None:
+        return None if shares == 1 else shares
+    return shares * scale
 
 
 class _Pending:
-    """One layer's statistic while a step's micro-batches arrive."""
+    """One layer's sums while a step's micro-batches arrive."""
 
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-        self.calls: dict[int, int] = {}
-        """The layer's calls of which a gradient has arrived, and their indices in `rows`."""
-        self.total: Captured | None = None
-        self.moments: Captured | None = None
+    def __init__(self) -> None:
+        self.total: Parts = {}
+        self.batch: Parts = {}
         """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
-        self.rows: list[Rows] = []
 
     def close_micro_batch(self) -> None:
         """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
-        if self.moments is not None:
-            x, g, rows = self.moments
-            self.total = _plus(self.total, Captured(x / rows, g / rows, torch.ones_like(rows)))
-            self.moments = None
+        if self.batch:
+            rows = self.batch["number"]
+            x, g = (self.batch[side] / rows.clamp(min=1) for side in "xg")
+            _add(self.total, {"x": x, "g": g, "number": rows.clamp(max=1)})
+            self.batch = {}
 
 
-def _plus(total: Captured | None, term: Captured) -> Captured:
-    return term if total is None else Captured(*(a + b for a, b in zip(total, term, strict=True)))
+def _add(total: Parts, parts: Parts) -> None:
+    for name, value in parts.items():
+        total[name] = total[name] + value if name in total else value
 
 
-class Capture:
-    """Forward and gradient hooks on layers, and the statistics of the step that is under way.
+class _LastSum(NamedTuple):
+    """The last input of a Linear that was summed. Layers called with the same tensor (q, k and v) share its sum."""
 
-    Statistics follow the weights' ``.grad``. All backward passes that add to it count, so that several losses give the
-    statistics of their sum. A pass that leaves it alone (`torch.autograd.grad`, `torch.func.grad`) is ignored. If it
-    has been cleared since the last pass, what was captured before belongs to a step that never happened (a gradient
-    scaler skips steps with infinite gradients), and is dropped.
+    inputs: weakref.ref[Tensor]
+    version: int
+    examples: int | None
+    vector: Tensor
 
-    A new micro-batch begins with the first gradient that follows both a forward and an earlier backward pass.
+
+class Capture(Hooks[_Pending]):
+    """Hooks that reduce layers' rows to means or moments; see `Hooks` for the passes that count.
+
+    Outside of `torch.compile`, the gradient arrives in a hook of the layer's output. A compiled backward pass calls no
+    hooks, so it returns the sums as gradients of leaves, which autograd accumulates as it does the parameters' (see
+    `mkor_core.ghosts`). There the work is part of the forward and backward passes, and every backward pass starts a
+    micro-batch.
 
     Args:
         layers: the layers to hook, by name.
-        statistic: the quantity to which their rows are reduced.
+        statistic: the quantity to which their rows are reduced: means or moments.
         micro_batches: backward passes per step that share the global batch.
         shares: number of equal parts that the global mean loss is split into over ranks; gradient rows are divided by
             it.
@@ -135,6 +186,8 @@ class Capture:
         grad_scale: returns the loss scale that gradient rows must be divided by, or None.
         phases: returns the context manager in which the hooks work, such as a clock's, given its name, "capture".
     """
+
+    traces: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -144,125 +197,149 @@ class Capture:
         micro_batches: int = 1,
         shares: int = 1,
         shard: tuple[int, int] = (0, 1),
-        grad_scale: Callable[[], Tensor | float | None] = lambda: None,
+        grad_scale: GradScale = lambda: None,
         phases: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.enabled = True
         self._statistic = statistic
-        self._micro_batches = micro_batches
         self._shares = shares
         self._rank, self._world = shard
         self._grad_scale = grad_scale
-        self._phases = phases
-        self._call_numbers = itertools.count()
-        self._warned: set[str] = set()
-        self._passes = autograd.Passes(lambda: {name: p.layer.weight for name, p in self._pending.items()})
-        # Before hooks that are there already, which may replace the output.
-        self._handles: list[RemovableHandle] = [
-            layer.module.register_forward_hook(
-                _ForwardHook(partial(self.on_forward, layer)), with_kwargs=True, prepend=True
-            )
-            for layer in layers.values()
-        ]
-        self.drop()
+        self._last_sum: _LastSum | None = None
+        self._ghosts: dict[str, Ghosts] = {}
+        self._weight_handles: dict[str, RemovableHandle] = {}
+        divides_batch = statistic.clamp is not None or statistic.examples is not None
+        super().__init__(layers, micro_batches=micro_batches, divides_batch=divides_batch, phases=phases)
 
-    @property
-    def reached(self) -> frozenset[str]:
-        """The layers that a backward pass of this step has reached, even if none of their rows is taken."""
-        return frozenset(self._pending)
-
-    def take(self) -> dict[str, Captured]:
-        """Return and forget the sums of every layer that took part in this step, by name; for MEAN and MOMENT."""
-        taken: dict[str, Captured] = {}
+    def take(self) -> dict[str, Sums]:
+        """Return and forget the sums of every layer that took part in this step, by name."""
+        taken: dict[str, Sums] = {}
         for name, pending in self._pending.items():
             pending.close_micro_batch()
-            if pending.total is not None:
-                taken[name] = pending.total
+            if pending.total:
+                taken[name] = self._sums(self._layers[name], pending.total)
         self.drop()
         return taken
 
-    def take_rows(self) -> dict[str, list[Rows]]:
-        """Return and forget the rows of every layer that took part in this step, by name and call; for ROWS."""
-        taken = {name: pending.rows for name, pending in self._pending.items() if pending.rows}
-        self.drop()
-        return taken
-
+    @override
     def drop(self) -> None:
-        """Forget this step's statistics."""
-        self._pending: dict[str, _Pending] = {}
-        self._micro_batch = 0
-        # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
-        self._forward_ran = self._backward_ran = False
-        self._passes.close()
-
-    def remove(self) -> None:
-        """Remove the hooks from the model and forget everything."""
-        for handle in self._handles:
+        super().drop()
+        for handle in self._weight_handles.values():
             handle.remove()
-        self._handles = []
-        self.drop()
+        self._weight_handles = {}
+        for name, layer in self._layers.items():
+            # The model may have moved to another device or precision since.
+            if name not in self._ghosts or not self._ghosts[name].fit(layer.module.weight):
+                take = partial(self._take_compiled, layer)
+                self._ghosts[name] = Ghosts(self._shapes(layer), layer.module.weight, take)
 
-    def on_forward(self, layer: Layer, inputs: Tensor, output: Tensor) -> None:
-        """Reduce a layer's input, and hook its output for the gradient."""
-        weight = layer.weight
-        if not (self.enabled and layer.module.training and weight is not None and weight.requires_grad):
-            return
-        # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
-        if not autograd.in_backward():
-            self._forward_ran = True
-            self._passes.close()
-        # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
-        # no rows: a hook of the user's has replaced the output, or the input is sparse or nested.
-        if not (_is_dense(inputs) and _is_dense(output) and output.requires_grad):
-            return
-        # Autocast casts the input for the layer. Autograd keeps the copy, so the original may legally be changed in
-        # place before the backward pass.
-        dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
-        with self._phases("capture"), autograd.without_autocast(inputs.device):
-            inputs = layer.with_batch_dimension(inputs.detach()).to(dtype)
-            examples = self._examples_taken(inputs.shape[0])
-            inputs = inputs if examples is None else inputs[:examples]
-            # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass,
-            # not the whole input.
-            reduced = self._input_sum(layer, inputs, output) if self._statistic.kind == "mean" else inputs
-        # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module hook sees.
-        # A Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
-        shape = output.shape
-        base = output._base
-        hooked = base if base is not None and base.numel() == output.numel() else output
-        call = next(self._call_numbers)
+    @override
+    def on_forward(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor | None:
+        return (self._trace if torch.compiler.is_compiling() else super().on_forward)(layer, inputs, output)
 
-        def on_gradient(grad: Tensor) -> None:
-            # Another weight: the call was made with parameters of torch.func.functional_call.
-            if layer.weight is weight and autograd.adds_to_grad(weight):
-                with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
-                    self._enter_micro_batch()
-                    self._add(layer, call, reduced, examples, grad.reshape(shape))
+    @override
+    def _close_micro_batch(self, pending: _Pending) -> None:
+        pending.close_micro_batch()
 
-        hooked.register_hook(on_gradient)
+    @override
+    def _take_input(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
+        examples = self._examples_taken(layer.batch_size(inputs))
+        kept = self._kept(layer, inputs, locations, dtype, examples)
+        added: _Pending | None = None
+        """The step's sums to which this call has been added."""
 
-    def _enter_micro_batch(self) -> None:
-        # One more pass than expected may belong to the next step: then every .grad has been cleared.
-        for name in self._passes.enter(reads=self._micro_batch + 1 >= self._micro_batches):
-            del self._pending[name]
-            if not self._pending:
-                self._micro_batch, self._backward_ran = 0, False
-        if self._backward_ran and self._forward_ran:
-            self._micro_batch += 1
-            for pending in self._pending.values():
-                pending.close_micro_batch()
-            if self._micro_batch == self._micro_batches and (self._statistic.clamp or self._statistic.examples):
+        def add(grad: Tensor) -> None:
+            nonlocal added
+            pending = self._pending.setdefault(layer.name, _Pending())
+            came_before, added = added is pending, pending
+            if examples == 0 or grad.numel() == 0:  # none of its examples is taken, or the micro-batch is empty
+                return
+            parts = self._reduced(layer, kept, grad, locations, examples, self._clamp_scale())
+            # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
+            if came_before and self._statistic.is_linear:
+                del parts["x"]
+            elif came_before:
                 self._warn(
-                    f"A step has more backward passes than accumulation_steps={self._micro_batches}. Each of them "
-                    "counts as a batch of its own: pass their number as accumulation_steps if they share one batch."
+                    "Two backward passes went through one forward pass. Their gradient rows count as those of two "
+                    "batches: add the losses up and call backward() once."
                 )
-        self._backward_ran, self._forward_ran = True, False
+            self._add(pending, parts)
 
-    def _warn(self, message: str) -> None:
-        """Warn, once for each message."""
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, stacklevel=2)
+        return add
+
+    def _trace(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor | None:
+        """Do the same inside a graph that is compiled."""
+        # torch.func.functional_call replaces parameters by tensors that are none.
+        if not (self._captures(layer) and isinstance(layer.weight, nn.Parameter)):
+            return None
+        if not (is_dense(inputs) and is_dense(output) and output.requires_grad):
+            return None
+        locations, examples = layer.locations(output), self._examples_taken(layer.batch_size(inputs))
+        dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
+        kept = self._kept(layer, inputs.detach(), locations, dtype, examples)
+        scale = self._clamp_scale()
+
+        def reduce(kept: Tensor, grad: Tensor) -> Parts:
+            with torch.no_grad(), autograd.without_autocast(grad.device):
+                grad = layer.with_batch_dimension(grad)
+                return self._reduced(layer, kept, grad, locations, examples, scale)
+
+        return self._ghosts[layer.name].attach(output, kept, reduce)
+
+    def _take_compiled(self, layer: Layer, name: str, value: Tensor) -> None:
+        """Take one of a layer's sums from a backward pass of a compiled graph."""
+        with torch.no_grad():
+            self._enter_micro_batch(compiled=True)
+            pending = self._pending.setdefault(layer.name, _Pending())
+            weight = layer.weight
+            if weight is not None and layer.name not in self._weight_handles:
+                # In the next pass, weights may get their gradients before this hook runs: see then what was cleared.
+                self._weight_handles[layer.name] = weight.register_hook(lambda _: self._forget_cleared())
+            self._add(pending, {name: value})
+
+    def _add(self, pending: _Pending, parts: Parts) -> None:
+        is_moment = self._statistic.kind == "moment"
+        # Clamped gradients are scaled already: the limit depends on it.
+        scale = divisor(self._shares, self._grad_scale) if self._statistic.clamp is None and "g" in parts else None
+        if scale is not None:
+            parts = {**parts, "g": parts["g"] / (scale * scale if is_moment else scale)}
+        _add(pending.batch if is_moment else pending.total, parts)
+
+    def _clamp_scale(self) -> Tensor | float:
+        """Return what gradient rows must be divided by before they are clamped."""
+        scale = None if self._statistic.clamp is None else divisor(self._shares, self._grad_scale)
+        return 1.0 if scale is None else scale
+
+    def _kept(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, examples: int | None) -> Tensor:
+        """Return what the backward pass needs of an input: its sum for means, itself for moments."""
+        taken = layer.with_batch_dimension(inputs.detach())[:examples]
+        if self._statistic.kind == "moment":
+            # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
+            # backward pass.
+            return taken.to(dtype)
+        # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
+        limit = self._statistic.clamp
+        if isinstance(layer.module, nn.Conv2d) or limit is not None or torch.compiler.is_compiling():
+            return input_vector(layer, taken, locations, limit)
+        last = self._last_sum
+        if last is None or last.inputs() is not inputs or (last.version, last.examples) != (inputs._version, examples):
+            vector = input_vector(layer, taken, locations)
+            last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, examples, vector)
+        return last.vector
+
+    def _reduced(
+        self, layer: Layer, kept: Tensor, grad: Tensor, locations: int, examples: int | None, scale: Tensor | float
+    ) -> Parts:
+        """Return the sums of a call of a layer; scale: what gradient rows are divided by before they are clamped."""
+        grad = grad[:examples]
+        if self._statistic.kind == "moment":
+            return moments(layer, kept, grad, locations)
+        if not self._statistic.sums_gradients(layer):
+            return {"x": kept}
+        limit = self._statistic.clamp
+        if limit is None:
+            return {"x": kept, "g": layer.gradient_sum(grad) / locations}
+        batch = layer.multiplicity(grad) * self._micro_batches * self._world
+        return {"x": kept, "g": clamped_gradient_sum(layer, grad, locations, limit, batch / scale) / batch}
 
     def _examples_taken(self, batch: int) -> int | None:
         """Return how many of a micro-batch's examples are among the global batch's first ones; None for all.
@@ -278,82 +355,15 @@ class Capture:
         first = (self._rank * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
 
-    @torch.no_grad()
-    def _input_sum(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor:
-        """Return the sum of input rows / locations ``[d_in (+1)]``."""
-        inputs = inputs.to(wide_dtype(inputs.dtype))
-        limit, locations = self._statistic.clamp, layer.locations(output)
-        if limit is None:
-            return layer.input_sum(inputs) / locations
-        return average_locations(layer.input_rows(inputs), locations).clamp(-limit, limit).sum(0)
+    def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
+        """Return the shapes of a call's sums."""
+        if self._statistic.kind == "moment":
+            return {"x": (layer.d_in, layer.d_in), "g": (layer.d_out, layer.d_out), "number": ()}
+        return {"x": (layer.d_w + 1 + layer.is_convolution,), "g": (layer.d_out,)}
 
-    def _add(self, layer: Layer, call: int, reduced: Tensor, examples: int | None, grad: Tensor) -> None:
-        """Add one call of a layer; reduced: the sum of its input rows for MEAN, its inputs otherwise."""
-        pending = self._pending.setdefault(layer.name, _Pending(layer))
-        locations = layer.locations(grad)
-        grad = layer.with_batch_dimension(grad)
-        grad = grad if examples is None else grad[:examples]
-        if grad.numel() == 0:  # an empty micro-batch, or none of its examples is taken
-            return
-        grad = grad.to(wide_dtype(grad.dtype))
-        divisor = self._shares if (scale := self._grad_scale()) is None else self._shares * scale
-        if not isinstance(divisor, int) or divisor != 1:
-            grad = grad / divisor
-        # Two backward passes may go through one forward pass: the second brings more gradient for the same input rows.
-        came_before = call in pending.calls
-        index = pending.calls.setdefault(call, len(pending.rows))
-        if came_before and (self._statistic.kind == "moment" or self._statistic.clamp is not None):
-            self._warn(
-                "Two backward passes went through one forward pass. Their gradient rows count as those of two batches: "
-                "add the losses up and call backward() once."
-            )
-        if self._statistic.kind == "mean":
-            sums = self._sums(layer, reduced, grad, locations)
-            if came_before and self._statistic.clamp is None:
-                sums = Captured(torch.zeros_like(sums.x), sums.g, torch.zeros_like(sums.number))
-            pending.total = _plus(pending.total, sums)
-            return
-        rows = Rows(layer.input_rows(reduced.to(grad.dtype)), layer.gradient_rows(grad), locations)
-        if self._statistic.kind == "rows":
-            if came_before:
-                rows = rows._replace(g=pending.rows.pop(index).g + rows.g)
-            pending.rows.insert(index, rows)
-            return
-        number = torch.full((), rows.x.shape[0], dtype=grad.dtype, device=grad.device)
-        x, g = rows.x / locations, rows.g / locations
-        pending.moments = _plus(pending.moments, Captured(x.T @ x, g.T @ g, number))
-
-    def _sums(self, layer: Layer, input_sum: Tensor, grad: Tensor, locations: int) -> Captured:
-        is_conv = isinstance(layer.module, nn.Conv2d)
-        multiplicity = grad.shape[0] if is_conv else grad.shape[:-1].numel()
-        limit = self._statistic.clamp
-        if limit is None:
-            total = grad.sum((0, 2, 3)) / locations if is_conv else grad.sum(tuple(range(grad.dim() - 1)))
-        else:
-            # The limit is meant for scaled rows (raw rows times the global number of rows). Scale, clamp and scale
-            # back, so that micro-batches and ranks still add up.
-            number = multiplicity * self._micro_batches * self._world
-            scaled = average_locations(layer.gradient_rows(grad), locations) * number
-            total = scaled.clamp(-limit, limit).sum(0) / number
-        return Captured(input_sum, total, torch.full((), multiplicity, dtype=grad.dtype, device=grad.device))
-
-
-class _ForwardHook:
-    """A layer's forward hook. Deep copies and pickles of the model carry one that captures nothing."""
-
-    def __init__(self, on_forward: Callable[[Tensor, Tensor], None] | None) -> None:
-        self._on_forward = on_forward
-
-    # A compiled model runs the hook uncompiled, between two compiled graphs.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor) -> None:
-        if self._on_forward is not None:
-            self._on_forward(args[0] if args else kwargs["input"], output)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
-        message = "A copy of a model under a Preconditioner is not preconditioned: make a new Preconditioner for it."
-        warnings.warn(message, stacklevel=2)
-        return _ForwardHook(None)
-
-    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[None]]:
-        return _ForwardHook, (None,)
+    def _sums(self, layer: Layer, total: Parts) -> Sums:
+        if self._statistic.kind == "moment":
+            return Sums(total["x"], total["g"], total["number"])
+        vector, g, number = total["x"], total.get("g"), total["x"][layer.d_w]
+        locations = mean_locations(vector[-1], number) if g is None and layer.is_convolution else 1.0
+        return Sums(vector[: layer.d_in], g, number, locations)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mkor_core.autograd import is_zero
-from mkor_core.capture import Captured
+from mkor_core.capture import Sums
 from mkor_core.layer import Layer
 from mkor_core.losses import Deferred
 
@@ -52,9 +52,7 @@ class Diagnostics:
         self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
         self.report(SPARSE_GRADIENT, [layer.name for layer in layers if layer.has_sparse_gradient()])
 
-    def check_coverage(
-        self, layers: Sequence[Layer], reached: Collection[str], statistics: Mapping[str, Captured]
-    ) -> None:
+    def check_coverage(self, layers: Sequence[Layer], reached: Collection[str], statistics: Mapping[str, Sums]) -> None:
         """Report layers that have a gradient but no statistics in a step that needs them.
 
         Args:

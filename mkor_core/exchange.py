@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core import comm
-from mkor_core.capture import Captured
+from mkor_core.capture import Sums, mean_locations
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.method import LayerShape, Method
 
-Exchanged = tuple[list[Captured], list[Tensor]]
+Exchanged = tuple[list[Sums], list[Tensor]]
 """The layers' statistics and the losses (none or one) over all ranks."""
 
 
 def exchange(
     layers: Sequence[Layer],
-    captured: Mapping[str, Captured],
+    captured: Mapping[str, Sums],
     loss: Tensor | None,
     *,
     method: Method,
     group: ProcessGroup | None,
-) -> tuple[dict[str, Captured], Tensor | None]:
+) -> tuple[dict[str, Sums], Tensor | None]:
     """Return every layer's statistics over all ranks, and the mean loss; on one process, the arguments.
 
-    Sums travel in one flat all-reduce together with the loss: x, g and the number of every layer. A layer that this
-    rank did not use takes part with zeros, since all ranks must send the same shapes. A method that exchanges in half
-    precision sends means in place of sums, which would overflow, after a small all-reduce of the numbers.
+    Sums travel in one flat all-reduce together with the loss: x, the number and, unless the gradient of the bias tells
+    it, g of every layer. A layer that this rank did not use takes part with zeros, since all ranks must send the same
+    shapes. A method that exchanges in half precision sends means in place of sums, which would overflow, after a small
+    all-reduce of the numbers.
     """
     world = comm.world_size(group)
     if world == 1:
@@ -52,56 +53,94 @@ def exchange(
     return by_name, losses[0] if losses else None
 
 
-def _blank(layer: Layer, method: Method) -> Captured:
+def _blank(layer: Layer, method: Method) -> Sums:
     """Return the statistic of a layer that this rank did not use: zeros, or no rows."""
     weight = layer.module.weight
     zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
     if method.gathers_rows:
-        return Captured(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
+        return Sums(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
     x_shape, g_shape = method.sum_shapes(LayerShape(layer.d_out, layer.d_in))
-    return Captured(zero.expand(x_shape), zero.expand(g_shape), zero)
+    g = zero.expand(g_shape) if method.statistic.sums_gradients(layer) else None
+    return Sums(zero.expand(x_shape), g, zero, zero if g is None and layer.is_convolution else 1.0)
 
 
-def _gather(rows: Captured, group: ProcessGroup | None) -> Captured:
+def _gather(rows: Sums, group: ProcessGroup | None) -> Sums:
+    assert rows.g is not None
     x, g = comm.gather_rows(rows.x, group), comm.gather_rows(rows.g, group)
-    return Captured(x, g, torch.full_like(rows.number, len(x)))
+    return Sums(x, g, torch.full_like(rows.number, len(x)))
 
 
-def _add(local: Sequence[Captured], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
-    # x, g and number of the first layer, then of the second, ..., then the loss.
-    flat = comm.sum_across_ranks([*(part for sums in local for part in sums), *losses], group)
-    return [Captured(*flat[i : i + 3]) for i in range(0, 3 * len(local), 3)], flat[3 * len(local) :]
+def _add(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
+    # The parts of the first layer, then of the second, ..., then the loss.
+    added = iter(comm.sum_across_ranks([*(part for sums in local for part in _parts(sums)), *losses], group))
+    total = [_from_parts(sums, added) for sums in local]
+    return total, list(added)
 
 
-def _add_symmetric(local: Sequence[Captured], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
+def _parts(sums: Sums) -> list[Tensor]:
+    """Return what ranks add up of a layer."""
+    return [*_counts(sums), sums.x, *([] if sums.g is None else [sums.g])]
+
+
+def _from_parts(like: Sums, parts: Iterator[Tensor]) -> Sums:
+    """Return the sums whose `_parts` come next."""
+    number, locations = _from_counts(like, parts)
+    return Sums(next(parts), None if like.g is None else next(parts), number, locations)
+
+
+def _counts(sums: Sums) -> list[Tensor]:
+    """Return the number, and the number times the locations where they vary."""
+    varying = [sums.locations * sums.number] if isinstance(sums.locations, Tensor) else []
+    return [sums.number, *varying]
+
+
+def _from_counts(like: Sums, counts: Iterator[Tensor]) -> tuple[Tensor, Tensor | float]:
+    """Return the number and the mean locations whose `_counts` come next."""
+    number = next(counts)
+    return number, mean_locations(next(counts), number) if isinstance(like.locations, Tensor) else like.locations
+
+
+def _add_symmetric(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
     """Add symmetric x and g, of which only the upper triangles travel."""
-    packed = [Captured(comm.pack_symmetric(x), comm.pack_symmetric(g), number) for x, g, number in local]
+    packed, sides = [], []
+    for x, g, number, _ in local:
+        assert g is not None  # moments have both sides
+        packed.append(Sums(comm.pack_symmetric(x), comm.pack_symmetric(g), number))
+        sides.append((len(x), len(g)))
     added, losses = _add(packed, losses, group)
     total = [
-        Captured(comm.unpack_symmetric(x, len(sums.x)), comm.unpack_symmetric(g, len(sums.g)), number)
-        for (x, g, number), sums in zip(added, local, strict=True)
+        Sums(comm.unpack_symmetric(x, d_in), None if g is None else comm.unpack_symmetric(g, d_out), number)
+        for (x, g, number, _), (d_in, d_out) in zip(added, sides, strict=True)
     ]
     return total, losses
 
 
 def _add_means(
-    local: Sequence[Captured], losses: Sequence[Tensor], dtype: torch.dtype, group: ProcessGroup | None
+    local: Sequence[Sums], losses: Sequence[Tensor], dtype: torch.dtype, group: ProcessGroup | None
 ) -> Exchanged:
     """Add x divided by the number over all ranks, and g, both in ``dtype``; x is multiplied back afterwards.
 
     g needs no division: raw gradient rows are rows of the global mean loss.
     """
     # First the numbers of all layers, and the loss, in full precision.
-    heads = comm.sum_across_ranks([*(sums.number for sums in local), *losses], group)
-    numbers = heads[: len(local)]
+    heads = iter(comm.sum_across_ranks([*(count for sums in local for count in _counts(sums)), *losses], group))
+    counts = [_from_counts(sums, heads) for sums in local]
     # Every rank divides by the number over all ranks, so that the sum of what they send is the global mean.
-    divisors = [number.clamp(min=1) for number in numbers]
+    divisors = [number.clamp(min=1) for number, _ in counts]
     halves = [
-        part.to(dtype) for sums, divisor in zip(local, divisors, strict=True) for part in (sums.x / divisor, sums.g)
+        part.to(dtype)
+        for sums, divisor in zip(local, divisors, strict=True)
+        for part in (sums.x / divisor, sums.g)
+        if part is not None
     ]
-    wide = [part.to(divisors[i // 2].dtype) for i, part in enumerate(comm.sum_across_ranks(halves, group))]
+    added = iter(comm.sum_across_ranks(halves, group))
     total = [
-        Captured(wide[2 * i] * divisor, wide[2 * i + 1], number)
-        for i, (divisor, number) in enumerate(zip(divisors, numbers, strict=True))
+        Sums(
+            next(added).to(divisor.dtype) * divisor,
+            None if sums.g is None else next(added).to(divisor.dtype),
+            number,
+            locations,
+        )
+        for sums, divisor, (number, locations) in zip(local, divisors, counts, strict=True)
     ]
-    return total, heads[len(local) :]
+    return total, list(heads)

@@ -51,8 +51,12 @@ class Layer:
         self.name = name
         self.module = module
         self.has_bias = module.bias is not None and module.bias.requires_grad
+        self.is_convolution = isinstance(module, nn.Conv2d)
+        self._batched_dimensions = 4 if self.is_convolution else 2
         self.d_out = module.weight.shape[0]
-        self.d_in = module.weight[0].numel() + self.has_bias
+        self.d_w = module.weight[0].numel()
+        """Columns of the weight's part of D."""
+        self.d_in = self.d_w + self.has_bias
         """Columns of D, the bias included."""
 
     @property
@@ -66,6 +70,19 @@ class Layer:
         """The weight; None if it or the bias has become complex or, by prune for instance, a function of others."""
         own = [self.module._parameters.get(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
         return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
+
+    @property
+    def bias_is_trained(self) -> bool:
+        """Whether backward passes add to the gradient of the bias, so that it is the sum of the gradient rows."""
+        return self.has_bias and cast("nn.Parameter", self.module.bias).requires_grad
+
+    def bias_gradient(self, scale: Tensor | None = None) -> Tensor:
+        """Return the gradient of the bias, divided by ``scale``, ``[d_out]`` in `wide_dtype`; zeros without one."""
+        weight, bias = self.module.weight, self.module._parameters.get("bias")
+        if bias is None or bias.grad is None:
+            return weight.new_zeros(self.d_out, dtype=wide_dtype(weight.dtype))
+        gradient = bias.grad.to_dense().to(wide_dtype(bias.grad.dtype))
+        return gradient if scale is None else gradient / scale
 
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
@@ -96,42 +113,58 @@ class Layer:
 
     def locations(self, output: Tensor) -> int:
         """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""
-        return output.shape[-1] * output.shape[-2] if isinstance(self.module, nn.Conv2d) else 1
+        return output.shape[-1] * output.shape[-2] if self.is_convolution else 1
+
+    def batch_size(self, inputs: Tensor) -> int:
+        """Return the number of examples of an input or output, 1 if it has no batch dimension."""
+        return inputs.shape[0] if inputs.dim() >= self._batched_dimensions else 1
+
+    def multiplicity(self, inputs: Tensor) -> int:
+        """Return the number of examples of a Conv2d's input or output, or of rows of a Linear's."""
+        return inputs.shape[0] if self.is_convolution else inputs.shape[:-1].numel()
 
     def input_rows(self, inputs: Tensor) -> Tensor:
-        """Return X ``[n, d_in (+1)]`` of inputs ``[..., d_in]`` or ``[batch, channels, height, width]``."""
-        if isinstance(self.module, nn.Conv2d):
-            # [batch, C kh kw, locations] -> [batch * locations, C kh kw]
-            rows = _patches(self.module, inputs).transpose(1, 2).flatten(0, 1)
-        else:
-            rows = inputs.reshape(-1, inputs.shape[-1])
+        """Return X ``[n, d_w (+1)]`` of inputs ``[..., d_w]`` or ``[batch, channels, height, width]``."""
+        rows = self.patches(inputs)
         return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], 1) if self.has_bias else rows
+
+    def patches(self, inputs: Tensor) -> Tensor:
+        """Return the rows of X without the trailing 1 of a bias, ``[n, d_w]``."""
+        if not isinstance(self.module, nn.Conv2d):
+            return inputs.reshape(-1, inputs.shape[-1])
+        # [batch, C, out h, out w, kh, kw] -> [batch * locations, C kh kw], in one copy
+        return _patches(self.module, inputs).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
     def gradient_rows(self, grad: Tensor) -> Tensor:
         """Return G ``[n, d_out]`` of the gradient with respect to the layer's output."""
-        if isinstance(self.module, nn.Conv2d):
+        if self.is_convolution:
             # [batch, d_out, height, width] -> [batch * locations, d_out]
             return grad.flatten(2).transpose(1, 2).flatten(0, 1)
         return grad.reshape(-1, grad.shape[-1])
 
     def input_sum(self, inputs: Tensor) -> Tensor:
-        """Return the sum of the rows of X ``[d_in (+1)]`` without forming X."""
-        if isinstance(self.module, nn.Conv2d):
-            # Unfolding is linear in the images, so the images can be summed first: one unfolded image, not a batch.
-            patches = _patches(self.module, inputs.sum(0, keepdim=True))
-            total, number = patches.sum((0, 2)), inputs.shape[0] * patches.shape[-1]
-        else:
-            total, number = inputs.sum(tuple(range(inputs.dim() - 1))), inputs.shape[:-1].numel()
-        return torch.cat([total, total.new_full((1,), number)]) if self.has_bias else total
+        """Return the sum of the rows of X without the trailing 1, ``[d_w]``, in `wide_dtype`, without forming X."""
+        dtype = wide_dtype(inputs.dtype)
+        if not isinstance(self.module, nn.Conv2d):
+            return inputs.sum(tuple(range(inputs.dim() - 1)), dtype=dtype)
+        # Taking patches is linear in the images, so the images can be summed first.
+        return _patches(self.module, inputs.sum(0, keepdim=True, dtype=dtype)).sum((0, 2, 3)).flatten()
+
+    def gradient_sum(self, grad: Tensor) -> Tensor:
+        """Return the sum of the rows of G ``[d_out]`` in `wide_dtype`."""
+        axes = (0, 2, 3) if self.is_convolution else tuple(range(grad.dim() - 1))
+        return grad.sum(axes, dtype=wide_dtype(grad.dtype))
 
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:
         """Return an input or output of the layer with a leading batch dimension, added if it has none."""
-        dimensions = 4 if isinstance(self.module, nn.Conv2d) else 2
-        return tensor if tensor.dim() >= dimensions else tensor[None]
+        return tensor if tensor.dim() >= self._batched_dimensions else tensor[None]
 
 
 def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
-    """Unfold ``[batch, channels, height, width]`` into ``[batch, C kh kw, locations]``."""
+    """Return the patches of images ``[batch, C, h, w]`` as ``[batch, C, out h, out w, kh, kw]``, a strided view.
+
+    `torch.nn.functional.unfold` would launch a kernel for every image on a GPU.
+    """
     margins = []  # left, right, top, bottom: F.pad takes the last dimension first
     for axis in (1, 0):
         if isinstance(module.padding, str):  # "same" or "valid"
@@ -139,7 +172,9 @@ def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
             margins += [total // 2, total - total // 2]
         else:
             margins += [module.padding[axis]] * 2
-    # F.unfold supports neither unequal margins ("same" with an even kernel) nor padding other than zeros.
     if any(margins):
         images = F.pad(images, margins, "constant" if module.padding_mode == "zeros" else module.padding_mode)
-    return F.unfold(images, module.kernel_size, module.dilation, 0, module.stride)
+    for axis in (0, 1):
+        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        images = images.unfold(2 + axis, reach, module.stride[axis])
+    return images[..., :: module.dilation[0], :: module.dilation[1]]

@@ -15,8 +15,9 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from mkor_core.capture import Captured, Rows, Statistic, average_locations
+from mkor_core.capture import Captured, Rows, Statistic
 from mkor_core.ranges import checked_values
+from mkor_core.reductions import average_locations
 
 LayerState = dict[str, Tensor]
 """A layer's named tensors. Methods replace entries and never change a tensor in place, so that a step can be undone."""

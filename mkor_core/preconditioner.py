@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from mkor_core import comm
 from mkor_core.attachment import Attachment
 from mkor_core.autograd import without_autocast
-from mkor_core.capture import Capture
+from mkor_core.capture import Capture, Sums
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
@@ -24,6 +24,7 @@ from mkor_core.layer import Layer
 from mkor_core.losses import DeferredScalar, LossHistory
 from mkor_core.method import LearningRate, Method, Update
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
+from mkor_core.row_capture import RowCapture
 from mkor_core.sharing import Sharing
 from mkor_core.states import LayerStates
 
@@ -81,15 +82,7 @@ class Preconditioner:
         self._layers = find_layers(model, exclude)
         self._diagnostics = Diagnostics(type(method).__name__)
         world = comm.world_size(process_group)
-        self._capture = Capture(
-            self._layers,
-            method.statistic,
-            micro_batches=accumulation_steps,
-            shares=1 if method.rank_rows else world,
-            shard=(0, 1) if method.rank_rows else (comm.rank(process_group), world),
-            grad_scale=self._loss_scale,
-            phases=lambda name: self.phases(name),  # looked up at every call: a clock may be set later
-        )
+        self._capture = self._make_capture(accumulation_steps, world)
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
         self._states = LayerStates(self._layers, method, self._sharing, self._diagnostics.report_failure)
@@ -212,6 +205,18 @@ class Preconditioner:
             self.switch_step = state["switch_step"]
             self._release()
 
+    def _make_capture(self, micro_batches: int, world: int) -> Capture | RowCapture:
+        statistic, by_rank = self.method.statistic, self.method.rank_rows
+        shard = (0, 1) if by_rank else (comm.rank(self._group), world)
+        make = RowCapture if statistic.kind == "rows" else partial(Capture, statistic=statistic, shard=shard)
+        return make(
+            self._layers,
+            micro_batches=micro_batches,
+            shares=1 if by_rank else world,
+            grad_scale=self._loss_scale,
+            phases=lambda name: self.phases(name),  # looked up at every call: a clock may be set later
+        )
+
     def _take_step(self) -> None:
         self._states.forget_consolidated()
         self._settle_step()
@@ -305,9 +310,9 @@ class Preconditioner:
         """
         layers, reached = self._active_layers(), self._capture.reached
         with self.phases("factor"):
-            if self.method.statistic.kind == "rows":
+            if isinstance(self._capture, RowCapture):
                 rows = self._capture.take_rows()
-                captured = {name: self.method.condense(calls, self._step) for name, calls in rows.items()}
+                captured = {name: Sums(*self.method.condense(calls, self._step)) for name, calls in rows.items()}
             else:
                 captured = self._capture.take()
         with self.phases("communication"):
@@ -319,7 +324,9 @@ class Preconditioner:
         counts: dict[str, Tensor] = {}
         finite: dict[str, Tensor] = {}
         with self.phases("factor"):
-            for name, statistic in statistics.items():
+            scale = None if self._attachment is None else self._attachment.grad_scale
+            for name, sums in statistics.items():
+                statistic = sums.complete(self._layers[name].bias_gradient(scale))
                 finite[name] = statistic.is_finite()
                 # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
                 accept = finite[name] & (statistic.number > 0)

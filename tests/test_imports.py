@@ -13,7 +13,10 @@ from workflow.bench.support.config import ROOT
 
 CORE = [
     {"linalg", "layer", "comm", "assignment", "ranges", "autograd"},
-    {"capture", "discovery", "losses", "inverses"},
+    {"reductions", "hooks", "discovery", "losses", "inverses"},
+    {"ghosts"},
+    {"capture"},
+    {"row_capture"},
     {"method"},
     {"attachment", "diagnostics", "exchange", "sharing", "kl_clip", "knee"},
     {"states"},

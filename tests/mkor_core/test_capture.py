@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,8 +11,10 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Rows, Statistic, average_locations
+from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Rows, Statistic
 from mkor_core.layer import Layer, unsupported_reason
+from mkor_core.reductions import average_locations
+from mkor_core.row_capture import RowCapture
 from tests.support import reference
 
 CONVOLUTIONS = {
@@ -41,10 +44,12 @@ def convolution(**options: object) -> nn.Conv2d:
     return nn.Conv2d(2, 3, **{"kernel_size": 3, **options}, dtype=torch.float64)
 
 
-def capture(model: nn.Module, statistic: Statistic, **options: object) -> tuple[Capture, dict[str, Layer]]:
+def capture(model: nn.Module, statistic: Statistic, **options: object) -> tuple[Any, dict[str, Layer]]:
     layers = {
         name: Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
     }
+    if statistic == ROWS:
+        return RowCapture(layers, **options), layers
     return Capture(layers, statistic, **options), layers
 
 
@@ -56,13 +61,15 @@ def vectors(*shape: int) -> Tensor:
     return torch.randn(*shape, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def take_rows(hooks: Capture, name: str = "0") -> Rows:
+def take_rows(hooks: RowCapture, name: str = "0") -> Rows:
     parts = hooks.take_rows()[name]
     return Rows(torch.cat([part.x for part in parts]), torch.cat([part.g for part in parts]), parts[0].locations)
 
 
 def take_sums(hooks: Capture, name: str = "0") -> Captured:
-    return hooks.take()[name]
+    """Return a layer's sums, completed by the gradient of its bias."""
+    layer = hooks._layers[name]
+    return hooks.take()[name].complete(layer.bias_gradient())
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 6), ()], ids=str)
@@ -147,7 +154,10 @@ def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 @pytest.mark.parametrize(("micro_batches", "ranks"), [(1, 1), (3, 4)], ids=str)
 def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
-    """Gradient rows are scaled by the global batch before they are clamped, a convolution's after they are averaged."""
+    """Gradient rows are scaled by the global batch before they are clamped, a convolution's after they are averaged.
+
+    The 1 that a bias appends to input rows is not clamped.
+    """
     limit = 0.9
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()
@@ -158,7 +168,8 @@ def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
     x, g = average_locations(rows.x, rows.locations), average_locations(rows.g, rows.locations)
     number = len(x) * micro_batches * ranks
     clamped = (g * number).clamp(-limit, limit)
-    assert_close(means.x / means.number, x.clamp(-limit, limit).mean(0))
+    assert_close((means.x / means.number)[:-1], x[:, :-1].clamp(-limit, limit).mean(0))
+    assert means.x[-1] == means.number
     assert_close(means.g, clamped.sum(0) / number)
     assert 0 < (clamped.abs() == limit).sum() < clamped.numel()
 
@@ -247,7 +258,7 @@ def test_evaluation_and_disabled_hooks_capture_nothing():
 @pytest.mark.parametrize("scale", [None, torch.tensor(8.0), 8.0], ids=str)
 @pytest.mark.parametrize("statistic", [MEAN, MOMENT, ROWS], ids=lambda statistic: statistic.kind)
 def test_rows_are_divided_by_the_loss_scale_and_the_shares_once(statistic, scale):
-    model = nn.Sequential(linear())
+    model = nn.Sequential(linear(bias=False))
     plain, _ = capture(model, statistic)
     scaled, _ = capture(model, statistic, grad_scale=lambda: scale, shares=2)
     model(vectors(8)).square().mean().backward()
@@ -268,6 +279,7 @@ def test_micro_batches_add_up_to_the_full_batch(statistic, take):
     model(inputs).square().mean().backward()
     one = take(full)
     full.remove()
+    model.zero_grad()
     parts, _ = capture(model, statistic, micro_batches=4)
     for part in inputs.chunk(4):
         (model(part).square().mean() / 4).backward()
@@ -326,15 +338,17 @@ def test_rows_of_two_examples_are_averaged_over_their_two_locations():
     assert average_locations(rows, 1) is rows
 
 
-@pytest.mark.parametrize("forget", [Capture.take, Capture.take_rows, Capture.drop, Capture.remove])
-def test_what_is_taken_dropped_or_removed_is_forgotten(forget):
+@pytest.mark.parametrize("statistic", [MEAN, MOMENT, ROWS], ids=lambda statistic: statistic.kind)
+@pytest.mark.parametrize("forget", ["take", "drop", "remove"])
+def test_what_is_taken_dropped_or_removed_is_forgotten(forget, statistic):
     model = nn.Sequential(linear())
-    hooks, _ = capture(model, ROWS)
+    hooks, _ = capture(model, statistic)
+    take = hooks.take_rows if statistic == ROWS else hooks.take
     model(vectors(8)).sum().backward()
     assert hooks.reached == {"0"}
-    forget(hooks)
+    take() if forget == "take" else getattr(hooks, forget)()
     assert hooks.reached == frozenset()
-    assert hooks.take_rows() == {}
+    assert take() == {}
 
 
 def test_changed_gradients_of_which_some_are_zero_have_not_been_cleared():

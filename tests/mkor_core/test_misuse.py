@@ -20,7 +20,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA, build, method_class
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import Captured
+from mkor_core.capture import Sums
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.layer import Layer
 from mkor_core.method import LayerShape
@@ -256,7 +256,7 @@ def test_a_layer_that_only_another_rank_has_used_is_not_missing(number, reached,
     """Statistics of all ranks; the number 0 means none."""
     layer = Layer("used elsewhere", nn.Linear(2, 2))
     layer.module(torch.ones(1, 2)).sum().backward()
-    statistics = {layer.name: Captured(torch.ones(3), torch.ones(2), torch.tensor(number))}
+    statistics = {layer.name: Sums(torch.ones(3), torch.ones(2), torch.tensor(number))}
     with pytest.raises(RuntimeError, match="'used elsewhere'") if outcome == "refused" else nullcontext():
         Diagnostics("MKOR").check_coverage([layer], reached, statistics)
     assert len(caplog.records) == (outcome == "logged")

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limits, method_class
 from mkor_core import MKOR, Preconditioner, comm
-from mkor_core.capture import Captured
+from mkor_core.capture import Sums
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
 from mkor_core.method import LayerShape, Method
@@ -191,7 +191,7 @@ def one_step(method: Method, rank: int) -> tuple[Preconditioner, Tensor, Tensor]
     return preconditioner, torch.cat([inputs, inputs.new_ones(12, 1)], 1), output.grad
 
 
-def captured(kind: str, rank: int) -> dict[str, Captured]:
+def captured(kind: str, rank: int) -> dict[str, Sums]:
     """Return a rank's statistics of a float64 layer ``both`` that two ranks use, and of one that only rank 1 uses.
 
     Their numbers are ``rank + 1``; all entries are small whole numbers, so that bfloat16 holds their means and sums.
@@ -203,8 +203,8 @@ def captured(kind: str, rank: int) -> dict[str, Captured]:
         x, g = torch.ones(rank + 1, 3) * (rank + 1), torch.ones(rank + 1, 2) * (rank + 2)
     else:
         x, g = torch.tensor([3.0, 6.0, 12.0]) * (2 * rank + 1), torch.tensor([1.0, 2.0]) * (rank + 1)
-    both = Captured(x.double(), g.double(), number.double())
-    return {"both": both} if rank == 0 else {"both": both, "one": Captured(x, g, number)}
+    both = Sums(x.double(), g.double(), number.double())
+    return {"both": both} if rank == 0 else {"both": both, "one": Sums(x, g, number)}
 
 
 def consolidated(rank: int) -> list[set[str]]:
@@ -252,7 +252,9 @@ def communicate(rank: int, world: int, folder: str) -> None:
         "gather": lambda: comm.gather_rows(torch.full((3 - 2 * rank, 2), float(rank))),
         "broadcast": lambda: comm.broadcast([torch.ones(2, 2) * rank, torch.ones(()) * (rank + 1)], 1),
     }
-    layers = [Layer("both", nn.Linear(2, 2).double()), Layer("one", nn.Linear(2, 2)), Layer("none", nn.Linear(2, 2))]
+    modules = {"both": nn.Linear(3, 2, bias=False).double(), "one": nn.Linear(3, 2, bias=False)}
+    modules["none"] = nn.Linear(3, 2, bias=False)
+    layers = [Layer(name, module) for name, module in modules.items()]
     for kind, method in EXCHANGES.items():
         calls[kind] = lambda kind=kind, method=method: exchange(
             layers, captured(kind, rank), torch.tensor(rank + 1.0), method=method, group=None

@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from baselines import build
-from mkor_core.capture import ROWS, Capture
 from mkor_core.discovery import find_layers
+from mkor_core.row_capture import RowCapture
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, probe_models
@@ -146,7 +146,7 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     (base,) = optimizers(model, model.lr, [BASE])
     optimizer, _ = build(base.method, network, base.hyperparameters)
     layers = find_layers(network, model.data.exclude)
-    capture = Capture(layers, ROWS)
+    capture = RowCapture(layers)
     for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
         capture.enabled = step in inspected
         optimizer.zero_grad()

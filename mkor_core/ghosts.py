@@ -1,0 +1,78 @@
+"""Leaves whose gradients bring a layer's sums out of a compiled backward pass, which calls no hook of an output."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mkor_core.layer import wide_dtype
+from mkor_core.reductions import Parts
+
+Reduce = Callable[[Tensor, Tensor], Parts]
+"""Returns the sums, given what the forward pass kept and the gradient of the output."""
+
+
+class Ghosts:
+    """A layer's leaves, one for each of its sums. Autograd decides whether a backward pass adds to them.
+
+    Args:
+        shapes: the shapes of the sums, by name.
+        weight: the layer's weight, whose device and precision they have.
+        take: called with the name of a sum and its value whenever a backward pass has brought one.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], weight: Tensor, take: Callable[[str, Tensor], None]):
+        self._leaves = {name: _leaf(shape, weight) for name, shape in shapes.items()}
+
+        def move(name: str, leaf: Tensor) -> None:
+            value, leaf.grad = leaf.grad, None
+            if value is not None:  # autograd runs the hook of a sum that `reduce` leaves out, too
+                take(name, value)
+
+        for name, leaf in self._leaves.items():
+            leaf.register_post_accumulate_grad_hook(lambda leaf, name=name: move(name, leaf))
+
+    def fit(self, weight: Tensor) -> bool:
+        """Return whether a weight still has the device and precision of the leaves."""
+        return all(_fits(leaf, weight) for leaf in self._leaves.values())
+
+    def attach(self, output: Tensor, kept: Tensor, reduce: Reduce) -> Tensor:
+        """Return the output, through which the backward pass brings ``reduce(kept, gradient)`` to the leaves."""
+        leaves = [
+            leaf if _fits(leaf, output) else leaf.to(output.device, wide_dtype(output.dtype))
+            for leaf in self._leaves.values()
+        ]
+        attached: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
+            output, kept, reduce, tuple(self._leaves), *leaves
+        )
+        return attached
+
+
+def _leaf(shape: tuple[int, ...], weight: Tensor) -> Tensor:
+    # One number in memory, whatever the shape.
+    zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
+    return zero.expand(shape).requires_grad_()
+
+
+def _fits(leaf: Tensor, other: Tensor) -> bool:
+    return leaf.device == other.device and leaf.dtype == wide_dtype(other.dtype)
+
+
+class _Attach(torch.autograd.Function):
+    """The identity of its first argument, with gradients for the leaves in its last."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, kept: Tensor, reduce: Reduce, names: tuple[str, ...], *_: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        ctx.reduce, ctx.names = reduce, names
+        # Not the output itself: torch refuses to change a returned argument in place, as a following ReLU may.
+        return output.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        (kept,) = ctx.saved_tensors
+        parts = ctx.reduce(kept, grad)
+        return grad, None, None, None, *(parts.get(name) for name in ctx.names)
