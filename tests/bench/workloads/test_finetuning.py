@@ -274,7 +274,7 @@ class Oracle(nn.Module):
         self.weight = nn.Parameter(torch.zeros(1))
         self._rows = {row.tobytes(): span for row, span in zip(workload._validation.tokens, spans, strict=True)}
 
-    def forward(self, input_ids, token_type_ids, attention_mask):
+    def forward(self, input_ids, token_type_ids, attention_mask=None):
         length = input_ids.shape[1]
         padded = np.zeros((len(input_ids), 128), dtype=np.uint16)
         padded[:, :length] = input_ids.numpy()
@@ -308,14 +308,14 @@ def test_a_sequence_without_room_for_squad_is_refused(root):
 
 
 class Arbitrary(nn.Module):
-    """A model whose outputs are arbitrary functions of the tokens."""
+    """A model whose outputs are arbitrary functions of the tokens, and 0 for padding, whose token is 0."""
 
     def __init__(self, outputs: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.arange(1.0, outputs + 1), requires_grad=False)
 
-    def forward(self, input_ids, token_type_ids, attention_mask):
-        waves = torch.sin(input_ids[:, :, None] * self.weight) * attention_mask[:, :, None]
+    def forward(self, input_ids, token_type_ids, attention_mask=None):
+        waves = torch.sin(input_ids[:, :, None] * self.weight)
         return type("Output", (), {"logits": waves.sum(1)})
 
 

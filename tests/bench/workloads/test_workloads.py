@@ -14,6 +14,7 @@ from collections import defaultdict
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice, pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ import torch
 from torch import nn
 from torch.testing import assert_close
 
+from benchmarks.counting import Counting
 from tests.support import image_files
 from workflow.bench import data, workloads
 from workflow.bench.data import batches, corpus, digits, docstrings
@@ -29,6 +31,7 @@ from workflow.bench.support import config
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.workloads import base
 from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.bert import inputs_of
 from workflow.bench.workloads.bert_pretraining import BertPretraining
 
 SMALL: dict[str, dict[str, Any]] = {
@@ -398,6 +401,58 @@ def test_the_real_text_is_large_and_has_few_unknown_words(bert):
     assert {str(name).split("/")[0] for name in built.validation.names} == {"sklearn", "scipy"}
     assert np.mean(built.train.tokens == corpus.UNKNOWN) < 1e-3
     assert built.fingerprint == bert.data_fingerprint
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_an_attention_mask_gives_what_transformers_makes_of_it(bert, padded):
+    """Truth: transformers' own model, which reads the mask, bit for bit. Without padding there is no mask."""
+    batch = next(bert.batches(3))
+    batch["attention_mask"] = batch["attention_mask"].clamp(min=1)
+    if padded:
+        batch["attention_mask"][::2, -5:] = 0
+    network = bert.model(0)
+    names = ("input_ids", "token_type_ids", "attention_mask")
+    inputs = inputs_of(network, {name: batch[name] for name in names})
+    assert ("attention_mask" in inputs) is padded
+    network.eval()
+    with torch.no_grad():
+        truth = network.bert(**{name: batch[name] for name in names})
+        assert torch.equal(network.bert(**inputs).last_hidden_state, truth.last_hidden_state)
+
+
+def test_a_step_s_loss_and_gradients_make_the_host_wait_for_nothing(workload):
+    """On a GPU, whose place the meta device takes; the first step may copy constants there."""
+    network = workload.model(0).to("meta")
+    first, second = islice(workload.batches(0), 2)
+    workload.loss(network, first)
+    with Counting() as counts:
+        workload.loss(network, second).backward()
+    assert counts.kernels > 10
+    assert not counts.waits, counts.by_operator
+
+
+def test_a_batch_goes_to_a_gpu_by_way_of_page_locked_memory():
+    """Else each copy would wait for the work that is queued."""
+    calls = []
+
+    class Pageable:
+        device = torch.device("cpu")
+
+        def pin_memory(self):
+            calls.append("pinned")
+            return self
+
+        def to(self, device, non_blocking):
+            calls.append((device.type, non_blocking))
+            return self
+
+    class OnGPU(Pageable):
+        device = torch.device("cuda", 0)
+
+    for device in ("cuda", "cpu"):
+        network = SimpleNamespace(parameters=lambda device=device: iter([SimpleNamespace(device=torch.device(device))]))
+        base.to_device_of(network, {"ids": Pageable(), "weight": OnGPU()})
+    assert calls == ["pinned", ("cuda", True), ("cuda", True), ("cpu", True), ("cpu", True)]
 
 
 def test_evaluation_of_bert_is_the_model_s_own_loss_in_parts(bert):

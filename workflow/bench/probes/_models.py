@@ -98,7 +98,6 @@ class RandomTokens(TrainingData):
             order = torch.rand(shape, generator=generator).argsort(1)
             yield {
                 "input_ids": tokens,
-                "attention_mask": torch.ones(shape, dtype=torch.int64),
                 # -100 is ignored by the cross-entropy.
                 "labels": torch.where(order < min(PREDICTIONS, self._length), tokens, -100),
                 "next_sentence_label": torch.randint(2, shape[:1], generator=generator),

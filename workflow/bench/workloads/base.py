@@ -136,6 +136,13 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def to_device_of(model: nn.Module, batch: Batch) -> Batch:
-    """Return ``batch`` on the model's device."""
+    """Return ``batch`` on the model's device; the host does not wait for the copies."""
     device = next(model.parameters()).device
-    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+    return {name: _copied_to(device, tensor) for name, tensor in batch.items()}
+
+
+def _copied_to(device: torch.device, tensor: Tensor) -> Tensor:
+    if device.type == "cuda" and tensor.device.type == "cpu":
+        # Only page-locked memory is copied while the host goes on.
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)

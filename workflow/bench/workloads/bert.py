@@ -12,6 +12,7 @@ from typing import Any, Final
 from baselines import _torchvision_operators  # noqa: F401  (must run before transformers is imported)
 
 # isort: split
+from torch import nn
 from transformers import (
     BertConfig,
     BertForPreTraining,
@@ -21,7 +22,9 @@ from transformers import (
 )
 from transformers.models.bert.modeling_bert import BertForPreTrainingOutput
 
+from workflow.bench.data.batches import Batch
 from workflow.bench.data.corpus import PAD
+from workflow.bench.workloads.base import to_device_of
 
 __all__ = [
     "BertConfig",
@@ -34,6 +37,23 @@ __all__ = [
 
 POSITIONS: Final = 512
 """Position embeddings of the published sizes, for sequences of any length."""
+
+
+def inputs_of(model: nn.Module, batch: Batch) -> Batch:
+    """Return a batch on the model's device, with the attention mask in a form that transformers does not read.
+
+    transformers looks at a mask ``[n, length]`` for padding, for which the host waits for a GPU in every forward pass.
+    The same is done here while the batch lies on the CPU: without padding there is no mask, otherwise it has the shape
+    ``[n, 1, length, length]`` that `torch.nn.functional.scaled_dot_product_attention` takes.
+    """
+    inputs = dict(batch)
+    mask = inputs.pop("attention_mask").bool()
+    if mask.all():
+        return to_device_of(model, inputs)
+    inputs = to_device_of(model, {**inputs, "attention_mask": mask})
+    # Expanded on the device, so that [n, length] is copied.
+    inputs["attention_mask"] = inputs["attention_mask"][:, None, None, :].expand(-1, 1, mask.shape[1], -1)
+    return inputs
 
 
 def encoder_config(parameters: Mapping[str, Any], *, positions: int | None = None, **head: Any) -> BertConfig:

@@ -15,7 +15,7 @@ from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.masked_pairs import IGNORED, Pairs, PairsOfShards
 from workflow.bench.data.shards import Manifest
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
+from workflow.bench.workloads.base import Workload, evaluation_mode
 
 _TITLES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
 _VOCABULARY = "bert-uncased"  # the vocabulary of the shards
@@ -34,19 +34,22 @@ class MaskedBert(bert.BertForPreTraining):
         self,
         input_ids: Tensor,
         token_type_ids: Tensor,
-        attention_mask: Tensor,
+        positions: Tensor,
         labels: Tensor,
         next_sentence_label: Tensor,
+        attention_mask: Tensor | None = None,
         loss_weight: Tensor | None = None,
     ) -> bert.BertForPreTrainingOutput:
         """Return ``loss``, ``prediction_logits`` ``[predicted, vocabulary]``, and ``seq_relationship_logits``.
 
-        ``loss_weight`` multiplies the masked language model's part of the loss.
+        positions: ``[predicted]``, the indices of the predicted tokens among all tokens ``[n * sequence_length]``.
+        labels: ``[predicted]``, the tokens to predict.
+        loss_weight: multiplies the masked language model's part of the loss.
         """
         encoded = self.bert(input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids)
-        predicted = labels != IGNORED
-        logits, relationship = self.cls(encoded.last_hidden_state[predicted], encoded.pooler_output)
-        loss = functional.cross_entropy(logits.float(), labels[predicted])
+        predicted = encoded.last_hidden_state.flatten(0, 1).index_select(0, positions)
+        logits, relationship = self.cls(predicted, encoded.pooler_output)
+        loss = functional.cross_entropy(logits.float(), labels)
         if loss_weight is not None:
             loss = loss * loss_weight
         loss = loss + functional.cross_entropy(relationship.float(), next_sentence_label)
@@ -108,7 +111,7 @@ class BertPretraining(Workload):
     @override
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """Return the sum of two mean cross-entropies: over predicted tokens, and over pairs."""
-        return model(**to_device_of(model, batch)).loss
+        return model(**_inputs_of(model, batch)).loss
 
     @override
     def loss_terms(self, batch: Batch) -> Tensor:
@@ -124,11 +127,12 @@ class BertPretraining(Workload):
         with evaluation_mode(model):
             for first in range(0, self.validation_examples, at_once):
                 rows = slice(first, first + at_once)
-                inputs = to_device_of(model, {name: tensor[rows] for name, tensor in self._validation.items()})
-                labels, is_random = inputs["labels"], inputs["next_sentence_label"]
+                batch = {name: tensor[rows] for name, tensor in self._validation.items()}
+                inputs = _inputs_of(model, batch)
+                is_random = inputs["next_sentence_label"]
                 output = model(**inputs)
                 logits = output.prediction_logits.float()
-                mlm_loss += functional.cross_entropy(logits, labels[labels != IGNORED], reduction="sum").item()
+                mlm_loss += functional.cross_entropy(logits, inputs["labels"], reduction="sum").item()
                 predicted += len(logits)
                 logits = output.seq_relationship_logits.float()
                 nsp_loss += functional.cross_entropy(logits, is_random, reduction="sum").item()
@@ -140,6 +144,17 @@ class BertPretraining(Workload):
             "mlm_loss": mlm_loss,
             "nsp_accuracy": correct / self.validation_examples,
         }
+
+
+def _inputs_of(model: nn.Module, batch: Batch) -> Batch:
+    """Return the arguments of `MaskedBert.forward`, on its device, for a batch as `Pairs.batch` makes it.
+
+    The predicted tokens are found where the batch lies, which is the CPU: on a GPU the host would have to wait for
+    their number, and ``torch.compile`` would break the graph there.
+    """
+    labels = batch["labels"].flatten()
+    positions = (labels != IGNORED).nonzero().squeeze(1)
+    return bert.inputs_of(model, {**batch, "positions": positions, "labels": labels[positions]})
 
 
 def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:

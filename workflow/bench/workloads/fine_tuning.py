@@ -15,8 +15,8 @@ from typing_extensions import override
 from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.features import Features
 from workflow.bench.data.folder import DataNotFound, data_folder
-from workflow.bench.workloads.base import Workload, to_device_of
-from workflow.bench.workloads.bert import BertModel, encoder_title
+from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.bert import BertModel, encoder_title, inputs_of
 
 _EVALUATION_BATCH: Final = 128
 _SMALLEST_SAMPLE: Final = 64
@@ -75,7 +75,7 @@ class FineTuning(Workload):
 
     def _outputs(self, model: nn.Module, batch: Batch) -> tuple[Any, Tensor]:
         """Return the model's output for a batch, and its labels on the model's device."""
-        inputs = to_device_of(model, batch)
+        inputs = inputs_of(model, batch)
         labels = inputs.pop(self.labels_name)
         return model(**inputs), labels
 
