@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-faults test-mutations test-slurm timing compare tune partial status refresh benchmark lock clean
+.PHONY: help reproduce test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -88,6 +88,10 @@ status: $(INSTALLED) ## list runs that are done, running, failed or left, the ti
 refresh: $(INSTALLED) ## train the runs made by older code again
 	$(BIN)/python -m workflow.bench.refresh
 	$(MAKE) reproduce
+
+bench: $(INSTALLED) ## measure what a step of every optimizer costs on this machine, kept otherwise idle; 5 minutes
+	$(BIN)/python -m benchmarks.steps
+	@echo "Kernels and host waits of a step on a GPU, counted without one: $(BIN)/python -m benchmarks.counting"
 
 benchmark: $(INSTALLED) ## measure the bench's own cost per training step; keep the machine otherwise idle
 	$(BIN)/python -m benchmarks.bench_overhead

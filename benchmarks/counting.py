@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from baselines import method_class
 from benchmarks.methods import RATE, methods
+from benchmarks.models import Encoder
 from mkor_core import Method, Preconditioner
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
@@ -240,42 +241,6 @@ def _bytes(tensor: Tensor) -> int:
     """Return the bytes of a tensor's entries; those of an expanded dimension are the same in memory."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return tensor.element_size() * math.prod(size for size, stride in sizes if stride != 0 or size == 0)
-
-
-class LinearShape(NamedTuple):
-    """A Linear's inputs and outputs."""
-
-    d_in: int
-    d_out: int
-
-
-class EncoderLayer(nn.Module):
-    """The linear layers of a transformer's encoder layer; what lies between them is left out or a sum."""
-
-    def __init__(self, width: int, inner: int) -> None:
-        super().__init__()
-        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
-        self.up, self.down = nn.Linear(width, inner), nn.Linear(inner, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return rows ``[examples, tokens, width]`` for such rows; query, key and value share their input."""
-        attended: Tensor = self.output(self.query(x) + self.key(x) + self.value(x))
-        result: Tensor = self.down(self.up(attended))
-        return result
-
-
-class Encoder(nn.Module):
-    """The preconditioned layers of BERT, with their biases: those of the encoder, the pooler, the head's transform."""
-
-    def __init__(self, layers: int = 24, width: int = 1024, inner: int = 4096) -> None:
-        super().__init__()
-        self.encoder = nn.Sequential(*(EncoderLayer(width, inner) for _ in range(layers)))
-        self.pooler, self.transform = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return a scalar for rows ``[examples, tokens, width]``."""
-        x = self.encoder(x)
-        return self.pooler(x[:, 0]).sum() + self.transform(x).sum()
 
 
 def bert_large(device: torch.device = META) -> Encoder:

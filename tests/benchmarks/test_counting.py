@@ -10,13 +10,13 @@ from benchmarks.counting import (
     META,
     Counting,
     Counts,
-    Encoder,
     bert_large,
     count_steps,
     method_with_period,
     table,
     training_step,
 )
+from benchmarks.models import Encoder
 from mkor_core import MKOR
 from workflow.bench.support.config import ConfigError
 

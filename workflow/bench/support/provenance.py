@@ -57,15 +57,23 @@ def hardware_slug(results: Path, device: str) -> str:
     names = _saved_names(file)
     try:
         if device not in names:
-            if device == "cuda" and not gpu_names():
-                return NO_GPU
-            names[device] = _gpu_slug() if device == "cuda" else _cpu_slug()
+            name = hardware_name(device)
+            if name == NO_GPU:
+                return name
+            names[device] = name
             write_json(file, names)
     except OSError as problem:
         raise ConfigError(
             f"{shown_path(file)}: cannot be written: {problem.strerror}; give a writable folder as 'results'"
         ) from None
     return names[device]
+
+
+def hardware_name(device: str) -> str:
+    """Return the name of this machine's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
+    if device != "cuda":
+        return _cpu_slug()
+    return _gpu_slug() if gpu_names() else NO_GPU
 
 
 def _saved_names(file: Path) -> dict[str, str]:

@@ -1,0 +1,244 @@
+"""The contenders of `benchmarks.steps`: optimizers on a block, and the references that they are compared with.
+
+Each has a turn, which returns its times in milliseconds. A turn of an optimizer is a step that updates the
+preconditioner and one that does not (its period is 2), each after a real forward and backward pass on a small batch,
+which is not timed: hooks capture real statistics, and gradients are real. Work that an optimizer does inside the
+backward pass, as SINGD does its own and every method its capture, is therefore not in these times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Optimizer
+
+from benchmarks.methods import RATE, BenchmarkMethod, build_or_reason
+from benchmarks.models import Block
+from mkor_core import MKOR, Preconditioner
+from mkor_core.discovery import find_layers
+from workflow.bench.probes import _turns
+from workflow.bench.probes._state_bytes import first_order_bytes
+
+TURN_MS: Final = 40.0
+"""Cheap steps are repeated within a turn until they take this long together."""
+MOST_CYCLES: Final = 4
+"""The most cycles of two steps in a turn."""
+LONG_MS: Final = 300.0
+"""A step as long as this is not repeated to find out which steps of a cycle update."""
+
+
+class Times(NamedTuple):
+    """A contender's milliseconds in one turn: of a step that updates, and of one that does not."""
+
+    update: float
+    plain: float
+
+    def amortized(self, period: int) -> float:
+        """Return the mean over a period, which has one update."""
+        return (self.update + (period - 1) * self.plain) / period
+
+
+class OptimizerContender:
+    """An optimizer on a model.
+
+    Args:
+        model: the model, on its device.
+        inputs: the small batch that gives statistics and gradients.
+        optimizer: the optimizer.
+        preconditioner: the preconditioner attached to it, if any.
+        alternates: whether every second step updates something; otherwise all steps are alike.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+        optimizer: Optimizer,
+        preconditioner: Preconditioner | None = None,
+        *,
+        alternates: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.preconditioner = preconditioner
+        self._inputs = inputs
+        self._alternates = alternates
+        self._device = inputs.device
+        self._update_is_first = True
+        self._cycles = 1
+        self.dearest_ms = 0.0
+        """The longest step so far; the first one also sets up the state."""
+
+    def warm_up(self) -> None:
+        """Set up the state, find out which of two successive steps updates, and how many cycles fill a turn."""
+        cycles = [self._cycle()]
+        while len(cycles) < 3 and self.dearest_ms < LONG_MS:
+            cycles.append(self._cycle())
+        timed = cycles[1:] or cycles
+        self._update_is_first = sum(first for first, _ in timed) >= sum(second for _, second in timed)
+        self._cycles = max(1, min(MOST_CYCLES, math.ceil(TURN_MS / sum(timed[-1]))))
+
+    def turn(self) -> Times:
+        """Time whole cycles of an update and a plain step."""
+        cycles = [self._cycle() for _ in range(self._cycles)]
+        first, second = (sum(ms) / len(cycles) for ms in zip(*cycles, strict=True))
+        if not self._alternates:
+            return Times(*[(first + second) / 2] * 2)
+        return Times(first, second) if self._update_is_first else Times(second, first)
+
+    def state_bytes(self) -> int:
+        """Return the bytes of the optimizer's and the preconditioner's state."""
+        own = sum(first_order_bytes(self.optimizer).values())
+        return own + (0 if self.preconditioner is None else self.preconditioner.memory_bytes())
+
+    def give_gradients(self) -> None:
+        """Run a forward and backward pass on the small batch."""
+        self.optimizer.zero_grad()
+        loss = self.model(self._inputs).square().mean()
+        loss.backward()
+        if self.preconditioner is not None:
+            self.preconditioner.observe(loss.detach())
+
+    def _cycle(self) -> tuple[float, float]:
+        return self._step_ms(), self._step_ms()
+
+    def _step_ms(self) -> float:
+        self.give_gradients()
+        ms = _turns.milliseconds(self.optimizer.step, self._device)
+        self.dearest_ms = max(self.dearest_ms, ms)
+        return ms
+
+
+def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> OptimizerContender | str:
+    """Return a method's contender, which updates in every second step; or the reason why there is none."""
+    model, inputs = _made(block, width, device)
+    built = build_or_reason(method, model, 2)
+    if isinstance(built, str):
+        return built
+    return OptimizerContender(model, inputs, *built, alternates=method.period_field is not None)
+
+
+def foreach_sgd(block: Block, width: int, device: torch.device) -> OptimizerContender:
+    """Return PyTorch's SGD with momentum in its ``foreach`` form."""
+    model, inputs = _made(block, width, device)
+    return OptimizerContender(model, inputs, SGD(model.parameters(), lr=RATE, momentum=0.9, foreach=True))
+
+
+def fused_adamw(block: Block, width: int, device: torch.device) -> OptimizerContender:
+    """Return PyTorch's fused AdamW."""
+    model, inputs = _made(block, width, device)
+    return OptimizerContender(model, inputs, AdamW(model.parameters(), lr=RATE, fused=True))
+
+
+def _made(block: Block, width: int, device: torch.device) -> tuple[nn.Module, Tensor]:
+    torch.manual_seed(0)
+    return block.make(width).to(device).train(), block.few(width).to(device)
+
+
+def forward_backward(block: Block, width: int, device: torch.device) -> Callable[[], Times]:
+    """Return a turn of a forward and a backward pass on a true batch; in bfloat16 on a GPU, as training there."""
+    torch.manual_seed(0)
+    model = block.make(width).to(device).train()
+    inputs = block.batch[device.type](width).to(device)
+    precision: AbstractContextManager[object] = (
+        torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
+    )
+
+    def work() -> None:
+        model.zero_grad()
+        with precision:
+            loss = model(inputs).float().square().mean()
+        loss.backward()
+
+    work()
+    return partial(_alike, work, device)
+
+
+def two_products(block: Block, width: int, device: torch.device) -> Callable[[], Times]:
+    """Return a turn of dense preconditioning's two matrix products alone, ``J_L D J_R``, for every layer's weight."""
+    with torch.device("meta"):
+        layers = find_layers(block.make(width), ()).values()
+        shapes = [(layer.d_out, layer.module.weight[0].numel()) for layer in layers]
+    torch.manual_seed(0)
+    sides = [((m, m), (m, n), (m, n), (n, n), (m, n)) for m, n in shapes]
+    matrices = [[torch.randn(*side, device=device) for side in of_layer] for of_layer in sides]
+
+    def work() -> None:
+        with _default_precision(device):
+            for left, grad, product, right, value in matrices:
+                torch.mm(left, grad, out=product)
+                torch.mm(product, right, out=value)
+
+    work()
+    return partial(_alike, work, device)
+
+
+@contextmanager
+def _default_precision(device: torch.device) -> Iterator[None]:
+    """Multiply in the precision that a `Preconditioner` takes by default: TF32 on a GPU."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def factor_update(d: int, device: torch.device) -> Callable[[], Times]:
+    """Return a turn of one update of a dense factor ``[d, d]``: the stabilizer and the rank-1 update.
+
+    The layer has one output and no bias. The preconditioner's clock says how long a step was in the phase "factor".
+    """
+    torch.manual_seed(0)
+    model = nn.Linear(d, 1, bias=False, device=device)
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    inputs = torch.randn(8, d, device=device)
+    spent: dict[str, float] = {}
+
+    @contextmanager
+    def phase(name: str) -> Iterator[None]:
+        start = _turns.now(device)
+        yield
+        spent[name] = spent.get(name, 0.0) + 1000 * (_turns.now(device) - start)
+
+    preconditioner.phases = phase
+
+    def turn() -> Times:
+        spent.clear()
+        calls = _calls(d)
+        for _ in range(calls):
+            model.zero_grad()
+            model(inputs).square().mean().backward()
+            preconditioner.step()
+        return Times(spent["factor"] / calls, spent["factor"] / calls)
+
+    turn()
+    return turn
+
+
+def vector_and_outer_product(d: int, device: torch.device) -> Callable[[], Times]:
+    """Return a turn of the least that a factor's update does: ``J v`` and ``J += u u^T``, on a matrix ``[d, d]``."""
+    matrix, vector = torch.eye(d, device=device), torch.randn(d, device=device) / d
+    product = torch.empty_like(vector)
+
+    def work() -> None:
+        torch.mv(matrix, vector, out=product)
+        matrix.addr_(product, product, alpha=-1e-6)
+
+    work()
+    return lambda: Times(*[_turns.milliseconds(work, device, _calls(d))] * 2)
+
+
+def _calls(d: int) -> int:
+    return max(1, min(64, 4096 * 4096 // (d * d)))
+
+
+def _alike(work: Callable[[], object], device: torch.device) -> Times:
+    ms = _turns.milliseconds(work, device)
+    return Times(ms, ms)

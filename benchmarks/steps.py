@@ -1,0 +1,266 @@
+"""What a step of every optimizer costs, beside torch's SGD and AdamW and the forward and backward pass.
+
+``python -m benchmarks.steps`` (``make bench``) takes at most 5 minutes on two cores, ``--gpu`` at most 8 minutes on a
+GPU; both need the machine to themselves. It writes ``steps.csv`` and, where Matplotlib is installed, a picture. All
+contenders take turns in every round; ratios are those within a round, their intervals span the rounds. The control is
+the same SGD once more: if the interval of its ratio excludes 1, the machine was not quiet.
+
+Rows: one for each block of layers, width, optimizer and period (of updates of its preconditioner; a method without one
+has equal rows). Columns:
+
+- update_ms, plain_ms: medians of a step that updates and of one that does not. ms, ms_low, ms_high: a step's mean over
+  a period, median over the rounds, with its 95 % interval.
+- of_sgd, of_adamw, of_forward_backward (each with _low and _high): ratios of ms to a step of torch's foreach SGD with
+  momentum, to one of torch's fused AdamW, and to a forward and backward pass of the block on a true batch.
+- of_reference, reference: the ratio to another contender: the control's to SGD, dense MKOR's to its two matrix products
+  alone, a factor's update to a matrix-vector product and an outer product on the same matrix (block ``factor``).
+- slope: the exponent of ms over the widths, in the rows of the largest one.
+- state_bytes; rounds; note: why an optimizer was left out; device, hardware, threads, torch, code_fingerprint,
+  git_commit.
+
+An optimizer is left out at a width if a step there would take longer than `LONGEST_STEP` of the time that
+the width has, judged by the next smaller width and the cube of their ratio.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import accumulate
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from benchmarks import contenders
+from benchmarks.contenders import OptimizerContender, Times
+from benchmarks.methods import BenchmarkMethod, methods
+from benchmarks.models import BLOCKS, Block, narrowed
+from benchmarks.step_rows import (
+    ADAMW,
+    CONTROL,
+    FACTOR,
+    FLOOR,
+    FORWARD_BACKWARD,
+    PRODUCTS,
+    SGD,
+    Measured,
+    Rounds,
+    Row,
+    rows,
+    summary,
+)
+from workflow.bench.probes import _turns
+from workflow.bench.probes._rows import write_rows
+from workflow.bench.support import provenance
+from workflow.bench.support.command_line import refuse_unwritable, run_command
+from workflow.bench.support.config import ConfigError, did_you_mean
+
+MINUTES: Final = {"cpu": 4.2, "cuda": 7.0}
+"""The time that rounds may fill; the start and the last round come on top."""
+QUICK_MINUTES: Final = 0.4
+ROUNDS: Final = (3, 15)
+"""The fewest rounds of any contender, and the most."""
+LONGEST_STEP: Final = 0.08
+"""The longest step at a width, as a share of the time that the width has."""
+CHEAP_SHARE: Final = 0.2
+"""The share of a width's time that the cheap contenders' further rounds have in any case."""
+FACTOR_WIDTHS: Final = (1024, 4096)
+
+
+def measure_block(
+    block: Block, chosen: Sequence[BenchmarkMethod], device: torch.device, seconds: float
+) -> Iterator[Measured]:
+    """Yield the measurements of a block at every width, which together take about ``seconds``.
+
+    The largest width has most of the time. A method that would be too slow at a width is left out there.
+    """
+    smaller: Measured | None = None
+    for width in block.widths:
+        share = 0.8 if width == block.widths[-1] else 0.2 / (len(block.widths) - 1)
+        measured = measure_width(block, width, chosen, device, share * seconds, smaller)
+        yield measured
+        smaller = measured
+
+
+def measure_width(
+    block: Block,
+    width: int,
+    chosen: Sequence[BenchmarkMethod],
+    device: torch.device,
+    seconds: float,
+    smaller: Measured | None,
+) -> Measured:
+    """Return the measurements of a block at one width; smaller: those at the next smaller one."""
+    start = _turns.now(device)
+    optimizers: dict[str, OptimizerContender] = {
+        SGD: contenders.foreach_sgd(block, width, device),
+        CONTROL: contenders.foreach_sgd(block, width, device),
+        ADAMW: contenders.fused_adamw(block, width, device),
+    }
+    longest = 1000 * LONGEST_STEP * seconds
+    left_out: dict[str, str] = {}
+    for method in chosen:
+        reason = _too_slow(method.label, width, longest, smaller)
+        made = reason or contenders.of_method(method, block, width, device)
+        if isinstance(made, str):
+            left_out[method.label] = made
+        else:
+            optimizers[method.label] = made
+    for optimizer in optimizers.values():
+        optimizer.warm_up()
+    turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
+    turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
+    if "mkor" in optimizers:
+        turns[PRODUCTS] = contenders.two_products(block, width, device)
+    times = in_rounds(turns, seconds - (_turns.now(device) - start), device)
+    return Measured(
+        block.name,
+        width,
+        times,
+        {label: one.state_bytes() for label, one in optimizers.items()},
+        left_out,
+        {label: one.dearest_ms for label, one in optimizers.items()},
+    )
+
+
+def _too_slow(label: str, width: int, longest: float, smaller: Measured | None) -> str | None:
+    """Return why a method is left out at a width: it was at the next smaller one, or a step would take too long."""
+    if smaller is None:
+        return None
+    if label in smaller.left_out:
+        return smaller.left_out[label]
+    expected = smaller.dearest_ms[label] * (width / smaller.width) ** 3
+    if expected <= longest:
+        return None
+    return (
+        f"left out from width {width} on: by the cube of the width a step would take {expected / 1000:.1f} s, "
+        f"longer than {longest / 1000:.1f} s"
+    )
+
+
+def in_rounds(turns: Mapping[str, Callable[[], Times]], seconds: float, device: torch.device) -> Rounds:
+    """Return the times of the fewest rounds of all contenders, and of further ones of the cheap contenders.
+
+    The further rounds, up to the most, have as many contenders as fit into the given time, the cheapest first.
+    """
+    least, most = ROUNDS
+    times: dict[str, list[Times]] = {label: [] for label in turns}
+    spent = dict.fromkeys(turns, 0.0)
+
+    def timed(label: str) -> Times:
+        start = _turns.now(device)
+        times_of_turn = turns[label]()
+        spent[label] += _turns.now(device) - start
+        return times_of_turn
+
+    every = {label: partial(timed, label) for label in turns}
+    start = _turns.now(device)
+    done = list(_turns.rounds(every, least))
+    left = max(seconds - (_turns.now(device) - start), CHEAP_SHARE * seconds)
+    costs = {label: spent[label] / least * (most - least) for label in sorted(turns, key=lambda label: spent[label])}
+    cheap = [label for label, total in zip(costs, accumulate(costs.values()), strict=True) if total <= left]
+    done += _turns.rounds({label: every[label] for label in turns if label in cheap}, most - least)
+    for of_round in done:
+        for label, one in of_round.items():
+            times[label].append(one)
+    return times
+
+
+def measure_factor(device: torch.device, seconds: float, widths: Sequence[int] = FACTOR_WIDTHS) -> Iterator[Measured]:
+    """Yield the times of a dense factor's update beside the least that it must do, at each width."""
+    for d in widths:
+        turns = {
+            FACTOR: contenders.factor_update(d, device),
+            FLOOR: contenders.vector_and_outer_product(d, device),
+        }
+        yield Measured("factor", d, in_rounds(turns, seconds / len(widths), device))
+
+
+def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float) -> list[Row]:
+    """Measure everything, with a line of progress for each step of the work, and return the rows."""
+    measured: list[Measured] = []
+    start = time.monotonic()
+    for position, block in enumerate(blocks):
+        left = max(60 * minutes - (time.monotonic() - start), 0.0)
+        for one in measure_block(block, chosen, device, 0.93 * left / (len(blocks) - position)):
+            measured.append(one)
+            counts = [len(times) for times in one.times.values()]
+            _progress(
+                start,
+                f"{block.title}, width {one.width}: {len(counts)} contenders, {min(counts)} to {max(counts)} rounds",
+            )
+            for label, reason in one.left_out.items():
+                _progress(start, f"  {label}: {reason}")
+    factor_widths = FACTOR_WIDTHS if blocks[0].widths == BLOCKS[0].widths else (64, 128)
+    for one in measure_factor(device, 0.07 * 60 * minutes, factor_widths):
+        measured.append(one)
+        _progress(start, f"update of one factor, width {one.width}")
+    return list(rows(measured, device, provenance.hardware_name(device.type)))
+
+
+def _progress(start: float, line: str) -> None:
+    print(f"[{time.monotonic() - start:5.0f} s] {line}", flush=True)
+
+
+def _draw(folder: Path) -> str:
+    """Draw the picture, and say where it is or why there is none."""
+    try:
+        from benchmarks import steps_figure
+    except ModuleNotFoundError as error:
+        return f"No picture: {error.name} is not installed; python -m benchmarks.steps_figure {folder} draws it later"
+    return f"Written: {', '.join(str(file) for file in steps_figure.draw(folder))}"
+
+
+def choose_blocks(names: Sequence[str]) -> list[Block]:
+    """Return blocks by name.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    known = {block.name: block for block in BLOCKS}
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"models = '{name}': unknown; {did_you_mean(name, known)}")
+    return [known[name] for name in names]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, and write the CSV and the picture; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--gpu", action="store_true", help="measure on the GPU instead of the CPU")
+    parser.add_argument("--models", nargs="+", metavar="NAME", default=[block.name for block in BLOCKS])
+    parser.add_argument(
+        "--optimizers", nargs="+", metavar="LABEL", help="files of baselines/, mkor_w4, ... (default: all)"
+    )
+    parser.add_argument("--out", type=Path, help="the folder to write to (default: results/<hardware>/bench)")
+    parser.add_argument("--quick", action="store_true", help="narrow layers and half a minute: a trial of the program")
+
+    def work(options: argparse.Namespace) -> None:
+        if options.gpu and not torch.cuda.is_available():
+            raise ConfigError("--gpu: PyTorch finds no GPU")
+        device = torch.device("cuda" if options.gpu else "cpu")
+        blocks, chosen = choose_blocks(options.models), methods(options.optimizers)
+        folder = options.out or Path("results", provenance.hardware_name(device.type), "bench")
+        out = folder / "steps.csv"
+        refuse_unwritable("--out", out)
+        if options.quick:
+            blocks = [narrowed(block, 4) for block in blocks]
+        table = run(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES[device.type])
+        write_rows(out, table)
+        picture = _draw(folder)
+        for line in summary(table):
+            print(line)
+        print(f"Written: {out}")
+        print(picture)
+
+    return run_command(parser, work, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

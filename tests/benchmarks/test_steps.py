@@ -1,0 +1,189 @@
+"""The benchmark of steps: its contenders, its arithmetic on times made by hand, and a small run of the command."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pandas as pd
+import pytest
+import torch
+from torch import nn
+
+from baselines import available
+from benchmarks import contenders, steps
+from benchmarks.contenders import OptimizerContender, Times
+from benchmarks.methods import VARIANTS, labels, methods
+from benchmarks.models import BLOCKS, Block, alexnet_head, narrowed, resnet50
+from benchmarks.step_rows import CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
+from workflow.bench.probes._models import resnet50 as torchvision_resnet50
+
+CPU = torch.device("cpu")
+BERT, ALEXNET, RESNET = BLOCKS
+
+
+def shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    kinds = (nn.Linear, nn.Conv2d, nn.BatchNorm2d)
+    return sorted(tuple(module.weight.shape) for module in model.modules() if isinstance(module, kinds))
+
+
+def test_every_optimizer_is_a_contender():
+    assert {method.label for method in methods()} == {*available(), *VARIANTS}
+    assert {label for label in labels() if label.startswith("mkor_w")} == {"mkor_w4", "mkor_w16", "mkor_w64"}
+
+
+def test_blocks_have_the_published_layers():
+    with torch.device("meta"):
+        bert, head, resnet, published = BERT.make(1024), alexnet_head(), resnet50(), torchvision_resnet50()
+    assert shapes(bert) == sorted([(1024, 1024)] * 4 + [(4096, 1024), (1024, 4096)])
+    assert shapes(head) == sorted([(4096, 256), (4096, 4096), (100, 4096)])
+    assert shapes(resnet) == shapes(published)
+    assert [block.widths[-1] for block in BLOCKS] == [1024, 4096, 64]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.name)
+def test_a_block_takes_its_batches(block: Block):
+    narrow = narrowed(block, 4)
+    model = narrow.make(narrow.widths[0])
+    assert model(narrow.few(narrow.widths[0])).isfinite().all()
+    assert model(narrow.batch["cpu"](narrow.widths[0])).isfinite().all()
+
+
+class Slow(torch.optim.SGD):
+    """SGD whose every second step, from the first or the second one on, appends to what was done."""
+
+    def __init__(self, parameters, updates_first: bool) -> None:
+        super().__init__(parameters, lr=1e-3)
+        self.number, self.updates_first = 0, updates_first
+
+    def step(self) -> None:
+        self.number += 1
+        Slow.latest = 5.0 if (self.number % 2 == 1) is self.updates_first else 1.0
+
+
+def clocked(call, device, calls=1) -> float:
+    call()
+    return Slow.latest
+
+
+@pytest.mark.parametrize("updates_first", [True, False])
+def test_a_turn_tells_updates_from_plain_steps(monkeypatch, updates_first):
+    monkeypatch.setattr("benchmarks.contenders._turns.milliseconds", clocked)
+    model = nn.Linear(3, 2)
+    make = partial(OptimizerContender, model, torch.randn(4, 3), Slow(model.parameters(), updates_first))
+    contender = make(alternates=True)
+    contender.warm_up()
+    assert contender.turn() == Times(5.0, 1.0)
+    assert contender.dearest_ms == 5.0
+    assert make(alternates=False).turn() == Times(3.0, 3.0)
+
+
+def test_every_step_of_a_contender_has_fresh_gradients_and_statistics():
+    (method,) = methods(["mkor"])
+    contender = contenders.of_method(method, narrowed(BERT, 8), 16, CPU)
+    assert isinstance(contender, OptimizerContender)
+    before = contender.preconditioner.state_dict()["step"]
+    contender.turn()
+    after = contender.preconditioner.state_dict()
+    assert after["step"] == before + 2
+    assert contender.state_bytes() > 0
+    assert contender.preconditioner.method.inverse_update_period == 2
+
+
+def test_a_period_has_one_update():
+    """Truth: 10 ms and 9 steps of 1 ms are 1.9 ms a step."""
+    assert Times(10.0, 1.0).amortized(10) == pytest.approx(1.9)
+    assert Times(10.0, 1.0).amortized(1) == 10.0
+
+
+def measured(width: int, factor: float = 1.0) -> Measured:
+    rounds = [1.0, 2.0, 4.0]
+    times = {
+        SGD: [Times(t, t) for t in rounds],
+        CONTROL: [Times(1.5 * t, 1.5 * t) for t in rounds],
+        "mkor": [Times(20 * factor * t, 2 * factor * t) for t in rounds],
+        FORWARD_BACKWARD: [Times(4 * t, 4 * t) for t in rounds],
+    }
+    return Measured("bert", width, times, {"mkor": 7}, {"soap": "left out: slow"})
+
+
+def test_ratios_are_taken_within_rounds():
+    """Truth: the machine's speed changes by a factor of 4 from round to round, and no ratio with it."""
+    table = list(rows([measured(8), measured(16, factor=8.0)], CPU, "test-cpu"))
+    by_key = {(row.width, row.optimizer, row.period): row for row in table}
+    mkor = by_key[8, "mkor", 10]
+    assert (mkor.of_sgd, mkor.of_sgd_low, mkor.of_sgd_high) == pytest.approx((3.8, 3.8, 3.8))
+    assert by_key[8, "mkor", 1].of_sgd == pytest.approx(20.0)
+    assert mkor.of_forward_backward == pytest.approx(0.95)
+    assert (mkor.update_ms, mkor.plain_ms, mkor.rounds, mkor.state_bytes) == (40.0, 4.0, 3, 7)
+    assert math.isnan(mkor.of_adamw)
+    assert math.isnan(mkor.slope)
+    assert by_key[16, "mkor", 10].slope == pytest.approx(3.0)
+    assert by_key[16, SGD, 10].slope == pytest.approx(0.0)
+    assert by_key[8, CONTROL, 1].reference == SGD
+    soap = by_key[8, "soap", 10]
+    assert (soap.rounds, soap.note) == (0, "left out: slow")
+    assert [key[2] for key in by_key if key[:2] == (8, FORWARD_BACKWARD)] == [PERIODS[0]]
+
+
+def test_a_control_that_differs_from_itself_is_told():
+    lines = list(summary(list(rows([measured(8)], CPU, "test-cpu"))))
+    assert any("not quiet" in line and "1.500" in line for line in lines)
+    quiet = measured(8)
+    quiet.times[CONTROL] = list(reversed(quiet.times[SGD]))
+    assert any("control passed" in line for line in summary(list(rows([quiet], CPU, "test-cpu"))))
+
+
+def test_dear_contenders_have_fewer_rounds():
+    clock = [0.0]
+
+    def turn(seconds: float) -> Times:
+        clock[0] += seconds
+        return Times(1.0, 1.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("benchmarks.steps._turns.now", lambda device: clock[0])
+        turns = {"dear": partial(turn, 10.0), "cheap": partial(turn, 0.1), "middle": partial(turn, 1.0)}
+        times = steps.in_rounds(turns, 45.0, CPU)
+        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 3}
+        times = steps.in_rounds(turns, 50.0, CPU)
+        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 15}
+        # A fifth of the time is kept for the cheap, even if the dear took all of it.
+        times = steps.in_rounds(turns, 20.0, CPU)
+        assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 3}
+        times = steps.in_rounds(turns, 0.0, CPU)
+        assert {len(of_label) for of_label in times.values()} == {3}
+
+
+def test_an_optimizer_that_would_be_too_slow_is_left_out():
+    small = narrowed(BERT, 16)
+    first, second = steps.measure_block(small, methods(["sgd"]), CPU, 1e-6)
+    assert "sgd" in first.times
+    assert "sgd" not in second.times
+    assert second.left_out["sgd"].startswith("left out from width 16 on: by the cube of the width")
+
+
+def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(steps, "ROUNDS", (2, 2))
+    arguments = ["--quick", "--models", "bert", "--optimizers", "mkor", "eva", "--out", str(tmp_path)]
+    assert steps.main(arguments) == 0
+    table = pd.read_csv(tmp_path / "steps.csv")
+    assert set(table["optimizer"]) >= {SGD, CONTROL, "mkor", "eva", FORWARD_BACKWARD}
+    assert set(table["block"]) == {"bert", "factor"}
+    assert table["hardware"].notna().all()
+    assert (tmp_path / "steps.png").stat().st_size > 10_000
+    said = capsys.readouterr().out
+    assert "bert, width 64" in said
+    assert "mkor" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--models", "vit"], "models = 'vit': unknown"),
+        (["--optimizers", "mkorr"], "optimizer = 'mkorr': unknown; did you mean 'mkor'?"),
+    ],
+)
+def test_an_unknown_name_is_refused_in_one_line(arguments, message, capsys):
+    assert steps.main(arguments) == 1
+    assert message in capsys.readouterr().err
