@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -13,6 +14,7 @@ from mkor_core.capture import ROWS, Captured, Statistic
 from mkor_core.kl_clip import KLClipping
 from mkor_core.method import LayerShape, LayerState, Method
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE
+from mkor_core.transfers import upload
 
 JITTER = 1e-10
 """Number that the original adds to the damping."""
@@ -72,8 +74,11 @@ class HyLo(KLClipping, Method):
             chosen = order[:kept]
             middle = interpolated_middle(kernel(x[order], g[order]), kept, self.damping + JITTER)
         x, g = x[chosen], g[chosen]
-        state["right"], state["left"] = x, g
-        state["kernel_inverse"] = torch.linalg.inv(kernel(x, g) / kept + middle)
+        # torch.linalg.inv would make the host wait to see whether the matrix is singular.
+        inverse, status = torch.linalg.inv_ex(kernel(x, g) / kept + middle)
+        for name, new in (("right", x), ("left", g), ("kernel_inverse", inverse)):
+            # A singular kernel leaves the layer what it had, except before the first update, or if r changes.
+            state[name] = torch.where(status == 0, new, state[name]) if new.shape == state[name].shape else new
 
     @override
     def refresh(self, state: LayerState, step: int) -> None:
@@ -120,7 +125,11 @@ def sample_without_replacement(weights: Tensor, number: int, seed: int) -> Tenso
 
     The Gumbel keys are drawn on the CPU, so that all ranks and devices draw the same indices.
     """
-    noise = torch.rand(len(weights), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    gumbel = -torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float64).tiny)))
-    keys = weights.to(torch.float64).log() + gumbel.to(weights.device)
+    keys = weights.to(torch.float64).log() + _gumbel(len(weights), seed, weights.device)
     return keys.topk(number).indices
+
+
+@lru_cache(maxsize=4)  # most layers have the same number of rows in a step
+def _gumbel(number: int, seed: int, device: torch.device) -> Tensor:
+    noise = torch.rand(number, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return upload(-torch.log(-torch.log(noise.clamp(min=torch.finfo(torch.float64).tiny))), device)

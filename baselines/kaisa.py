@@ -95,8 +95,11 @@ class KAISA(KLClipping, Method):
                 values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
                 state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
             else:
-                damped = state[side] + self.damping * torch.eye(len(state[side])).to(state[side])
-                state[f"{side}_inverse"] = torch.linalg.inv(damped)
+                damped = state[side].clone()
+                damped.diagonal().add_(self.damping)
+                # torch.linalg.inv would make the host wait to see whether the matrix is singular.
+                inverse, status = torch.linalg.inv_ex(damped)
+                state[f"{side}_inverse"] = torch.where(status == 0, inverse, state[f"{side}_inverse"])
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mkor_core.transfers import upload
+
 _bytes: Counter[str] = Counter()
 
 
@@ -65,21 +67,29 @@ def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = Non
     return [summed[i] for i in range(len(tensors))]
 
 
-def gather_rows(rows: Tensor, group: ProcessGroup | None = None) -> Tensor:
-    """Return the rows ``[n, d]`` of all ranks, in rank order; n may differ between ranks, which makes the host wait."""
+def gather_rows(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
+    """Return the rows of all ranks, in rank order, of every tensor ``[n, d]``; n may differ between ranks.
+
+    The host waits once, for the numbers of rows of all tensors.
+    """
     world = world_size(group)
-    if world == 1:
-        return rows
-    number = torch.tensor([rows.shape[0]], device=rows.device)
-    numbers = [torch.empty_like(number) for _ in range(world)]
-    dist.all_gather(numbers, number, group=group)
+    if world == 1 or not tensors:
+        return list(tensors)
+    here = upload(torch.tensor([len(rows) for rows in tensors]), tensors[0].device)
+    everywhere = [torch.empty_like(here) for _ in range(world)]
+    dist.all_gather(everywhere, here, group=group)
+    by_tensor = torch.stack(everywhere, 1).tolist()
+    return [_gather_rows(rows, numbers, group) for rows, numbers in zip(tensors, by_tensor, strict=True)]
+
+
+def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | None) -> Tensor:
+    """Return the rows of all ranks; numbers: how many each rank has."""
     # all_gather needs the same shape from every rank: pad to the most rows, and cut the padding off afterwards.
-    most = max(int(n) for n in numbers)
-    padded = torch.nn.functional.pad(rows, (0, 0, 0, most - rows.shape[0])).contiguous()
-    gathered = [torch.empty_like(padded) for _ in range(world)]
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, max(numbers) - len(rows))).contiguous()
+    gathered = [torch.empty_like(padded) for _ in numbers]
     dist.all_gather(gathered, padded, group=group)
     count_bytes("all_gather", padded)
-    return torch.cat([part[: int(n)] for part, n in zip(gathered, numbers, strict=True)])
+    return torch.cat([part[:number] for part, number in zip(gathered, numbers, strict=True)])
 
 
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None) -> list[Tensor]:
@@ -97,17 +107,31 @@ def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
 
 
-def pack_symmetric(matrix: Tensor) -> Tensor:
-    """Return the upper triangle of a symmetric ``[d, d]`` matrix as ``[d (d + 1) / 2]``."""
-    return matrix[_upper_triangle(len(matrix), matrix.device)]
+class Triangles:
+    """Packs symmetric matrices as their upper triangles.
 
+    The positions of a triangle's entries are kept for each dimension and device while the object lives: in one exchange
+    they serve many layers, and beyond it they would take as much memory as a factor.
+    """
 
-def unpack_symmetric(triangle: Tensor, dimension: int) -> Tensor:
-    """Return the symmetric ``[d, d]`` matrix of an upper triangle that `pack_symmetric` returned."""
-    matrix = triangle.new_zeros(dimension, dimension)
-    matrix[_upper_triangle(dimension, triangle.device)] = triangle
-    return matrix + matrix.triu(1).T
+    def __init__(self) -> None:
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
 
+    def pack(self, matrix: Tensor) -> Tensor:
+        """Return the upper triangle of a symmetric ``[d, d]`` matrix as ``[d (d + 1) / 2]``."""
+        return matrix.flatten().index_select(0, self._positions_of(len(matrix), matrix.device))
 
-def _upper_triangle(dimension: int, device: torch.device) -> Tensor:
-    return torch.ones(dimension, dimension, dtype=torch.bool, device=device).triu()
+    def unpack(self, triangle: Tensor, dimension: int) -> Tensor:
+        """Return the symmetric ``[d, d]`` matrix of an upper triangle that `pack` returned."""
+        matrix = triangle.new_zeros(dimension * dimension)
+        matrix.index_copy_(0, self._positions_of(dimension, triangle.device), triangle)
+        matrix = matrix.view(dimension, dimension)
+        return matrix + matrix.triu(1).T
+
+    def _positions_of(self, dimension: int, device: torch.device) -> Tensor:
+        """Return the places of the upper triangle among the ``d^2`` entries. Unlike a mask's, their number is known."""
+        key = dimension, device
+        if key not in self._positions:
+            rows, columns = torch.triu_indices(dimension, dimension, device=device)
+            self._positions[key] = rows * dimension + columns
+        return self._positions[key]

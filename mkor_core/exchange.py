@@ -38,7 +38,7 @@ def exchange(
     losses = [] if loss is None else [loss / world]
     local = [captured.get(layer.name) or _blank(layer, method) for layer in layers]
     if method.gathers_rows:
-        total = [_gather(rows, group) for rows in local]
+        total = _gather(local, group)
         losses = comm.sum_across_ranks(losses, group)
     elif method.exchange_dtype is not None:
         total, losses = _add_means(local, losses, method.exchange_dtype, group)
@@ -64,10 +64,15 @@ def _blank(layer: Layer, method: Method) -> Sums:
     return Sums(zero.expand(x_shape), g, zero, zero if g is None and layer.is_convolution else 1.0)
 
 
-def _gather(rows: Sums, group: ProcessGroup | None) -> Sums:
-    assert rows.g is not None
-    x, g = comm.gather_rows(rows.x, group), comm.gather_rows(rows.g, group)
-    return Sums(x, g, torch.full_like(rows.number, len(x)))
+def _gather(local: Sequence[Sums], group: ProcessGroup | None) -> list[Sums]:
+    """Return the rows of all ranks, layer by layer."""
+    sides = [side for rows in local for side in (rows.x, rows.g) if side is not None]
+    gathered = comm.gather_rows(sides, group)
+    # x and g of the first layer, then of the second, ...
+    return [
+        Sums(x, g, torch.full_like(rows.number, len(x)))
+        for rows, x, g in zip(local, gathered[::2], gathered[1::2], strict=True)
+    ]
 
 
 def _add(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
@@ -102,14 +107,15 @@ def _from_counts(like: Sums, counts: Iterator[Tensor]) -> tuple[Tensor, Tensor |
 
 def _add_symmetric(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
     """Add symmetric x and g, of which only the upper triangles travel."""
+    triangles = comm.Triangles()
     packed, sides = [], []
     for x, g, number, _ in local:
         assert g is not None  # moments have both sides
-        packed.append(Sums(comm.pack_symmetric(x), comm.pack_symmetric(g), number))
+        packed.append(Sums(triangles.pack(x), triangles.pack(g), number))
         sides.append((len(x), len(g)))
     added, losses = _add(packed, losses, group)
     total = [
-        Sums(comm.unpack_symmetric(x, d_in), None if g is None else comm.unpack_symmetric(g, d_out), number)
+        Sums(triangles.unpack(x, d_in), None if g is None else triangles.unpack(g, d_out), number)
         for (x, g, number, _), (d_in, d_out) in zip(added, sides, strict=True)
     ]
     return total, losses

@@ -75,7 +75,10 @@ class LossHistory:
             self.has_loss = True
         self._micro_batch_losses.clear()
         mean = self._sum / self._steps if self._steps else torch.nan
-        return torch.as_tensor(mean, dtype=wide_dtype(like.dtype), device=like.device)
+        dtype = wide_dtype(like.dtype)
+        if isinstance(mean, Tensor):
+            return mean.to(like.device, dtype)
+        return torch.full((), mean, dtype=dtype, device=like.device)
 
     def record(self, mean: Tensor | None) -> None:
         """Record the mean that `take` returned, averaged over ranks, and start the next one.

@@ -88,7 +88,7 @@ class Method(ABC):
         """
         x = torch.cat([average_locations(part.x, part.locations) for part in rows])
         g = torch.cat([average_locations(part.g, part.locations) for part in rows])
-        return Captured(x, g, x.new_tensor(len(x)))
+        return Captured(x, g, torch.full((), len(x), dtype=x.dtype, device=x.device))
 
     def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of x and g that ranks add up for a layer; not called if `gathers_rows`."""

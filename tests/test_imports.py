@@ -12,6 +12,7 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
+    {"transfers"},
     {"linalg", "layer", "comm", "assignment", "ranges", "autograd"},
     {"reductions", "hooks", "discovery", "losses", "inverses"},
     {"ghosts"},

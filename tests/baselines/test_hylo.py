@@ -148,6 +148,19 @@ def test_rows_are_drawn_in_proportion_to_their_weights_and_only_once():
     assert sorted(sample_without_replacement(weights, 4, 0).tolist()) == [0, 1, 2, 3]
 
 
+def test_a_singular_kernel_leaves_the_rows_that_were_kept():
+    """Equal rows so large that the damping is lost."""
+    method = HyLo(sample_fraction=1.0)
+    state = method.initial_state(LayerShape(3, 2), torch.float64, torch.device("cpu"))
+    x, g = torch.randn(4, 2).double(), torch.randn(4, 3).double()
+    method.accumulate(state, Captured(x, g, torch.tensor(4.0)), 0)
+    before = dict(state)
+    method.accumulate(state, Captured(torch.full_like(x, 2.0**40), torch.full_like(g, 1.0), torch.tensor(4.0)), 10)
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
+    method.accumulate(state, Captured(2 * x, g, torch.tensor(4.0)), 20)
+    assert not torch.equal(state["right"], before["right"])
+
+
 def test_rows_are_kept_once_a_period():
     method = HyLo(update_period=3)
     assert [method.accumulates(step) for step in range(5)] == [True, False, False, True, False]

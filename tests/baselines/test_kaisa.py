@@ -126,6 +126,18 @@ def test_factors_are_decomposed_at_steps_that_do_not_update_them_too():
         assert_close(state[f"{side}_values"], torch.linalg.eigvalsh(state[side]))
 
 
+def test_a_singular_factor_keeps_the_inverse_that_it_had():
+    """The host does not look whether it is singular. Truth: the inverse of the other factor, by torch."""
+    method = KAISA(compute_method="inverse", damping=DAMPING)
+    state = method.initial_state(LayerShape(3, 4), torch.float64, torch.device("cpu"))
+    before = state["left_inverse"]
+    state["left"] = -DAMPING * torch.eye(3).double()
+    state["right"] = torch.diag(torch.arange(1.0, 5)).double()
+    method.refresh(state, 0)
+    assert torch.equal(state["left_inverse"], before)
+    assert_close(state["right_inverse"], torch.diag(1 / (torch.arange(1.0, 5).double() + DAMPING)))
+
+
 def test_negative_eigenvalues_are_clamped():
     method = KAISA(damping=0.5)
     state = method.initial_state(LayerShape(2, 2), torch.float64, torch.device("cpu"))

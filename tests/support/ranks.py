@@ -249,7 +249,9 @@ def communicate(rank: int, world: int, folder: str) -> None:
             [torch.ones(2, 2) * (rank + 1), torch.tensor(rank + 5), torch.arange(3.0), torch.empty(0)]
         ),
         "nothing": lambda: [comm.sum_across_ranks([]), comm.broadcast([], 0)],
-        "gather": lambda: comm.gather_rows(torch.full((3 - 2 * rank, 2), float(rank))),
+        "gather": lambda: comm.gather_rows(
+            [torch.full((3 - 2 * rank, 2), float(rank)), torch.full((rank, 3), 7.0), torch.empty(0, 1)]
+        ),
         "broadcast": lambda: comm.broadcast([torch.ones(2, 2) * rank, torch.ones(()) * (rank + 1)], 1),
     }
     modules = {"both": nn.Linear(3, 2, bias=False).double(), "one": nn.Linear(3, 2, bias=False)}

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mkor_core.transfers import upload
 from workflow.bench.data.batches import Batch, temporary_seed
 
 
@@ -138,11 +139,4 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def to_device_of(model: nn.Module, batch: Batch) -> Batch:
     """Return ``batch`` on the model's device; the host does not wait for the copies."""
     device = next(model.parameters()).device
-    return {name: _copied_to(device, tensor) for name, tensor in batch.items()}
-
-
-def _copied_to(device: torch.device, tensor: Tensor) -> Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        # Only page-locked memory is copied while the host goes on.
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+    return {name: upload(tensor, device) for name, tensor in batch.items()}
