@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import StepLR
 from torch.testing import assert_close
+from torch.utils._pytree import tree_map_only
 
 from baselines import (
     CONTRACT,
@@ -324,6 +325,34 @@ def test_resumed_training_equals_uninterrupted_training_bitwise(name, dtype, int
     chosen = options(name)
     whole, resumed = (train(name, chosen, 10, dtype=dtype, interrupt=at) for at in (None, interrupt))
     assert_close(resumed, whole, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", sorted({*available()} - {"shampoo", "singd"}))
+def test_a_state_read_on_the_cpu_is_loaded_where_an_uninterrupted_one_lies(name):
+    """Each tensor on its device and in its type, with the meta device in place of a GPU.
+
+    AdamW, for one, counts steps on the CPU: on a GPU every later step would wait for the counters. Shampoo's iterations
+    read values, and SINGD tells parameters apart by their addresses, which the meta device does not have.
+    """
+
+    def trained() -> torch.optim.Optimizer:
+        optimizer, _ = build(name, model, {"lr": 0.1})
+        for _ in range(2):
+            model(torch.empty(4, 6, device="meta")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return optimizer
+
+    def places(optimizer: torch.optim.Optimizer) -> object:
+        return tree_map_only(torch.Tensor, lambda t: (t.device.type, t.dtype, t.shape), optimizer.state_dict())
+
+    model = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3)).to("meta")
+    whole, resumed = trained(), trained()
+    on_cpu = tree_map_only(torch.Tensor, lambda t: torch.zeros(t.shape, dtype=t.dtype), whole.state_dict())
+    resumed.load_state_dict(on_cpu)
+    assert places(resumed) == places(whole)
+    if name == "adamw":
+        assert {state["step"].device.type for state in resumed.state.values()} == {"cpu"}
 
 
 @pytest.mark.parametrize("name", available())

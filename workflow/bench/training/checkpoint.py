@@ -32,8 +32,11 @@ def save(path: Path, run: str, step: int, state: dict[str, Any], *, keep_previou
     write_atomically(path, header.line(), payload, previous=previous(path) if keep_previous else None)
 
 
-def load(path: Path, run: str, device: torch.device | str = "cpu", *, step: int | None = None) -> dict[str, Any]:
-    """Return the state that `save` wrote to ``path``.
+def load(path: Path, run: str, *, step: int | None = None) -> dict[str, Any]:
+    """Return the state that `save` wrote to ``path``, with all tensors on the CPU.
+
+    The objects that take it know where a tensor belongs: AdamW, for one, counts its steps on the CPU, and on a GPU
+    every later step would wait for the counters.
 
     step: that of the checkpoint, if it is known; one of another step is damaged.
 
@@ -48,7 +51,7 @@ def load(path: Path, run: str, device: torch.device | str = "cpu", *, step: int 
     if hashlib.sha256(payload).hexdigest() != header.sha256:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
     try:
-        state = torch.load(io.BytesIO(payload), map_location=device, weights_only=True)
+        state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as problem:
         if is_out_of_memory(problem):
             raise

@@ -59,7 +59,7 @@ def _resumed(
     log: MetricsLog | None = None
     if ranks.is_first:
         try:
-            saved = _load_fitting(file, run, ranks, setting.device)
+            saved = _load_fitting(file, run, ranks)
             log = _cut_back(folder.metrics, saved)
         except FileNotFoundError:
             pass
@@ -70,7 +70,7 @@ def _resumed(
     if step is None:
         return None
     if saved is None:
-        saved = _of_step(step, file, run, setting.device)
+        saved = _of_step(step, file, run)
     parts = build(run, workload, setting)
     state: TrainingState | None = None
     misfit: str | None = None
@@ -107,10 +107,10 @@ def _cut_back(metrics: Path, saved: Saved) -> MetricsLog:
         raise DamagedError(str(problem)) from None
 
 
-def _of_step(step: int, file: Path, run: Run, device: torch.device) -> Saved:
+def _of_step(step: int, file: Path, run: Run) -> Saved:
     """Return, on a rank other than the first, the checkpoint of the step that the first one chose."""
     try:
-        return checkpoint.load(file, run.id, device, step=step)
+        return checkpoint.load(file, run.id, step=step)
     except (FileNotFoundError, DamagedError) as problem:
         raise CheckpointError(
             f"{file}: the checkpoint of step {step}, from which rank 0 resumes, is not there: all ranks must see the "
@@ -118,7 +118,7 @@ def _of_step(step: int, file: Path, run: Run, device: torch.device) -> Saved:
         ) from None
 
 
-def _load_fitting(file: Path, run: Run, ranks: Ranks, device: torch.device) -> Saved:
+def _load_fitting(file: Path, run: Run, ranks: Ranks) -> Saved:
     """Return the content of a run's checkpoint, with everything in it that a new process can check without a model.
 
     Raises:
@@ -126,7 +126,7 @@ def _load_fitting(file: Path, run: Run, ranks: Ranks, device: torch.device) -> S
         DamagedError: the content is not that of a checkpoint of this run.
         CheckpointError: it was made by another number of ranks.
     """
-    saved: Saved = checkpoint.load(file, run.id, device)
+    saved: Saved = checkpoint.load(file, run.id)
     try:
         _check_ranks(file, run, saved, ranks)
         _check_rest(file, saved)

@@ -25,7 +25,8 @@ Saved = dict[str, Any]
 
 ``ranks`` holds one mapping for each rank: its account, the training losses since the last evaluation, the
 preconditioner's own losses, and random states. ``model``, ``optimizer``, ``scheduler`` and ``scaler`` are state dicts,
-the same on all ranks. ``metrics`` is the length of metrics.csv in bytes and its SHA-256.
+the same on all ranks. ``metrics`` is the length of metrics.csv in bytes and its SHA-256. All tensors of a loaded
+checkpoint are on the CPU.
 """
 
 
@@ -97,10 +98,10 @@ class TrainingState:
             require_like(saved[name], part.state_dict() if part else None, name)
             if part:
                 part.load_state_dict(saved[name])
-        self.losses = list(of_rank["losses"].unbind())
-        torch.set_rng_state(of_rank["rng"].cpu())
+        self.losses = list(of_rank["losses"].to(self._device).unbind())
+        torch.set_rng_state(of_rank["rng"])
         if of_rank["cuda_rng"] is not None:
-            torch.cuda.set_rng_state(of_rank["cuda_rng"].cpu(), self._device)
+            torch.cuda.set_rng_state(of_rank["cuda_rng"], self._device)
 
     def save(self) -> None:
         """Write a checkpoint; the time that this takes is part of the next one.

@@ -1,0 +1,99 @@
+"""Nothing in a training step makes the host wait for the device, whose place the meta device takes."""
+
+from __future__ import annotations
+
+import io
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from baselines import available
+from benchmarks.counting import META, Counting
+from tests.support.experiments import block, load, make_folder, optimizer, write
+from workflow.bench.plan.runs import Run
+from workflow.bench.training.batch_shares import micro_batches
+from workflow.bench.training.build import Setting, build
+from workflow.bench.training.clocks import Clock
+from workflow.bench.training.loop import Loop
+from workflow.bench.training.one_run import train
+from workflow.bench.training.progress import Progress
+from workflow.bench.training.record import RunFolder
+from workflow.bench.training.resume import prepare
+from workflow.bench.training.state import TrainingState
+from workflow.bench.training.summary import Account
+from workflow.bench.workloads import create
+from workflow.bench.workloads.base import Workload
+
+
+@pytest.fixture(scope="module")
+def workload() -> Workload:
+    return create("autoencoder", batch_size=128, hidden=[8, 4, 8])
+
+
+def run_of(folder: Path, name: str, shared: dict[str, Any], **hyperparameters: Any) -> Run:
+    write(folder, "one", block(optimizer(name, **hyperparameters), **shared))
+    return load(folder).job("one", name).runs[0]
+
+
+def setting(device: torch.device, **changes: Any) -> Setting:
+    return Setting(device, 60, Progress(1, io.StringIO()), stop=lambda: False, **changes)
+
+
+def counted_steps(workload: Workload, loop: Loop, run: Run, number: int) -> list[int]:
+    """Return the waits of each of the next steps, as the loop takes them."""
+    waits = []
+    batches = workload.batches(run.seed)
+    for _ in range(number):
+        with Counting() as counts:
+            loop._step(micro_batches(next(batches), run.accumulation_steps))
+        assert counts.kernels > 10
+        waits.append(counts.waits)
+    return waits
+
+
+DECOMPOSE = ("kaisa", "soap")
+"""Methods that decompose two matrices for each layer now and then; torch looks whether that failed."""
+READ_VALUES = ("shampoo", "singd")
+"""Shampoo's iterations and SINGD's factors need values, which the meta device does not have."""
+
+
+PLAIN: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize(
+    ("name", "shared"),
+    [
+        *((name, PLAIN) for name in sorted({*available()} - {*READ_VALUES})),
+        ("mkor_h", {"micro_batch_size": 64, "schedule": {"name": "linear"}}),
+    ],
+    ids=str,
+)
+def test_a_step_waits_for_nothing(tmp_path, workload, name, shared):
+    """The forward and backward pass, the preconditioner with updates of its factors, and the optimizer."""
+    run = run_of(make_folder(tmp_path / "config"), name, shared, lr=0.1)
+    parts = build(run, workload, setting(META))
+    state = cast("TrainingState", SimpleNamespace(account=Account(), clock=Clock()))
+    waits = counted_steps(workload, Loop(parts, state, setting(META)), run, 11)
+    layers = sum(isinstance(module, nn.Linear) for module in parts.model.modules())
+    assert set(waits) == ({0, 2 * layers} if name in DECOMPOSE else {0})
+
+
+@pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter in the checkpoint to a meta parameter")
+def test_a_resumed_step_waits_for_nothing(tmp_path, workload):
+    """A checkpoint's tensors lie on the CPU: each goes where it belongs, counters of steps stay."""
+    run = run_of(make_folder(tmp_path / "config"), "mkor", {"steps": 20}, lr=0.1, base="adamw")
+    place = RunFolder(tmp_path / "run")
+    stops = iter([False] * 3 + [True])
+    assert train(run, workload, place, replace(setting(torch.device("cpu")), stop=lambda: next(stops))) == "interrupted"
+    parts, resumed = prepare(run, workload, place, setting(META), None)
+    with closing(resumed):
+        assert [loss.device.type for loss in resumed.losses] == ["meta"] * 4
+        assert {state["step"].device.type for state in parts.optimizer.state.values()} == {"cpu"}
+        assert {state["exp_avg"].device.type for state in parts.optimizer.state.values()} == {"meta"}
+        assert counted_steps(workload, Loop(parts, resumed, setting(META)), run, 2) == [0, 0]
