@@ -5,7 +5,7 @@ They need no package but PyTorch. Weights are random and so is the data: the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -74,11 +74,14 @@ class Bottleneck(nn.Module):
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
-def resnet50(width: int = 64, classes: int = 1000) -> nn.Module:
-    """Return ResNet-50 with ``width`` channels in the first layer; 64 is the published one, of 25.6 M parameters."""
+def resnet50(width: int = 64, classes: int = 1000, depths: Sequence[int] = (3, 4, 6, 3)) -> nn.Module:
+    """Return ResNet-50 with ``width`` channels in the first layer; 64 is the published one, of 25.6 M parameters.
+
+    depths: the number of blocks in each stage.
+    """
     blocks: list[nn.Module] = []
     channels = width
-    for stage, number in enumerate((3, 4, 6, 3)):
+    for stage, number in enumerate(depths):
         for index in range(number):
             blocks.append(Bottleneck(channels, width * 2**stage, 2 if stage and index == 0 else 1))
             channels = 4 * width * 2**stage

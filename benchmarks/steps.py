@@ -25,6 +25,7 @@ the width has, judged by the next smaller width and the cube of their ratio.
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,13 +60,17 @@ from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, did_you_mean
 
+logger = logging.getLogger(__name__)
+
 MINUTES: Final = {"cpu": 4.2, "cuda": 7.0}
 """The time that rounds may fill; the start and the last round come on top."""
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
 """The fewest rounds of any contender, and the most."""
-LONGEST_STEP: Final = 0.08
+LONGEST_STEP: Final = 0.1
 """The longest step at a width, as a share of the time that the width has."""
+FAILED: Final = "failed: "
+"""How the note of an optimizer begins that raised an exception; the command's exit status is then 1."""
 CHEAP_SHARE: Final = 0.2
 """The share of a width's time that the cheap contenders' further rounds have in any case."""
 FACTOR_WIDTHS: Final = (1024, 4096)
@@ -80,7 +85,7 @@ def measure_block(
     """
     smaller: Measured | None = None
     for width in block.widths:
-        share = 0.8 if width == block.widths[-1] else 0.2 / (len(block.widths) - 1)
+        share = 0.7 if width == block.widths[-1] else 0.3 / (len(block.widths) - 1)
         measured = measure_width(block, width, chosen, device, share * seconds, smaller)
         yield measured
         smaller = measured
@@ -110,8 +115,13 @@ def measure_width(
             left_out[method.label] = made
         else:
             optimizers[method.label] = made
-    for optimizer in optimizers.values():
-        optimizer.warm_up()
+    for label, optimizer in list(optimizers.items()):
+        try:
+            optimizer.warm_up()
+        except Exception as error:  # one method's failure must not cost the others their times
+            logger.exception("%s failed", label)
+            left_out[label] = f"{FAILED}{error}"
+            del optimizers[label]
     turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
     turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
     if "mkor" in optimizers:
@@ -206,7 +216,7 @@ def _progress(start: float, line: str) -> None:
     print(f"[{time.monotonic() - start:5.0f} s] {line}", flush=True)
 
 
-def _draw(folder: Path) -> str:
+def draw(folder: Path) -> str:
     """Draw the picture, and say where it is or why there is none."""
     try:
         from benchmarks import steps_figure
@@ -241,7 +251,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="the folder to write to (default: results/<hardware>/bench)")
     parser.add_argument("--quick", action="store_true", help="narrow layers and half a minute: a trial of the program")
 
-    def work(options: argparse.Namespace) -> None:
+    def work(options: argparse.Namespace) -> int:
         if options.gpu and not torch.cuda.is_available():
             raise ConfigError("--gpu: PyTorch finds no GPU")
         device = torch.device("cuda" if options.gpu else "cpu")
@@ -253,11 +263,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             blocks = [narrowed(block, 4) for block in blocks]
         table = run(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES[device.type])
         write_rows(out, table)
-        picture = _draw(folder)
+        picture = draw(folder)
         for line in summary(table):
             print(line)
         print(f"Written: {out}")
         print(picture)
+        return int(any((row.note or "").startswith(FAILED) for row in table))
 
     return run_command(parser, work, arguments)
 

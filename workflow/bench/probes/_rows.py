@@ -14,7 +14,11 @@ from workflow.bench.support.source_code import probe_fingerprint
 
 
 def write_rows(out: Path, rows: Iterable[NamedTuple]) -> None:
-    """Write rows of one type, at least one, atomically, with the columns ``code_fingerprint`` and ``git_commit``."""
+    """Write rows of one type, at least one, atomically, as a `table_of` them."""
+    write_atomically(out, table_of(rows).to_csv(index=False))
+
+
+def table_of(rows: Iterable[NamedTuple]) -> pd.DataFrame:
+    """Return rows of one type as a table, with the columns ``code_fingerprint`` and ``git_commit``."""
     commit, _ = provenance.git_state()
-    table = pd.DataFrame(rows).assign(code_fingerprint=probe_fingerprint(), git_commit=commit)
-    write_atomically(out, table.to_csv(index=False))
+    return pd.DataFrame(rows).assign(code_fingerprint=probe_fingerprint(), git_commit=commit)

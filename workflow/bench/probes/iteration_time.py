@@ -93,7 +93,7 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
     that optimizer's hyperparameters, so that only the variant differs; any other label takes the probes' defaults.
     """
     candidates = (
-        _sweep(model, label, jobs) for model, jobs in _models(plan) for label in dict.fromkeys([*jobs, *labels])
+        sweep_of(model, label, jobs) for model, jobs in _models(plan) for label in dict.fromkeys([*jobs, *labels])
     )
     return [sweep for sweep in candidates if sweep is not None]
 
@@ -117,7 +117,8 @@ def _models(plan: Plan) -> Iterator[tuple[ProbeModel, Mapping[str, Job]]]:
                 yield wide_autoencoder(plan, WIDE, lr), jobs
 
 
-def _sweep(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:
+def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:
+    """Return a label's optimizer on a model, with its job's hyperparameters if it has one; None without a period."""
     variant = variant_of(label)
     job = jobs.get(label) or jobs.get(variant.method)
     (default,) = optimizers(model, model.lr, [label], period=CYCLE)

@@ -9,14 +9,16 @@ import unicodedata
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import yaml
-from jsonschema import Draft202012Validator, ValidationError, validators
 
 from workflow.bench.support import names, strict_yaml
 from workflow.bench.support.errors import ConfigError as ConfigError
 from workflow.bench.support.errors import printable
+
+if TYPE_CHECKING:
+    from jsonschema import ValidationError
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -162,39 +164,44 @@ def _is_plain(text: str) -> bool:
 @cache
 def schema(name: str) -> dict[str, Any]:
     """Return the schema ``workflow/schemas/<name>.schema.yaml``."""
+    from jsonschema import Draft202012Validator
+
     content = read_yaml(SCHEMAS / f"{name}.schema.yaml")
     Draft202012Validator.check_schema(content)
     return content
 
 
-def _format(_: Any, kind: str, value: object, __: Any) -> Iterator[ValidationError]:
-    """Check the keyword ``format`` of a schema: the rules of `names`."""
-    rule = names.rule_of_format(kind, value) if isinstance(value, str) else None
-    if rule:
-        yield ValidationError(rule)
+@cache
+def _validator() -> Any:
+    """Return the class that checks values. Measuring on a bare machine reads no configuration and lacks jsonschema."""
+    from jsonschema import Draft202012Validator, ValidationError, validators
 
+    def check_format(_: Any, kind: str, value: object, __: Any) -> Iterator[ValidationError]:
+        """Check the keyword ``format`` of a schema: the rules of `names`."""
+        rule = names.rule_of_format(kind, value) if isinstance(value, str) else None
+        if rule:
+            yield ValidationError(rule)
 
-def _unique_items(_: Any, expected: bool, items: Any, __: Any) -> Iterator[ValidationError]:
-    """Check ``uniqueItems`` in linear time; the library compares every pair of a list that it cannot sort."""
-    if not expected or not isinstance(items, list):
-        return
-    # JSON distinguishes true from 1, but not 1.0 from 1.
-    distinct = {
-        (isinstance(item, bool), item) if isinstance(item, Hashable) else json.dumps(item, sort_keys=True)
-        for item in items
-    }
-    if len(distinct) < len(items):
-        yield ValidationError("not unique")
+    def check_unique(_: Any, expected: bool, items: Any, __: Any) -> Iterator[ValidationError]:
+        """Check ``uniqueItems`` in linear time; the library compares every pair of a list that it cannot sort."""
+        if not expected or not isinstance(items, list):
+            return
+        # JSON distinguishes true from 1, but not 1.0 from 1.
+        distinct = {
+            (isinstance(item, bool), item) if isinstance(item, Hashable) else json.dumps(item, sort_keys=True)
+            for item in items
+        }
+        if len(distinct) < len(items):
+            yield ValidationError("not unique")
 
-
-# JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
-_Validator = validators.extend(
-    Draft202012Validator,
-    {"format": _format, "uniqueItems": _unique_items},
-    type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
-        "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
-    ),
-)
+    # JSON Schema accepts 1.0 as an integer, but a seed of 1.0 is a typing error.
+    return validators.extend(
+        Draft202012Validator,
+        {"format": check_format, "uniqueItems": check_unique},
+        type_checker=Draft202012Validator.TYPE_CHECKER.redefine(
+            "integer", lambda _, value: isinstance(value, int) and not isinstance(value, bool)
+        ),
+    )
 
 
 def check(value: Any, against: Mapping[str, Any], file: Path | str, key: Key = ()) -> None:
@@ -209,7 +216,7 @@ def check(value: Any, against: Mapping[str, Any], file: Path | str, key: Key = (
     Raises:
         ConfigError: the first place at which the value breaks the schema.
     """
-    errors = sorted(_Validator(against).iter_errors(value), key=lambda problem: list(map(str, problem.path)))
+    errors = sorted(_validator()(against).iter_errors(value), key=lambda problem: list(map(str, problem.path)))
     if errors:
         raise _in_one_line(errors[0], file, tuple(key))
 

@@ -1,0 +1,149 @@
+"""The measurements of a GPU, tried out on a CPU: on a bare machine, within a time, chunk by chunk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pandas as pd
+import pytest
+import torch
+
+from benchmarks import gpu, smoke
+from benchmarks.gpu import CHUNKS, Session, measure_chunk
+from benchmarks.methods import methods
+from benchmarks.models import BLOCKS, narrowed
+from workflow.bench.plan import Plan
+from workflow.bench.probes._models import precision_of
+from workflow.bench.support.config import ROOT
+
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+MISSING = {missing}
+
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name.split(".")[0] in MISSING else find_spec(name, *where)
+from benchmarks import gpu, models, steps
+from benchmarks.methods import methods
+from workflow.bench.probes import cost_scaling, iteration_time, memory, step_breakdown
+
+gpu.methods = lambda: methods(["mkor", "lamb", "soap", "singd"])
+models.BLOCKS = models.BLOCKS[:1]
+steps.QUICK_MINUTES, steps.ROUNDS = 0.02, (2, 2)
+cost_scaling.REPEATS = 1
+for probe in (cost_scaling, iteration_time, memory, step_breakdown):
+    probe.OPTIMIZERS = ("base", "mkor") if "base" in probe.OPTIMIZERS else ("mkor",)
+sys.exit(gpu.main(["--device", "cpu", "--quick", "--out", sys.argv[1]]))
+"""
+MISSING = (
+    *("pytorch_optimizer", "singd", "timm", "transformers", "torchvision", "tokenizers", "torchmetrics", "jsonschema"),
+    *("snakemake", "tqdm", "sklearn", "matplotlib", "seaborn", "accelerate", "lightning"),
+)
+
+
+def session(folder, **changes) -> Session:
+    return Session(folder, torch.device("cpu"), True, "test-cpu", **changes)
+
+
+def test_a_bare_machine_measures_what_it_can_and_says_what_is_missing(tmp_path):
+    code = BARE.format(missing=MISSING)
+    process = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert f"All {len(CHUNKS)} chunks are in" in process.stdout
+    assert "soap on bert" in process.stdout
+    assert "the package pytorch_optimizer is not installed" in process.stdout
+    assert "the package timm is not installed" in process.stdout
+    trials = pd.read_csv(tmp_path / "bench" / "smoke.csv").set_index("optimizer")["status"].to_dict()
+    assert trials == {"mkor": "ok", "lamb": "missing", "soap": "missing", "singd": "missing"}
+    steps = pd.read_csv(tmp_path / "bench" / "steps.csv").set_index("optimizer")
+    assert (steps.loc["soap", "note"] == "the package pytorch_optimizer is not installed").all()
+    assert "No picture: matplotlib is not installed" in process.stdout
+    for probe in ("cost_scaling", "step_breakdown", "iteration_time", "memory"):
+        table = pd.read_csv(tmp_path / "probes" / f"{probe}.csv")
+        assert "mkor" in set(table["optimizer"])
+        # BERT's model is a class of transformers.
+        assert "workload" not in table or set(table["workload"]) == {"resnet"}
+    left_out = json.loads((tmp_path / "chunks" / "memory_bert.json").read_text())["left_out"]
+    assert any("the package transformers is not installed" in line for line in left_out)
+
+
+def test_models_are_trained_as_at_the_tier(tmp_path):
+    plan = Plan.load(tier="single_gpu", results=str(tmp_path), hardware="test-gpu")
+    for name, make in gpu.MODELS.items():
+        assert make(session(tmp_path)).precision == precision_of(plan, name)
+    assert session(tmp_path).plan.tier.name == plan.tier.name
+    assert session(tmp_path).plan.tier.title in plan.tier.title
+
+
+def test_rows_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
+    def rows(given: Session):
+        yield smoke.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
+        time.sleep(10)
+
+    monkeypatch.setitem(CHUNKS, "smoke", CHUNKS["smoke"]._replace(rows=rows))
+    given = session(tmp_path)
+    measure_chunk("smoke", given, seconds=0.2)
+    assert len(pd.read_csv(tmp_path / "bench" / "smoke.csv")) == 1
+    assert "the rest of the chunk: not measured within" in given.left_out[0]
+    assert json.loads((tmp_path / "chunks" / "smoke.json").read_text())["rows"] == 1
+
+
+def test_another_model_s_rows_stay(tmp_path):
+    file = tmp_path / "probes" / "memory.csv"
+    row = gpu.memory.Row("bert", "mkor", None, "peak", None, 1, None, "float32", "test-cpu")
+    gpu.write_part(file, [row])
+    gpu.write_part(file, [row._replace(workload="resnet", bytes=2)])
+    gpu.write_part(file, [row._replace(bytes=3)])
+    table = pd.read_csv(file)
+    assert dict(zip(table["workload"], table["bytes"], strict=True)) == {"resnet": 2, "bert": 3}
+
+
+def test_a_failure_costs_only_its_own_part_and_the_exit_status(tmp_path, monkeypatch, capsys):
+    def broken(*given: object) -> None:
+        raise ValueError("no such kernel")
+
+    monkeypatch.setattr(gpu.memory, "OPTIMIZERS", ("base", "mkor"))
+    real = gpu.memory.rows
+    monkeypatch.setattr(gpu.memory, "rows", lambda *given: broken() if given[1].label == "sgd" else real(*given))
+    assert gpu.main(["--device", "cpu", "--quick", "--out", str(tmp_path), "--chunk", "memory_resnet"]) == 1
+    assert set(pd.read_csv(tmp_path / "probes" / "memory.csv")["optimizer"]) == {"mkor"}
+    said = capsys.readouterr().out
+    assert "memory of base on resnet is left out: failed: no such kernel" in said
+    assert "Missing: smoke, steps" in said
+
+
+def test_chunks_are_listed_with_those_that_a_folder_has(tmp_path, capsys):
+    (tmp_path / "chunks").mkdir()
+    (tmp_path / "chunks" / "steps.json").write_text("{}")
+    assert gpu.main(["--list", "--out", str(tmp_path)]) == 0
+    lines = {line.split()[0]: line.split()[1] for line in capsys.readouterr().out.splitlines()}
+    assert lines == {name: "done" if name == "steps" else "missing" for name in CHUNKS}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--out: must be the folder to write to"),
+        (["--out", "{}", "--chunk", "memory"], "chunk = 'memory': unknown; did you mean 'memory_bert'?"),
+        (["--out", "{}"], "--device cuda: PyTorch finds no GPU"),
+    ],
+)
+def test_a_wrong_option_is_refused_in_one_line(arguments, message, tmp_path, capsys):
+    if torch.cuda.is_available() and "no GPU" in message:
+        pytest.skip("this machine has a GPU")
+    assert gpu.main([argument.format(tmp_path) for argument in arguments]) == 1
+    assert message in capsys.readouterr().err
+
+
+def test_a_trial_of_a_method_compares_its_updates_with_float64():
+    (mkor,) = methods(["mkor"])
+    row = smoke.trial(mkor, narrowed(BLOCKS[0], 8), torch.device("cpu"), "test-cpu")
+    assert (row.status, row.waits, row.detail) == ("ok", None, None)
+    assert row.one_minus_cosine is not None
+    assert abs(row.one_minus_cosine) < 1e-6
