@@ -181,9 +181,27 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
             module: name for module, name in modules.items() if all(p.grad is not None for p in module.parameters())
         }
         try:
+            self._leave_out_non_finite()
             super()._step()
         finally:
             self.module_names = modules
+
+    def _leave_out_non_finite(self) -> None:
+        """Drop the statistics of layers in which they are not finite; the host waits once for all layers."""
+        finite = {
+            name: torch.stack([term.isfinite().all() for term in self._terms(name)]).all()
+            for name in self.module_names.values()
+            if name in self.H_Ks
+        }
+        flags = torch.stack(list(finite.values())).tolist() if finite else []
+        for name in [name for name, is_finite in zip(finite, flags, strict=True) if not is_finite]:
+            del self.H_Ks[name], self.H_Cs[name]
+            if name not in self._logged:
+                self._logged.add(name)
+                logger.warning("singd: layer %r has statistics that are not finite, which are left out.", name)
+
+    def _terms(self, name: str) -> list[Tensor]:
+        return [*dict(self.H_Ks[name].named_tensors()).values(), *dict(self.H_Cs[name].named_tensors()).values()]
 
     def _register_tensor_hook_on_output_to_accumulate_H_terms(
         self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
@@ -203,14 +221,7 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
     def _update_preconditioner(self, module: nn.Module) -> None:
         name = self.module_names[module]
         if name not in self.H_Ks:
-            return  # no update is due, or no backward pass has reached the layer since the last one
-        terms = [*dict(self.H_Ks[name].named_tensors()).values(), *dict(self.H_Cs[name].named_tensors()).values()]
-        if not all(term.isfinite().all() for term in terms):
-            del self.H_Ks[name], self.H_Cs[name]
-            if name not in self._logged:
-                self._logged.add(name)
-                logger.warning("singd: layer %r has statistics that are not finite, which are left out.", name)
-            return
+            return  # no update is due, no backward pass has reached the layer, or its statistics are left out
         # The package sums over k micro-batches: the inputs' moment is k times too large, the gradients' k times too
         # small.
         self.H_Ks[name].mul_(1 / self._micro_batches)

@@ -30,6 +30,7 @@ from singd.optim.optimizer import SINGD
 from timm.optim import Lamb
 
 from baselines._combined import Combined
+from benchmarks.counting import Counting
 from mkor_core import MKOR, Preconditioner, comm
 
 
@@ -395,6 +396,22 @@ def test_singd_takes_up_a_layer_that_was_unused_and_passes_over_one_that_is():
         weights.append([layer.weight.detach().clone() for layer in model])
     moved = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in pairwise(weights)]
     assert moved == [[True, False], [False, True]]
+
+
+def test_singd_reads_back_no_more_numbers_than_the_package():
+    """Truth: the package's own class on the same layers, which compares norms of each with 1."""
+    waits = []
+    for make in (
+        lambda model: build("singd", model, {"lr": 0.1, "update_period": 1})[0],
+        lambda model: SINGD(model, lr=0.1, T=1, normalize_lr_cov=True),
+    ):
+        model = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+        optimizer = make(model)
+        model(torch.ones(8, 4)).square().mean().backward()
+        with Counting(torch.device("cpu")) as counts:
+            optimizer.step()
+        waits.append(counts.by_operator["wait: _local_scalar_dense"])
+    assert waits[0] == waits[1]
 
 
 def test_singd_passes_over_a_layer_with_a_parameter_that_has_no_gradient():

@@ -70,7 +70,8 @@ def share_batches(workload: Workload, seed: int, start: int, share: Share, devic
             # 30 * 2 / 80 and 50 * 2 / 80: the mean of their weighted losses is the mean over all 80 tokens.
             index = share.micro_batch_index
             counts = torch.zeros(share.global_micro_batches, device=device)
-            counts[index] = terms.to(device)
+            # A number, so that nothing is copied to the device: the batch lies on the CPU.
+            counts[index] = int(terms)
             (total,) = comm.sum_across_ranks([counts])
             yield batch | {"loss_weight": counts[index] * share.ranks_per_micro_batch / total[index]}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from workflow.bench.training.build import Parts
@@ -30,8 +31,11 @@ def non_finite(parts: Parts, losses: Tensor | None, steps_done: int) -> str | No
             first = int(positions[0])
             # Of 5 losses up to step 20, the one at index 2 belongs to step 18.
             return f"the training loss is {losses[first].item()} in step {steps_done - len(losses) + first + 1}"
-    for name, parameter in parts.model.named_parameters():
-        if not parameter.isfinite().all():
+    names, weights = zip(*parts.model.named_parameters(), strict=True)
+    # One number for each tensor, and all of them read at once.
+    finite = torch.stack([weight.isfinite().all() for weight in weights]).tolist()
+    for name, is_finite in zip(names, finite, strict=True):
+        if not is_finite:
             return f"the weights {name} are not finite after step {steps_done}"
     if parts.preconditioner is not None and (layers := parts.preconditioner.non_finite_layers()):
         return f"the factors of {layers[0]} are not finite after step {steps_done}"
