@@ -25,11 +25,13 @@ from workflow.bench.workloads import create
 FOLDER = ROOT / "workflow" / "bench" / "training"
 ROOM = "workflow.bench.training"
 LEVELS = [
-    {"launcher", "stop_signals", "clocks", "lr_schedules", "peak_memory", "progress", "checkpoint_header", "fitting"},
+    {"launcher", "stop_signals", "lr_schedules", "peak_memory", "progress", "checkpoint_header", "fitting"},
+    {"clocks"},
+    {"device_clocks"},
     {"record"},
     {"checkpoint", "watchdog", "summary"},
     {"ranks"},
-    {"batch_shares"},
+    {"batch_shares", "precision"},
     {"build"},
     {"state", "early_ends"},
     {"loop", "resume"},
