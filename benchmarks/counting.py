@@ -23,6 +23,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ from typing_extensions import override
 from baselines import method_class
 from benchmarks.methods import RATE, methods
 from benchmarks.models import Encoder
+from benchmarks.page import fill
 from mkor_core import Method, Preconditioner
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
@@ -318,10 +320,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counting", description=(__doc__ or "").splitlines()[0])
     second_order = [method.label for method in methods() if method.is_second_order]
     parser.add_argument("--optimizers", nargs="+", metavar="LABEL", default=second_order)
+    parser.add_argument("--page", type=Path, help="the page to write the table into, such as docs/performance.md")
 
     def work(options: argparse.Namespace) -> None:
+        lines = []
         for line in table(options.optimizers):
             print(line, flush=True)
+            lines.append(line)
+        if options.page is not None:
+            fill(options.page, "counts", lines)
 
     return run_command(parser, work, arguments)
 

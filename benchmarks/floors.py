@@ -1,0 +1,289 @@
+"""The least time of each piece of a step: the bytes that it must move and the operations that it must do.
+
+``python -m benchmarks.floors`` measures this machine's memory bandwidth and its rate of matrix products, and prints the
+floors of BERT-Large's layers and, beside what ``steps.csv`` says was reached, those of one encoder layer. ``--page
+docs/performance.md`` writes both tables into the page.
+
+A layer's gradient D is ``[m, n]``; its factors are ``[m, m]`` and ``[n, n]``; N rows (tokens) reach it in a step. Each
+tensor is read and written once by each operation that needs it, in float32; activations have ``ACTIVATION_BYTES``. The
+bias, a border of D of ``m`` numbers, is left out. The floor of a layer's piece is the larger of bytes over bandwidth
+and operations over rate; pieces follow one another. No program that does these operations is faster, unless tensors
+stay in a cache between them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pandas as pd
+import torch
+
+from benchmarks.page import fill
+from benchmarks.step_rows import ADAMW, FACTOR, FACTOR_BLOCK, SGD
+from workflow.bench.probes import _turns
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ConfigError
+
+FLOAT: Final = 4
+ACTIVATION_BYTES: Final = 2
+EIGEN_OPERATIONS: Final = 9
+"""Operations of a symmetric eigendecomposition with vectors, in multiples of d^3 (Golub and Van Loan, section 8.3)."""
+TOKENS: Final = 4096
+
+
+class Layer(NamedTuple):
+    """A linear layer, without its bias."""
+
+    m: int
+    """Outputs."""
+    n: int
+    """Inputs."""
+    shares_input: bool = False
+    """Whether another layer has the same input, whose rows are read once for both."""
+
+
+ENCODER_LAYER: Final = (
+    Layer(1024, 1024),
+    Layer(1024, 1024, shares_input=True),
+    Layer(1024, 1024, shares_input=True),
+    Layer(1024, 1024),
+    Layer(4096, 1024),
+    Layer(1024, 4096),
+)
+BERT_LARGE: Final = (*24 * ENCODER_LAYER, Layer(1024, 1024), Layer(1024, 1024))
+"""The 146 layers that are preconditioned."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What some work must do: operations (a multiplication and an addition are two), and bytes read and written."""
+
+    operations: float
+    bytes: float
+
+    def milliseconds(self, machine: Machine) -> float:
+        """Return the least time on a machine."""
+        return 1000 * max(self.bytes / machine.bandwidth, self.operations / machine.rate)
+
+    def times(self, factor: float) -> Cost:
+        """Return the cost of a share or a multiple of the work."""
+        return Cost(factor * self.operations, factor * self.bytes)
+
+
+class Machine(NamedTuple):
+    """A machine's peaks."""
+
+    name: str
+    bandwidth: float
+    """Bytes a second, read and written together."""
+    rate: float
+    """Operations of matrix products a second."""
+
+
+H100: Final = Machine("H100 (3 TB/s, TF32 at 400 TFLOP/s)", 3.0e12, 4.0e14)
+"""Round numbers below the data sheet's, to reckon with where no GPU is at hand."""
+
+
+def capture_means(layer: Layer, rows: int) -> Cost:
+    """Return the cost of the mean input row; the mean gradient row is the bias's gradient, which costs nothing."""
+    read = 0 if layer.shares_input else rows * layer.n
+    return Cost(read, ACTIVATION_BYTES * read + FLOAT * layer.n * (not layer.shares_input))
+
+
+def capture_moments(layer: Layer, rows: int) -> Cost:
+    """Return the cost of KAISA's ``X^T X`` and ``G^T G``."""
+    squares = layer.m**2 + layer.n**2
+    return Cost(2 * rows * squares, ACTIVATION_BYTES * rows * (layer.m + layer.n) + FLOAT * squares)
+
+
+def factor_update(d: int) -> Cost:
+    """Return the cost of a dense factor's update, ``u = J v``, ``J += c u u^T``: J is read twice and written once."""
+    return Cost(4 * d**2, FLOAT * (3 * d**2 + 4 * d))
+
+
+def windowed_update(d: int, window: int) -> Cost:
+    """Return the cost of a windowed factor's new column ``c v - U (s * U^T v)``: U is read twice."""
+    return Cost(4 * window * d, FLOAT * (2 * window * d + 3 * d + 2 * window))
+
+
+def precondition_dense(layer: Layer) -> Cost:
+    """Return the cost of ``J_L D J_R``; the product in between is written and read."""
+    m, n = layer.m, layer.n
+    return Cost(2 * m * n * (m + n), FLOAT * (m**2 + n**2 + 4 * m * n))
+
+
+def precondition_windowed(layer: Layer, window: int) -> Cost:
+    """Return the cost for factors of ``window`` columns.
+
+    D is read for its products with U_L and U_R, once for both at best; then ``D -= A B^T`` of inner size 2w reads and
+    writes it.
+    """
+    m, n, w = layer.m, layer.n, window
+    return Cost(8 * w * m * n, FLOAT * (3 * m * n + 4 * w * (m + n)))
+
+
+def precondition_eva(layer: Layer) -> Cost:
+    """Return the cost of ``(D - c g a^T) / damping`` with ``c`` of ``g^T D a``: D is read twice and written once."""
+    m, n = layer.m, layer.n
+    return Cost(4 * m * n, FLOAT * (3 * m * n + 2 * (m + n)))
+
+
+def precondition_kaisa(layer: Layer) -> Cost:
+    """Return the cost of ``Q_L ((Q_L^T D Q_R) / (eigenvalues)) Q_R^T``, four products and a division."""
+    m, n = layer.m, layer.n
+    return Cost(4 * m * n * (m + n) + m * n, FLOAT * (2 * m**2 + 2 * n**2 + 10 * m * n))
+
+
+def decompose_kaisa(layer: Layer) -> Cost:
+    """Return the cost of both factors' eigendecompositions."""
+    return Cost(EIGEN_OPERATIONS * (layer.m**3 + layer.n**3), 2 * FLOAT * (layer.m**2 + layer.n**2))
+
+
+def sgd(layer: Layer) -> Cost:
+    """Return the cost of SGD's step with momentum: weight, gradient and velocity are read, two of them written."""
+    return Cost(4 * layer.m * layer.n, 5 * FLOAT * layer.m * layer.n)
+
+
+def adamw(layer: Layer) -> Cost:
+    """Return the cost of AdamW's step: four tensors are read, three written."""
+    return Cost(12 * layer.m * layer.n, 7 * FLOAT * layer.m * layer.n)
+
+
+Piece = Callable[[Layer], Sequence[Cost]]
+"""A layer's costs, of works that follow one another."""
+
+
+def both_updates(layer: Layer, window: int | None = None) -> Sequence[Cost]:
+    """Return the costs of the updates of a layer's two factors; window: None for dense ones."""
+    sides = (layer.m, layer.n)
+    return [factor_update(d) if window is None else windowed_update(d, window) for d in sides]
+
+
+PIECES: Final[Mapping[str, Piece]] = {
+    "SGD with momentum": lambda layer: [sgd(layer)],
+    "AdamW": lambda layer: [adamw(layer)],
+    "capture of means": lambda layer: [capture_means(layer, TOKENS)],
+    "dense factors' updates": both_updates,
+    "windowed factors' updates, w = 16": lambda layer: both_updates(layer, 16),
+    "preconditioning, dense": lambda layer: [precondition_dense(layer)],
+    "preconditioning, w = 16": lambda layer: [precondition_windowed(layer, 16)],
+    "preconditioning, w = 4": lambda layer: [precondition_windowed(layer, 4)],
+    "preconditioning, Eva": lambda layer: [precondition_eva(layer)],
+    "preconditioning, KAISA": lambda layer: [precondition_kaisa(layer)],
+    "capture of moments": lambda layer: [capture_moments(layer, TOKENS)],
+    "KAISA's decompositions": lambda layer: [decompose_kaisa(layer)],
+}
+
+
+def costs_of(piece: Piece, layers: Iterable[Layer]) -> list[Cost]:
+    """Return the costs of a piece in some layers."""
+    return [cost for layer in layers for cost in piece(layer)]
+
+
+def least_ms(costs: Iterable[Cost], machine: Machine) -> float:
+    """Return the least time of works that follow one another."""
+    return sum(cost.milliseconds(machine) for cost in costs)
+
+
+def floors_table(machines: Sequence[Machine]) -> Iterator[str]:
+    """Yield a Markdown table of the pieces' costs in BERT-Large and their floors."""
+    yield "| piece, all 146 layers | GFLOP | GB |" + "".join(f" ms, {machine.name} |" for machine in machines)
+    yield "|---|---|---|" + "---|" * len(machines)
+    for name, piece in PIECES.items():
+        costs = costs_of(piece, BERT_LARGE)
+        operations, size = sum(cost.operations for cost in costs) / 1e9, sum(cost.bytes for cost in costs) / 1e9
+        times = "".join(f" {least_ms(costs, machine):.2f} |" for machine in machines)
+        yield f"| {name} | {operations:,.1f} | {size:.2f} |{times}"
+
+
+PERIOD: Final = 10
+
+
+def step_costs(layers: Sequence[Layer]) -> dict[str, tuple[str, list[Cost]]]:
+    """Return names and costs of whole steps by the labels of `benchmarks.steps`, amortized over `PERIOD`."""
+    base = costs_of(PIECES["SGD with momentum"], layers)
+    costs = {
+        SGD: ("SGD with momentum, foreach", base),
+        ADAMW: ("AdamW, fused", costs_of(PIECES["AdamW"], layers)),
+        "eva": ("Eva", costs_of(PIECES["preconditioning, Eva"], layers) + base),
+    }
+    for window in (None, 4, 16, 64):
+        updates = [cost.times(1 / PERIOD) for layer in layers for cost in both_updates(layer, window)]
+        plain = [
+            precondition_dense(layer) if window is None else precondition_windowed(layer, window) for layer in layers
+        ]
+        label, name = ("mkor", "MKOR, dense") if window is None else (f"mkor_w{window}", f"MKOR, window {window}")
+        costs[label] = (name, updates + plain + base)
+    return costs
+
+
+def reached_table(steps: pd.DataFrame, machine: Machine) -> Iterator[str]:
+    """Yield a Markdown table of the steps in ``steps.csv`` beside their floors; both include the base's step."""
+    yield f"| step, amortized over 10 | floor, ms, {machine.name} | reached, ms | ratio |"
+    yield "|---|---|---|---|"
+    block = steps[(steps["block"] == "bert") & (steps["width"] == 1024) & (steps["period"] == PERIOD)].set_index(
+        "optimizer"
+    )
+    for label, (name, costs) in step_costs(ENCODER_LAYER).items():
+        if label in block.index:
+            yield _beside(name, least_ms(costs, machine), float(block["ms"][label]))
+    factor = steps[(steps["block"] == FACTOR_BLOCK) & (steps["optimizer"] == FACTOR) & (steps["period"] == 1)]
+    for width, ms in zip(factor["width"].to_list(), factor["ms"].to_list(), strict=True):
+        yield _beside(f"update of one dense factor, d = {width}", factor_update(width).milliseconds(machine), ms)
+
+
+def _beside(name: str, floor: float, reached: float) -> str:
+    if math.isnan(reached):
+        return f"| {name} | {floor:.2f} | not timed | |"
+    return f"| {name} | {floor:.2f} | {reached:.2f} | {reached / floor:.1f} |"
+
+
+def this_machine(device: torch.device, numbers: int = 2**26, width: int | None = None) -> Machine:
+    """Measure the bandwidth of a copy and the rate of float32 (on a GPU TF32) products; the best of five each."""
+    source = torch.ones(numbers, device=device)
+    target = torch.empty_like(source)
+    side = width or (8192 if device.type == "cuda" else 2048)
+    left, right = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
+    copies = [_turns.milliseconds(lambda: target.copy_(source), device) for _ in range(6)][1:]
+    products = [_turns.milliseconds(lambda: left @ right, device) for _ in range(6)][1:]
+    torch.set_float32_matmul_precision(before)
+    bandwidth = 2 * FLOAT * numbers / (min(copies) / 1000)
+    rate = 2 * side**3 / (min(products) / 1000)
+    return Machine(f"here ({bandwidth / 1e9:.0f} GB/s, {rate / 1e9:.0f} GFLOP/s)", bandwidth, rate)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the tables, or write them into a page; return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.floors", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--steps", type=Path, help="steps.csv of this machine (default: no second table)")
+    parser.add_argument("--gpu", action="store_true", help="measure the GPU's peaks instead of the CPU's")
+    parser.add_argument("--page", type=Path, help="the page to write the tables into")
+
+    def work(options: argparse.Namespace) -> None:
+        if options.gpu and not torch.cuda.is_available():
+            raise ConfigError("--gpu: PyTorch finds no GPU")
+        here = this_machine(torch.device("cuda" if options.gpu else "cpu"))
+        tables = {"floors": list(floors_table([H100, here]))}
+        if options.steps is not None:
+            tables["reached"] = list(reached_table(pd.read_csv(options.steps), here))
+        if options.page is None:
+            print("\n\n".join("\n".join(lines) for lines in tables.values()))
+            return
+        for name, lines in tables.items():
+            fill(options.page, name, lines)
+
+    return run_command(parser, work, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
