@@ -30,7 +30,7 @@ TURN_MS: Final = 40.0
 MOST_CYCLES: Final = 4
 """The most cycles of two steps in a turn."""
 LONG_MS: Final = 300.0
-"""A step as long as this is not repeated to find out which steps of a cycle update."""
+"""A cycle as long as this is not repeated to find out which of its steps updates."""
 
 
 class Times(NamedTuple):
@@ -72,17 +72,18 @@ class OptimizerContender:
         self._device = inputs.device
         self._update_is_first = True
         self._cycles = 1
-        self.dearest_ms = 0.0
-        """The longest step so far; the first one also sets up the state."""
+        self.cycle_ms = math.nan
+        """Milliseconds of the latest cycle of the warm-up."""
 
     def warm_up(self) -> None:
         """Set up the state, find out which of two successive steps updates, and how many cycles fill a turn."""
         cycles = [self._cycle()]
-        while len(cycles) < 3 and self.dearest_ms < LONG_MS:
+        while len(cycles) < 3 and sum(cycles[-1]) < LONG_MS:
             cycles.append(self._cycle())
         timed = cycles[1:] or cycles
         self._update_is_first = sum(first for first, _ in timed) >= sum(second for _, second in timed)
-        self._cycles = max(1, min(MOST_CYCLES, math.ceil(TURN_MS / sum(timed[-1]))))
+        self.cycle_ms = sum(timed[-1])
+        self._cycles = max(1, min(MOST_CYCLES, math.ceil(TURN_MS / self.cycle_ms)))
 
     def turn(self) -> Times:
         """Time whole cycles of an update and a plain step."""
@@ -110,9 +111,7 @@ class OptimizerContender:
 
     def _step_ms(self) -> float:
         self.give_gradients()
-        ms = _turns.milliseconds(self.optimizer.step, self._device)
-        self.dearest_ms = max(self.dearest_ms, ms)
-        return ms
+        return _turns.milliseconds(self.optimizer.step, self._device)
 
 
 def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> OptimizerContender | str:

@@ -121,6 +121,8 @@ class Block:
     """A small batch: it gives statistics and gradients before a step."""
     batch: Mapping[str, Inputs]
     """By device, the batch whose forward and backward pass a step is compared with."""
+    weight: float = 1.0
+    """The share of the time that the block has beside the others'."""
 
 
 BLOCKS: Final = (
@@ -139,6 +141,7 @@ BLOCKS: Final = (
         alexnet_head,
         lambda width: torch.randn(32, width // 16),
         dict.fromkeys(("cpu", "cuda"), lambda width: torch.randn(128, width // 16)),
+        weight=1.4,
     ),
     Block(
         "resnet",

@@ -76,8 +76,6 @@ class Measured:
     state_bytes: Mapping[str, int] = field(default_factory=dict)
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Optimizers without times, and the reasons."""
-    dearest_ms: Mapping[str, float] = field(default_factory=dict)
-    """Each optimizer's longest step, its first ones included."""
 
 
 def rows(measured: Sequence[Measured], device: torch.device, hardware: str) -> Iterator[Row]:

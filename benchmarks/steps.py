@@ -18,8 +18,7 @@ has equal rows). Columns:
 - state_bytes; rounds; note: why an optimizer was left out; device, hardware, threads, torch, code_fingerprint,
   git_commit.
 
-An optimizer is left out at a width if a step there would take longer than `LONGEST_STEP` of the time that
-the width has, judged by the next smaller width and the cube of their ratio.
+Optimizers are left out at a width if all together would exceed its time, the dearest first (`unaffordable`).
 """
 
 from __future__ import annotations
@@ -32,6 +31,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
+from statistics import median
 from typing import Final
 
 import torch
@@ -67,8 +67,8 @@ MINUTES: Final = {"cpu": 4.2, "cuda": 7.0}
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
 """The fewest rounds of any contender, and the most."""
-LONGEST_STEP: Final = 0.1
-"""The longest step at a width, as a share of the time that the width has."""
+DEAREST: Final = 0.5
+"""The share of a width's time that a single optimizer may take in the fewest rounds."""
 FAILED: Final = "failed: "
 """How the note of an optimizer begins that raised an exception; the command's exit status is then 1."""
 CHEAP_SHARE: Final = 0.2
@@ -106,21 +106,16 @@ def measure_width(
         CONTROL: contenders.foreach_sgd(block, width, device),
         ADAMW: contenders.fused_adamw(block, width, device),
     }
-    longest = 1000 * LONGEST_STEP * seconds
-    left_out: dict[str, str] = {}
+    left_out = {} if smaller is None else unaffordable([one.label for one in chosen], width, seconds, smaller)
     for method in chosen:
-        reason = _too_slow(method.label, width, longest, smaller)
-        made = reason or contenders.of_method(method, block, width, device)
+        made = left_out.get(method.label) or contenders.of_method(method, block, width, device)
         if isinstance(made, str):
             left_out[method.label] = made
         else:
             optimizers[method.label] = made
     for label, optimizer in list(optimizers.items()):
-        try:
-            optimizer.warm_up()
-        except Exception as error:  # one method's failure must not cost the others their times
-            logger.exception("%s failed", label)
-            left_out[label] = f"{FAILED}{error}"
+        if reason := _warm_up(label, optimizer, seconds):
+            left_out[label] = reason
             del optimizers[label]
     turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
     turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
@@ -133,23 +128,43 @@ def measure_width(
         times,
         {label: one.state_bytes() for label, one in optimizers.items()},
         left_out,
-        {label: one.dearest_ms for label, one in optimizers.items()},
     )
 
 
-def _too_slow(label: str, width: int, longest: float, smaller: Measured | None) -> str | None:
-    """Return why a method is left out at a width: it was at the next smaller one, or a step would take too long."""
-    if smaller is None:
+def _warm_up(label: str, optimizer: OptimizerContender, seconds: float) -> str | None:
+    """Warm an optimizer up; return why it is left out, if it fails or is too slow for the time of its width."""
+    try:
+        optimizer.warm_up()
+    except Exception as error:  # one method's failure must not cost the others their times
+        logger.exception("%s failed", label)
+        return f"{FAILED}{error}"
+    cycle = optimizer.cycle_ms / 1000
+    if ROUNDS[0] * cycle <= DEAREST * seconds:
         return None
-    if label in smaller.left_out:
-        return smaller.left_out[label]
-    expected = smaller.dearest_ms[label] * (width / smaller.width) ** 3
-    if expected <= longest:
-        return None
-    return (
-        f"left out from width {width} on: by the cube of the width a step would take {expected / 1000:.1f} s, "
-        f"longer than {longest / 1000:.1f} s"
-    )
+    return f"left out: an update and a plain step took {cycle:.1f} s together"
+
+
+def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: Measured) -> dict[str, str]:
+    """Return the optimizers to leave out at a width, and why.
+
+    Each is expected to take as long as at the next smaller width, times the cube of the widths' ratio. The cheapest
+    ones are kept that together fit into the given time with the fewest rounds and one cycle before them.
+    """
+    left_out = {label: reason for label, reason in smaller.left_out.items() if label in chosen}
+    expected = {
+        label: (ROUNDS[0] + 1) * median(map(sum, times)) / 1000 * (width / smaller.width) ** 3
+        for label, times in smaller.times.items()
+        if label in chosen
+    }
+    total = 0.0
+    for label in sorted(expected, key=lambda label: expected[label]):
+        total += expected[label]
+        if total > seconds:
+            left_out[label] = (
+                f"left out from width {width} on: by the cube of the width it would take {expected[label]:.0f} s, and "
+                f"this width has {seconds:.0f} s for all"
+            )
+    return left_out
 
 
 def in_rounds(turns: Mapping[str, Callable[[], Times]], seconds: float, device: torch.device) -> Rounds:
@@ -196,7 +211,10 @@ def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torc
     start = time.monotonic()
     for position, block in enumerate(blocks):
         left = max(60 * minutes - (time.monotonic() - start), 0.0)
-        for one in measure_block(block, chosen, device, 0.93 * left / (len(blocks) - position)):
+        weight = 0.93 * block.weight / sum(other.weight for other in blocks[position:])
+        # At least half of its share, whatever the blocks before it took.
+        least = 0.5 * 0.93 * 60 * minutes * block.weight / sum(other.weight for other in blocks)
+        for one in measure_block(block, chosen, device, max(weight * left, least)):
             measured.append(one)
             counts = [len(times) for times in one.times.values()]
             _progress(

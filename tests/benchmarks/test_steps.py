@@ -74,7 +74,7 @@ def test_a_turn_tells_updates_from_plain_steps(monkeypatch, updates_first):
     contender = make(alternates=True)
     contender.warm_up()
     assert contender.turn() == Times(5.0, 1.0)
-    assert contender.dearest_ms == 5.0
+    assert contender.cycle_ms == 6.0
     assert make(alternates=False).turn() == Times(3.0, 3.0)
 
 
@@ -155,12 +155,32 @@ def test_dear_contenders_have_fewer_rounds():
         assert {len(of_label) for of_label in times.values()} == {3}
 
 
-def test_an_optimizer_that_would_be_too_slow_is_left_out():
+def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
+    """Truth: 4 cycles (11, 22 and 44 ms) at twice the width are .352, .704 and 1.408 s."""
+    times = {label: [Times(10.0 * k, 1.0 * k)] * 3 for label, k in (("eva", 2), ("sgd", 1), ("mkor", 4), (SGD, 9))}
+    small = Measured("bert", 8, times, left_out={"soap": "why"})
+    chosen = ["mkor", "sgd", "soap", "eva"]
+    left_out = steps.unaffordable(chosen, 16, 1.1, small)
+    assert list(left_out) == ["soap", "mkor"]
+    assert left_out["soap"] == "why"
+    assert left_out["mkor"] == (
+        "left out from width 16 on: by the cube of the width it would take 1 s, and this width has 1 s for all"
+    )
+    assert list(steps.unaffordable(chosen, 16, 1.0, small)) == ["soap", "eva", "mkor"]
+    assert list(steps.unaffordable(chosen, 16, 2.5, small)) == ["soap"]
+
+
+def test_an_optimizer_whose_warm_up_is_too_long_or_fails_is_left_out(monkeypatch):
+    def fail(contender: OptimizerContender) -> None:
+        raise ValueError("no such kernel")
+
     small = narrowed(BERT, 16)
-    first, second = steps.measure_block(small, methods(["sgd"]), CPU, 1e-6)
-    assert "sgd" in first.times
-    assert "sgd" not in second.times
-    assert second.left_out["sgd"].startswith("left out from width 16 on: by the cube of the width")
+    (measured,) = [steps.measure_width(small, 8, methods(["sgd"]), CPU, 1e-9, None)]
+    assert measured.left_out["sgd"].startswith("left out: an update and a plain step took")
+    monkeypatch.setattr(OptimizerContender, "warm_up", fail)
+    measured = steps.measure_width(small, 8, methods(["sgd"]), CPU, 1e-9, None)
+    assert measured.left_out["sgd"] == "failed: no such kernel"
+    assert "sgd" not in measured.times
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
