@@ -23,7 +23,16 @@ from mkor_core import autograd
 from mkor_core.ghosts import Ghosts
 from mkor_core.hooks import Hooks, is_dense
 from mkor_core.layer import Layer
-from mkor_core.reductions import Parts, clamped_gradient_sum, input_vector, moments
+from mkor_core.reductions import (
+    Parts,
+    PendingSums,
+    Taken,
+    add_parts,
+    first_examples,
+    gradient_sum,
+    input_vector,
+    moments,
+)
 
 GradScale = Callable[[], Tensor | float | None]
 """Returns the loss scale by which gradient rows are multiplied; None: they are not scaled."""
@@ -36,11 +45,16 @@ class Statistic:
     kind: Literal["mean", "moment", "rows"]
     """``mean``: the mean rows; ``moment``: the rows' second moments; ``rows``: the rows themselves."""
     clamp: float | None = None
-    """Limit on the magnitude of every entry of the rows before their mean; gradient rows are scaled first."""
+    """Limit on the magnitude of every entry of the rows before their mean; gradient rows are scaled first. The 1 that a
+    bias appends to input rows is not clamped."""
     examples: int | None = None
     """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
     sides: Literal["both", "input"] = "both"
     """``input`` takes the means of input rows only."""
+
+    def __post_init__(self) -> None:
+        if self.kind != "mean" and (self.clamp, self.examples, self.sides) != (None, None, "both"):
+            raise ValueError(f"{self}: clamp, examples and sides are for means.")
 
     def clamped(self, limit: float) -> Self:
         """Return the same statistic over rows clamped to ``[-limit, limit]``."""
@@ -137,38 +151,26 @@ def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:
     return shares * scale
 
 
-class _Pending:
-    """One layer's sums while a step's micro-batches arrive."""
-
-    def __init__(self) -> None:
-        self.total: Parts = {}
-        self.batch: Parts = {}
-        """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
-
-    def close_micro_batch(self) -> None:
-        """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
-        if self.batch:
-            rows = self.batch["number"]
-            x, g = (self.batch[side] / rows.clamp(min=1) for side in "xg")
-            _add(self.total, {"x": x, "g": g, "number": rows.clamp(max=1)})
-            self.batch = {}
-
-
-def _add(total: Parts, parts: Parts) -> None:
-    for name, value in parts.items():
-        total[name] = total[name] + value if name in total else value
-
-
 class _LastSum(NamedTuple):
     """The last input of a Linear that was summed. Layers called with the same tensor (q, k and v) share its sum."""
 
     inputs: weakref.ref[Tensor]
     version: int
-    examples: int | None
+    taken: int | None
     vector: Tensor
 
 
-class Capture(Hooks[_Pending]):
+class _Call(NamedTuple):
+    """What is known of a call of a layer before its gradient arrives."""
+
+    layer: Layer
+    locations: int
+    """Output locations of an example."""
+    sums_gradients: bool
+    """Whether gradient rows are summed; otherwise no g is needed, or the bias has it."""
+
+
+class Capture(Hooks[PendingSums]):
     """Hooks that reduce layers' rows to means or moments; see `Hooks` for the passes that count.
 
     Outside of `torch.compile`, the gradient arrives in a hook of the layer's output. A compiled backward pass calls no
@@ -206,6 +208,8 @@ class Capture(Hooks[_Pending]):
         self._grad_scale = grad_scale
         self._last_sum: _LastSum | None = None
         self._ghosts: dict[str, Ghosts] = {}
+        self._next_number = -1
+        self._traced_scale: Tensor | None = None
         self._weight_handles: dict[str, RemovableHandle] = {}
         divides_batch = statistic.clamp is not None or statistic.examples is not None
         super().__init__(layers, micro_batches=micro_batches, divides_batch=divides_batch, phases=phases)
@@ -223,6 +227,11 @@ class Capture(Hooks[_Pending]):
     @override
     def drop(self) -> None:
         super().drop()
+        self._number_next(0)
+        if self._statistic.clamp is not None and (scale := self._grad_scale()) is not None:
+            # For compiled graphs, which cannot call it. A GradScaler changes its tensor in place.
+            scale = scale if isinstance(scale, Tensor) else self._any_weight().new_tensor(scale, dtype=torch.float32)
+            self._traced_scale = scale.view(1)
         for handle in self._weight_handles.values():
             handle.remove()
         self._weight_handles = {}
@@ -237,23 +246,25 @@ class Capture(Hooks[_Pending]):
         return (self._trace if torch.compiler.is_compiling() else super().on_forward)(layer, inputs, output)
 
     @override
-    def _close_micro_batch(self, pending: _Pending) -> None:
+    def _close_micro_batch(self, pending: PendingSums) -> None:
         pending.close_micro_batch()
 
     @override
     def _take_input(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
         examples = self._examples_taken(layer.batch_size(inputs))
-        kept = self._kept(layer, inputs, locations, dtype, examples)
-        added: _Pending | None = None
+        call = _Call(layer, locations, self._statistic.sums_gradients(layer))
+        kept = self._kept(call, inputs, dtype, examples)
+        added: PendingSums | None = None
         """The step's sums to which this call has been added."""
 
         def add(grad: Tensor) -> None:
             nonlocal added
-            pending = self._pending.setdefault(layer.name, _Pending())
+            pending = self._pending.setdefault(layer.name, PendingSums())
             came_before, added = added is pending, pending
             if examples == 0 or grad.numel() == 0:  # none of its examples is taken, or the micro-batch is empty
                 return
-            parts = self._reduced(layer, kept, grad, locations, examples, self._clamp_scale())
+            scale = None if self._statistic.clamp is None else self._grad_scale()
+            parts = self._reduced(call, kept, grad, examples, scale)
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
             if came_before and self._statistic.is_linear:
                 del parts["x"]
@@ -273,73 +284,76 @@ class Capture(Hooks[_Pending]):
             return None
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad):
             return None
-        locations, examples = layer.locations(output), self._examples_taken(layer.batch_size(inputs))
-        dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
-        kept = self._kept(layer, inputs.detach(), locations, dtype, examples)
-        scale = self._clamp_scale()
+        taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._traced_scale
+        call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer))
+        kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
-        def reduce(kept: Tensor, grad: Tensor) -> Parts:
+        def reduce(grad: Tensor, kept: Tensor, taken: Tensor | None, scale: Tensor | None) -> Parts:
             with torch.no_grad(), autograd.without_autocast(grad.device):
-                grad = layer.with_batch_dimension(grad)
-                return self._reduced(layer, kept, grad, locations, examples, scale)
+                return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale)
 
-        return self._ghosts[layer.name].attach(output, kept, reduce)
+        return self._ghosts[layer.name].attach(output, reduce, (kept, taken, scale))
 
     def _take_compiled(self, layer: Layer, name: str, value: Tensor) -> None:
         """Take one of a layer's sums from a backward pass of a compiled graph."""
         with torch.no_grad():
             self._enter_micro_batch(compiled=True)
-            pending = self._pending.setdefault(layer.name, _Pending())
+            self._number_next((self._micro_batch + 1) % self._micro_batches)
+            pending = self._pending.setdefault(layer.name, PendingSums())
             weight = layer.weight
             if weight is not None and layer.name not in self._weight_handles:
                 # In the next pass, weights may get their gradients before this hook runs: see then what was cleared.
                 self._weight_handles[layer.name] = weight.register_hook(lambda _: self._forget_cleared())
-            self._add(pending, {name: value})
+            # A CUDA graph may overwrite what it returned when it runs again, in the next micro-batch.
+            self._add(pending, {name: value.clone()})
 
-    def _add(self, pending: _Pending, parts: Parts) -> None:
+    def _any_weight(self) -> Tensor:
+        return next(iter(self._layers.values())).module.weight
+
+    def _number_next(self, micro_batch: int) -> None:
+        """Tell compiled graphs, by a tensor, which micro-batch of the step comes next."""
+        if self._statistic.examples is not None and micro_batch != self._next_number:
+            self._next_number = micro_batch
+            # A new tensor: a graph that awaits its backward pass may hold the old one.
+            self._next_micro_batch = torch.full((1,), micro_batch, device=self._any_weight().device)
+
+    def _add(self, pending: PendingSums, parts: Parts) -> None:
         is_moment = self._statistic.kind == "moment"
-        # Clamped gradients are scaled already: the limit depends on it.
-        scale = divisor(self._shares, self._grad_scale) if self._statistic.clamp is None and "g" in parts else None
-        if scale is not None:
+        if "g" in parts and (scale := divisor(self._shares, self._grad_scale)) is not None:
             parts = {**parts, "g": parts["g"] / (scale * scale if is_moment else scale)}
-        _add(pending.batch if is_moment else pending.total, parts)
+        add_parts(pending.batch if is_moment else pending.total, parts)
 
-    def _clamp_scale(self) -> Tensor | float:
-        """Return what gradient rows must be divided by before they are clamped."""
-        scale = None if self._statistic.clamp is None else divisor(self._shares, self._grad_scale)
-        return 1.0 if scale is None else scale
-
-    def _kept(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, examples: int | None) -> Tensor:
+    def _kept(self, call: _Call, inputs: Tensor, dtype: torch.dtype, taken: Taken) -> Tensor:
         """Return what the backward pass needs of an input: its sum for means, itself for moments."""
-        taken = layer.with_batch_dimension(inputs.detach())[:examples]
+        layer, locations, _ = call
+        batch = layer.with_batch_dimension(inputs.detach())
         if self._statistic.kind == "moment":
             # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
             # backward pass.
-            return taken.to(dtype)
+            return batch.to(dtype)
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
-        if isinstance(layer.module, nn.Conv2d) or limit is not None or torch.compiler.is_compiling():
-            return input_vector(layer, taken, locations, limit)
+        if isinstance(taken, Tensor) or torch.compiler.is_compiling() or layer.is_convolution or limit is not None:
+            return input_vector(layer, batch, locations, limit, taken)
         last = self._last_sum
-        if last is None or last.inputs() is not inputs or (last.version, last.examples) != (inputs._version, examples):
-            vector = input_vector(layer, taken, locations)
-            last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, examples, vector)
+        if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
+            vector = input_vector(layer, batch, locations, taken=taken)
+            last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         return last.vector
 
-    def _reduced(
-        self, layer: Layer, kept: Tensor, grad: Tensor, locations: int, examples: int | None, scale: Tensor | float
-    ) -> Parts:
-        """Return the sums of a call of a layer; scale: what gradient rows are divided by before they are clamped."""
-        grad = grad[:examples]
+    def _reduced(self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Tensor | float | None) -> Parts:
+        """Return the sums of a call; scale: by what gradient rows are multiplied, where they are clamped."""
+        layer, locations, sums_gradients = call
         if self._statistic.kind == "moment":
             return moments(layer, kept, grad, locations)
-        if not self._statistic.sums_gradients(layer):
+        if not sums_gradients:
             return {"x": kept}
-        limit = self._statistic.clamp
-        if limit is None:
-            return {"x": kept, "g": layer.gradient_sum(grad) / locations}
-        batch = layer.multiplicity(grad) * self._micro_batches * self._world
-        return {"x": kept, "g": clamped_gradient_sum(layer, grad, locations, limit, batch / scale) / batch}
+        limit: Tensor | float | None = self._statistic.clamp
+        if limit is not None:
+            # It is meant for scaled rows: raw ones times the rows of the global batch.
+            limit = limit * self._shares / (layer.multiplicity(grad) * self._micro_batches * self._world)
+            limit = limit if scale is None else limit * scale
+        return {"x": kept, "g": gradient_sum(layer, first_examples(grad, taken), locations, limit)}
 
     def _examples_taken(self, batch: int) -> int | None:
         """Return how many of a micro-batch's examples are among the global batch's first ones; None for all.
@@ -355,15 +369,26 @@ class Capture(Hooks[_Pending]):
         first = (self._rank * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
 
+    def _taken_on_device(self, batch: int, device: torch.device) -> Tensor | None:
+        """Return for each of the first examples of a micro-batch whether it is among the global batch's first ones.
+
+        The number of the micro-batch is on the device: a graph would be compiled anew for each number of Python's.
+        """
+        examples = self._statistic.examples
+        if examples is None:
+            return None
+        first = (self._rank * self._micro_batches + self._next_micro_batch.to(device)) * batch
+        return torch.arange(min(batch, examples), device=device) + first < examples
+
     def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a call's sums."""
         if self._statistic.kind == "moment":
-            return {"x": (layer.d_in, layer.d_in), "g": (layer.d_out, layer.d_out), "number": ()}
+            return {"x": (layer.d_in, layer.d_in), "g": (layer.d_out, layer.d_out), "number": (1,)}
         return {"x": (layer.d_w + 1 + layer.is_convolution,), "g": (layer.d_out,)}
 
     def _sums(self, layer: Layer, total: Parts) -> Sums:
         if self._statistic.kind == "moment":
-            return Sums(total["x"], total["g"], total["number"])
+            return Sums(total["x"], total["g"], total["number"][0])
         vector, g, number = total["x"], total.get("g"), total["x"][layer.d_w]
         locations = mean_locations(vector[-1], number) if g is None and layer.is_convolution else 1.0
         return Sums(vector[: layer.d_in], g, number, locations)

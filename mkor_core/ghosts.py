@@ -11,8 +11,8 @@ from torch import Tensor
 from mkor_core.layer import wide_dtype
 from mkor_core.reductions import Parts
 
-Reduce = Callable[[Tensor, Tensor], Parts]
-"""Returns the sums, given what the forward pass kept and the gradient of the output."""
+Reduce = Callable[..., Parts]
+"""Returns the sums, given the gradient of the output and what the forward pass has kept."""
 
 
 class Ghosts:
@@ -39,14 +39,14 @@ class Ghosts:
         """Return whether a weight still has the device and precision of the leaves."""
         return all(_fits(leaf, weight) for leaf in self._leaves.values())
 
-    def attach(self, output: Tensor, kept: Tensor, reduce: Reduce) -> Tensor:
-        """Return the output, through which the backward pass brings ``reduce(kept, gradient)`` to the leaves."""
+    def attach(self, output: Tensor, reduce: Reduce, kept: tuple[Tensor | None, ...]) -> Tensor:
+        """Return the output, through which the backward pass brings ``reduce(gradient, *kept)`` to the leaves."""
         leaves = [
             leaf if _fits(leaf, output) else leaf.to(output.device, wide_dtype(output.dtype))
             for leaf in self._leaves.values()
         ]
         attached: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
-            output, kept, reduce, tuple(self._leaves), *leaves
+            output, reduce, tuple(self._leaves), len(kept), *kept, *leaves
         )
         return attached
 
@@ -65,14 +65,15 @@ class _Attach(torch.autograd.Function):
     """The identity of its first argument, with gradients for the leaves in its last."""
 
     @staticmethod
-    def forward(ctx: Any, output: Tensor, kept: Tensor, reduce: Reduce, names: tuple[str, ...], *_: Tensor) -> Tensor:
-        ctx.save_for_backward(kept)
-        ctx.reduce, ctx.names = reduce, names
+    def forward(
+        ctx: Any, output: Tensor, reduce: Reduce, names: tuple[str, ...], kept: int, *tensors: Tensor | None
+    ) -> Tensor:
+        ctx.save_for_backward(*tensors[:kept])
+        ctx.reduce, ctx.names, ctx.kept = reduce, names, kept
         # Not the output itself: torch refuses to change a returned argument in place, as a following ReLU may.
         return output.detach()
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        (kept,) = ctx.saved_tensors
-        parts = ctx.reduce(kept, grad)
-        return grad, None, None, None, *(parts.get(name) for name in ctx.names)
+        parts = ctx.reduce(grad, *ctx.saved_tensors)
+        return grad, None, None, None, *[None] * ctx.kept, *(parts.get(name) for name in ctx.names)

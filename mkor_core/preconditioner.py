@@ -249,8 +249,8 @@ class Preconditioner:
 
     def _loss_scale(self) -> Tensor | float | None:
         scale = self._grad_scale
-        if isinstance(scale, torch.amp.GradScaler):
-            return scale._scale if scale.is_enabled() else None  # the tensor: get_scale() would wait for the device
+        if isinstance(scale, torch.amp.GradScaler):  # whose get_scale() would wait for the device
+            return (scale._init_scale if scale._scale is None else scale._scale) if scale.is_enabled() else None
         if callable(scale):
             return cast("Tensor | float", scale())
         return None if scale == 1.0 else cast("float", scale)

@@ -11,12 +11,49 @@ Parts = dict[str, Tensor]
 """A layer's sums by name: x, g, number."""
 
 
+def add_parts(total: Parts, parts: Parts) -> None:
+    """Add sums to a total, in which some of them may still be missing. No tensor is changed in place."""
+    for name, value in parts.items():
+        total[name] = total[name] + value if name in total else value
+
+
+class PendingSums:
+    """One layer's sums while a step's micro-batches arrive."""
+
+    def __init__(self) -> None:
+        self.total: Parts = {}
+        self.batch: Parts = {}
+        """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
+
+    def close_micro_batch(self) -> None:
+        """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
+        if self.batch:
+            rows = self.batch["number"]
+            x, g = (self.batch[side] / rows.clamp(min=1) for side in "xg")
+            add_parts(self.total, {"x": x, "g": g, "number": rows.clamp(max=1)})
+            self.batch = {}
+
+
 def average_locations(rows: Tensor, locations: int) -> Tensor:
     """Return the mean of each example's rows: ``[examples * locations, d]`` -> ``[examples, d]``."""
     return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
 
 
-def input_vector(layer: Layer, inputs: Tensor, locations: int, limit: float | None = None) -> Tensor:
+Taken = int | Tensor | None
+"""Which of a micro-batch's examples count: the number of the first ones that do; or booleans on the device, for each of
+the first ones whether it does; None: all."""
+
+
+def first_examples(tensor: Tensor, taken: Taken) -> Tensor:
+    """Return the first examples of a tensor ``[batch, ...]``, with zeros in those that do not count."""
+    if not isinstance(taken, Tensor):
+        return tensor[:taken]
+    return torch.where(taken.view(-1, *[1] * (tensor.dim() - 1)), tensor[: len(taken)], 0)
+
+
+def input_vector(
+    layer: Layer, inputs: Tensor, locations: int, limit: float | None = None, taken: Taken = None
+) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
 
     Args:
@@ -24,13 +61,17 @@ def input_vector(layer: Layer, inputs: Tensor, locations: int, limit: float | No
         inputs: its input, with a batch dimension.
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
+        taken: the examples that count.
 
     Returns:
         ``[d_w + 1]`` with the number of rows for a Linear, ``[d_w + 2]`` with the numbers of examples and of rows for a
         Conv2d; in `wide_dtype`.
     """
+    inputs = first_examples(inputs, taken)
     number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
-    vector = torch.full((d_w + 1,), float(number), dtype=dtype, device=inputs.device)
+    vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
+    if isinstance(taken, Tensor):
+        vector[d_w:] = taken.sum() * (number // len(taken))
     if limit is not None:
         rows = average_locations(layer.patches(inputs.to(dtype)), locations)
         torch.sum(rows.clamp(-limit, limit), 0, out=vector[:d_w])
@@ -41,22 +82,32 @@ def input_vector(layer: Layer, inputs: Tensor, locations: int, limit: float | No
     return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
 
 
-def clamped_gradient_sum(layer: Layer, grad: Tensor, locations: int, limit: float, factor: Tensor | float) -> Tensor:
-    """Return the sum ``[d_out]`` of gradient rows, times a factor and then clamped; a Conv2d's location means."""
+def gradient_sum(layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None) -> Tensor:
+    """Return the sum of gradient rows / locations ``[d_out]``, in `wide_dtype`.
+
+    Args:
+        layer: the layer.
+        grad: the gradient of its output, with a batch dimension.
+        locations: output locations of an example.
+        limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
+    """
+    if limit is None:
+        return layer.gradient_sum(grad) / locations
     rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
-    return (rows * factor).clamp(-limit, limit).sum(0)
+    return rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
 
 
 def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts:
-    """Return ``X^T X``, ``G^T G`` of rows divided by the number of locations, and the number of rows."""
+    """Return ``X^T X``, ``G^T G`` of rows divided by the number of locations, and the number of rows ``[1]``."""
     dtype = wide_dtype(grad.dtype)
     x, g = layer.patches(inputs.to(dtype)), layer.gradient_rows(grad.to(dtype))
-    number = torch.full((), float(x.shape[0]), dtype=dtype, device=x.device)
+    # Not a scalar: torch.compile would make one on a CPU, as an input of the graph, a number of Python's.
+    number = torch.full((1,), x.shape[0], dtype=dtype, device=x.device)
     moment = x.T @ x
     if layer.has_bias:  # what a column of ones adds; to append it would copy the rows
         bordered = moment.new_empty(layer.d_in, layer.d_in)
         bordered[:-1, :-1] = moment
         bordered[-1, :-1] = bordered[:-1, -1] = x.sum(0)
-        bordered[-1, -1] = number
+        bordered[-1, -1:] = number
         moment = bordered
     return {"x": moment / locations**2, "g": (g.T @ g) / locations**2, "number": number}

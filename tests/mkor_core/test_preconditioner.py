@@ -627,13 +627,12 @@ def test_mkor_h_takes_its_loss_from_the_first_source_that_gives_one(sources):
     assert preconditioner.state_dict()["losses"]["history"] == [(1, pytest.approx(expected))] * 2
 
 
-@pytest.mark.parametrize("name", ["mkor", "kaisa", "hylo"])
-def test_a_compiled_model_is_preconditioned_like_the_plain_one(name):
+def test_a_compiled_model_whose_rows_are_kept_is_preconditioned_like_the_plain_one():
     """AOTAutograd compiles the model into graphs that end at every layer's hook."""
     results = []
     for compiled in (False, True):
         model = network()
-        optimizer, _ = build(name, model, {"lr": 0.1})
+        optimizer, _ = build("hylo", model, {"lr": 0.1})
         forward = torch.compile(model, backend="aot_eager") if compiled else model
         for step in range(3):
             optimizer.zero_grad()

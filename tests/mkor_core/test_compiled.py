@@ -1,0 +1,229 @@
+"""Models under torch.compile, without a break in the graph. Truth: the same training without it.
+
+The backend compiles with AOTAutograd, which makes the backward pass's graph with the forward pass's, and runs their
+operators one by one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch._dynamo.backends.debugging import aot_eager
+from torch.func import functional_call
+from torch.testing import assert_close
+from torch.utils.checkpoint import checkpoint
+
+from baselines import KAISA, Eva
+from mkor_core import MKOR, Method, Preconditioner
+from mkor_core.capture import MEAN, MOMENT, Capture, Statistic, Sums
+from mkor_core.layer import Layer
+
+METHODS: dict[str, Method] = {
+    "mkor": MKOR(inverse_update_period=2),
+    "mkor released": MKOR(inverse_update_period=2, update_rule="released"),
+    "kaisa": KAISA(factor_update_period=2, inverse_update_period=2),
+    "eva": Eva(),
+}
+STEPS = 3
+
+
+class Compiled:
+    """Compiles a function with `fullgraph`, and counts the graphs."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.graphs = 0
+        self._compiled = torch.compile(function, backend=self._count, fullgraph=True)
+
+    def __call__(self, *args: Any) -> Any:
+        return self._compiled(*args)
+
+    def _count(self, graph: Any, examples: Any) -> Any:
+        self.graphs += 1
+        return aot_eager(graph, examples)
+
+
+@pytest.fixture(autouse=True)
+def _forget_graphs() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Network(nn.Module):
+    """Layers with and without a bias, one of which is called twice, and inplace activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(1, 2, 3, stride=2)
+        self.twice = nn.Linear(8, 8)
+        self.head = nn.Linear(8, 2, bias=False)
+        self.double()
+
+    def images(self, images: Tensor) -> Tensor:
+        return torch.relu_(self.convolution(images)).flatten(1)
+
+    def rows(self, rows: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.twice(torch.relu_(self.twice(rows)))))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.rows(self.images(images))
+
+    def checkpointed(self, images: Tensor) -> Tensor:
+        """Recompute the first layers in a reentrant backward pass, the others in a plain one."""
+        hidden = checkpoint(self.images, images, use_reentrant=True)
+        return checkpoint(self.rows, hidden, use_reentrant=False)
+
+
+def batch(step: int, part: int) -> Tensor:
+    generator = torch.Generator().manual_seed(10 * step + part)
+    return torch.randn(9, 1, 5, 5, generator=generator, dtype=torch.float64)
+
+
+def train(method: Method, *, compiles: bool = False, checkpoints: bool = False) -> tuple[list[Tensor], int]:
+    """Train in micro-batches with a gradient scaler; return the weights and the number of graphs."""
+    model = Network()
+    forward: Callable[[Tensor], Tensor] = model.checkpointed if checkpoints else model
+    compiled = Compiled(forward)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    Preconditioner(model, method, accumulation_steps=2, grad_scale=scaler).attach(optimizer)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(2):
+            images = batch(step, part).requires_grad_()
+            output = compiled(images) if compiles else forward(images)
+            scaler.scale((output - 1).square().mean() / 2).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return [parameter.detach() for parameter in model.parameters()], compiled.graphs
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_and_checkpointed_models_train_as_the_plain_one(name):
+    """A step that captures has another graph than one that does not; Eva captures in every step."""
+    plain, _ = train(METHODS[name])
+    recomputed, _ = train(METHODS[name], checkpoints=True)
+    compiled, graphs = train(METHODS[name], compiles=True, checkpoints=name == "mkor")
+    assert_close(recomputed, plain, rtol=0, atol=1e-10)
+    assert_close(compiled, plain, rtol=0, atol=1e-10)
+    assert graphs == (1 if name == "eva" else 2)
+
+
+def linear(bias: bool = True) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 3, bias=bias), nn.Tanh(), nn.Linear(3, 3, bias=False)).double()
+
+
+def rows(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, 5, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def capture(model: nn.Module, statistic: Statistic, **options: Any) -> Capture:
+    layers = {name: Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+    return Capture(layers, statistic, **options)
+
+
+def numbers(sums: dict[str, Sums]) -> dict[str, float]:
+    return {name: part.number.item() for name, part in sorted(sums.items())}
+
+
+def test_passes_of_a_compiled_model_count_as_those_of_the_plain_one():
+    """All in one graph. There, weights may have got their gradients before the hooks hear of the pass."""
+    model = linear()
+    hooks = capture(model, MEAN)
+    compiled = Compiled(model)
+
+    def add(seed: int) -> None:
+        compiled(rows(seed, 6)).square().mean().backward()
+
+    for set_to_none in (True, False):  # of a step that is never taken
+        add(0)
+        model.zero_grad(set_to_none=set_to_none)
+    add(1)
+    sums = hooks.take()
+    assert numbers(sums) == {"0": 6, "2": 6}
+    assert_close(sums["0"].x[:5], rows(1, 6).sum(0))
+    output = model(rows(1, 6)).detach()
+    assert_close(sums["2"].g, (2 * output / output.numel()).sum(0))
+    add(0)
+    for parameter in model.parameters():
+        parameter.grad.mul_(0.5)  # clipped, not cleared
+    add(1)
+    assert numbers(hooks.take()) == {"0": 12, "2": 12}
+    inputs = rows(0, 6).requires_grad_()
+    torch.autograd.grad(compiled(inputs).sum(), [*model.parameters()])
+    compiled(inputs).sum().backward(inputs=[inputs])
+    assert hooks.reached == frozenset()
+
+
+def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_capture_nothing():
+    model = linear()
+    hooks = capture(model, MEAN)
+    moved = {name: (parameter.detach() * 1.1).requires_grad_() for name, parameter in model.named_parameters()}
+    Compiled(lambda inputs: functional_call(model, moved, (inputs,)))(rows(0, 6)).sum().backward()
+    Compiled(model.eval())(rows(0, 6)).sum().backward()
+    assert hooks.reached == frozenset()
+
+
+def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device():
+    """One graph for any number of micro-batches. The third holds one of the first seven on rank 0, none on rank 1."""
+    model = linear(bias=False)
+    ranks = [capture(model, MEAN.first(7), micro_batches=12, shard=(rank, 2)) for rank in range(2)]
+    compiled = Compiled(model)
+    for _ in range(2):
+        parts = [rows(part, 3, 2) for part in range(12)]
+        parts[8][:] = torch.nan  # its examples are not among the first
+        for part in parts:
+            compiled(part).square().mean().backward()
+        for rank, hooks in enumerate(ranks):
+            sums = hooks.take()["0"]
+            assert sums.number == (14 if rank == 0 else 0)
+            assert_close(sums.x, torch.cat(parts)[: 7 if rank == 0 else 0].sum((0, 1)))
+            assert sums.g is not None
+            assert sums.g.isfinite().all()
+        model.zero_grad()
+    assert compiled.graphs == 1
+
+
+def test_the_batch_size_of_a_compiled_model_may_vary():
+    """The second size makes a graph for all others."""
+    model = linear()
+    hooks = capture(model, MEAN.first(5))
+    compiled = Compiled(model)
+    for examples in (8, 6, 4):
+        compiled(rows(0, examples)).sum().backward()
+        sums = hooks.take()["0"]
+        assert sums.number == min(examples, 5)
+        assert_close(sums.x[:5], rows(0, examples)[:5].sum(0))
+        model.zero_grad()
+    assert compiled.graphs == 2
+
+
+def test_moments_of_a_compiled_model_are_reduced_in_full_precision_inside_autocast():
+    """Truth: float64 moments of the rows that autocast rounds to bfloat16."""
+    model = linear().float()
+    hooks = capture(model, MOMENT)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        Compiled(model)(rows(0, 6, 4).float()).float().square().mean().backward()
+    moments = hooks.take()["0"]
+    x = rows(0, 24).bfloat16().double()
+    assert moments.x.dtype == torch.float32
+    assert_close(moments.x[:5, :5].double() * 24, x.T @ x, rtol=1e-6, atol=1e-6)
+
+
+def test_a_compiled_model_may_change_its_precision_after_the_hooks_were_made():
+    model = linear().float()
+    hooks = capture(model, MEAN)
+    compiled = Compiled(model.double())
+    for _ in range(2):
+        model.zero_grad()
+        compiled(rows(0, 6)).sum().backward()
+        sums = hooks.take()
+        assert_close(sums["0"].x[:5].double(), rows(0, 6).sum(0), rtol=1e-6, atol=1e-6)
+    assert sums["0"].x.dtype == torch.float64
