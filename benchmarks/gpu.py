@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import multiprocessing
 import signal
 import sys
 import time
@@ -141,7 +142,7 @@ def part(session: Session, what: str, measure: Callable[[], Iterable[NamedTuple]
         session.note(what, "out of memory")
     except Exception as error:
         logger.exception("%s failed", what)
-        session.note(what, f"failed: {error}")
+        session.note(what, f"failed: {(str(error).strip() or repr(error)).splitlines()[-1]}")
         session.failed = True
     if session.device.type == "cuda":
         gc.collect()
@@ -279,6 +280,8 @@ def measure_chunk(name: str, session: Session, seconds: float = CHUNK_SECONDS) -
             rows.extend(chunk.rows(session))
     except OutOfTimeError:
         session.note("the rest of the chunk", f"not measured within {time.monotonic() - start:.0f} s")
+        for child in multiprocessing.active_children():
+            child.terminate()
     if rows:
         write_part(session.out / chunk.file, rows)
     if name == "steps" and rows:

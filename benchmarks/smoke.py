@@ -53,9 +53,9 @@ def trial(method: BenchmarkMethod, block: Block, device: torch.device, hardware:
         has_batch_norm = any(isinstance(module, nn.BatchNorm2d) for module in contender.model.modules())
         if method.is_second_order and not has_batch_norm:
             difference = update_difference(method, block, width, device)
-        waits = waits_in_steps(contender) if device.type == "cuda" else None
-        if waits is None:
-            contender.turn()
+        if device.type == "cuda":
+            waits = waits_in_steps(method, block, width, device)
+        _steps(contender)
         finite = all(bool(weight.isfinite().all()) for weight in contender.model.parameters())
         status = "not finite" if not finite else "waits" if waits else "ok"
         detail = waits[0] if waits else ""
@@ -72,12 +72,13 @@ def trial(method: BenchmarkMethod, block: Block, device: torch.device, hardware:
     )
 
 
-def waits_in_steps(contender: OptimizerContender) -> list[str]:
-    """Return where the host waits for the GPU in whole training steps: source lines, one for each wait."""
-    for _ in range(2):
-        contender.give_gradients()
-        contender.optimizer.step()
+def waits_in_steps(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> list[str]:
+    """Return where the host waits for the GPU in whole training steps: source lines, one for each wait.
+
+    The first steps, which set up the state, may wait.
+    """
     try:
+        contender = _warmed_up(method, block, width, device)
         with _sync_debug("error"):
             _steps(contender)
     except RuntimeError as error:
@@ -85,10 +86,20 @@ def waits_in_steps(contender: OptimizerContender) -> list[str]:
             raise
     else:
         return []
+    contender = _warmed_up(
+        method, block, width, device
+    )  # the error may have left the other one in the middle of a step
     with _sync_debug("warn"), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         _steps(contender)
     return [f"{one.filename}:{one.lineno}" for one in caught if _WAIT in str(one.message)]
+
+
+def _warmed_up(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> OptimizerContender:
+    contender = of_method(method, block, width, device)
+    assert not isinstance(contender, str)  # another one has been made
+    contender.warm_up()
+    return contender
 
 
 def _steps(contender: OptimizerContender) -> None:

@@ -24,6 +24,7 @@ Optimizers are left out at a width if all together would exceed its time, the de
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import sys
 import time
@@ -89,6 +90,9 @@ def measure_block(
         measured = measure_width(block, width, chosen, device, share * seconds, smaller)
         yield measured
         smaller = measured
+        gc.collect()  # models and preconditioners refer to each other through hooks
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
 
 def measure_width(
@@ -208,6 +212,7 @@ def measure_factor(device: torch.device, seconds: float, widths: Sequence[int] =
 def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float) -> list[Row]:
     """Measure everything, with a line of progress for each step of the work, and return the rows."""
     measured: list[Measured] = []
+    told: set[tuple[str, str]] = set()
     start = time.monotonic()
     for position, block in enumerate(blocks):
         left = max(60 * minutes - (time.monotonic() - start), 0.0)
@@ -222,7 +227,9 @@ def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torc
                 f"{block.title}, width {one.width}: {len(counts)} contenders, {min(counts)} to {max(counts)} rounds",
             )
             for label, reason in one.left_out.items():
-                _progress(start, f"  {label}: {reason}")
+                if (block.name, label) not in told:
+                    told.add((block.name, label))
+                    _progress(start, f"  {label}: {reason}")
     factor_widths = FACTOR_WIDTHS if blocks[0].widths == BLOCKS[0].widths else (64, 128)
     for one in measure_factor(device, 0.07 * 60 * minutes, factor_widths):
         measured.append(one)

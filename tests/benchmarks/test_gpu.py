@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
+import warnings
+from contextlib import contextmanager, nullcontext
 
 import pandas as pd
 import pytest
 import torch
 
 from benchmarks import gpu, smoke
+from benchmarks.contenders import OptimizerContender
 from benchmarks.gpu import CHUNKS, Session, measure_chunk
 from benchmarks.methods import methods
 from benchmarks.models import BLOCKS, narrowed
@@ -147,3 +151,49 @@ def test_a_trial_of_a_method_compares_its_updates_with_float64():
     assert (row.status, row.waits, row.detail) == ("ok", None, None)
     assert row.one_minus_cosine is not None
     assert abs(row.one_minus_cosine) < 1e-6
+
+
+@pytest.fixture
+def pretended_waits(monkeypatch):
+    """A step that waits twice, as PyTorch reports it in each of its modes."""
+    modes = ["default"]
+
+    @contextmanager
+    def sync_debug(mode: str):
+        modes.append(mode)
+        try:
+            yield
+        finally:
+            modes.pop()
+
+    real = OptimizerContender.give_gradients
+
+    def give_gradients(contender: OptimizerContender) -> None:
+        real(contender)
+        if modes[-1] == "error":
+            raise RuntimeError("called a synchronizing CUDA operation")
+        if modes[-1] == "warn":
+            for _ in range(2):
+                warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+            warnings.warn("something else", stacklevel=1)
+
+    monkeypatch.setattr(smoke, "_sync_debug", sync_debug)
+    monkeypatch.setattr(OptimizerContender, "give_gradients", give_gradients)
+    return modes
+
+
+def test_a_trial_counts_waits_and_names_their_lines(pretended_waits):
+    (mkor,) = methods(["mkor"])
+    small, cpu = narrowed(BLOCKS[0], 8), torch.device("cpu")
+    waits = smoke.waits_in_steps(mkor, small, small.widths[0], cpu)
+    assert len(waits) == 2 * 2 * smoke.CYCLES
+    assert all(re.fullmatch(r".*test_gpu\.py:\d+", wait) for wait in waits)
+    assert pretended_waits == ["default"]
+
+
+def test_a_trial_without_waits_has_none():
+    (mkor,) = methods(["mkor"])
+    small = narrowed(BLOCKS[0], 8)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(smoke, "_sync_debug", lambda mode: nullcontext())
+        assert smoke.waits_in_steps(mkor, small, small.widths[0], torch.device("cpu")) == []
