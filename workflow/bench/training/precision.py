@@ -25,6 +25,7 @@ class Precision:
         """The context of forward passes and evaluations."""
         # Only float16 has gradients too small for its range; bfloat16 has the range of float32.
         self.scaler = torch.amp.GradScaler(device.type) if name == "float16" else None
+        self._scale: float | None = None  # after the last step
 
     @property
     def grad_scale(self) -> Any:
@@ -36,15 +37,15 @@ class Precision:
         (loss if self.scaler is None else self.scaler.scale(loss)).backward()
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; return False if a gradient overflowed, so that the step was skipped and the scale falls.
+        """Step the optimizer; return False if a gradient overflowed, so that the step was skipped.
 
-        Nothing overflows but float16, whose scaler waits for the device.
+        Nothing overflows but float16; reading its scale makes the host wait for the device.
         """
         if self.scaler is None:
             optimizer.step()
             return True
-        done: list[bool] = []
-        with optimizer.register_step_post_hook(lambda *_: done.append(True)):
-            self.scaler.step(optimizer)
+        before = self.scaler.get_scale() if self._scale is None else self._scale
+        self.scaler.step(optimizer)
         self.scaler.update()
-        return bool(done)
+        self._scale = self.scaler.get_scale()
+        return self._scale >= before
