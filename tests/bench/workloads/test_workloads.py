@@ -420,6 +420,14 @@ def test_an_attention_mask_gives_what_transformers_makes_of_it(bert, padded):
         assert torch.equal(network.bert(**inputs).last_hidden_state, truth.last_hidden_state)
 
 
+def test_bert_s_loss_compiles_into_one_graph(bert):
+    """Whatever the number of predicted tokens. Truth: the model itself."""
+    network = bert.model(0).eval()
+    compiled = torch.compile(network, backend="eager", fullgraph=True)
+    for batch in islice(bert.batches(0), 3):
+        assert_close(bert.loss(compiled, batch), bert.loss(network, batch))
+
+
 def test_a_step_s_loss_and_gradients_make_the_host_wait_for_nothing(workload):
     """On a GPU, whose place the meta device takes; the first step may copy constants there."""
     network = workload.model(0).to("meta")
