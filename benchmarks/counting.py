@@ -105,6 +105,8 @@ class Counts:
     """Tensors that ``_foreach_`` operators changed or returned, all together."""
     by_operator: Counter[str] = field(default_factory=Counter)
     """Kernels by operator, and waits by ``wait: `` and operator."""
+    bytes_by_operator: Counter[str] = field(default_factory=Counter)
+    """Bytes that each operator's kernels read and write."""
 
     @property
     def bytes(self) -> int:
@@ -113,20 +115,25 @@ class Counts:
 
     def minus(self, other: Counts) -> Counts:
         """Return what this adds to ``other``, which does part of the same work."""
-        operators = Counter(self.by_operator)
-        operators.subtract(other.by_operator)
         return Counts(
             self.kernels - other.kernels,
             self.waits - other.waits,
             self.bytes_read - other.bytes_read,
             self.bytes_written - other.bytes_written,
             self.foreach_tensors - other.foreach_tensors,
-            Counter({name: number for name, number in operators.items() if number}),
+            _difference(self.by_operator, other.by_operator),
+            _difference(self.bytes_by_operator, other.bytes_by_operator),
         )
 
     def plus(self, other: Counts) -> Counts:
         """Return the counts of both."""
         return self.minus(Counts().minus(other))
+
+
+def _difference(one: Counter[str], other: Counter[str]) -> Counter[str]:
+    """Return how much more of each operator there is, also if that is less than nothing."""
+    names = one.keys() | other.keys()
+    return Counter({name: one[name] - other[name] for name in names if one[name] != other[name]})
 
 
 class Counting(TorchDispatchMode):
@@ -198,8 +205,10 @@ class Counting(TorchDispatchMode):
         if name in GATHERS and read:
             read = [*outputs, *read[1:]]
         self.counts.kernels += 1
-        self.counts.bytes_read += sum(map(_bytes, read))
-        self.counts.bytes_written += sum(map(_bytes, written))
+        bytes_read, bytes_written = sum(map(_bytes, read)), sum(map(_bytes, written))
+        self.counts.bytes_read += bytes_read
+        self.counts.bytes_written += bytes_written
+        self.counts.bytes_by_operator[name] += bytes_read + bytes_written
         if name.startswith("_foreach_"):
             self.counts.foreach_tensors += len(written)
 
@@ -297,8 +306,11 @@ def method_with_period(label: str, period: int) -> Method:
     return cls(**{key: value for key, value in one.at(period).items() if key in names})
 
 
-def table(chosen: Sequence[str], tokens: int = 512, examples: int = 8) -> Iterator[str]:
-    """Yield the lines of a Markdown table: what each method adds to a step of BERT-Large's layers."""
+def table(chosen: Sequence[str], tokens: int = 512, examples: int = 8, *, detail: bool = False) -> Iterator[str]:
+    """Yield the lines of a Markdown table: what each method adds to a step of BERT-Large's layers.
+
+    detail: whether each row is followed by the operators that move the most bytes, and those that wait.
+    """
     yield "| method | kernels, plain step | kernels, update | waits, plain | waits, update | GB, plain | GB, update |"
     yield "|---|---|---|---|---|---|---|"
     inputs = torch.empty(examples, tokens, 1024, device=META)
@@ -313,6 +325,17 @@ def table(chosen: Sequence[str], tokens: int = 512, examples: int = 8) -> Iterat
             f"| {label} | {plain.kernels:,} | {update.kernels:,} | {plain.waits:,} | {update.waits:,} "
             f"| {plain.bytes / 1e9:.2f} | {update.bytes / 1e9:.2f} |"
         )
+        if detail:
+            yield from _details("plain", plain)
+            yield from _details("update", update)
+
+
+def _details(step: str, counts: Counts) -> Iterator[str]:
+    for name, size in counts.bytes_by_operator.most_common(8):
+        yield f"    {step:6} {name:24} {counts.by_operator[name]:6,} kernels {size / 1e9:8.2f} GB"
+    for name, number in counts.by_operator.items():
+        if name.startswith("wait: "):
+            yield f"    {step:6} {name:24} {number:6,} waits"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -320,11 +343,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.counting", description=(__doc__ or "").splitlines()[0])
     second_order = [method.label for method in methods() if method.is_second_order]
     parser.add_argument("--optimizers", nargs="+", metavar="LABEL", default=second_order)
+    parser.add_argument("--detail", action="store_true", help="list the operators that move the most bytes, or wait")
     parser.add_argument("--page", type=Path, help="the page to write the table into, such as docs/performance.md")
 
     def work(options: argparse.Namespace) -> None:
         lines = []
-        for line in table(options.optimizers):
+        for line in table(options.optimizers, detail=options.detail):
             print(line, flush=True)
             lines.append(line)
         if options.page is not None:

@@ -68,6 +68,8 @@ MINUTES: Final = {"cpu": 4.2, "cuda": 7.0}
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
 """The fewest rounds of any contender, and the most."""
+GROWTH: Final = 2.5
+"""The power of the width by which a step's time is expected to grow: the memory's is 2, that of products 3."""
 DEAREST: Final = 0.5
 """The share of a width's time that a single optimizer may take in the fewest rounds."""
 FAILED: Final = "failed: "
@@ -151,12 +153,12 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float) -> str |
 def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: Measured) -> dict[str, str]:
     """Return the optimizers to leave out at a width, and why.
 
-    Each is expected to take as long as at the next smaller width, times the cube of the widths' ratio. The cheapest
-    ones are kept that together fit into the given time with the fewest rounds and one cycle before them.
+    Each is expected to grow from the next smaller width by a power of the width, `GROWTH`. The cheapest ones are kept
+    that together fit into the given time with the fewest rounds and one cycle before them.
     """
     left_out = {label: reason for label, reason in smaller.left_out.items() if label in chosen}
     expected = {
-        label: (ROUNDS[0] + 1) * median(map(sum, times)) / 1000 * (width / smaller.width) ** 3
+        label: (ROUNDS[0] + 1) * median(map(sum, times)) / 1000 * (width / smaller.width) ** GROWTH
         for label, times in smaller.times.items()
         if label in chosen
     }
@@ -165,8 +167,8 @@ def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: Mea
         total += expected[label]
         if total > seconds:
             left_out[label] = (
-                f"left out from width {width} on: by the cube of the width it would take {expected[label]:.0f} s, and "
-                f"this width has {seconds:.0f} s for all"
+                f"left out from width {width} on: by its time at width {smaller.width} it would take "
+                f"{expected[label]:.0f} s, and this width has {seconds:.0f} s for all"
             )
     return left_out
 

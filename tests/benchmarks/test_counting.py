@@ -91,6 +91,8 @@ def test_counts_add_up():
         matrix() @ matrix()
     rest = both.minus(one)
     assert rest.by_operator == {"mm": 1}
+    assert rest.bytes_by_operator == {"mm": 3 * N * N * F32}
+    assert one.minus(both).by_operator == {"mm": -1}
     assert rest.plus(one) == both
     assert both.minus(both) == Counts()
 
@@ -138,6 +140,9 @@ def test_the_command_prints_a_row_for_each_method(monkeypatch):
     lines = list(table(["mkor", "eva"], tokens=2, examples=2))
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["mkor", "eva"]
     assert all(line.count("|") == lines[0].count("|") for line in lines)
+    detailed = list(table(["kaisa"], tokens=2, examples=2, detail=True))
+    assert any(line.split()[:2] == ["plain", "mm"] and line.endswith("GB") for line in detailed)
+    assert any(line.split()[:3] == ["update", "wait:", "_linalg_eigh"] for line in detailed)
 
 
 def test_only_second_order_methods_have_a_step_to_count():

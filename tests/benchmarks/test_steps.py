@@ -156,18 +156,18 @@ def test_dear_contenders_have_fewer_rounds():
 
 
 def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
-    """Truth: 4 cycles (11, 22 and 44 ms) at twice the width are .352, .704 and 1.408 s."""
+    """Truth: 4 cycles (11, 22 and 44 ms) at four times the width take 1.408, 2.816 and 5.632 s."""
     times = {label: [Times(10.0 * k, 1.0 * k)] * 3 for label, k in (("eva", 2), ("sgd", 1), ("mkor", 4), (SGD, 9))}
     small = Measured("bert", 8, times, left_out={"soap": "why"})
     chosen = ["mkor", "sgd", "soap", "eva"]
-    left_out = steps.unaffordable(chosen, 16, 1.1, small)
+    left_out = steps.unaffordable(chosen, 32, 4.3, small)
     assert list(left_out) == ["soap", "mkor"]
     assert left_out["soap"] == "why"
     assert left_out["mkor"] == (
-        "left out from width 16 on: by the cube of the width it would take 1 s, and this width has 1 s for all"
+        "left out from width 32 on: by its time at width 8 it would take 6 s, and this width has 4 s for all"
     )
-    assert list(steps.unaffordable(chosen, 16, 1.0, small)) == ["soap", "eva", "mkor"]
-    assert list(steps.unaffordable(chosen, 16, 2.5, small)) == ["soap"]
+    assert list(steps.unaffordable(chosen, 32, 4.2, small)) == ["soap", "eva", "mkor"]
+    assert list(steps.unaffordable(chosen, 32, 9.9, small)) == ["soap"]
 
 
 def test_an_optimizer_whose_warm_up_is_too_long_or_fails_is_left_out(monkeypatch):
