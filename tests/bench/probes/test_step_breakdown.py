@@ -90,14 +90,16 @@ def test_timed_steps_are_queued_on_a_gpu_without_a_wait(monkeypatch, by_phase):
             device.launch(0.005)
             super().switch(phase)
 
-    monkeypatch.setattr(_timed_loop, "clock_of", lambda _: Busy(make_event=device.event))
+    monkeypatch.setattr(
+        _timed_loop, "clock_of", lambda _, per_layer: Busy(per_layer=per_layer, make_event=device.event)
+    )
     model = autoencoder()
     (optimizer,) = optimizers(model, 1e-4, ["mkor"])
     steps = TimedLoop(model, optimizer, "cpu", by_phase=by_phase).times(2)
     assert device.waits == [device.recorded] * 2
     own = dict.fromkeys(("forward", "backward", "update"), 5.0)
     if by_phase:
-        assert all(step.ms["precondition"] >= 5 for step in steps)
+        assert all(step.ms["precondition"] >= 5 and step.ms["backward"] >= 5 for step in steps)
     else:
         assert [step.ms for step in steps] == [dict.fromkeys(PHASES, 0.0) | own] * 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
@@ -13,7 +15,7 @@ from workflow.bench.training.device_clocks import LOOK_EVERY, EventClock, clock_
 def test_a_phase_has_the_device_s_time_and_the_host_does_not_wait():
     """Truth: a timeline by hand. The device is behind the host until the span; from ``evaluation`` on it waits."""
     device = Device()
-    clock = EventClock(make_event=device.event)
+    clock = EventClock(per_layer=True, make_event=device.event)
     device.works_on_host(100)  # before the start: not counted
     clock.start("data")
     device.works_on_host(2)  # nothing is queued: the host's time
@@ -76,9 +78,24 @@ def test_a_device_far_behind_is_looked_at_seldom():
     assert clock.seconds["data"] == 1000
 
 
+def test_training_queues_no_events_around_each_layer():
+    """The time of capture is part of the passes; other spans are clocked."""
+    device = Device()
+    clock = EventClock(make_event=device.event)
+    clock.start("forward")
+    for _ in range(146):
+        with clock("capture"):
+            device.launch(1)
+    with clock("factor"):
+        device.launch(2)
+    clock.stop()
+    assert device.recorded == 4
+    assert (clock.seconds["forward"], clock.seconds["capture"], clock.seconds["factor"]) == (146, 0, 2)
+
+
 def test_a_resumed_clock_continues_from_the_time_used():
     device = Device()
-    clock = EventClock({"forward": 2_000_000_000}, device.event)
+    clock = EventClock({"forward": 2_000_000_000}, make_event=device.event)
     clock.start("forward")
     device.launch(3)
     clock.stop()
@@ -92,3 +109,6 @@ def test_a_clock_that_never_ran_reads_no_event():
 def test_a_gpu_has_a_clock_of_its_own():
     assert type(clock_of(torch.device("cpu"))) is Clock
     assert type(clock_of(torch.device("cuda", 0))) is EventClock
+    for per_layer in (False, True):
+        span = clock_of(torch.device("cuda", 0), per_layer=per_layer)("capture")
+        assert isinstance(span, nullcontext) is not per_layer

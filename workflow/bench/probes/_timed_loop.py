@@ -53,8 +53,8 @@ class TimedLoop:
         optimizer: the optimizer.
         device: ``cpu`` or ``cuda``.
         batch_size: number of examples of each batch to use; all by default.
-        by_phase: whether the preconditioner's phases are clocked too; on a GPU that queues a few events a layer.
-            Otherwise its time belongs to the phases around it.
+        by_phase: whether the preconditioner's phases are clocked too; on a GPU that queues four events a layer, so that
+            a step with capture is a little longer. Otherwise its time belongs to the phases around it.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class TimedLoop:
 
     def _train_step(self) -> tuple[bool, Clock]:
         """Train one step; return whether the method refreshed, and the step's clock, which need not be read at once."""
-        clock = clock_of(self._device)
+        clock = clock_of(self._device, per_layer=self._by_phase)
         if self.preconditioner is not None and self._by_phase:
             self.preconditioner.phases = clock
         batch = next(self._batches)

@@ -16,8 +16,8 @@ workload, number of workers, optimizer, period, repeat and phase. It needs the m
 - precision: of training, that of the model's experiment.
 - hardware, threads (of a process), code_fingerprint, git_commit.
 
-On a GPU a change of phase is a CUDA event, for which the host does not wait: a phase has the device's time, as in
-training.
+On a GPU a change of phase is a CUDA event, for which the host does not wait: a phase has the device's time. The events
+around the capture of each layer make a step with capture a little longer than in training, where they are left out.
 """
 
 from __future__ import annotations

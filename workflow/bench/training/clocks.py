@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from time import perf_counter_ns
 from types import TracebackType
 from typing import Final
@@ -66,7 +67,7 @@ class Clock:
         """Stop the clock; `start` continues it."""
         self.switch(None)
 
-    def __call__(self, phase: str) -> _Span:
+    def __call__(self, phase: str) -> AbstractContextManager[None]:
         """Return a context manager that charges its time to ``phase`` instead of the surrounding one."""
         return self._spans[phase]
 
@@ -107,7 +108,7 @@ class Clock:
         return self._used
 
 
-class _Span:
+class _Span(AbstractContextManager[None]):
     """A phase as a reusable context manager: its state is on the clock's stack, so one object serves every call."""
 
     __slots__ = ("_clock", "_phase")
