@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baselines import KAISA
+from baselines import KAISA, build
 from benchmarks.counting import META, Counting
 from mkor_core import Preconditioner
 from mkor_core.losses import LossHistory
@@ -40,6 +44,43 @@ def test_only_a_copy_to_a_gpu_comes_from_page_locked_memory():
         ("cuda", "cuda"): [("cuda", True)],
         ("cpu", "cpu"): [("cpu", True)],
     }
+
+
+@pytest.fixture
+def one_of_64_ranks() -> Iterator[None]:
+    """A group whose collectives do nothing."""
+    dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("one_of_64_ranks")
+@pytest.mark.parametrize(
+    ("name", "options", "waits"),
+    [
+        ("mkor", {}, 0),
+        ("mkor", {"factor_dtype": torch.bfloat16}, 0),
+        ("mkor_h", {}, 0),
+        ("eva", {}, 0),
+        ("kaisa", {"compute_method": "inverse"}, 0),
+        ("hylo", {}, 1),
+    ],
+    ids=str,
+)
+def test_ranks_exchange_statistics_without_a_wait(name, options, waits):
+    """But for HyLo's numbers of rows: those of all layers, read at once."""
+    model = nn.Sequential(*[nn.Linear(5, 5) for _ in range(3)]).to(META)
+    optimizer, preconditioner = build(name, model, {"lr": 0.1, **options})
+    assert preconditioner is not None
+    counted = []
+    for _ in range(2):
+        with Counting() as counts:
+            loss = model(torch.empty(4, 5, device=META)).square().mean()
+            loss.backward()
+            preconditioner.observe(loss)
+            optimizer.step()
+        counted.append(counts.waits)
+    assert counted == [waits, 0], counts.by_operator
 
 
 def test_a_step_without_a_loss_is_noted_without_a_wait():
