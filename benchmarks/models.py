@@ -128,7 +128,7 @@ class Block:
 BLOCKS: Final = (
     Block(
         "bert",
-        "BERT-Large's encoder layer",
+        "BERT-Large block",
         (256, 512, 1024),
         lambda width: EncoderLayer(width, 4 * width),
         lambda width: torch.randn(4, 8, width),
@@ -136,7 +136,7 @@ BLOCKS: Final = (
     ),
     Block(
         "alexnet",
-        "AlexNet's head",
+        "AlexNet head",
         (1024, 2048, 4096),
         alexnet_head,
         lambda width: torch.randn(32, width // 16),
@@ -145,7 +145,7 @@ BLOCKS: Final = (
     ),
     Block(
         "resnet",
-        "ResNet-50's layers",
+        "ResNet-50 layers",
         (32, 64),  # narrower ones would time the host's work for each layer
         resnet50,
         lambda _width: torch.randn(4, 3, 32, 32),

@@ -146,7 +146,11 @@ def summary(table: Sequence[Row]) -> Iterator[str]:
         widths = sorted({row.width for row in table if row.block == block})
         for width in widths if block == FACTOR_BLOCK else widths[-1:]:
             shown = [row for row in table if (row.block, row.width, row.period) == (block, width, PERIODS[-1])]
-            compared = "" if block == FACTOR_BLOCK else ", and its ratio to SGD, to AdamW, to forward and backward"
+            compared = (
+                ""
+                if block == FACTOR_BLOCK
+                else ", its ratio to SGD, to AdamW, to forward and backward, slope over the width"
+            )
             yield f"{block}, width {width}: ms a step at period {PERIODS[-1]}{compared}"
             yield from map(_line, shown)
     controls = [row for row in table if row.optimizer == CONTROL and row.period == PERIODS[0]]
@@ -165,6 +169,8 @@ def _line(row: Row) -> str:
         return f"  {row.optimizer:18} {row.note}"
     beside = "" if row.reference is None else f"   {row.of_reference:.2f} x {row.reference}"
     ratios = (
-        "" if row.block == FACTOR_BLOCK else (f" {row.of_sgd:9.2f} {row.of_adamw:9.2f} {row.of_forward_backward:9.3f}")
+        ""
+        if row.block == FACTOR_BLOCK
+        else (f" {row.of_sgd:9.2f} {row.of_adamw:9.2f} {row.of_forward_backward:9.3f} {row.slope:6.2f}")
     )
     return f"  {row.optimizer:18} {row.ms:9.3f}{ratios}{beside}"

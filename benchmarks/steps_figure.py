@@ -55,7 +55,7 @@ def draw(folder: Path) -> list[Path]:
     panels[0].set_yticks(range(len(order)), [_name(label) for label in order])
     panels[0].set_ylim(len(order) - 0.5, -0.5)
     legend = [_legend.marker_entry(_TENTH), _legend.marker_entry(_EVERY), _legend.line_entry(_PASS)]
-    return save(figure, folder, NAME, legend=legend, caption=_caption(table[widest]))
+    return save(figure, folder, NAME, legend=legend, caption=_caption(table, widest))
 
 
 def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
@@ -84,11 +84,12 @@ def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:
     axes.set_xlabel("step, in steps of SGD")
 
 
-def _caption(rows: pd.DataFrame) -> str:
+def _caption(table: pd.DataFrame, widest: pd.Series) -> str:
+    rows = table[widest]
     first = rows.iloc[0]
     control = rows[(rows["optimizer"] == CONTROL) & (rows["period"] == 1)]
     parts = [
-        f"Time of an optimizer's step alone, as a multiple of torch's foreach SGD with momentum; medians with 95 % "
+        f"Time of an optimizer's step alone, as a multiple of torch's foreach SGD with momentum; ratios with 95 % "
         f"intervals over rounds in which all take turns. {first['device']}, {first['hardware']}, "
         f"{first['threads']} threads, PyTorch {first['torch']}, commit {str(first['git_commit'])[:10]}",
         "SGD beside itself: "
@@ -97,7 +98,7 @@ def _caption(rows: pd.DataFrame) -> str:
             for row in control.itertuples()
         ),
     ]
-    factor = rows[(rows["optimizer"] == FACTOR) & (rows["period"] == 1)]
+    factor = table[(table["optimizer"] == FACTOR) & (table["period"] == 1)]
     if len(factor):
         parts.append(
             "an update of one dense factor takes "
