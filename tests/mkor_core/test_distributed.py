@@ -161,6 +161,18 @@ def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
             assert_close(tuple(statistics[name][:3]), (x, g, number), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize(("kind", "bytes_of_a_number"), [("mean", 4), ("half precision", 2)])
+def test_the_gradients_of_biases_are_not_exchanged(communicated, kind, bytes_of_a_number):
+    """Only x and the number; the rows of a Conv2d too, because locations may differ: (2 * 4 + 1 * 1) / 3 = 3."""
+    for sums, sent in (results[f"{kind} with biases"] for results in communicated):
+        assert {name: part.number.item() for name, part in sums.items()} == {"linear": 1, "convolution": 3, "no": 0}
+        assert {name: float(part.locations) for name, part in sums.items()} == {"linear": 1, "convolution": 3, "no": 1}
+        assert all(part.g is None for part in sums.values())
+        assert_close(sums["convolution"].x, 3 * torch.arange(5.0))
+        assert_close(sums["linear"].x, torch.ones(3))
+        assert sent == {"all_reduce": bytes_of_a_number * (3 + 5 + 5) + 4 * (3 + 2)}
+
+
 @pytest.mark.parametrize("loss", ["global", "rank"])
 def test_rows_belong_to_the_global_mean_loss_or_to_each_ranks_own(communicated, loss):
     """Truth: dense. Eva takes the first sixteen examples of the global batch, or of each rank's twelve."""

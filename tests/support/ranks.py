@@ -207,6 +207,24 @@ def captured(kind: str, rank: int) -> dict[str, Sums]:
     return {"both": both} if rank == 0 else {"both": both, "one": Sums(x, g, number)}
 
 
+def with_biases(method: Method, rank: int) -> dict[str, Sums]:
+    """Exchange the statistics of layers whose biases have g: rank 0 uses the convolution, on 4 locations an example.
+
+    Rank 1 uses it on one location, and the Linear.
+    """
+    layers = [
+        Layer("linear", nn.Linear(2, 2)),
+        Layer("convolution", nn.Conv2d(1, 2, 2)),
+        Layer("no", nn.Conv2d(1, 2, 2)),
+    ]
+    number = torch.tensor(2.0 - rank)
+    convolution = Sums(torch.arange(5.0) * number, None, number, torch.tensor(4.0 - 3 * rank))
+    local = {"convolution": convolution, "linear": Sums(torch.ones(3), None, number)}
+    if rank == 0:
+        del local["linear"]
+    return exchange(layers, local, None, method=method, group=None)[0]
+
+
 def consolidated(rank: int) -> list[set[str]]:
     """Return the names of the tensors in MEM-OPT's state: consolidated, after another step, and loaded again."""
     preconditioner, *_ = one_step(KAISA(kl_clip=None, grad_worker_fraction=0.5), rank)
@@ -265,6 +283,8 @@ def communicate(rank: int, world: int, folder: str) -> None:
         calls[kind] = lambda method=method: one_step(method, rank)[0].state_dict()["layers"][""]
     for kind in ("mean", "moment"):
         calls[f"{kind} of an unused layer"] = lambda kind=kind: unused_state(EXCHANGES[kind], rank)
+    for kind in ("mean", "half precision"):
+        calls[f"{kind} with biases"] = lambda kind=kind: with_biases(EXCHANGES[kind], rank)
     calls["consolidated"] = lambda: consolidated(rank)
     calls["gathered"] = lambda: gathered(rank)
     results = {}
