@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -9,9 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from mkor_core import linalg
 from mkor_core.capture import MEAN, Captured, Statistic
-from mkor_core.kl_clip import KLClipping
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
+from mkor_core.products import Gradient
 from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
@@ -19,7 +21,7 @@ EXAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eva(KLClipping, Method):
+class Eva(StackedMethod):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
 
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.03
@@ -41,12 +43,19 @@ class Eva(KLClipping, Method):
     def rank_rows(self) -> bool:
         return self.rows == "rank"
 
+    @property
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def clip(self) -> float | None:
+        return self.kl_clip
+
+    @override
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         return {
-            "left": torch.zeros(shape.d_out, dtype=dtype, device=device),
-            "right": torch.zeros(shape.d_in, dtype=dtype, device=device),
-            "batches": torch.zeros((), dtype=torch.int64, device=device),
+            "left": torch.zeros(*leading, shape.d_out, dtype=dtype, device=device),
+            "right": torch.zeros(*leading, shape.d_in, dtype=dtype, device=device),
+            "batches": torch.zeros(leading, dtype=torch.int64, device=device),
         }
 
     @override
@@ -58,23 +67,61 @@ class Eva(KLClipping, Method):
         return False  # the means need no periodic work
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(
+        self,
+        state: LayerState,
+        captured: Captured,
+        step: int,
+        accept: Tensor | None = None,
+        gradient_norm: Tensor | None = None,
+    ) -> None:
         # m <- factor_decay m + (1 - factor_decay) m_batch for both means; the first batch's enter unweighted.
-        old = self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
+        batches = state["batches"]
+        accept = torch.ones_like(batches, dtype=torch.bool) if accept is None else accept
+        old = self.factor_decay * (batches > 0).to(captured.x.dtype)[..., None]
         for side, total in (("left", captured.g), ("right", captured.x)):
-            state[side] = old * state[side] + (1 - old) * total / captured.number
-        state["batches"] = state["batches"] + 1
+            mean = old * state[side] + (1 - old) * total / captured.number[..., None]
+            state[side].copy_(torch.where(accept[..., None], mean, state[side]))
+        batches.add_(accept)
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
+    def refresh(
+        self,
+        state: LayerState,
+        step: int,
+        accept: Tensor | None = None,
+        will_step: Tensor | None = None,
+        host: Mapping[str, Tensor] | None = None,
+    ) -> None:
         pass
 
     @override
-    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        # V = (D - (g^T D a) / (|a|^2 |g|^2 + damping) g a^T) / damping, by Sherman-Morrison
-        g, a = state["left"], state["right"]
-        weight = (g @ grad @ a) / (a.dot(a) * g.dot(g) + self.damping)
-        return (grad - torch.outer(weight * g, a)) / self.damping
+    def prepare(self, state: LayerState, grad: Gradient) -> Prepared:
+        # V = (D - weight g a^T) / damping with weight = (g^T D a) / (|a|^2 |g|^2 + damping), by Sherman-Morrison, so
+        # that sum(V * D) = (|D|^2 - weight g^T D a) / damping, column by column.
+        g, a, has_statistics = state["left"], state["right"], state["batches"] > 0
+        weight, bias = grad
+        columns = a if bias is None else a[..., :-1]
+        by_weight = linalg.inner(g, linalg.matvec(weight, columns))
+        by_bias = torch.zeros_like(by_weight) if bias is None else linalg.inner(g, bias) * a[..., -1]
+        share = (by_weight + by_bias) / (linalg.inner(a, a) * linalg.inner(g, g) + self.damping)
+        of_weight = (linalg.square_norm(weight) - share * by_weight) / self.damping
+        of_bias = -share * by_bias / self.damping
+        if bias is not None:
+            of_bias = of_bias + linalg.inner(bias, bias) / self.damping
+        finite = (of_weight + of_bias).isfinite()
+        return Prepared((of_weight, of_bias), ~(finite & has_statistics), (share,))
+
+    @override
+    def apply(
+        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
+    ) -> None:
+        prepared = prepared or self.prepare(state, grad)
+        (share,) = prepared.tensors
+        whole = torch.full_like(share, 1 / self.damping)
+        scale = torch.where(prepared.keeps, 1, whole if nu is None else nu.to(share.dtype) * whole)
+        factor = torch.where(prepared.keeps, 0, scale * share)
+        grad.combine_rank_one_(scale, factor[..., None] * state["left"], state["right"])
 
     @override
     def has_statistics(self, state: LayerState) -> Tensor:

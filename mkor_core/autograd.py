@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -31,6 +31,17 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context manager in which nothing is cast to a lower precision on a device."""
     return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+
+
+@contextmanager
+def matmul_precision(precision: str) -> Iterator[None]:
+    """Compute float32 matrix products in a precision, in the words of `torch.set_float32_matmul_precision`."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def adds_to_grad(weight: Tensor) -> bool:

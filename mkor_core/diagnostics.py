@@ -92,13 +92,11 @@ class Diagnostics:
                 stacklevel=2,
             )
 
-    def note_finite(self, finite: Mapping[str, Tensor]) -> None:
-        """Take boolean device scalars that say whether a layer's statistics are finite, for the next `settle`."""
+    def note_finite(self, layers: Sequence[str], finite: Sequence[Tensor]) -> None:
+        """Take boolean device tensors that, joined, say whether layers' statistics are finite, for `settle`."""
         self.settle()
-        flags = {name: flag for name, flag in finite.items() if not flag.is_meta}
-        if flags:
-            device = next(iter(flags.values())).device
-            self._finite = [*flags], Deferred(torch.stack([flag.to(device) for flag in flags.values()]))
+        if finite and not any(flags.is_meta for flags in finite):
+            self._finite = [*layers], Deferred(torch.cat([flags.reshape(-1).to(finite[0].device) for flags in finite]))
 
     def settle(self) -> None:
         """Report the layers whose last statistics were not finite."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mkor_core.linalg import finite_or_gradient
-from mkor_core.method import Update
+from mkor_core.method import LearningRate, Update
 
 
 class KLClipping(ABC):
@@ -33,26 +33,60 @@ class KLClipping(ABC):
 
 
 def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
-    """Return the updates times ``nu = min(1, sqrt(kl_clip / |sum(V * D) lr^2|))``; nu is 1 if the sum is 0.
-
-    Layers without statistics, and those whose sum is not finite, get D and take no part.
+    """Return the updates times `clip_factor`; layers without statistics, or whose term is not finite, get D.
 
     Raises:
         ValueError: a layer's learning rate is unknown.
     """
     if not updates:
         return []
-    total = torch.zeros((), dtype=updates[0].value.dtype, device=updates[0].value.device)
     takes_part: list[Tensor] = []
+    terms: list[Tensor] = []
     for update in updates:
-        if update.lr is None:
-            raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
-        # Layers may be on different devices. lr is a tensor [d_in] if weight and bias have different rates.
-        term = (update.value * update.grad * update.lr**2).sum()
+        # lr is a tensor [d_in] if weight and bias have different rates.
+        term = (update.value * update.grad * known(update.lr) ** 2).sum()
         takes_part.append(term.isfinite() & update.has_statistics)
-        total = total + torch.where(takes_part[-1], term, 0).to(total.device)
-    nu = torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
+        terms.append(torch.where(takes_part[-1], term, 0))
+    nu = clip_factor(terms, kl_clip)
     return [
         torch.where(clips, update.value * nu.to(update.value.device), update.grad)
         for clips, update in zip(takes_part, updates, strict=True)
     ]
+
+
+def clip_factor(terms: Sequence[Tensor], kl_clip: float) -> Tensor:
+    """Return ``nu = min(1, sqrt(kl_clip / |total|))`` for the sum of scalar terms ``sum(V * D) lr^2``; 1 if it is 0."""
+    # Layers may be on different devices.
+    total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
+    return torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
+
+
+def split_rates(rates: Sequence[LearningRate], like: Tensor) -> tuple[Tensor | float, Tensor | float]:
+    """Return the learning rates of layers' weights and of their biases: numbers if all are equal, else like ``like``.
+
+    Raises:
+        ValueError: a rate is unknown.
+    """
+    pairs = [
+        (rate[0], rate[-1]) if isinstance(rate, Tensor) and rate.dim() else (rate, rate) for rate in map(known, rates)
+    ]
+    return _joined([pair[0] for pair in pairs], like), _joined([pair[1] for pair in pairs], like)
+
+
+def _joined(rates: Sequence[Tensor | float], like: Tensor) -> Tensor | float:
+    first = rates[0]
+    if not any(isinstance(rate, Tensor) for rate in rates) and all(rate == first for rate in rates):
+        return first
+    numbers = [torch.as_tensor(rate, dtype=like.dtype) for rate in rates]
+    return torch.stack([number.to(like.device, non_blocking=True) for number in numbers]).view(like.shape)
+
+
+def known(rate: LearningRate) -> Tensor | float:
+    """Return a learning rate.
+
+    Raises:
+        ValueError: it is None.
+    """
+    if rate is None:
+        raise ValueError("kl_clip needs the learning rate: attach the preconditioner to an optimizer, or pass lr=.")
+    return rate

@@ -111,6 +111,22 @@ class Layer:
                 parameter.grad.copy_(matrix[:, start : start + width].reshape(parameter.shape))
             start += width
 
+    def split_gradient(self) -> tuple[Tensor, Tensor | None]:
+        """Return D's columns for the weight ``[d_out, d_w]`` and for the bias ``[d_out]``, if there is one.
+
+        In float32, or in float64 if the parameters are: views of the gradients where their dtype and layout allow.
+        """
+        weight = self.module.weight
+        assert weight.grad is not None
+        dtype = wide_dtype(weight.dtype)
+        return weight.grad.flatten(1).contiguous().to(dtype), self.bias_gradient().to(dtype) if self.has_bias else None
+
+    def write_split_gradient(self, weight: Tensor, bias: Tensor | None) -> None:
+        """Copy what `split_gradient` returned, changed in place, into the gradients of which it is no view."""
+        for parameter, part in zip(self.parameters, (weight, bias), strict=False):
+            if part is not None and parameter.grad is not None and part.data_ptr() != parameter.grad.data_ptr():
+                parameter.grad.copy_(part.view(parameter.shape))
+
     def locations(self, output: Tensor) -> int:
         """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""
         return output.shape[-1] * output.shape[-2] if self.is_convolution else 1

@@ -1,55 +1,22 @@
-"""The tensor maths of MKOR as pure functions: rank-1 updates of an inverse factor, stabilizer, rescaling.
+"""The tensor maths of MKOR as pure functions: weights of rank-1 updates, stabilizer, norms, leading directions.
 
-Notation of ALGORITHMS.md: ``inverse`` is J ``[d, d]``, the inverse of a layer's Kronecker factor, symmetric and
-positive definite; ``vector`` is the update vector v ``[d]``; ``decay`` is gamma, the weight of the old value.
-Every function returns new tensors, leaves its arguments unchanged and never reads a value back to the host.
+Notation of ALGORITHMS.md: J ``[..., d, d]`` is the inverse of a layer's Kronecker factor, symmetric and positive
+definite; v ``[..., d]`` is the update vector; ``decay`` is gamma, the weight of the old value. Leading dimensions,
+written as ``...``, number the layers of a stack. No function reads a value back to the host. Those whose name ends in
+``_`` change their first argument.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
-def published(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
-    """Update J as MKOR's Algorithm 1 (lines 7-8) and Lemma 3.1 print it (A2).
-
-    ``gamma J + (1 - gamma) / (gamma^2 (1 + gamma (1 - gamma) v^T J v)) (J v)(J v)^T``. The rank-1 term is ADDED, so the
-    result is not the inverse of any average of J's inverse and ``v v^T``; `sherman_morrison` gives that. O(d^2).
-    """
-    projected = inverse @ vector
-    scaled = projected * published_weight(vector.dot(projected), decay).sqrt()
-    return torch.addr(inverse, scaled, scaled, beta=decay)
-
-
-def sherman_morrison(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
-    """Return the exact inverse of ``gamma J^-1 + (1 - gamma) v v^T`` by the Sherman-Morrison formula (A3). O(d^2)."""
-    projected = inverse @ vector
-    return _minus_outer(inverse / decay, projected, sherman_morrison_weight(vector.dot(projected), decay))
-
-
-def sherman_morrison_add(inverse: Tensor, vector: Tensor, weight: float) -> Tensor:
-    """Return the exact inverse of ``J^-1 + weight v v^T``: a further rank of an update, without decay. O(d^2)."""
-    projected = inverse @ vector
-    return _minus_outer(inverse, projected, addition_weight(vector.dot(projected), weight))
-
-
-def released(inverse: Tensor, vector: Tensor, decay: float) -> Tensor:
-    """Return ``(J'^-1 + v v^T)^-1``, ``J' = beta J + (1 - beta) I``: the rule of MKOR's released code (A4). O(d^2)."""
-    blended = blend_with_identity(inverse, torch.as_tensor(decay, dtype=inverse.dtype, device=inverse.device))
-    projected = blended @ vector
-    return _minus_outer(blended, projected, addition_weight(vector.dot(projected), 1.0))
-
-
-def _minus_outer(matrix: Tensor, vector: Tensor, weight: Tensor) -> Tensor:
-    """Return ``matrix - weight vector vector^T`` for ``weight >= 0``, exactly symmetric if ``matrix`` is."""
-    # With the root of the weight in both factors, entries [i, k] and [k, i] are products of the same two numbers.
-    scaled = vector * weight.sqrt()
-    return torch.addr(matrix, scaled, scaled, alpha=-1)
-
-
 def published_weight(quadratic: Tensor, decay: float) -> Tensor:
-    """Return the weight of ``(J v)(J v)^T`` in A2, for ``quadratic = v^T J v``; NaN if that has overflowed.
+    """Return the weight of ``+(J v)(J v)^T`` in A2, for ``quadratic = v^T J v``; NaN if that has overflowed.
 
     Along a persistent mean this rule doubles J at every update in spite of the stabilizer. Without the NaN an infinite
     ``v^T J v`` would give a weight of 0: the update would be dropped silently.
@@ -74,26 +41,60 @@ def _zero_unless_positive(weight: Tensor, quadratic: Tensor) -> Tensor:
     return torch.where(quadratic > 0, weight, 0)
 
 
-def blend_with_identity(matrix: Tensor, weight: Tensor) -> Tensor:
-    """Return ``weight M + (1 - weight) I``; matrix: ``[d, d]``, weight: scalar tensor."""
-    blended = matrix * weight
-    blended.diagonal().add_(1 - weight)
-    return blended
-
-
-def stabilize(inverse: Tensor, threshold: float, blend: float) -> Tensor:
-    """Return ``zeta J + (1 - zeta) I`` if J's largest entry exceeds ``threshold``, else J (A1); zeta is ``blend``."""
-    return blend_with_identity(inverse, stabilizer_weight(inverse.diagonal(), threshold, blend))
-
-
 def stabilizer_weight(diagonal: Tensor, threshold: float, blend: float) -> Tensor:
-    """Return J's weight in its blend with the identity: ``blend`` where the stabilizer acts, else 1 (A1). O(d).
+    """Return J's weight ``[...]`` in its blend with the identity: ``blend`` where the stabilizer acts, else 1 (A1).
 
-    J is positive definite, so its largest entry lies on its diagonal ``[d]``. The stabilizer also acts when a diagonal
-    entry is not positive. Only half-precision rounding causes that; left alone the entry grows without bound.
+    J is positive definite, so its largest entry lies on its diagonal ``[..., d]``. The stabilizer also acts when a
+    diagonal entry is not positive. Only half-precision rounding causes that; left alone the entry grows without bound.
     """
-    acts = (diagonal.amax() > threshold) | (diagonal.amin() <= 0)
+    acts = (diagonal.amax(-1) > threshold) | (diagonal.amin(-1) <= 0)
     return 1 - (1 - blend) * acts.to(diagonal.dtype)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return ``M v`` ``[..., m]`` for M ``[..., m, n]`` and v ``[..., n]``."""
+    if matrix.dim() == 2:
+        return matrix @ vector
+    if (
+        matrix.device.type == "cpu"
+    ):  # a batched product of one column is several times slower than products with a vector
+        return torch.stack([m @ v for m, v in zip(matrix, vector, strict=True)])
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def add_outer_(matrix: Tensor, vector: Tensor, sign: int) -> None:
+    """Add ``sign v v^T`` to M ``[..., d, d]`` in place, without a temporary; exactly symmetric if M is."""
+    if matrix.dim() == 2:
+        matrix.addr_(vector, vector, alpha=sign)
+    elif matrix.device.type == "cpu":
+        for m, v in zip(matrix, vector, strict=True):
+            m.addr_(v, v, alpha=sign)
+    else:
+        matrix.addcmul_(vector[..., :, None], vector[..., None, :], value=sign)
+
+
+def add_product_(matrix: Tensor, columns: Tensor, rows: Tensor, scale: float = 1.0, factor: float = 1.0) -> None:
+    """Set ``M <- scale M + factor columns rows`` for M ``[..., m, n]``, without a temporary of its size."""
+    if columns.shape[-1] == 1 and scale == 1:
+        matrix.addcmul_(columns.expand_as(matrix), rows.expand_as(matrix), value=factor)
+    elif matrix.dim() == 2:
+        matrix.addmm_(columns, rows, beta=scale, alpha=factor)
+    else:
+        matrix.baddbmm_(columns, rows, beta=scale, alpha=factor)
+
+
+def inner(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``sum(a * b)`` over the last dimension."""
+    return torch.dot(a, b) if a.dim() == 1 else (a * b).sum(-1)
+
+
+def square_norm(matrix: Tensor) -> Tensor:
+    """Return the squared Frobenius norm of M ``[..., m, n]``, as ``[...]``."""
+    if matrix.dim() == 2 and matrix.is_contiguous():
+        # On a CPU, vector_norm in float32 loses four digits at 16 million entries; dot does not.
+        return matrix.view(-1).dot(matrix.view(-1))
+    norm: Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1))
+    return norm.square()
 
 
 def rescale(update: Tensor, grad: Tensor) -> Tensor:
@@ -106,6 +107,53 @@ def rescale(update: Tensor, grad: Tensor) -> Tensor:
 def finite_or_gradient(update: Tensor, grad: Tensor) -> Tensor:
     """Return V, or D for a V that is not finite."""
     return torch.where(torch.linalg.vector_norm(update).isfinite(), update, grad)
+
+
+def window_gram(rows: Tensor, weights: Tensor) -> Tensor:
+    """Return ``A^T A`` ``[..., w, w]`` in float64, ``A = U |s|^(1/2)``; rows: ``U^T`` ``[..., w, d]``, weights: s."""
+    scaled = rows * weights.abs().sqrt()[..., None]
+    return (scaled @ scaled.mT).to(torch.float64)
+
+
+def truncated(
+    rows: Tensor, weights: Tensor, values: Tensor, vectors: Tensor, rank: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best approximation of rank ``rank`` of ``U diag(s) U^T``, and the largest eigenvalue that it drops.
+
+    The eigenpairs (lambda, q) of `window_gram` give those of ``A A^T``: lambda and ``A q lambda^(-1/2)``.
+
+    Args:
+        rows: ``U^T`` ``[..., w, d]``.
+        weights: s ``[..., w]``, all of one sign.
+        values: the gram matrix's eigenvalues ``[..., w]``, ascending.
+        vectors: its eigenvectors ``[..., w, w]``.
+        rank: r, less than w.
+
+    Returns:
+        New rows ``[..., w, d]`` and weights ``[..., w]``, of which all but the first r are 0, and the magnitude of the
+        (r + 1)-th eigenvalue ``[...]``. O(r w d).
+    """
+    unused = weights.shape[-1] - rank
+    scaled = rows * weights.abs().sqrt()[..., None]
+    kept, basis = values[..., unused:].clamp(min=0), vectors[..., :, unused:]
+    root = torch.where(kept > 0, kept, torch.inf).rsqrt()
+    new_rows = (basis * root[..., None, :]).mT.to(rows.dtype) @ scaled
+    new_weights = torch.where(weights.sum(-1, keepdim=True) < 0, -kept, kept).to(weights.dtype)
+    dropped = values[..., unused - 1].clamp(min=0).to(weights.dtype)
+    return F.pad(new_rows, (0, 0, 0, unused)), F.pad(new_weights, (0, unused)), dropped
+
+
+@lru_cache(maxsize=64)
+def test_matrix(dimension: int, width: int, step: int) -> Tensor:
+    """Return the range finder's orthonormal random matrix Omega ``[d, width]`` in float64 on the CPU.
+
+    It depends only on its shape and the step, so that the sketches of all ranks and micro-batches add up. It is drawn
+    on the CPU in float64 to be the same for every device.
+    """
+    generator = torch.Generator().manual_seed(step)
+    matrix = torch.randn(dimension, width, generator=generator, dtype=torch.float64)
+    orthonormal: Tensor = torch.linalg.qr(matrix).Q
+    return orthonormal
 
 
 def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor:
@@ -134,4 +182,4 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     vectors, singular, _ = torch.linalg.svd(shifted @ root, full_matrices=False)
     energies = (singular.square() - shift).clamp(min=0)
     directions = torch.where(finite, vectors[:, :rank] * energies[:rank].sqrt(), torch.nan)
-    return torch.nn.functional.pad(directions, (0, rank - directions.shape[1]))
+    return F.pad(directions, (0, rank - directions.shape[1]))

@@ -8,19 +8,22 @@ into the layer's state (`accumulate`), does its costly periodic work (`refresh`)
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from mkor_core.capture import Captured, Rows, Statistic
+from mkor_core.products import Gradient
 from mkor_core.ranges import checked_values
 from mkor_core.reductions import average_locations
 
 LayerState = dict[str, Tensor]
-"""A layer's named tensors. Methods replace entries and never change a tensor in place, so that a step can be undone."""
+"""A layer's named tensors. A `Method` replaces entries and never changes a tensor in place, so that a step can be
+undone; a `StackedMethod` changes them in place."""
 
 LearningRate = float | Tensor | None
 """A number or scalar tensor; a tensor ``[d_in]`` if weight and bias have different ones; None if unknown."""
@@ -174,3 +177,118 @@ class Method(ABC):
             step: the next step.
         """
         return False
+
+
+class Prepared(NamedTuple):
+    """What a clipped `StackedMethod` computes of a stack before it changes any gradient."""
+
+    inner: tuple[Tensor, Tensor]
+    """``sum(V * D)`` ``[...]`` over the weight's columns and over the bias's."""
+    keeps: Tensor
+    """Whether a layer keeps D, ``[...]``: it has no statistics, or its V is not finite."""
+    tensors: tuple[Tensor, ...]
+    """What `StackedMethod.apply` uses again."""
+
+
+class StackedMethod(Method):
+    """Base of a method that treats all layers of one shape at once, and changes states and gradients in place.
+
+    Its tensors may have leading dimensions, written as ``...``: ``[L]`` for a stack of L layers, none for one layer.
+    What it does to one layer of a stack must not depend on the others. ``accept`` ``[...]`` is a boolean device tensor;
+    a layer for which it is false keeps its state to the last bit. None is true everywhere.
+    """
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether `accumulate` may raise LinAlgError; it then gets one layer at a time, so that one fails alone."""
+        return False
+
+    @property
+    def needs_gradient_norms(self) -> bool:
+        """Whether `accumulate` uses the norms of D."""
+        return False
+
+    @property
+    def clip(self) -> float | None:
+        """The bound of `mkor_core.kl_clip` on all layers' updates together, if there is one."""
+        return None
+
+    @abstractmethod
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
+        """Return the state before the first step, with the leading dimensions."""
+
+    @abstractmethod
+    def accumulate(
+        self,
+        state: LayerState,
+        captured: Captured,
+        step: int,
+        accept: Tensor | None = None,
+        gradient_norm: Tensor | None = None,
+    ) -> None:
+        """Fold a step's statistics into the state.
+
+        Args:
+            state: the state, which is changed.
+            captured: the statistics, with the leading dimensions.
+            step: the step (from 0).
+            accept: see the class.
+            gradient_norm: ``|D|`` ``[...]``, if `needs_gradient_norms`.
+        """
+
+    @abstractmethod
+    def refresh(
+        self,
+        state: LayerState,
+        step: int,
+        accept: Tensor | None = None,
+        will_step: Tensor | None = None,
+        host: Mapping[str, Tensor] | None = None,
+    ) -> None:
+        """Compute what `apply` uses from what `accumulate` left in the state.
+
+        Args:
+            state: the state, which is changed.
+            step: the step (from 0).
+            accept: see the class.
+            will_step: whether the optimizer takes this step, as a boolean device scalar; None for yes.
+            host: what `host_inputs` returned after the last refresh, on the host; None to compute it here.
+        """
+
+    def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
+        """Return the tensors that the refresh after that of a step wants on the host.
+
+        They are copied there while the device works on the steps in between, so that the host need not wait.
+        """
+        return {}
+
+    @property
+    @override
+    def needs_lr(self) -> bool:
+        return self.clip is not None
+
+    def prepare(self, state: LayerState, grad: Gradient) -> Prepared:
+        """Return what `apply` needs if it must know all layers first; only called if `clip` is not None."""
+        raise NotImplementedError(f"{type(self).__name__} has a clip, so it must define prepare.")
+
+    @abstractmethod
+    def apply(
+        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
+    ) -> None:
+        """Replace D by the update V; by D where V is not finite, or the layer has no statistics.
+
+        Args:
+            state: the state.
+            grad: D, which is overwritten.
+            prepared: what `prepare` returned.
+            nu: the factor by which `clip` shortens all updates; None for 1.
+        """
+
+    @override
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        """Return the update V for a gradient D, both ``[..., d_out, d_in]``."""
+        update = Gradient(grad.clone(), None)
+        self.apply(state, update)
+        return update.weight

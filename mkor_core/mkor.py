@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,18 +12,22 @@ from typing_extensions import override
 
 from mkor_core import inverses, linalg
 from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
-from mkor_core.method import LayerShape, LayerState, Method, Update
-from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE_DECAY, OneOf, Range
+from mkor_core.inverses import DenseInverse, Inverse, Rule, WindowedInverse
+from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
+from mkor_core.products import Gradient, precondition_
+from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 
 RELEASED_CLAMP = 100.0
 """Limit on the magnitude of row entries before their mean, in the released code (A4)."""
 HALF = (torch.bfloat16, torch.float16)
 OVERSAMPLING = 8
 """Columns of the randomized range finder beyond the requested rank."""
+NOISE = 1e-5
+"""A vector g is rounding noise if ``|g| |a|``, the norm of the mean rows' part of D, is below this share of ``|D|``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class MKOR(Method):
+class MKOR(StackedMethod):
     """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping."""
 
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
@@ -34,8 +38,10 @@ class MKOR(Method):
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the inverses"] = 10
     stabilizer_threshold: Annotated[
         float, Range(at_least=0, finite=False), "the largest entry of a factor that is not stabilized"
-    ] = 2.0
-    """Epsilon of the stabilizer (A1), which is applied before an update; infinity turns it off."""
+    ] = 2.1
+    """Epsilon of the stabilizer (A1), which is applied before an update; infinity turns it off. With the default decay
+    and blend the scale of J has its fixed point at exactly 2.0: a threshold of 2.0 would let rounding decide when the
+    stabilizer acts."""
     stabilizer_blend: Annotated[float, FRACTION, "the weight of the factor against the identity"] = 0.8
     """Zeta of the stabilizer (A1)."""
     rescale: bool = True
@@ -43,13 +49,16 @@ class MKOR(Method):
     factor_dtype: Annotated[torch.dtype, OneOf(("float64", "float32", "bfloat16", "float16"))] = torch.float32
     """Storage and exchange dtype of factors and vectors, which are accumulated in float32. float32 means float64 if
     the model's parameters are float64."""
-    window: Annotated[
-        int | None, Range(at_least=1, largest=65536), "the number of last updates that a factor keeps"
-    ] = None
-    """Keep the last update vectors in place of a dense factor (ALGORITHMS.md, "Windowed factors"); None: dense."""
+    window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
+    """Keep weighted columns in place of a dense factor, and of a full window the leading half (ALGORITHMS.md, "Windowed
+    factors"); None: dense."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""
+    sides: Literal["both", "input"] = "both"
+    """``input`` leaves J_L out, as the identity: half the memory, and no gradient rows."""
+    gradient_norm: Annotated[float | None, POSITIVE, "the norm that g is given before it updates J_L"] = None
+    """None leaves g as it is, as the paper does. A g that is zero, or rounding noise, updates nothing."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,6 +69,9 @@ class MKOR(Method):
             )
         if self.rank > 1 and self.window is not None:
             raise ValueError(f"rank={self.rank} must be 1 with window={self.window}: a window keeps rank-1 updates.")
+        if self.gradient_norm is not None and (self.rank > 1 or self.sides == "input"):
+            unfit = f"rank={self.rank}" if self.rank > 1 else "sides='input'"
+            raise ValueError(f"gradient_norm={self.gradient_norm} must be None with {unfit}: it scales the mean row g.")
 
     @property
     def decay(self) -> float:
@@ -73,12 +85,23 @@ class MKOR(Method):
     def statistic(self) -> Statistic:
         if self.rank > 1:
             return ROWS
-        return MEAN.clamped(RELEASED_CLAMP) if self.update_rule == "released" else MEAN
+        statistic = MEAN.clamped(RELEASED_CLAMP) if self.update_rule == "released" else MEAN
+        return statistic if self.sides == "both" else statistic.of_inputs()
 
     @property
     @override
     def exchange_dtype(self) -> torch.dtype | None:
         return self.factor_dtype if self.factor_dtype in HALF else None
+
+    @property
+    @override
+    def decomposes(self) -> bool:
+        return self.rank > 1
+
+    @property
+    @override
+    def needs_gradient_norms(self) -> bool:
+        return self.gradient_norm is not None
 
     @override
     def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -87,13 +110,15 @@ class MKOR(Method):
         return (shape.d_in, self._sketch_width(shape.d_in)), (shape.d_out, self._sketch_width(shape.d_out))
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         # The default, float32, means the dtype of the gradients, which is float64 for a float64 model.
         stored = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
-        state: LayerState = {"updates": torch.zeros((), dtype=torch.int64, device=device)}
-        for side, dimension in (("left", shape.d_out), ("right", shape.d_in)):
-            state |= inverses.identity(dimension, self.window, stored, device).state(side)
-            state[f"{side}_vectors"] = torch.zeros(dimension, self.rank, dtype=stored, device=device)
+        state: LayerState = {"updates": torch.zeros(leading, dtype=torch.int64, device=device)}
+        for side, dimension in self._sides(shape):
+            state |= inverses.state_of(inverses.identity(leading, dimension, self.window, stored, device), side)
+            state[f"{side}_vectors"] = torch.zeros(*leading, dimension, self.rank, dtype=stored, device=device)
         return state
 
     @override
@@ -111,54 +136,121 @@ class MKOR(Method):
         return Captured(*(torch.stack(part).sum(0) for part in zip(*sketches, strict=True)))
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(
+        self,
+        state: LayerState,
+        captured: Captured,
+        step: int,
+        accept: Tensor | None = None,
+        gradient_norm: Tensor | None = None,
+    ) -> None:
         """Store the update vectors: the mean rows g and a, or the leading directions of their moments."""
         x, g, number = captured
+        per_row = number.view(*number.shape, *(1,) * (x.dim() - number.dim()))
         if self.rank == 1:
-            state["left_vectors"] = g[:, None].to(state["left_vectors"].dtype)
-            state["right_vectors"] = (x / number)[:, None].to(state["right_vectors"].dtype)
-            return
-        # A scaled gradient row is the raw one times number, the multiplicity. With n = number * locations rows,
-        # sum((number g)(number g)^T) / n = number * sum(g g^T) / locations, and g holds the sum / locations.
-        for side, sketch in (("left", g * number), ("right", x / number)):
-            directions = linalg.leading_directions(sketch, self._test_matrix(sketch, step), self.rank)
-            state[f"{side}_vectors"] = directions.to(state[f"{side}_vectors"].dtype)
+            vectors = {"right": (x / per_row)[..., None]}
+            if self.sides == "both":
+                vectors["left"] = self._scaled(g, vectors["right"], gradient_norm)[..., None]
+        else:
+            # A scaled gradient row is the raw one times number, the multiplicity. With n = number * locations rows,
+            # sum((number g)(number g)^T) / n = number * sum(g g^T) / locations, and g holds the sum / locations.
+            sketches = {"right": x / per_row, "left": g * per_row}
+            vectors = {
+                side: linalg.leading_directions(sketches[side], self._test_matrix(sketches[side], step), self.rank)
+                for side, _ in self._sides(LayerShape(len(g), len(x)))
+            }
+        for side, new in vectors.items():
+            stored = state[f"{side}_vectors"]
+            stored.copy_(new if accept is None else torch.where(accept[..., None, None], new, stored))
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
+    def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
+        """Return the gram matrices of full windows, whose eigenpairs the host computes."""
+        return self._grams(state, step // self.inverse_update_period + 1)
+
+    @override
+    def refresh(
+        self,
+        state: LayerState,
+        step: int,
+        accept: Tensor | None = None,
+        will_step: Tensor | None = None,
+        host: Mapping[str, Tensor] | None = None,
+    ) -> None:
         """Stabilize both inverse factors and update them with their vectors."""
-        first = state["updates"] == 0
-        for side in ("right", "left"):  # the order of the released code
-            vectors = state[f"{side}_vectors"]
-            # Factors stored in half precision are updated in float32, and rounded once at the end.
-            vectors = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-            inverse = inverses.from_state(state, side).to(vectors.dtype)
-            for key, tensor in self._updated(inverse, vectors).state(side).items():
-                stored = tensor.to(state[key].dtype)
-                # The released code's first update only sets J = I. "first" is on the device: no branch on the host.
-                state[key] = torch.where(first, state[key], stored) if self.update_rule == "released" else stored
-        state["updates"] = state["updates"] + 1
+        updates = state["updates"]
+        accept = torch.ones_like(updates, dtype=torch.bool) if accept is None else accept
+        number = step // self.inverse_update_period
+        grams = self._grams(state, number) if host is None else host
+        takes_place = torch.ones_like(accept) if will_step is None else will_step.expand_as(accept)
+        # The released code's first update only sets J = I. "updates" is on the device: no branch on the host.
+        changes = accept & (updates > 0) if self.update_rule == "released" else accept
+        for side in self._state_sides(state):
+            inverse, vectors = self._inverse(state, side, _wide(state)), state[f"{side}_vectors"].to(_wide(state))
+            if isinstance(inverse, WindowedInverse) and side in grams:
+                # Also of layers whose statistics do not count: all layers of a stack use their rows in turn.
+                inverse.truncate_(grams[side], takes_place)
+            inverse.update_(self.rule, vectors[..., 0], number, changes)
+            for k in range(1, self.rank):
+                # The first vector has faded the old factor; the others are only added, or it would fade rank times.
+                assert isinstance(inverse, DenseInverse)
+                inverse.add_(vectors[..., k], 1 - self.decay, changes)
+            self._store(state, side, inverse)
+        updates.add_(accept)
 
     @override
-    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        """Return ``V = J_L D J_R`` ``[d_out, d_in]``."""
-        left, right = (inverses.from_state(state, side).to(grad.dtype) for side in ("left", "right"))
-        return inverses.precondition(left, grad, right)
+    def apply(
+        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
+    ) -> None:
+        """Replace D by ``V = J_L D J_R``, with D's norm if `rescale` is set (A5); by D where V is not finite."""
+        weight = grad.weight
+        # A CPU multiplies bfloat16 slowly, and float16 has too few exponents for gradients.
+        narrow = state["right"].dtype == torch.bfloat16 and self.window is None and weight.device.type != "cpu"
+        dtype = torch.bfloat16 if narrow else weight.dtype
+        left = self._inverse(state, "left", dtype) if self.sides == "both" else None
+        precondition_(left, grad, self._inverse(state, "right", dtype), rescale=self.rescale)
 
-    @override
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return the updates, each with the norm of its gradient if `rescale` is set (A5); D for one not finite."""
-        finished = linalg.rescale if self.rescale else linalg.finite_or_gradient
-        return [finished(update.value, update.grad) for update in updates]
+    def _grams(self, state: LayerState, number: int) -> dict[str, Tensor]:
+        """Return the gram matrices of the windows that are full before an update (from 0)."""
+        factors = {side: self._inverse(state, side, _wide(state)) for side in self._state_sides(state)}
+        return {
+            side: factor.gram()
+            for side, factor in factors.items()
+            if isinstance(factor, WindowedInverse) and factor.is_full(number)
+        }
 
-    def _updated(self, inverse: inverses.Inverse, vectors: Tensor) -> inverses.Inverse:
-        """Return J stabilized (A1) and updated with the columns of ``vectors`` ``[d, rank]``."""
-        inverse = inverse.stabilize(self.stabilizer_threshold, self.stabilizer_blend)
-        inverse = inverse.update(self.update_rule, vectors[:, 0], self.decay)
-        for k in range(1, self.rank):
-            # The first vector has faded the old factor; the others are only added, or it would fade rank times.
-            inverse = inverse.add(vectors[:, k], 1 - self.decay)
-        return inverse
+    @property
+    def rule(self) -> Rule:
+        """How its factors are updated."""
+        return Rule(self.update_rule, self.decay, self.stabilizer_threshold, self.stabilizer_blend)
+
+    def _sides(self, shape: LayerShape) -> list[tuple[str, int]]:
+        """Return the sides that have a factor, with its dimension."""
+        sides = [("left", shape.d_out), ("right", shape.d_in)]
+        return sides if self.sides == "both" else sides[1:]
+
+    def _state_sides(self, state: LayerState) -> list[str]:
+        return [side for side in ("left", "right") if side in state]
+
+    def _inverse(self, state: LayerState, side: str, dtype: torch.dtype) -> Inverse:
+        """Return a factor: a view of the state, or a copy in another dtype than it is stored in."""
+        factor = inverses.from_state(state, side)
+        return factor._replace(**{factor._fields[0]: factor[0].to(dtype)})
+
+    def _store(self, state: LayerState, side: str, inverse: Inverse) -> None:
+        """Round the copy of a factor that is stored in half precision; a view is stored already."""
+        if state[side].dtype in HALF:
+            for key, tensor in inverses.state_of(inverse, side).items():
+                state[key].copy_(tensor)
+
+    def _scaled(self, g: Tensor, a: Tensor, gradient_norm: Tensor | None) -> Tensor:
+        """Return g ``[..., d_out]`` with the norm `gradient_norm`; 0 for a g that is zero or rounding noise."""
+        if self.gradient_norm is None:
+            return g
+        norm = torch.linalg.vector_norm(g, dim=-1)
+        least = 0 if gradient_norm is None else NOISE * gradient_norm / torch.linalg.vector_norm(a, dim=(-2, -1))
+        factor = torch.where(norm > least, self.gradient_norm / norm, 0)
+        return g * factor[..., None]
 
     def _sketch_width(self, dimension: int) -> int:
         return min(self.rank + OVERSAMPLING, dimension)
@@ -171,13 +263,12 @@ class MKOR(Method):
         return Captured(x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device))
 
     def _test_matrix(self, like: Tensor, step: int) -> Tensor:
-        """Return the range finder's orthonormal random matrix Omega ``[d, k]`` for a tensor ``[d, ...]``.
-
-        It depends only on d and the step, so that the sketches of all ranks and micro-batches add up.
-        """
+        """Return the range finder's orthonormal random matrix Omega ``[d, k]`` for a tensor ``[d, ...]``."""
         dimension = like.shape[0]
-        generator = torch.Generator().manual_seed(step)
-        matrix = torch.randn(dimension, self._sketch_width(dimension), generator=generator, dtype=torch.float64)
-        # Drawn on the CPU in float64: the same numbers on every device.
-        orthonormal: Tensor = torch.linalg.qr(matrix).Q
-        return orthonormal.to(like.device, like.dtype)
+        matrix = linalg.test_matrix(dimension, self._sketch_width(dimension), step)
+        return matrix.to(like.device, like.dtype)
+
+
+def _wide(state: LayerState) -> torch.dtype:
+    """Return the dtype in which factors are updated: at least float32."""
+    return torch.promote_types(state["right"].dtype, torch.float32)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Self, cast
+from typing import Annotated, Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,18 +15,22 @@ from torch.optim import Optimizer
 
 from mkor_core import comm
 from mkor_core.attachment import Attachment
-from mkor_core.autograd import without_autocast
+from mkor_core.autograd import matmul_precision, without_autocast
 from mkor_core.capture import Capture, Sums
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
+from mkor_core.layerwise import LayerwiseEngine
 from mkor_core.losses import DeferredScalar, LossHistory
-from mkor_core.method import LearningRate, Method, Update
+from mkor_core.method import LearningRate, Method, StackedMethod
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.row_capture import RowCapture
-from mkor_core.sharing import Sharing
-from mkor_core.states import LayerStates
+from mkor_core.stacked import StackedEngine
+
+Precision = Literal["highest", "high", "medium"]
+"""The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,
+bfloat16."""
 
 
 class Preconditioner:
@@ -46,6 +50,8 @@ class Preconditioner:
         accumulation_steps: micro-batches (backward passes) per step; the loss must be divided by their number.
         grad_scale: the loss scale that captured gradients are divided by: a number, a ``GradScaler`` or a callable.
         process_group: the ranks that share the global batch; None means all.
+        precision: that of the matrix products on gradients; None means ``high`` on CUDA and ``highest`` elsewhere.
+            Factors are updated in ``highest``.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
@@ -63,11 +69,13 @@ class Preconditioner:
         accumulation_steps: int = 1,
         grad_scale: float | Any | Callable[[], Tensor | float] = 1.0,
         process_group: ProcessGroup | None = None,
+        precision: Precision | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r} is not an instance of Method; pass one, such as MKOR().")
         require("accumulation_steps", accumulation_steps, Annotated[int, AT_LEAST_1])
         require("lr", lr, Annotated[float | None, POSITIVE])
+        require("precision", precision, Precision | None)
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         refuse_sharded(model)
@@ -77,6 +85,7 @@ class Preconditioner:
         self.switch_step: int | None = None
         """The step (from 0) at which MKOR-H switched to the base optimizer alone; None before."""
         self._lr = lr
+        self._precision = precision
         self._grad_scale = grad_scale
         self._group = process_group
         self._layers = find_layers(model, exclude)
@@ -84,8 +93,11 @@ class Preconditioner:
         world = comm.world_size(process_group)
         self._capture = self._make_capture(accumulation_steps, world)
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
-        self._sharing = Sharing(list(self._layers.values()), method, process_group) if world > 1 else None
-        self._states = LayerStates(self._layers, method, self._sharing, self._diagnostics.report_failure)
+        self._engine: StackedEngine | LayerwiseEngine
+        if isinstance(method, StackedMethod):
+            self._engine = StackedEngine(self._layers, method, self._diagnostics, self._phase)
+        else:
+            self._engine = LayerwiseEngine(self._layers, method, self._diagnostics, self._phase, process_group)
         self._attachment: Attachment | None = None
         self._step = 0
         self._released = False
@@ -143,6 +155,13 @@ class Preconditioner:
         self._release()
 
     @property
+    def precision(self) -> Precision:
+        """The precision of the matrix products on gradients."""
+        if self._precision is not None:
+            return self._precision
+        return "high" if self._any_weight().is_cuda else "highest"
+
+    @property
     def layers(self) -> tuple[str, ...]:
         """The names of the preconditioned layers, in the model's order."""
         return tuple(self._layers)
@@ -153,11 +172,11 @@ class Preconditioner:
 
     def memory_by_tensor(self) -> dict[str, int]:
         """Return the bytes of all layers' states by tensor name (``left``, ``right``, ...); empty once freed."""
-        return self._states.bytes_by_tensor([] if self._released else [layer.name for layer in self._active_layers()])
+        return self._engine.bytes_by_tensor([] if self._released else self._active_layers())
 
     def non_finite_layers(self) -> list[str]:
         """Return the layers whose state holds a NaN or an infinity; waits for the device, so not for every step."""
-        return self._states.non_finite()
+        return self._engine.non_finite()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
@@ -169,7 +188,7 @@ class Preconditioner:
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": self._losses.state_dict() if self._losses else None,
-            "layers": self._states.saved(),
+            "layers": self._engine.saved(),
         }
 
     def consolidate(self) -> None:
@@ -178,7 +197,7 @@ class Preconditioner:
         A collective call; the result holds until the next step. Only needed if ranks hold different parts (KAISA with
         ``grad_worker_fraction`` below 1) and one of them saves for all. Otherwise it does nothing.
         """
-        self._states.consolidate()
+        self._engine.consolidate()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; loading the same one twice has the effect of loading it once.
@@ -194,7 +213,7 @@ class Preconditioner:
             raise ValueError(f"The state was saved by {state['method']}, but this Preconditioner's method is {method}.")
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
-        self._states.load(state["layers"])
+        self._engine.load(state["layers"])
         self._step = state["step"]
         self._skipped = None
         self._capture.drop()
@@ -214,24 +233,32 @@ class Preconditioner:
             micro_batches=micro_batches,
             shares=1 if by_rank else world,
             grad_scale=self._loss_scale,
-            phases=lambda name: self.phases(name),  # looked up at every call: a clock may be set later
+            phases=self._phase,
         )
 
+    def _phase(self, name: str) -> AbstractContextManager[object]:
+        # Looked up at every call: a clock may be set later.
+        return self.phases(name)
+
     def _take_step(self) -> None:
-        self._states.forget_consolidated()
+        self._engine.forget_consolidated()
         self._settle_step()
         will_step = self._optimizer_will_step()
         loss = self._losses.take(self._any_weight()) if self._losses else None
-        accumulated: dict[str, Tensor] = {}
-        if self.method.accumulates(self._step):
-            accumulated = self._accumulate(loss, will_step)
+        layers = self._active_layers()
+        updates = self.method.accumulates(self._step)
+        statistics: dict[str, Sums] = {}
+        if updates:
+            statistics = self._collect(layers, loss)
         else:
             self._capture.drop()
-        if self.method.refreshes(self._step):
-            self._refresh(accumulated, will_step)
-        self._precondition()
+        if updates or self.method.refreshes(self._step):
+            with matmul_precision("highest"):
+                updates = self._engine.update(layers, statistics, self._step, will_step, self._grad_scale_of_step)
+        with matmul_precision(self.precision):
+            self._precondition([layer for layer in layers if layer.has_gradient()])
         self._count_step(will_step)
-        if self._losses and accumulated:
+        if self._losses and updates:
             self._follow_loss(self._losses)
 
     def _step_with_loss(self, loss: Tensor | float | None) -> None:
@@ -243,7 +270,7 @@ class Preconditioner:
         if state is not None:
             self.load_state_dict(state)
         else:
-            self._states.clear()
+            self._engine.clear()
             self._step = 0
             self._capture.enabled = True
 
@@ -302,13 +329,9 @@ class Preconditioner:
             and (self._stepped is None or id(weight) in self._stepped)
         ]
 
-    def _accumulate(self, loss: Tensor | None, will_step: Tensor | None) -> dict[str, Tensor]:
-        """Fold the step's statistics into the states.
-
-        Returns:
-            For every layer with statistics, whether they count: a boolean device scalar, which the host does not read.
-        """
-        layers, reached = self._active_layers(), self._capture.reached
+    def _collect(self, layers: Sequence[Layer], loss: Tensor | None) -> dict[str, Sums]:
+        """Return the step's statistics over all ranks, and record the loss."""
+        reached = self._capture.reached
         with self.phases("factor"):
             if isinstance(self._capture, RowCapture):
                 rows = self._capture.take_rows()
@@ -321,67 +344,16 @@ class Preconditioner:
         self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:
             self._losses.record(loss)
-        counts: dict[str, Tensor] = {}
-        finite: dict[str, Tensor] = {}
-        with self.phases("factor"):
-            scale = None if self._attachment is None else self._attachment.grad_scale
-            for name, sums in statistics.items():
-                statistic = sums.complete(self._layers[name].bias_gradient(scale))
-                finite[name] = statistic.is_finite()
-                # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
-                accept = finite[name] & (statistic.number > 0)
-                if will_step is not None:
-                    accept &= will_step
-                accumulate = partial(self.method.accumulate, captured=statistic, step=self._step)
-                if self._states.change(name, accept, accumulate):
-                    counts[name] = accept
-        # A step that the optimizer skips may have infinite statistics.
-        self._diagnostics.note_finite(finite if will_step is None else {k: v | ~will_step for k, v in finite.items()})
-        return counts
+        return statistics
 
-    def _refresh(self, accumulated: Mapping[str, Tensor], will_step: Tensor | None) -> None:
-        """Refresh the layers that are due, each on its owner, and send the tensors to its gradient workers."""
-        with self.phases("factor"):
-            if self.method.refresh_needs_statistics:
-                due: dict[str, Tensor | None] = dict(accumulated)
-            else:
-                due = {layer.name: will_step for layer in self._active_layers()}
-            # MKOR has no refreshed tensors: all ranks have the same vectors and update all factors themselves.
-            sharing = self._sharing if self.method.refreshed else None
-            for name, accept in due.items():
-                if sharing is None or sharing.owns(name):
-                    self._states.change(name, accept, partial(self.method.refresh, step=self._step))
-        if sharing is not None:
-            with self.phases("communication"):
-                sharing.share_refreshed({name: self._states[name] for name in due}, list(due))
+    def _precondition(self, layers: Sequence[Layer]) -> None:
+        """Replace the gradients D of layers by the updates V."""
+        self._engine.precondition(layers, self._learning_rates(layers), self._grad_scale_of_step)
 
-    def _precondition(self) -> None:
-        """Replace the gradients D by the updates V, which gradient workers compute and send to their row of ranks."""
-        with_gradient = [layer.name for layer in self._active_layers() if layer.has_gradient()]
-        ready = {name: self.method.has_statistics(self._states[name]) for name in with_gradient}
-        layers = [self._layers[name] for name, flag in ready.items() if flag is not False]
-        scale = None if self._attachment is None else self._attachment.grad_scale
-        values: dict[str, Tensor] = {}
-        with self.phases("precondition"):
-            # The method sees unscaled gradients. A fused optimizer unscales in its step, so V is scaled again below.
-            grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer in layers]
-            for layer, grad in zip(layers, grads, strict=True):
-                works = self._sharing is None or self._sharing.works_on(layer.name)
-                # A receiver's D only has the right shape; share_updates replaces it.
-                value = self.method.precondition(self._states[layer.name], grad) if works else grad
-                flag = ready[layer.name]
-                values[layer.name] = torch.where(flag, value, grad) if isinstance(flag, Tensor) else value
-        if self._sharing is not None:
-            with self.phases("communication"):
-                self._sharing.share_updates(values)
-        with self.phases("precondition"):
-            rates = self._learning_rates(layers)
-            updates = [
-                Update(grad, values[layer.name], rate, ready[layer.name])
-                for layer, grad, rate in zip(layers, grads, rates, strict=True)
-            ]
-            for layer, value in zip(layers, self.method.finish(updates), strict=True):
-                layer.write_gradient(value if scale is None else value * scale)
+    @property
+    def _grad_scale_of_step(self) -> Tensor | None:
+        """The loss scale by which gradients are still multiplied in a step; None if they are unscaled."""
+        return None if self._attachment is None else self._attachment.grad_scale
 
     def _learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
         if self._lr is not None or not self.method.needs_lr or self._attachment is None:
@@ -391,7 +363,7 @@ class Preconditioner:
     def _release(self) -> None:
         self._released = True
         self._capture.remove()
-        self._states.clear()
+        self._engine.clear()
         if self._losses:
             self._losses.remove()
 

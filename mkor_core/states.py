@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -112,7 +112,7 @@ class LayerStates:
         Raises:
             ValueError: a layer that the model lacks, or a tensor that is missing, unknown or of another shape.
         """
-        renamed = {self._local_name(name): state for name, state in saved.items()}
+        renamed = {local_name(self._layers, name): state for name, state in saved.items()}
         self._states = {name: self._loaded(name, state) for name, state in renamed.items()}
         self._dtypes = {name: self._layers[name].module.weight.dtype for name in renamed}
         self._whole = None
@@ -132,27 +132,41 @@ class LayerStates:
     def _local_part(self, name: str, state: LayerState) -> LayerState:
         return state if self._sharing is None else self._sharing.local_part(name, state)
 
-    def _local_name(self, name: str) -> str:
-        """Return this model's name of a saved layer; only one of the two models may be in a data-parallel wrapper."""
-        candidates = (name, name.removeprefix("module."), f"module.{name}", "" if name == "module" else name)
-        return next((candidate for candidate in candidates if candidate in self._layers), name)
-
     def _loaded(self, name: str, saved: LayerState) -> LayerState:
         if name not in self._layers:
-            raise ValueError(f"The saved state has a layer {name!r} that this Preconditioner does not precondition.")
-        initial = self._local_part(name, self._initial(name))
-        tensors = dict(self._local_part(name, saved))
-        if differing := sorted(initial.keys() ^ tensors.keys()):
-            raise ValueError(
-                f"The saved state of layer {name!r} and this method's differ in tensor {differing[0]!r}: "
-                "construct the method with the hyperparameters that it was saved with."
-            )
-        for key, tensor in tensors.items():
-            if not _fits(tensor.shape, initial[key].shape):
-                shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
-                raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
-            tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
-        return tensors
+            raise ValueError(unknown_layer(name))
+        return fitted(name, self._local_part(name, self._initial(name)), self._local_part(name, saved))
+
+
+def local_name(layers: Container[str], name: str) -> str:
+    """Return this model's name of a saved layer; only one of the two models may be in a data-parallel wrapper."""
+    candidates = (name, name.removeprefix("module."), f"module.{name}", "" if name == "module" else name)
+    return next((candidate for candidate in candidates if candidate in layers), name)
+
+
+def unknown_layer(name: str) -> str:
+    """Return the message about a saved layer that the model lacks."""
+    return f"The saved state has a layer {name!r} that this Preconditioner does not precondition."
+
+
+def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
+    """Return copies of a layer's saved tensors, with the devices and dtypes of its initial ones.
+
+    Raises:
+        ValueError: a tensor that is missing, unknown or of another shape.
+    """
+    tensors = dict(saved)
+    if differing := sorted(initial.keys() ^ tensors.keys()):
+        raise ValueError(
+            f"The saved state of layer {name!r} and this method's differ in tensor {differing[0]!r}: "
+            "construct the method with the hyperparameters that it was saved with."
+        )
+    for key, tensor in tensors.items():
+        if not _fits(tensor.shape, initial[key].shape):
+            shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
+            raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
+        tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
+    return tensors
 
 
 def _fits(shape: torch.Size, initial: torch.Size) -> bool:

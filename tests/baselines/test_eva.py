@@ -57,7 +57,7 @@ def test_a_layer_has_statistics_from_its_first_batch_on():
     method, shape = Eva(), LayerShape(2, 3)
     state = method.initial_state(shape, torch.float64, torch.device("cpu"))
     assert not method.has_statistics(state)
-    method.accumulate(state, Captured(torch.ones(3), torch.ones(2), torch.tensor(4.0)), 0)
+    method.accumulate(state, Captured(torch.ones(3).double(), torch.ones(2).double(), torch.tensor(4.0)), 0)
     assert method.has_statistics(state)
     assert [method.refreshes(step) for step in range(3)] == [False, False, False]
 

@@ -62,6 +62,7 @@ def refusal(name: str, chosen: dict[str, Any]) -> str | None:
 
 @given(place=st.sampled_from(PLACES), value=NUMBERS)
 @example(place=("mkor", "window"), value=65536)
+@example(place=("mkor", "window"), value=1024)
 @example(place=("mkor", "rank"), value=1024)
 @example(place=("muon", "newton_schulz_steps"), value=10**9)
 @example(place=("sgd", "lr"), value=1e39)

@@ -130,11 +130,13 @@ MKOR_PAPER = {
     "factor_decay": None,
     "inverse_update_period": 10,
     "rescale": True,
-    "stabilizer_threshold": 2.0,
+    "stabilizer_threshold": 2.1,  # the paper's code has 2, where rounding would decide
     "stabilizer_blend": 0.8,
     "factor_dtype": torch.float32,
     "window": None,
     "rank": 1,
+    "sides": "both",
+    "gradient_norm": None,
 }
 DEFAULTS = {
     "eva": {"damping": 0.03, "factor_decay": 0.05, **KFAC_CLIP},

@@ -35,6 +35,8 @@ OTHER_VALUES: dict[str, Any] = {
     "factor_dtype": "bfloat16",
     "window": 3,
     "rank": 2,
+    "sides": "input",
+    "gradient_norm": 3.0,
     "damping": 0.7,
     "kl_clip": 1e-7,
     "compute_method": "inverse",

@@ -7,11 +7,17 @@ import math
 import pytest
 import torch
 
-from mkor_core import MKOR, linalg
+from mkor_core import MKOR
+from tests.support import reference
 from workflow.bench.probes import half_precision
 from workflow.bench.probes.half_precision import finite_updates, lemma_bound, update_errors, updated
 
-RULES = ("sherman_morrison", "published", "released")
+TRUTHS = {
+    "sherman_morrison": reference.averaged_inverse,
+    "published": reference.published_update,
+    "released": reference.released_inverse,
+}
+RULES = tuple(TRUTHS)
 
 
 def test_the_bound_is_lemma_3_2_s():
@@ -26,7 +32,7 @@ def test_stored_factors_lose_one_rounding_only(rule):
     method = MKOR(update_rule=rule)
     vector = torch.randn(8, generator=torch.Generator().manual_seed(0)).to(torch.float16)
     inverse = torch.eye(8, dtype=torch.float16)
-    truth = getattr(linalg, rule)(inverse.double(), vector.double(), method.decay)
+    truth = TRUTHS[rule](inverse.double(), vector.double(), method.decay)
     error = (updated(method, inverse, vector, "stored").double() - truth).abs().max().item()
     assert error <= 2**-11 * truth.abs().max().item() * 1.001
 
@@ -58,11 +64,10 @@ def test_the_exact_rule_stays_finite_and_the_published_one_does_not():
 
 
 def test_the_first_non_finite_update_is_counted(monkeypatch):
-    def breaks_at_the_third(inverse, vector, decay):
+    def breaks_at_the_third(method, inverse, vector):
         return inverse * (math.inf if inverse[0, 0] >= 4 else 2)
 
-    monkeypatch.setattr(linalg, "released", breaks_at_the_third)
-    monkeypatch.setattr(linalg, "stabilize", lambda inverse, threshold, blend: inverse)
+    monkeypatch.setattr(half_precision, "next_factor", breaks_at_the_third)
     rows = list(finite_updates(MKOR(update_rule="released"), number=10))
     assert {row.value for row in rows} == {2}
     assert {row.largest_entry for row in rows} == {4.0}

@@ -35,7 +35,7 @@ FIRST_ORDER = {"sgd": {"momentum_buffer"}, "lamb": {"exp_avg", "exp_avg_sq"}}
 def formula(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
     """Return the bytes of a method's state by tensor, written out by hand from the methods' equations.
 
-    MKOR: two inverse factors ``d^2`` and their vectors ``rank d``, or ``window`` columns and weights a factor; KAISA:
+    MKOR: two inverse factors ``d^2``, their scales and vectors ``rank d``, or ``window`` columns and weights; KAISA:
     two factors and their eigenvectors and eigenvalues, or their inverses, and a count; Eva: two means and a count;
     HyLo: r kept rows ``r (d_in + d_out)`` and a kernel ``r^2``.
     """
@@ -52,13 +52,11 @@ def formula(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
                 add("updates", COUNTER)
                 for side, d in sides:
                     add(f"{side}_vectors", number * method.rank * d)
-                    if method.window is None:
-                        add(side, number * d * d)
-                    else:
-                        add(f"{side}_scale", number)
-                        add(f"{side}_columns", number * method.window * d)
-                        add(f"{side}_weights", number * method.window)
-                        add(f"{side}_position", COUNTER)
+                    add(side, number * d * (d if method.window is None else method.window))
+                    add(f"{side}_scale", FLOAT32_BYTES)
+                    if method.window is not None:
+                        add(f"{side}_weights", FLOAT32_BYTES * method.window)
+                        add(f"{side}_dropped", FLOAT32_BYTES)
             case KAISA():
                 add("batches", COUNTER)
                 for side, d in sides:
@@ -127,13 +125,15 @@ def test_first_order_state_is_that_of_the_formula(name):
 
 
 def test_mkor_keeps_two_inverse_factors():
-    """Truth: by hand, for a layer of 3 outputs and 5 inputs: 9 + 25 numbers, two vectors, one count."""
+    """Truth: by hand, for a layer of 3 outputs and 5 inputs: 9 + 25 numbers, two scales and vectors, one count."""
     assert preconditioner_bytes(MKOR(), [LayerRows(LayerShape(3, 5), 7)]) == {
         "updates": 8,
         "left_vectors": 12,
         "left": 36,
+        "left_scale": 4,
         "right_vectors": 20,
         "right": 100,
+        "right_scale": 4,
     }
     half = preconditioner_bytes(MKOR(factor_dtype=torch.bfloat16), [LayerRows(LayerShape(3, 5), 7)])
     assert (half["left"], half["right"]) == (18, 50)

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import torch
 
-from mkor_core import MKOR, linalg
+from mkor_core import MKOR
 from workflow.bench.probes import numerics
 from workflow.bench.probes._rows import write_rows
 
@@ -41,7 +41,7 @@ def test_smallest_eigenvalues_are_those_of_the_dense_inverse():
 
 def test_a_negative_eigenvalue_is_seen(monkeypatch):
     """Truth: a rule that subtracts three times a unit vector's outer product leaves the eigenvalue 1 - 3."""
-    monkeypatch.setattr(linalg, "released", lambda inverse, v, decay: inverse - 3 * torch.outer(v, v))
+    monkeypatch.setattr(numerics, "next_factor", lambda method, inverse, v: inverse - 3 * torch.outer(v, v))
     vectors = torch.eye(4, dtype=torch.float64)[:1]
     value, updates = numerics._follow(MKOR(update_rule="released"), vectors)
     assert value == pytest.approx(-2.0, abs=1e-14)

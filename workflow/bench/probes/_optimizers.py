@@ -36,7 +36,7 @@ VARIANTS: Final[Mapping[str, Variant]] = {
     "mkor": Variant("mkor", {"update_rule": "sherman_morrison"}),
     "mkor_released": Variant("mkor", {"update_rule": "released"}),
     "mkor_bfloat16": Variant("mkor", {"update_rule": "sherman_morrison", "factor_dtype": torch.bfloat16}),
-    "mkor_windowed": Variant("mkor", {"update_rule": "sherman_morrison", "window": 16}),
+    "mkor_windowed": Variant("mkor", {"update_rule": "sherman_morrison", "window": 4}),
     # None updates the factors with every decomposition.
     "kaisa": Variant("kaisa", {"factor_update_period": None}),
     "kaisa_inverse": Variant("kaisa", {"factor_update_period": None, "compute_method": "inverse"}),

@@ -3,7 +3,7 @@
 ``python -m workflow.bench.probes.cost_scaling --tier embedded --out cost_scaling.csv`` writes one row for each
 optimizer, part, width and repeat. It needs the machine to itself. Columns:
 
-- optimizer: a second-order method, e.g. ``mkor``, the dense factor with the exact rule; ``mkor_windowed``, 16 columns;
+- optimizer: a second-order method, e.g. ``mkor``, the dense factor with the exact rule; ``mkor_windowed``, 4 columns;
   ``kaisa``, eigendecomposed; ``eva``. ``copy`` is the floor: a new copy of a float32 ``[d, d]``, including the
   allocation, which is the least that an update takes if it makes a new matrix of an old one.
 - part: ``factor``, one factor of width d (the other side of the layer has width 1): the captured statistic is folded
@@ -22,6 +22,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import count
 from typing import Final, NamedTuple
 
 import torch
@@ -66,9 +67,12 @@ def factor_update(method: Method, d: int, device: torch.device) -> Call:
     x = torch.randn(number, d, generator=torch.Generator().manual_seed(0)).to(device)
     statistic = captured(method, x, torch.ones(number, 1, device=device))
 
+    steps = (step for step in count() if method.accumulates(step) or method.refreshes(step))
+
     def update() -> None:
-        method.accumulate(state, statistic, 0)
-        method.refresh(state, 0)
+        step = next(steps)
+        method.accumulate(state, statistic, step)
+        method.refresh(state, step)
 
     return update
 

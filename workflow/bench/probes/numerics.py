@@ -22,7 +22,8 @@ from typing import Final, NamedTuple, get_args, get_type_hints
 import torch
 from torch import Tensor
 
-from mkor_core import MKOR, Preconditioner, linalg
+from mkor_core import MKOR, Preconditioner
+from mkor_core.inverses import DenseInverse, Rule
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
@@ -67,13 +68,14 @@ def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) 
 def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
     """Yield C21's rows: one update of a random inverse factor, against the average that it should invert."""
     decay = method.decay
+    unstabilized = method.rule._replace(threshold=torch.inf)
     for dimension, trial in itertools.product(dimensions, range(TRIALS)):
         generator = torch.Generator().manual_seed(trial)
         basis = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)
         identity = torch.eye(dimension, dtype=torch.float64)
         factor = basis @ basis.T / dimension + identity  # its condition number is at most about 5
         vector = torch.randn(dimension, generator=generator, dtype=torch.float64)
-        updated = _update(method, torch.linalg.inv(factor), vector)
+        updated = _updated(unstabilized, torch.linalg.inv(factor), vector)
         average = decay * factor + (1 - decay) * torch.outer(vector, vector)
         value = torch.linalg.matrix_norm(updated @ average - identity).item()
         yield Row("C21", method.update_rule, "float64", dimension, trial, value, INVERSE_BOUND, "one update", 1, 1)
@@ -135,12 +137,13 @@ def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
 
 def next_factor(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
     """Return MKOR's inverse factor after one step, stabilized and updated: ``[d, d]``; vector: ``[d]``."""
-    return _update(method, linalg.stabilize(inverse, method.stabilizer_threshold, method.stabilizer_blend), vector)
+    return _updated(method.rule, inverse, vector)
 
 
-def _update(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
-    updated: Tensor = getattr(linalg, method.update_rule)(inverse, vector, method.decay)
-    return updated
+def _updated(rule: Rule, inverse: Tensor, vector: Tensor) -> Tensor:
+    factor = DenseInverse(inverse.clone(), torch.ones((), dtype=inverse.dtype))
+    factor.update_(rule, vector, 0, torch.tensor(True))
+    return factor.to_matrix()
 
 
 def _gradient(layer: torch.nn.Module) -> Tensor:

@@ -1,0 +1,172 @@
+"""The engine of a `Method` that treats one layer at a time: its states and their owners."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mkor_core import comm
+from mkor_core.capture import Sums
+from mkor_core.diagnostics import Diagnostics
+from mkor_core.layer import Layer
+from mkor_core.method import LayerState, LearningRate, Method, Update
+from mkor_core.sharing import Sharing
+from mkor_core.states import LayerStates
+
+
+class LayerwiseEngine:
+    """The states of a model's layers under a method, and what a step does with them.
+
+    Args:
+        layers: the layers by name.
+        method: the method.
+        diagnostics: gets the reports.
+        phases: returns the context manager of a phase of the work.
+        group: the ranks that share the work.
+
+    Raises:
+        ValueError: the method's worker fraction does not fit the number of ranks.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, Layer],
+        method: Method,
+        diagnostics: Diagnostics,
+        phases: Callable[[str], AbstractContextManager[object]],
+        group: ProcessGroup | None,
+    ) -> None:
+        self._layers = layers
+        self._method = method
+        self._diagnostics = diagnostics
+        self._phases = phases
+        self._sharing = Sharing(list(layers.values()), method, group) if comm.world_size(group) > 1 else None
+        self._states = LayerStates(layers, method, self._sharing, diagnostics.report_failure)
+
+    def update(
+        self,
+        layers: Sequence[Layer],
+        statistics: Mapping[str, Sums],
+        step: int,
+        will_step: Tensor | None,
+        scale: Tensor | None,
+    ) -> bool:
+        """Fold a step's statistics into the states, and refresh those that are due; return whether any counted.
+
+        Args:
+            layers: those that are trained.
+            statistics: the statistics of this step, summed over ranks, by layer.
+            step: the step (from 0).
+            will_step: whether the optimizer takes this step, as a boolean device scalar; None for yes.
+            scale: the loss scale by which the gradients are multiplied; None for 1.
+        """
+        counted = self._accumulate(statistics, step, will_step, scale)
+        if self._method.refreshes(step):
+            if self._method.refresh_needs_statistics:
+                self._refresh(counted, step)
+            else:
+                self._refresh({layer.name: will_step for layer in layers}, step)
+        return bool(counted)
+
+    def precondition(self, layers: Sequence[Layer], rates: Sequence[LearningRate], scale: Tensor | None) -> None:
+        """Replace the gradients D by the updates V, which gradient workers compute and send to their row of ranks.
+
+        Args:
+            layers: those that have a gradient.
+            rates: their learning rates.
+            scale: the loss scale by which the gradients are multiplied; None for 1. Updates are multiplied by it too.
+        """
+        ready = [self._method.has_statistics(self._states[layer.name]) for layer in layers]
+        chosen = [
+            (layer, rate, flag) for layer, rate, flag in zip(layers, rates, ready, strict=True) if flag is not False
+        ]
+        values: dict[str, Tensor] = {}
+        with self._phases("precondition"):
+            # The method sees unscaled gradients. A fused optimizer unscales in its step, so V is scaled again below.
+            grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer, _, _ in chosen]
+            for (layer, _, flag), grad in zip(chosen, grads, strict=True):
+                works = self._sharing is None or self._sharing.works_on(layer.name)
+                # A receiver's D only has the right shape; share_updates replaces it.
+                value = self._method.precondition(self._states[layer.name], grad) if works else grad
+                values[layer.name] = torch.where(flag, value, grad) if isinstance(flag, Tensor) else value
+        if self._sharing is not None:
+            with self._phases("communication"):
+                self._sharing.share_updates(values)
+        with self._phases("precondition"):
+            updates = [
+                Update(grad, values[layer.name], rate, flag)
+                for (layer, rate, flag), grad in zip(chosen, grads, strict=True)
+            ]
+            for (layer, _, _), value in zip(chosen, self._method.finish(updates), strict=True):
+                layer.write_gradient(value if scale is None else value * scale)
+
+    def bytes_by_tensor(self, layers: Sequence[Layer]) -> dict[str, int]:
+        """Return the bytes of layers' states by tensor name (``left``, ``right``, ...)."""
+        return self._states.bytes_by_tensor(layer.name for layer in layers)
+
+    def non_finite(self) -> list[str]:
+        """Return the layers whose state holds a NaN or an infinity; waits for the device."""
+        return self._states.non_finite()
+
+    def consolidate(self) -> None:
+        """Gather every rank's part of the states, for the next `saved`; a collective call."""
+        self._states.consolidate()
+
+    def forget_consolidated(self) -> None:
+        """Drop what `consolidate` gathered: the states are about to change."""
+        self._states.forget_consolidated()
+
+    def saved(self) -> dict[str, LayerState]:
+        """Return the states by layer, not copied."""
+        return self._states.saved()
+
+    def load(self, saved: Mapping[str, LayerState]) -> None:
+        """Replace the states with copies of saved ones, of which this rank takes its part.
+
+        Raises:
+            ValueError: a layer that the model lacks, or a tensor that is missing, unknown or of another shape.
+        """
+        self._states.load(saved)
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self._states.clear()
+
+    def _accumulate(
+        self, statistics: Mapping[str, Sums], step: int, will_step: Tensor | None, scale: Tensor | None
+    ) -> dict[str, Tensor | None]:
+        """Fold the statistics into the states; return for every layer whether they count, a boolean device scalar."""
+        counted: dict[str, Tensor | None] = {}
+        finite: dict[str, Tensor] = {}
+        with self._phases("factor"):
+            for name in [name for name in self._layers if name in statistics]:
+                statistic = statistics[name].complete(self._layers[name].bias_gradient(scale))
+                finite[name] = statistic.is_finite()
+                # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
+                accept = finite[name] & (statistic.number > 0)
+                if will_step is not None:
+                    accept &= will_step
+                accumulate = partial(self._method.accumulate, captured=statistic, step=step)
+                if self._states.change(name, accept, accumulate):
+                    counted[name] = accept
+            # A step that the optimizer skips may have infinite statistics.
+            flags = [flag if will_step is None else flag | ~will_step for flag in finite.values()]
+            self._diagnostics.note_finite([*finite], flags)
+        return counted
+
+    def _refresh(self, due: Mapping[str, Tensor | None], step: int) -> None:
+        """Refresh the layers that are due, each on its owner, and send the tensors to its gradient workers."""
+        # Methods without refreshed tensors have the same statistics on all ranks, which update all states themselves.
+        sharing = self._sharing if self._method.refreshed else None
+        with self._phases("factor"):
+            for name, accept in due.items():
+                if sharing is None or sharing.owns(name):
+                    self._states.change(name, accept, partial(self._method.refresh, step=step))
+        if sharing is not None:
+            with self._phases("communication"):
+                sharing.share_refreshed({name: self._states[name] for name in due}, list(due))

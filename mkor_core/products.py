@@ -1,0 +1,235 @@
+"""``V = J_L D J_R`` in place, for one layer or a stack of layers, with the norm of D if asked for (A5).
+
+D is kept in two tensors, as autograd has it: the weight's gradient and the bias's, which is D's last column. So nothing
+of the size of D is copied to join them. Leading dimensions, written as ``...``, number the layers of a stack.
+
+On a CPU the scalars of a product are read by the host, which costs nothing there and lets one call do the work of two.
+Elsewhere they stay on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from mkor_core import linalg
+from mkor_core.inverses import DenseInverse, Inverse, WindowedInverse
+
+CANCELLATION = 1e-3
+"""Below this share of ``(c_L c_R)^2 |D|^2`` the square norm of V is not computed from small Gram matrices."""
+
+
+class Gradient(NamedTuple):
+    """``D = [weight, bias]``, ``[..., d_out, d_in]``, or V in its place."""
+
+    weight: Tensor
+    """``[..., d_out, d_w]``."""
+    bias: Tensor | None
+    """``[..., d_out]``, or None: all columns of D are in ``weight``."""
+
+    def to(self, dtype: torch.dtype) -> Gradient:
+        """Return D in a dtype."""
+        return Gradient(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+    def square_norm(self) -> Tensor:
+        """Return ``|D|^2`` ``[...]``."""
+        square = linalg.square_norm(self.weight)
+        return square if self.bias is None else square + linalg.inner(self.bias, self.bias)
+
+    def right_product(self, rows: Tensor) -> Tensor:
+        """Return ``D U`` ``[..., d_out, w]``; rows: ``U^T`` ``[..., w, d_in]``."""
+        if self.bias is None:
+            return self.weight @ rows.mT
+        return self.weight @ rows[..., :-1].mT + self.bias[..., :, None] * rows[..., None, :, -1]
+
+    def gram(self) -> Tensor:
+        """Return ``D D^T`` ``[..., d_out, d_out]``; for an ``U^T D`` of few rows."""
+        product = self.weight @ self.weight.mT
+        return product if self.bias is None else product + self.bias[..., :, None] * self.bias[..., None, :]
+
+    def combine_(self, columns: Tensor, rows: Gradient, scale: float, factor: float) -> None:
+        """Replace D by ``scale D - factor columns rows``; columns: ``[..., d_out, w]``, rows: ``[..., w, d_in]``."""
+        linalg.add_product_(self.weight, columns, rows.weight, scale, -factor)
+        if self.bias is not None and rows.bias is not None:
+            self.bias.mul_(scale).sub_(linalg.matvec(columns, rows.bias), alpha=factor)
+
+    def combine_rank_one_(self, scale: Tensor, column: Tensor, row: Tensor) -> None:
+        """Replace D by ``scale D - column row^T``; scale: ``[...]``, column: ``[..., d_out]``, row: ``[..., d_in]``."""
+        columns = row if self.bias is None else row[..., :-1]
+        if _on_host(self):
+            self.weight.addr_(column, columns, beta=_numbers(scale)[0], alpha=-1)
+        else:
+            self.weight.mul_(scale[..., None, None])
+            self.weight.addcmul_(column[..., :, None], columns[..., None, :], value=-1)
+        if self.bias is not None:
+            self.bias.mul_(scale[..., None]).sub_(column * row[..., -1:])
+
+    def multiply_(self, factor: Tensor) -> None:
+        """Multiply D by ``factor`` ``[...]``."""
+        self.weight.mul_(factor[..., None, None])
+        if self.bias is not None:
+            self.bias.mul_(factor[..., None])
+
+    def left_product(self, rows: Tensor) -> Gradient:
+        """Return ``U^T D`` ``[..., w, d_in]``; rows: ``U^T`` ``[..., w, d_out]``."""
+        return Gradient(rows @ self.weight, None if self.bias is None else linalg.matvec(rows, self.bias))
+
+
+def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool) -> None:
+    """Replace D by ``V = J_L D J_R``; by D where V is zero (if it is rescaled) or not finite.
+
+    Equal to ``(J_R (x) J_L) vec(D)`` with column-stacking ``vec``. O(d_out d_in (d_out + d_in)) for dense factors,
+    O(w d_out d_in) for windowed ones, which read D twice and write it once.
+
+    Args:
+        left: J_L of d_out; None for the identity.
+        grad: D, which is overwritten.
+        right: J_R of d_in.
+        rescale: whether V gets the Frobenius norm of D (A5).
+    """
+    if isinstance(right, DenseInverse):
+        assert left is None or isinstance(left, DenseInverse)
+        _dense_(left, grad, right, rescale=rescale)
+    else:
+        assert left is None or isinstance(left, WindowedInverse)
+        _windowed_(left, grad, right, rescale=rescale)
+
+
+def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, rescale: bool) -> None:
+    # Products are computed in the factors' dtype, which may be narrower than D's.
+    weight, bias = grad.to(right.matrix.dtype)
+    if left is not None:
+        weight = left.matrix @ weight
+        bias = None if bias is None else linalg.matvec(left.matrix, bias)
+    if bias is None:
+        value = Gradient(weight @ right.matrix, None)
+    else:
+        # J_R's blocks, so that D's columns need not be joined: J_R is symmetric, and its last row is its last column.
+        border, corner = right.matrix[..., -1, :-1], right.matrix[..., -1, -1]
+        product = weight @ right.matrix[..., :-1, :-1]
+        linalg.add_product_(product, bias[..., :, None], border[..., None, :])
+        value = Gradient(product, linalg.matvec(weight, border) + corner[..., None] * bias)
+    value = value.to(grad.weight.dtype)
+    if rescale:
+        square = value.square_norm()
+        factor = (grad.square_norm() / square).sqrt()
+        usable = square.isfinite() & factor.isfinite()
+    else:
+        factor = right.scale if left is None else left.scale * right.scale
+        usable = (factor * value.square_norm()).isfinite()
+    if _on_host(grad) and not _numbers(usable)[0]:
+        return
+    for old, new in zip(grad, value, strict=True):
+        if old is None or new is None:
+            continue
+        shape = factor.shape + (1,) * (old.dim() - factor.dim())
+        if _on_host(grad):
+            torch.mul(new, factor, out=old)
+        else:
+            old.copy_(torch.where(usable.view(shape), new.mul_(factor.view(shape)), old))
+
+
+def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
+    """Replace D by ``c_L c_R D - columns rows``, of inner size w or 2 w ("Applying both sides at once")."""
+    has_bias = grad.bias is not None
+    rows = _split(right.rows, has_bias)
+    outer = grad.right_product(right.rows)  # Q = D U_R
+    middle = _gram_weights(right)
+    removed = _trace(middle, outer.mT @ outer)
+    if left is None:
+        scale, columns = right.scale, outer * right.weights[..., None, :]
+    else:
+        scale = left.scale * right.scale
+        across = grad.left_product(left.rows)  # P = U_L^T D
+        inner = left.rows @ outer  # R = U_L^T D U_R
+        left_middle = _gram_weights(left)
+        removed = left.scale.square() * removed + right.scale.square() * _trace(left_middle, across.gram())
+        removed = removed - _trace(inner.mT, left_middle @ inner @ middle)
+        core = left.weights[..., :, None] * inner * right.weights[..., None, :]
+        fade = right.scale[..., None] * left.weights
+        columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
+        top = Gradient(
+            fade[..., None] * across.weight - core @ rows.weight,
+            None if across.bias is None or rows.bias is None else fade * across.bias - linalg.matvec(core, rows.bias),
+        )
+        rows = Gradient(
+            torch.cat([top.weight, rows.weight], -2),
+            None if top.bias is None or rows.bias is None else torch.cat([top.bias, rows.bias], -1),
+        )
+    whole = grad.square_norm()
+    square = scale.square() * whole - removed
+    if _on_host(grad):
+        _subtract_on_host_(grad, columns, rows, *_numbers(scale, whole, square), rescale=rescale)
+    else:
+        _subtract_on_device_(grad, columns, rows, scale, whole, square, rescale=rescale)
+
+
+def _subtract_on_host_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: float, whole: float, square: float, *, rescale: bool
+) -> None:
+    """Replace D by ``factor (scale D - columns rows)``; whole: ``|D|^2``, square: ``|scale D - columns rows|^2``."""
+    if not math.isfinite(square):
+        return
+    if not rescale:
+        grad.combine_(columns, rows, scale, 1.0)
+    elif square > CANCELLATION * scale**2 * whole:
+        factor = math.sqrt(whole / square)
+        grad.combine_(columns, rows, factor * scale, factor)
+    else:
+        value = Gradient(grad.weight.clone(), None if grad.bias is None else grad.bias.clone())
+        value.combine_(columns, rows, scale, 1.0)
+        (square,) = _numbers(value.square_norm())
+        if square > 0 and math.isfinite(factor := math.sqrt(whole / square)):
+            for old, new in zip(grad, value, strict=True):
+                if old is not None and new is not None:
+                    torch.mul(new, factor, out=old)
+
+
+def _subtract_on_device_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, whole: Tensor, square: Tensor, *, rescale: bool
+) -> None:
+    """Do as `_subtract_on_host_`, without reading a value."""
+    usable = square.isfinite() & (square > 0) if rescale else square.isfinite()
+    scale = torch.where(usable, scale, 1)
+    # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
+    columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
+    rows = Gradient(
+        torch.where(usable[..., None, None], rows.weight, 0),
+        None if rows.bias is None else torch.where(usable[..., None], rows.bias, 0),
+    )
+    if not rescale:
+        grad.multiply_(scale)
+    grad.combine_(columns, rows, 1.0, 1.0)
+    if rescale:
+        factor = (whole / grad.square_norm()).sqrt()
+        grad.multiply_(torch.where(factor.isfinite() & usable, factor, 1))
+
+
+def _gram_weights(inverse: WindowedInverse) -> Tensor:
+    """Return M ``[..., w, w]`` with ``J^2 = c^2 I - U M U^T``."""
+    weights = inverse.weights
+    crossed = weights[..., :, None] * (inverse.rows @ inverse.rows.mT) * weights[..., None, :]
+    return torch.diag_embed(2 * inverse.scale[..., None] * weights) - crossed
+
+
+def _trace(a: Tensor, b: Tensor) -> Tensor:
+    """Return the trace of ``a b`` ``[...]``."""
+    return (a.mT * b).sum((-2, -1))
+
+
+def _split(rows: Tensor, has_bias: bool) -> Gradient:
+    """Return ``U^T`` ``[..., w, d_in]`` as its columns for the weight and, if there is a bias, its last one."""
+    return Gradient(rows[..., :-1], rows[..., -1]) if has_bias else Gradient(rows, None)
+
+
+def _on_host(grad: Gradient) -> bool:
+    """Return whether the scalars of one layer can be read without waiting."""
+    return grad.weight.dim() == 2 and grad.weight.device.type == "cpu"
+
+
+def _numbers(*scalars: Tensor) -> list[float]:
+    """Return the values of scalars on a CPU."""
+    return [float(scalar.tolist()) for scalar in scalars]  # type: ignore[arg-type]

@@ -1,0 +1,123 @@
+"""Truth: the Kronecker product of the dense factors applied to D, in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from mkor_core import inverses
+from mkor_core.inverses import Inverse, Rule, WindowedInverse
+from mkor_core.products import Gradient, precondition_
+from tests.support import reference
+
+CPU = torch.device("cpu")
+
+
+def factor(
+    dimension: int, window: int | None, seed: int, leading: tuple[int, ...] = (), rule: str = "sherman_morrison"
+) -> Inverse:
+    """A factor after more updates than a window has columns."""
+    inverse = inverses.identity(leading, dimension, window, torch.float64, CPU)
+    generator = torch.Generator().manual_seed(seed)
+    accept = torch.ones(leading, dtype=torch.bool)
+    for number in range(9):
+        if isinstance(inverse, WindowedInverse) and inverse.is_full(number):
+            inverse.truncate_(inverse.gram(), accept)
+        vector = torch.randn(*leading, dimension, generator=generator, dtype=torch.float64)
+        inverse.update_(Rule(rule, 0.9, 2.1, 0.8), vector, number, accept)
+    return inverse
+
+
+def joined(grad: Gradient) -> Tensor:
+    return grad.weight if grad.bias is None else torch.cat([grad.weight, grad.bias[..., None]], -1)
+
+
+def gradient(leading: tuple[int, ...], m: int, n: int, *, has_bias: bool, seed: int = 7) -> Gradient:
+    matrix = torch.randn(*leading, m, n, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return Gradient(matrix[..., :-1].clone(), matrix[..., -1].clone()) if has_bias else Gradient(matrix, None)
+
+
+@settings(max_examples=60)
+@given(
+    m=st.integers(1, 9),
+    n=st.integers(2, 9),
+    window=st.sampled_from([None, 2, 5, 16]),
+    rule=st.sampled_from(["sherman_morrison", "released", "published"]),
+    has_bias=st.booleans(),
+    both=st.booleans(),
+    rescale=st.booleans(),
+)
+def test_the_update_is_the_kronecker_product(m, n, window, rule, has_bias, both, rescale):
+    left = factor(m, window, 1, rule=rule) if both else None
+    right, grad = factor(n, window, 2, rule=rule), gradient((), m, n, has_bias=has_bias)
+    matrix = joined(grad).clone()
+    dense = torch.eye(m, dtype=torch.float64) if left is None else left.to_matrix()
+    truth = reference.kron_precondition(dense, matrix, right.to_matrix())
+    if rescale:
+        truth = truth * matrix.norm() / truth.norm()
+    precondition_(left, grad, right, rescale=rescale)
+    assert_close(joined(grad), truth, rtol=1e-8, atol=1e-8 * float(truth.abs().max()))
+
+
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+def test_a_stack_is_preconditioned_as_its_layers_are(window, has_bias, rescale):
+    """The stack's path is that of a GPU, on which no value is read."""
+    left, right = factor(4, window, 1, (3,)), factor(6, window, 2, (3,))
+    grad = gradient((3,), 4, 6, has_bias=has_bias)
+    grad.weight[1] = 0
+    if grad.bias is not None:
+        grad.bias[1] = 0
+    expected = []
+    for index in range(3):
+        layer = Gradient(grad.weight[index].clone(), None if grad.bias is None else grad.bias[index].clone())
+        ours = [type(inverse)(*(tensor[index] for tensor in inverse)) for inverse in (left, right)]
+        precondition_(ours[0], layer, ours[1], rescale=rescale)
+        expected.append(joined(layer))
+    precondition_(left, grad, right, rescale=rescale)
+    assert_close(joined(grad), torch.stack(expected), rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+@pytest.mark.parametrize("rescale", [True, False])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("bad", ["factor", "gradient"])
+def test_the_gradient_stays_where_the_update_is_not_finite(window, rescale, leading, bad):
+    left, right = factor(4, window, 1, leading), factor(6, window, 2, leading)
+    grad = gradient(leading, 4, 6, has_bias=True)
+    if bad == "factor":
+        right[0].fill_(torch.inf)
+    else:
+        grad.weight.fill_(torch.nan)
+    before = joined(grad).clone()
+    precondition_(left, grad, right, rescale=rescale)
+    assert_close(joined(grad), before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_norm_that_cancels_in_its_gram_matrices_is_taken_from_the_update():
+    """D lies in the direction that J_R has almost removed: |V| is a ten-thousandth of c |D|."""
+    right = inverses.identity((), 5, 4, torch.float32, CPU)
+    assert isinstance(right, WindowedInverse)
+    direction = torch.nn.functional.normalize(torch.arange(1.0, 6), dim=0)
+    right.rows[0], right.weights[0] = direction, 1 - 1e-4
+    weight = torch.outer(torch.ones(3), direction)
+    grad = Gradient(weight.clone(), None)
+    precondition_(None, grad, right, rescale=True)
+    exact = weight.double() @ right.to_matrix().double()
+    assert_close(grad.weight.double(), exact * weight.double().norm() / exact.norm(), rtol=1e-3, atol=1e-3)
+    assert_close(grad.weight.norm(), weight.norm(), rtol=1e-5, atol=0)
+
+
+@settings(max_examples=40)
+@given(seed=st.integers(0, 2**31), window=st.sampled_from([None, 4]))
+def test_the_update_is_a_descent_direction(seed, window):
+    """Lemma 3.3: <D, J_L D J_R> > 0 for positive definite factors."""
+    grad = gradient((), 4, 6, has_bias=False, seed=seed % 1000)
+    before = grad.weight.clone()
+    precondition_(factor(4, window, seed), grad, factor(6, window, seed + 1), rescale=False)
+    assert (before * grad.weight).sum() > 0
