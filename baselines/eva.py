@@ -78,9 +78,9 @@ class Eva(StackedMethod):
         # m <- factor_decay m + (1 - factor_decay) m_batch for both means; the first batch's enter unweighted.
         batches = state["batches"]
         accept = torch.ones_like(batches, dtype=torch.bool) if accept is None else accept
-        old = self.factor_decay * (batches > 0).to(captured.x.dtype)[..., None]
+        new = 1 - self.factor_decay * (batches > 0).to(captured.x.dtype)[..., None]
         for side, total in (("left", captured.g), ("right", captured.x)):
-            mean = old * state[side] + (1 - old) * total / captured.number[..., None]
+            mean = state[side].lerp(total / captured.number[..., None], new)
             state[side].copy_(torch.where(accept[..., None], mean, state[side]))
         batches.add_(accept)
 

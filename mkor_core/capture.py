@@ -27,6 +27,7 @@ from mkor_core.reductions import (
     Parts,
     PendingSums,
     Taken,
+    Vectors,
     add_parts,
     first_examples,
     gradient_sum,
@@ -207,6 +208,7 @@ class Capture(Hooks[PendingSums]):
         self._rank, self._world = shard
         self._grad_scale = grad_scale
         self._last_sum: _LastSum | None = None
+        self._vectors = Vectors(sum(layer.d_w + 1 for layer in layers.values()))
         self._ghosts: dict[str, Ghosts] = {}
         self._next_number = -1
         self._traced_scale: Tensor | None = None
@@ -227,6 +229,7 @@ class Capture(Hooks[PendingSums]):
     @override
     def drop(self) -> None:
         super().drop()
+        self._vectors.clear()
         self._number_next(0)
         if self._statistic.clamp is not None and (scale := self._grad_scale()) is not None:
             # For compiled graphs, which cannot call it. A GradScaler changes its tensor in place.
@@ -333,11 +336,12 @@ class Capture(Hooks[PendingSums]):
             return batch.to(dtype)
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
+        vectors = None if torch.compiler.is_compiling() else self._vectors
         if isinstance(taken, Tensor) or torch.compiler.is_compiling() or layer.is_convolution or limit is not None:
-            return input_vector(layer, batch, locations, limit, taken)
+            return input_vector(layer, batch, locations, limit, taken, vectors)
         last = self._last_sum
         if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
-            vector = input_vector(layer, batch, locations, taken=taken)
+            vector = input_vector(layer, batch, locations, taken=taken, vectors=self._vectors)
             last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         return last.vector
 

@@ -34,6 +34,28 @@ class PendingSums:
             self.batch = {}
 
 
+class Vectors:
+    """Vectors of one number, cut from buffers of many: one kernel fills them all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+    def cut(self, length: int, number: float, like: Tensor) -> Tensor:
+        """Return a vector ``[length]`` of ``number``, in `wide_dtype` and on the device of ``like``."""
+        dtype = wide_dtype(like.dtype)
+        key = (number, dtype, like.device)
+        free = self._free.get(key)
+        if free is None or len(free) < length:
+            free = torch.full((max(self._size, length),), number, dtype=dtype, device=like.device)
+        vector, self._free[key] = free[:length], free[length:]
+        return vector
+
+    def clear(self) -> None:
+        """Forget the buffers."""
+        self._free = {}
+
+
 def average_locations(rows: Tensor, locations: int) -> Tensor:
     """Return the mean of each example's rows: ``[examples * locations, d]`` -> ``[examples, d]``."""
     return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
@@ -52,7 +74,12 @@ def first_examples(tensor: Tensor, taken: Taken) -> Tensor:
 
 
 def input_vector(
-    layer: Layer, inputs: Tensor, locations: int, limit: float | None = None, taken: Taken = None
+    layer: Layer,
+    inputs: Tensor,
+    locations: int,
+    limit: float | None = None,
+    taken: Taken = None,
+    vectors: Vectors | None = None,
 ) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
 
@@ -62,6 +89,7 @@ def input_vector(
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
         taken: the examples that count.
+        vectors: where the result is cut from; None for a tensor of its own.
 
     Returns:
         ``[d_w + 1]`` with the number of rows for a Linear, ``[d_w + 2]`` with the numbers of examples and of rows for a
@@ -69,7 +97,10 @@ def input_vector(
     """
     inputs = first_examples(inputs, taken)
     number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
-    vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
+    if vectors is None:
+        vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
+    else:
+        vector = vectors.cut(d_w + 1, number, inputs)
     if isinstance(taken, Tensor):
         vector[d_w:] = taken.sum() * (number // len(taken))
     if limit is not None:
@@ -92,7 +123,8 @@ def gradient_sum(layer: Layer, grad: Tensor, locations: int, limit: Tensor | flo
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
     """
     if limit is None:
-        return layer.gradient_sum(grad) / locations
+        total = layer.gradient_sum(grad)
+        return total if locations == 1 else total / locations
     rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
     return rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
 

@@ -284,14 +284,14 @@ class StackedEngine:
 
 def _joined(stack: Stack, statistics: Mapping[str, Sums], scale: Tensor | None) -> Captured:
     """Return a stack's statistics ``[L, ...]``, zeros for the layers without any; scale: that of the gradients."""
-    known = next(statistics[layer.name] for layer in stack.layers if layer.name in statistics)
-    blank = Sums(
-        torch.zeros_like(known.x),
-        None if known.g is None else torch.zeros_like(known.g),
-        torch.zeros_like(known.number),
-        known.locations,
-    )
-    sums = [statistics.get(layer.name, blank) for layer in stack.layers]
+    known = [statistics.get(layer.name) for layer in stack.layers]
+    sums = [one for one in known if one is not None]
+    if len(sums) < len(known):
+        x, g, number, locations = sums[0]
+        blank = Sums(
+            torch.zeros_like(x), None if g is None else torch.zeros_like(g), torch.zeros_like(number), locations
+        )
+        sums = [blank if one is None else one for one in known]
     x, number = torch.stack([one.x for one in sums]), torch.stack([one.number for one in sums])
     if all(one.g is None for one in sums) and not any(isinstance(one.locations, Tensor) for one in sums):
         g = _biases(stack.layers, x.dtype) if scale is None else _biases(stack.layers, x.dtype) / scale
