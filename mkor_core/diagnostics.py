@@ -20,6 +20,7 @@ from mkor_core.losses import Deferred
 logger = logging.getLogger(__name__)
 
 NO_STATISTICS = "have a gradient but no statistics in a step that updates the factors; they keep what they had"
+NOISE = "have a mean gradient row that is zero or rounding noise, which does not update their left factor"
 NOT_FINITE = "have statistics that are not finite, which are left out"
 DECOMPOSITION = "keep what they had, because a decomposition failed"
 OTHER_WEIGHT = "are left to the base optimizer: their weight or bias has become complex or a function of others"
@@ -33,7 +34,8 @@ class Diagnostics:
         self._method = method
         self._reported: set[tuple[str, str]] = set()
         self._warned_of_evaluation = False
-        self._finite: tuple[list[str], Deferred] | None = None
+        self._flags: dict[str, tuple[list[str], Deferred]] = {}
+        """What `settle` is to report, each with layers and flags on their way to the host."""
 
     def report(self, what: str, layers: Iterable[str]) -> None:
         """Log the layers for which this has not been reported."""
@@ -92,15 +94,14 @@ class Diagnostics:
                 stacklevel=2,
             )
 
-    def note_finite(self, layers: Sequence[str], finite: Sequence[Tensor]) -> None:
-        """Take boolean device tensors that, joined, say whether layers' statistics are finite, for `settle`."""
-        self.settle()
-        if finite and not any(flags.is_meta for flags in finite):
-            self._finite = [*layers], Deferred(torch.cat([flags.reshape(-1).to(finite[0].device) for flags in finite]))
+    def note(self, what: str, layers: Sequence[str], flags: Sequence[Tensor]) -> None:
+        """Take boolean device tensors that, joined, say for which layers `settle` is to report something."""
+        if flags and not any(part.is_meta for part in flags):
+            joined = torch.cat([part.reshape(-1).to(flags[0].device) for part in flags])
+            self._flags[what] = [*layers], Deferred(joined)
 
     def settle(self) -> None:
-        """Report the layers whose last statistics were not finite."""
-        if self._finite is not None:
-            names, flags = self._finite[0], self._finite[1].on_host().tolist()
-            self._finite = None
-            self.report(NOT_FINITE, [name for name, finite in zip(names, flags, strict=True) if not finite])
+        """Report what was noted in the last update."""
+        for what, (layers, flags) in self._flags.items():
+            self.report(what, [layer for layer, flag in zip(layers, flags.on_host().tolist(), strict=True) if flag])
+        self._flags = {}

@@ -12,7 +12,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.capture import Sums
-from mkor_core.diagnostics import Diagnostics
+from mkor_core.diagnostics import NOT_FINITE, Diagnostics
 from mkor_core.layer import Layer
 from mkor_core.method import LayerState, LearningRate, Method, Update
 from mkor_core.sharing import Sharing
@@ -155,8 +155,9 @@ class LayerwiseEngine:
                 if self._states.change(name, accept, accumulate):
                     counted[name] = accept
             # A step that the optimizer skips may have infinite statistics.
-            flags = [flag if will_step is None else flag | ~will_step for flag in finite.values()]
-            self._diagnostics.note_finite([*finite], flags)
+            wrong = [~flag if will_step is None else ~flag & will_step for flag in finite.values()]
+            self._diagnostics.settle()
+            self._diagnostics.note(NOT_FINITE, [*finite], wrong)
         return counted
 
     def _refresh(self, due: Mapping[str, Tensor | None], step: int) -> None:

@@ -257,6 +257,10 @@ class StackedMethod(Method):
             host: what `host_inputs` returned after the last refresh, on the host; None to compute it here.
         """
 
+    def noise(self, state: LayerState) -> Tensor | None:
+        """Return for which layers the last update left out a vector as rounding noise, ``[...]``; None for none."""
+        return None
+
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the tensors that the refresh after that of a step wants on the host.
 

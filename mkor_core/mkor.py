@@ -164,6 +164,10 @@ class MKOR(StackedMethod):
             stored.copy_(new if accept is None else torch.where(accept[..., None, None], new, stored))
 
     @override
+    def noise(self, state: LayerState) -> Tensor | None:
+        return None if self.gradient_norm is None else ~state["left_vectors"].any(-1).any(-1)
+
+    @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the gram matrices of full windows, whose eigenpairs the host computes."""
         return self._grams(state, step // self.inverse_update_period + 1)

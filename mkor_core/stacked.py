@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mkor_core.capture import Captured, Sums
-from mkor_core.diagnostics import Diagnostics
+from mkor_core.diagnostics import NOISE, NOT_FINITE, Diagnostics
 from mkor_core.kl_clip import clip_factor, split_rates
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.losses import Deferred
@@ -119,15 +119,17 @@ class StackedEngine:
         if not statistics:
             return False
         with self._phases("factor"):
-            finite: list[Tensor] = []
-            names: list[str] = []
-            for stack in self._ensure(layers):
-                with_statistics = [layer.name for layer in stack.layers if layer.name in statistics]
-                if with_statistics:
-                    flags = self._update_stack(stack, statistics, step, will_step, scale)
-                    names += [layer.name for layer in stack.layers]
-                    finite.append(flags if will_step is None else flags | ~will_step)
-            self._diagnostics.note_finite(names, finite)
+            updated = [
+                stack for stack in self._ensure(layers) if any(layer.name in statistics for layer in stack.layers)
+            ]
+            wrong = [~self._update_stack(stack, statistics, step, will_step, scale) for stack in updated]
+            if will_step is not None:
+                wrong = [flags & will_step for flags in wrong]
+            names = [layer.name for stack in updated for layer in stack.layers]
+            self._diagnostics.settle()
+            self._diagnostics.note(NOT_FINITE, names, wrong)
+            noise = [flags for stack in updated if (flags := self._method.noise(stack.state)) is not None]
+            self._diagnostics.note(NOISE, names, noise)
         return True
 
     def precondition(self, layers: Sequence[Layer], rates: Sequence[LearningRate], scale: Tensor | None) -> None:
@@ -317,7 +319,7 @@ def _gradient_norms(stack: Stack) -> Tensor:
 
 def _units(stack: Stack, layers: Sequence[Layer]) -> Iterable[Unit]:
     """Yield the gradients of a stack's layers: one layer at a time on a CPU, together elsewhere."""
-    if stack.kind.device.type == "cpu":
+    if _goes_alone(stack.kind.device):
         indices = {layer.name: index for index, layer in enumerate(stack.layers)}
         for layer in layers:
             yield Unit([layer], stack.state_of(indices[layer.name]), Gradient(*layer.split_gradient()))
@@ -331,6 +333,11 @@ def _units(stack: Stack, layers: Sequence[Layer]) -> Iterable[Unit]:
     if stack.kind.has_bias:
         bias = _biases(layers, dtype)
     yield Unit(layers, stack.state_for(layers), Gradient(weight, bias))
+
+
+def _goes_alone(device: torch.device) -> bool:
+    """Return whether each layer is preconditioned in its own gradient."""
+    return device.type == "cpu"
 
 
 def _write_back(unit: Unit) -> None:

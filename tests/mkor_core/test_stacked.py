@@ -1,0 +1,192 @@
+"""The engine of stacked methods. Truth: the same training layer by layer, and layers that are alone in their stack."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines import Eva
+from mkor_core import MKOR, Preconditioner, stacked
+from mkor_core.method import StackedMethod
+from workflow.bench import workloads
+
+METHODS: list[StackedMethod] = [
+    MKOR(inverse_update_period=2),
+    MKOR(inverse_update_period=1, window=4),
+    MKOR(inverse_update_period=1, window=3, update_rule="released"),
+    MKOR(inverse_update_period=2, sides="input", window=2),
+    MKOR(inverse_update_period=2, sides="input", rescale=False),
+    MKOR(inverse_update_period=2, gradient_norm=3.0),
+    MKOR(inverse_update_period=2, rank=2),
+    Eva(),
+    Eva(kl_clip=None),
+]
+
+
+class Mixed(nn.Module):
+    """Stacks of three, two and one layers, with and without biases, and a layer that only even steps use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.convolution = nn.Conv2d(1, 2, 2, stride=2)
+        self.linears = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.without_bias = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(2))
+        self.head = nn.Linear(8, 3)
+
+    def forward(self, inputs: Tensor, step: int) -> Tensor:
+        hidden = torch.tanh(self.convolution(inputs).flatten(1))
+        layers = [*self.linears, *self.without_bias]
+        for layer in layers if step % 2 == 0 else layers[1:]:
+            hidden = torch.tanh(layer(hidden))
+        output: Tensor = self.head(hidden)
+        return output
+
+
+def trained(
+    method: StackedMethod, steps: int = 7, dtype: torch.dtype = torch.float64, frozen: str = ""
+) -> tuple[list[Tensor], Preconditioner]:
+    model = Mixed().to(dtype)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not frozen or not name.startswith(frozen))
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.02, momentum=0.9)
+    preconditioner = Preconditioner(model, method, grad_scale=4.0).attach(optimizer)
+    generator = torch.Generator().manual_seed(1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        inputs = torch.randn(6, 1, 4, 4, generator=generator, dtype=torch.float64).to(dtype) + 0.3
+        (4 * model(inputs, step).square().mean()).backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.div_(4)
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()], preconditioner
+
+
+@pytest.mark.parametrize("frozen", ["", "linears.1"])
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
+    """On a GPU the gradients of a stack are gathered; on a CPU each layer is preconditioned in place."""
+    alone, _ = trained(method, frozen=frozen)
+    monkeypatch.setattr(stacked, "_goes_alone", lambda device: False)
+    together, _ = trained(method, frozen=frozen)
+    assert_close(together, alone, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_any_precision_and_layout_are_written_back(dtype, together, monkeypatch):
+    """A bfloat16 gradient, or one in channels_last, is no view of what is preconditioned."""
+    monkeypatch.setattr(stacked, "_goes_alone", lambda device: not together)
+    torch.manual_seed(0)
+    model = nn.Conv2d(4, 6, 3).to(dtype).to(memory_format=torch.channels_last)
+    truth = nn.Conv2d(4, 6, 3)
+    truth.load_state_dict(model.state_dict())
+    inputs = torch.randn(5, 4, 6, 6)
+    for network, x in ((model, inputs.to(dtype).to(memory_format=torch.channels_last)), (truth, inputs)):
+        preconditioner = Preconditioner(network, MKOR(inverse_update_period=1))
+        network(x).square().mean().backward()
+        preconditioner.step()
+    tolerance = 1e-5 if dtype == torch.float32 else 0.03
+    for given, expected in zip(model.parameters(), truth.parameters(), strict=True):
+        assert given.grad.dtype == dtype
+        scale = float(expected.grad.abs().max())
+        assert_close(given.grad.float(), expected.grad, rtol=tolerance, atol=tolerance * scale)
+
+
+def test_a_layer_that_starts_later_joins_its_stack():
+    """A layer that was frozen, and one that has moved to another precision, keep what is theirs."""
+    model = nn.ModuleList(nn.Linear(3, 3) for _ in range(2)).double()
+    model[1].requires_grad_(False)
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+
+    def step() -> dict[str, dict[str, Tensor]]:
+        model.zero_grad()
+        for layer in model:
+            layer(torch.eye(3, dtype=layer.weight.dtype)).square().sum().backward() if layer.weight.requires_grad else 0
+        preconditioner.step()
+        return preconditioner.state_dict()["layers"]
+
+    assert list(step()) == ["0"]
+    first = {key: tensor.clone() for key, tensor in step()["0"].items()}
+    model[1].requires_grad_(True)
+    after = step()
+    assert list(after) == ["0", "1"]
+    assert [int(state["updates"]) for state in after.values()] == [3, 1]
+    assert first["updates"] == 2
+    model[0].float()
+    assert [state["left"].dtype for state in step().values()] == [torch.float32, torch.float64]
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_what_the_host_computes_ahead_changes_nothing(window, monkeypatch):
+    """Gram matrices are requested after an update for the next one; a loaded state computes them when it needs them."""
+    method = MKOR(inverse_update_period=1, window=window)
+    ahead, _ = trained(method, 9)
+    monkeypatch.setattr(MKOR, "host_inputs", lambda self, state, step: {})
+    monkeypatch.setattr(stacked, "_on_host", lambda value: pytest.fail("nothing was requested"))
+    original = MKOR.refresh
+    monkeypatch.setattr(
+        MKOR, "refresh", lambda self, state, step, a=None, w=None, host=None: original(self, state, step, a, w)
+    )
+    assert_close(trained(method, 9)[0], ahead, rtol=0, atol=0)
+
+
+def test_a_side_without_a_factor_has_no_state_and_the_other_acts_alone():
+    _, both = trained(MKOR(inverse_update_period=1))
+    _, one = trained(MKOR(inverse_update_period=1, sides="input"))
+    assert {key for key in both.memory_by_tensor() if key.startswith("left")}
+    assert not {key for key in one.memory_by_tensor() if key.startswith("left")}
+    assert one.memory_by_tensor()["right"] == both.memory_by_tensor()["right"]
+
+
+def test_a_mean_gradient_that_is_noise_updates_no_factor_and_is_named(caplog):
+    """A batch normalization removes the mean gradient of the layer before it, up to rounding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Tanh(), nn.Linear(5, 4))
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, gradient_norm=3.0))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            model.zero_grad()
+            (model(torch.randn(32, 6)) - 1).square().mean().backward()
+            preconditioner.step()
+        layers = preconditioner.state_dict()["layers"]
+    assert not layers["0"]["left_vectors"].any()
+    off_diagonal = layers["0"]["left"] - torch.diag(layers["0"]["left"].diagonal())
+    assert not off_diagonal.any()
+    assert_close(torch.linalg.vector_norm(layers["3"]["left_vectors"]), torch.tensor(3.0))
+    (message,) = [record.getMessage() for record in caplog.records if "rounding noise" in record.getMessage()]
+    assert "layers '0' have" in message
+
+
+def directions(window: int, steps: int) -> list[float]:
+    """1 - cos of the update with a window against that with dense factors, in training of the autoencoder of digits."""
+    workload = workloads.create("autoencoder", batch_size=128)
+    model = workload.model(seed=0)
+    options: dict[str, Any] = {"inverse_update_period": 10}
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    dense, windowed = (Preconditioner(model, MKOR(**options, **more)) for more in ({}, {"window": window}))
+    found = []
+    for step, batch in zip(range(steps), workload.batches(seed=0), strict=False):
+        optimizer.zero_grad()
+        workload.loss(model, batch).backward()
+        plain = [parameter.grad.clone() for parameter in model.parameters()]
+        windowed.step()
+        other = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        for parameter, grad in zip(model.parameters(), plain, strict=True):
+            parameter.grad.copy_(grad)
+        dense.step()
+        update = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        if step >= 50:  # the window has been truncated
+            found.append(1 - float(torch.cosine_similarity(update.double(), other.double(), dim=0)))
+        optimizer.step()
+    return found
+
+
+def test_a_window_of_four_preconditions_as_the_dense_factor():
+    assert max(directions(4, 150)) < 1e-3
