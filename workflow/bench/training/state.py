@@ -155,6 +155,7 @@ class TrainingState:
         account.bytes_sent = {name: before.get(name, 0) + sent.get(name, 0) for name in sorted({*before, *sent})}
         if self._parts.preconditioner is not None:
             account.switch_step = self._parts.preconditioner.switch_step
+            account.matmul_precision = self._parts.preconditioner.precision
 
     def close(self) -> None:
         """Close metrics.csv."""

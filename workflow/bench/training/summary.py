@@ -34,6 +34,8 @@ class Account:
     peak_memory_bytes: int = 0
     bytes_sent: dict[str, int] = field(default_factory=dict)
     """Bytes by collective."""
+    matmul_precision: str | None = None
+    """The precision of the preconditioner's matrix products, in torch's words; None without a preconditioner."""
     switch_step: int | None = None
     """The step at which MKOR-H switched to its base optimizer; None if it did not."""
     nanoseconds: dict[str, int] = field(default_factory=dict)
