@@ -78,7 +78,7 @@ def test_measured_and_modeled_rows():
     assert {row.optimizer for row in steps} == {"sgd", "mkor", "kaisa"}
     assert all(row.value > 0 for row in steps)
     assert all(row.batch == 16 // row.workers for row in steps)
-    # Truth: 64-6-4-6-64 with biases: inputs 65 + 7 + 5 + 7, and a count a layer. The biases' gradients are the outputs'.
+    # Truth: 64-6-4-6-64 with biases: inputs 65 + 7 + 5 + 7, and a count a layer; outputs are known from the biases.
     sent = {(row.optimizer, row.collective): row.value for row in rows if row.quantity == "sent_bytes"}
     assert sent["mkor", "all_reduce"] == 4 * (84 + 4)
     triangles = sum(d * (d + 1) // 2 for d in (65, 7, 5, 7, 6, 4, 6, 64))
