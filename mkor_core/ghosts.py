@@ -37,14 +37,13 @@ class Ghosts:
 
     def fit(self, weight: Tensor) -> bool:
         """Return whether a weight still has the device and precision of the leaves."""
-        return all(_fits(leaf, weight) for leaf in self._leaves.values())
+        dtype = wide_dtype(weight.dtype)
+        return all(leaf.device == weight.device and leaf.dtype == dtype for leaf in self._leaves.values())
 
     def attach(self, output: Tensor, reduce: Reduce, kept: tuple[Tensor | None, ...]) -> Tensor:
         """Return the output, through which the backward pass brings ``reduce(gradient, *kept)`` to the leaves."""
-        leaves = [
-            leaf if _fits(leaf, output) else leaf.to(output.device, wide_dtype(output.dtype))
-            for leaf in self._leaves.values()
-        ]
+        # The model may have moved since the leaves were made.
+        leaves = [leaf.to(output.device) for leaf in self._leaves.values()]
         attached: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
             output, reduce, tuple(self._leaves), len(kept), *kept, *leaves
         )
@@ -55,10 +54,6 @@ def _leaf(shape: tuple[int, ...], weight: Tensor) -> Tensor:
     # One number in memory, whatever the shape.
     zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
     return zero.expand(shape).requires_grad_()
-
-
-def _fits(leaf: Tensor, other: Tensor) -> bool:
-    return leaf.device == other.device and leaf.dtype == wide_dtype(other.dtype)
 
 
 class _Attach(torch.autograd.Function):

@@ -85,6 +85,7 @@ class Hooks(ABC, Generic[Pending]):
 
     def remove(self) -> None:
         """Remove the hooks from the model and forget everything."""
+        self.enabled = False  # for graphs that were compiled with them
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -90,7 +90,7 @@ def train(method: Method, *, compiles: bool = False, checkpoints: bool = False) 
     model = Network()
     forward: Callable[[Tensor], Tensor] = model.checkpointed if checkpoints else model
     compiled = Compiled(forward)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)  # doubles its scale in every step
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     Preconditioner(model, method, accumulation_steps=2, grad_scale=scaler).attach(optimizer)
     for step in range(STEPS):
@@ -160,6 +160,9 @@ def test_passes_of_a_compiled_model_count_as_those_of_the_plain_one():
     torch.autograd.grad(compiled(inputs).sum(), [*model.parameters()])
     compiled(inputs).sum().backward(inputs=[inputs])
     assert hooks.reached == frozenset()
+    hooks.remove()
+    add(2)
+    assert hooks.reached == frozenset()
 
 
 def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_capture_nothing():
@@ -167,6 +170,7 @@ def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_captur
     hooks = capture(model, MEAN)
     moved = {name: (parameter.detach() * 1.1).requires_grad_() for name, parameter in model.named_parameters()}
     Compiled(lambda inputs: functional_call(model, moved, (inputs,)))(rows(0, 6)).sum().backward()
+    assert hooks.reached == frozenset()
     Compiled(model.eval())(rows(0, 6)).sum().backward()
     assert hooks.reached == frozenset()
 
@@ -203,6 +207,22 @@ def test_the_batch_size_of_a_compiled_model_may_vary():
         assert_close(sums.x[:5], rows(0, examples)[:5].sum(0))
         model.zero_grad()
     assert compiled.graphs == 2
+
+
+def test_the_limit_of_clamped_rows_follows_the_loss_scale_in_a_compiled_model():
+    """As a GradScaler changes it, in place, between two steps. Truth: the model that is not compiled."""
+    results: list[list[Sums]] = []
+    for compiles in (False, True):
+        model, scale = linear(bias=False), torch.tensor(8.0)
+        hooks = capture(model, MEAN.clamped(0.1), grad_scale=lambda scale=scale: scale)
+        forward = Compiled(model) if compiles else model
+        results.append([])
+        for step in range(3):
+            (forward(rows(step, 6)).square().mean() * scale).backward()
+            results[-1].append(hooks.take()["0"])
+            model.zero_grad()
+            scale.mul_(2)
+    assert_close(results[1], results[0])
 
 
 def test_moments_of_a_compiled_model_are_reduced_in_full_precision_inside_autocast():
