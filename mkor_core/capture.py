@@ -233,7 +233,8 @@ class Capture(Hooks[PendingSums]):
         self._number_next(0)
         if self._statistic.clamp is not None and (scale := self._grad_scale()) is not None:
             # For compiled graphs, which cannot call it. A GradScaler changes its tensor in place.
-            scale = scale if isinstance(scale, Tensor) else self._any_weight().new_tensor(scale, dtype=torch.float32)
+            if not isinstance(scale, Tensor):
+                scale = torch.full((), scale, dtype=torch.float32, device=self._any_weight().device)
             self._traced_scale = scale.view(1)
         for handle in self._weight_handles.values():
             handle.remove()

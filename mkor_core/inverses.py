@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mkor_core import linalg
+from mkor_core.transfers import upload
 
 UpdateRule = Literal["published", "sherman_morrison", "released"]
 """A2, A3 and A4 of ALGORITHMS.md."""
@@ -166,7 +167,7 @@ class WindowedInverse(NamedTuple):
         that is still on the device is copied, which does make it wait.
         """
         on_host = (gram if gram.is_meta else gram.cpu()).nan_to_num(0, 0, 0)
-        values, vectors = (part.to(self.rows.device, non_blocking=True) for part in torch.linalg.eigh(on_host))
+        values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
         new = linalg.truncated(self.rows, self.weights, values, vectors, self._sizes()[1])
         for tensor, value in zip((self.rows, self.weights, self.dropped), new, strict=True):
             tensor.copy_(torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor))

@@ -77,8 +77,13 @@ def _joined(rates: Sequence[Tensor | float], like: Tensor) -> Tensor | float:
     first = rates[0]
     if not any(isinstance(rate, Tensor) for rate in rates) and all(rate == first for rate in rates):
         return first
-    numbers = [torch.as_tensor(rate, dtype=like.dtype) for rate in rates]
-    return torch.stack([number.to(like.device, non_blocking=True) for number in numbers]).view(like.shape)
+    numbers = [
+        rate.to(like.device, like.dtype, non_blocking=True)
+        if isinstance(rate, Tensor)
+        else torch.full((), rate, dtype=like.dtype, device=like.device)
+        for rate in rates
+    ]
+    return torch.stack(numbers).view(like.shape)
 
 
 def known(rate: LearningRate) -> Tensor | float:

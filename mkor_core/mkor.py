@@ -16,6 +16,7 @@ from mkor_core.inverses import DenseInverse, Inverse, Rule, WindowedInverse
 from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
 from mkor_core.products import Gradient, precondition_
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
+from mkor_core.transfers import upload
 
 RELEASED_CLAMP = 100.0
 """Limit on the magnitude of row entries before their mean, in the released code (A4)."""
@@ -270,7 +271,7 @@ class MKOR(StackedMethod):
         """Return the range finder's orthonormal random matrix Omega ``[d, k]`` for a tensor ``[d, ...]``."""
         dimension = like.shape[0]
         matrix = linalg.test_matrix(dimension, self._sketch_width(dimension), step)
-        return matrix.to(like.device, like.dtype)
+        return upload(matrix.to(like.dtype), like.device)
 
 
 def _wide(state: LayerState) -> torch.dtype:

@@ -11,9 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from baselines import KAISA, build
+from baselines import KAISA, Eva, build
 from benchmarks.counting import META, Counting
-from mkor_core import Preconditioner
+from mkor_core import MKOR, Preconditioner
 from mkor_core.losses import LossHistory
 from mkor_core.transfers import upload
 
@@ -64,11 +64,12 @@ def one_of_64_ranks() -> Iterator[None]:
         ("eva", {}, 0),
         ("kaisa", {"compute_method": "inverse"}, 0),
         ("hylo", {}, 1),
+        ("mkor", {"rank": 2}, 12),
     ],
     ids=str,
 )
 def test_ranks_exchange_statistics_without_a_wait(name, options, waits):
-    """But for HyLo's numbers of rows: those of all layers, read at once."""
+    """But for HyLo's numbers of rows, read at once for all layers, and two decompositions of each sketch at rank 2."""
     model = nn.Sequential(*[nn.Linear(5, 5) for _ in range(3)]).to(META)
     optimizer, preconditioner = build(name, model, {"lr": 0.1, **options})
     assert preconditioner is not None
@@ -94,12 +95,25 @@ def test_a_step_without_a_loss_is_noted_without_a_wait():
     assert counts.waits == 0
 
 
-def test_different_rates_of_weight_and_bias_are_no_wait():
+@pytest.mark.parametrize("method", [KAISA(), Eva()], ids=str)
+def test_different_rates_are_no_wait(method):
+    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(META)
+    optimizer = torch.optim.SGD(
+        [{"params": [parameter], "lr": 0.1 * number} for number, parameter in enumerate(model.parameters(), 1)]
+    )
+    Preconditioner(model, method).attach(optimizer)
+    for _ in range(2):  # the first step of KAISA decomposes
+        with Counting() as counts:
+            model(torch.empty(4, 3, device=META)).square().mean().backward()
+            optimizer.step()
+    assert counts.waits == 0, counts.by_operator
+
+
+def test_a_fixed_scale_of_clamped_rows_is_no_wait():
     layer = nn.Linear(3, 2).to(META)
-    optimizer = torch.optim.SGD([{"params": [layer.weight], "lr": 0.1}, {"params": [layer.bias], "lr": 0.2}])
-    Preconditioner(layer, KAISA()).attach(optimizer)
-    for _ in range(2):  # the first step decomposes
+    preconditioner = Preconditioner(layer, MKOR(update_rule="released", inverse_update_period=1), grad_scale=8.0)
+    for _ in range(2):
         with Counting() as counts:
             layer(torch.empty(4, 3, device=META)).square().mean().backward()
-            optimizer.step()
+            preconditioner.step()
     assert counts.waits == 0, counts.by_operator
