@@ -293,6 +293,8 @@ class Capture(Hooks[PendingSums]):
         kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
         def reduce(grad: Tensor, kept: Tensor, taken: Tensor | None, scale: Tensor | None) -> Parts:
+            if grad.numel() == 0:  # an empty micro-batch
+                return {}
             with torch.no_grad(), autograd.without_autocast(grad.device):
                 return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale)
 

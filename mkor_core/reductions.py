@@ -29,8 +29,8 @@ class PendingSums:
         """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
         if self.batch:
             rows = self.batch["number"]
-            x, g = (self.batch[side] / rows.clamp(min=1) for side in "xg")
-            add_parts(self.total, {"x": x, "g": g, "number": rows.clamp(max=1)})
+            x, g = (self.batch[side] / rows for side in "xg")
+            add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
             self.batch = {}
 
 
@@ -142,4 +142,7 @@ def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts
         bordered[-1, :-1] = bordered[:-1, -1] = x.sum(0)
         bordered[-1, -1:] = number
         moment = bordered
-    return {"x": moment / locations**2, "g": (g.T @ g) / locations**2, "number": number}
+    gradients = g.T @ g
+    if locations != 1:
+        moment, gradients = moment / locations**2, gradients / locations**2
+    return {"x": moment, "g": gradients, "number": number}

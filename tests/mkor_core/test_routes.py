@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Statistic, Sums, mean_locations
 from mkor_core.layer import Layer
-from mkor_core.reductions import PendingSums
 from mkor_core.row_capture import RowCapture
 from tests.support import reference
 
@@ -130,14 +129,6 @@ def test_without_rows_the_mean_locations_are_one():
     zero = torch.tensor(0.0)
     assert mean_locations(zero, zero) == 1
     assert Sums(torch.zeros(3), None, zero, mean_locations(zero, zero)).complete(torch.zeros(2)).is_finite()
-
-
-def test_moments_of_a_micro_batch_without_rows_do_not_count():
-    pending = PendingSums()
-    for rows in (0.0, 2.0):
-        pending.batch = {"x": torch.full((2, 2), rows), "g": torch.full((1, 1), rows), "number": torch.tensor([rows])}
-        pending.close_micro_batch()
-    assert_close(pending.total, {"x": torch.ones(2, 2), "g": torch.ones(1, 1), "number": torch.ones(1)})
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
