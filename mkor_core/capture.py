@@ -258,8 +258,7 @@ class Capture(Hooks[PendingSums]):
         examples = self._examples_taken(layer.batch_size(inputs))
         call = _Call(layer, locations, self._statistic.sums_gradients(layer))
         kept = self._kept(call, inputs, dtype, examples)
-        added: PendingSums | None = None
-        """The step's sums to which this call has been added."""
+        added: PendingSums | None = None  # the step's sums to which this call has been added
 
         def add(grad: Tensor) -> None:
             nonlocal added
