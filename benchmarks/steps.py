@@ -13,7 +13,7 @@ has equal rows). Columns:
 - of_sgd, of_adamw, of_forward_backward (each with _low and _high): ratios of ms to a step of torch's foreach SGD with
   momentum, to one of torch's fused AdamW, and to a forward and backward pass of the block on a true batch.
 - of_reference, reference: the ratio to another contender: the control's to SGD, dense MKOR's to its two matrix products
-  alone, a factor's update to a matrix-vector product and an outer product on the same matrix (block ``factor``).
+  alone, a factor's update to a matrix-vector product and an outer product on such a matrix (block ``factor``).
 - slope: the exponent of ms over the widths, in the rows of the largest one.
 - state_bytes; rounds; note: why an optimizer was left out; device, hardware, threads, torch, code_fingerprint,
   git_commit.
