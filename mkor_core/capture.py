@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from mkor_core import autograd
-from mkor_core.ghosts import Ghosts
+from mkor_core.ghosts import Ghosts, GraphNumbers
 from mkor_core.hooks import Hooks, is_dense
 from mkor_core.layer import Layer
 from mkor_core.reductions import (
@@ -210,8 +210,7 @@ class Capture(Hooks[PendingSums]):
         self._last_sum: _LastSum | None = None
         self._vectors = Vectors(sum(layer.d_w + 1 for layer in layers.values()))
         self._ghosts: dict[str, Ghosts] = {}
-        self._next_number = -1
-        self._traced_scale: Tensor | None = None
+        self._graph_numbers = GraphNumbers()
         self._weight_handles: dict[str, RemovableHandle] = {}
         divides_batch = statistic.clamp is not None or statistic.examples is not None
         super().__init__(layers, micro_batches=micro_batches, divides_batch=divides_batch, phases=phases)
@@ -230,12 +229,9 @@ class Capture(Hooks[PendingSums]):
     def drop(self) -> None:
         super().drop()
         self._vectors.clear()
-        self._number_next(0)
-        if self._statistic.clamp is not None and (scale := self._grad_scale()) is not None:
-            # For compiled graphs, which cannot call it. A GradScaler changes its tensor in place.
-            if not isinstance(scale, Tensor):
-                scale = torch.full((), scale, dtype=torch.float32, device=self._any_weight().device)
-            self._traced_scale = scale.view(1)
+        self._graph_numbers.set_micro_batch(0, self._any_weight())
+        if self._statistic.clamp is not None:  # graphs cannot call it
+            self._graph_numbers.set_loss_scale(self._grad_scale(), self._any_weight())
         for handle in self._weight_handles.values():
             handle.remove()
         self._weight_handles = {}
@@ -287,7 +283,7 @@ class Capture(Hooks[PendingSums]):
             return None
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad):
             return None
-        taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._traced_scale
+        taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._graph_numbers.loss_scale
         call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer))
         kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
@@ -303,7 +299,7 @@ class Capture(Hooks[PendingSums]):
         """Take one of a layer's sums from a backward pass of a compiled graph."""
         with torch.no_grad():
             self._enter_micro_batch(compiled=True)
-            self._number_next((self._micro_batch + 1) % self._micro_batches)
+            self._graph_numbers.set_micro_batch((self._micro_batch + 1) % self._micro_batches, value)
             pending = self._pending.setdefault(layer.name, PendingSums())
             weight = layer.weight
             if weight is not None and layer.name not in self._weight_handles:
@@ -314,13 +310,6 @@ class Capture(Hooks[PendingSums]):
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
-
-    def _number_next(self, micro_batch: int) -> None:
-        """Tell compiled graphs, by a tensor, which micro-batch of the step comes next."""
-        if self._statistic.examples is not None and micro_batch != self._next_number:
-            self._next_number = micro_batch
-            # A new tensor: a graph that awaits its backward pass may hold the old one.
-            self._next_micro_batch = torch.full((1,), micro_batch, device=self._any_weight().device)
 
     def _add(self, pending: PendingSums, parts: Parts) -> None:
         is_moment = self._statistic.kind == "moment"
@@ -376,14 +365,11 @@ class Capture(Hooks[PendingSums]):
         return min(max(self._statistic.examples - first, 0), batch)
 
     def _taken_on_device(self, batch: int, device: torch.device) -> Tensor | None:
-        """Return for each of the first examples of a micro-batch whether it is among the global batch's first ones.
-
-        The number of the micro-batch is on the device: a graph would be compiled anew for each number of Python's.
-        """
-        examples = self._statistic.examples
-        if examples is None:
+        """Return for each of the first examples of a micro-batch whether it is among the global batch's first ones."""
+        examples, micro_batch = self._statistic.examples, self._graph_numbers.micro_batch
+        if examples is None or micro_batch is None:
             return None
-        first = (self._rank * self._micro_batches + self._next_micro_batch.to(device)) * batch
+        first = (self._rank * self._micro_batches + micro_batch.to(device)) * batch
         return torch.arange(min(batch, examples), device=device) + first < examples
 
     def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:

@@ -1,4 +1,8 @@
-"""Leaves whose gradients bring a layer's sums out of a compiled backward pass, which calls no hook of an output."""
+"""What goes into compiled graphs and comes out of them: numbers that vary, and sums.
+
+A compiled backward pass calls no hook of an output, but it returns gradients. So the sums of a layer's rows leave it as
+gradients of leaves of their own.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +52,29 @@ class Ghosts:
             output, reduce, tuple(self._leaves), len(kept), *kept, *leaves
         )
         return attached
+
+
+class GraphNumbers:
+    """Numbers that graphs read from tensors ``[1]``: for each of Python's, a graph of its own would be compiled."""
+
+    def __init__(self) -> None:
+        self._micro_batch = -1
+        self.micro_batch: Tensor | None = None
+        """The index of a step's next micro-batch."""
+        self.loss_scale: Tensor | None = None
+
+    def set_micro_batch(self, index: int, like: Tensor) -> None:
+        """Set the index, on the device of ``like``."""
+        if index != self._micro_batch:
+            self._micro_batch = index
+            # A new tensor: a graph that awaits its backward pass may hold the old one.
+            self.micro_batch = torch.full((1,), index, device=like.device)
+
+    def set_loss_scale(self, scale: Tensor | float | None, like: Tensor) -> None:
+        """Set the loss scale. A tensor is kept itself: a GradScaler changes its scale in place."""
+        if scale is not None and not isinstance(scale, Tensor):
+            scale = torch.full((), scale, dtype=torch.float32, device=like.device)
+        self.loss_scale = None if scale is None else scale.view(1)
 
 
 def _leaf(shape: tuple[int, ...], weight: Tensor) -> Tensor:
