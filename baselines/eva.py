@@ -122,7 +122,3 @@ class Eva(StackedMethod):
         scale = torch.where(prepared.keeps, 1, whole if nu is None else nu.to(share.dtype) * whole)
         factor = torch.where(prepared.keeps, 0, scale * share)
         grad.combine_rank_one_(scale, factor[..., None] * state["left"], state["right"])
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0

@@ -196,6 +196,8 @@ class StackedMethod(Method):
     Its tensors may have leading dimensions, written as ``...``: ``[L]`` for a stack of L layers, none for one layer.
     What it does to one layer of a stack must not depend on the others. ``accept`` ``[...]`` is a boolean device tensor;
     a layer for which it is false keeps its state to the last bit. None is true everywhere.
+
+    `has_statistics` and `finish` are not called: `apply` does their work. Every rank updates all states.
     """
 
     @property

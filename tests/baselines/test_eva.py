@@ -53,12 +53,13 @@ def test_the_update_solves_the_damped_system_of_the_running_means(kind):
     assert_close(state["left"], g_mean)
 
 
-def test_a_layer_has_statistics_from_its_first_batch_on():
+def test_a_layer_is_preconditioned_from_its_first_batch_on():
     method, shape = Eva(), LayerShape(2, 3)
     state = method.initial_state(shape, torch.float64, torch.device("cpu"))
-    assert not method.has_statistics(state)
+    grad = torch.ones(2, 3, dtype=torch.float64)
+    assert torch.equal(method.precondition(state, grad), grad)
     method.accumulate(state, Captured(torch.ones(3).double(), torch.ones(2).double(), torch.tensor(4.0)), 0)
-    assert method.has_statistics(state)
+    assert not torch.equal(method.precondition(state, grad), grad)
     assert [method.refreshes(step) for step in range(3)] == [False, False, False]
 
 
