@@ -117,9 +117,11 @@ class MKOR(StackedMethod):
         # The default, float32, means the dtype of the gradients, which is float64 for a float64 model.
         stored = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
         state: LayerState = {"updates": torch.zeros(leading, dtype=torch.int64, device=device)}
-        for side, dimension in self._sides(shape):
-            state |= inverses.state_of(inverses.identity(leading, dimension, self.window, stored, device), side)
-            state[f"{side}_vectors"] = torch.zeros(*leading, dimension, self.rank, dtype=stored, device=device)
+        dimensions = {"left": shape.d_out, "right": shape.d_in}
+        for side in self._factor_names:
+            factor = inverses.identity(leading, dimensions[side], self.window, stored, device)
+            state |= inverses.state_of(factor, side)
+            state[f"{side}_vectors"] = torch.zeros(*leading, dimensions[side], self.rank, dtype=stored, device=device)
         return state
 
     @override
@@ -158,7 +160,7 @@ class MKOR(StackedMethod):
             sketches = {"right": x / per_row, "left": g * per_row}
             vectors = {
                 side: linalg.leading_directions(sketches[side], self._test_matrix(sketches[side], step), self.rank)
-                for side, _ in self._sides(LayerShape(len(g), len(x)))
+                for side in self._factor_names
             }
         for side, new in vectors.items():
             stored = state[f"{side}_vectors"]
@@ -190,7 +192,7 @@ class MKOR(StackedMethod):
         takes_place = torch.ones_like(accept) if will_step is None else will_step.expand_as(accept)
         # The released code's first update only sets J = I. "updates" is on the device: no branch on the host.
         changes = accept & (updates > 0) if self.update_rule == "released" else accept
-        for side in self._state_sides(state):
+        for side in self._factor_names:
             inverse, vectors = self._inverse(state, side, _wide(state)), state[f"{side}_vectors"].to(_wide(state))
             if isinstance(inverse, WindowedInverse) and side in grams:
                 # Also of layers whose statistics do not count: all layers of a stack use their rows in turn.
@@ -217,7 +219,7 @@ class MKOR(StackedMethod):
 
     def _grams(self, state: LayerState, number: int) -> dict[str, Tensor]:
         """Return the gram matrices of the windows that are full before an update (from 0)."""
-        factors = {side: self._inverse(state, side, _wide(state)) for side in self._state_sides(state)}
+        factors = {side: inverses.from_state(state, side) for side in self._factor_names}
         return {
             side: factor.gram()
             for side, factor in factors.items()
@@ -229,13 +231,10 @@ class MKOR(StackedMethod):
         """How its factors are updated."""
         return Rule(self.update_rule, self.decay, self.stabilizer_threshold, self.stabilizer_blend)
 
-    def _sides(self, shape: LayerShape) -> list[tuple[str, int]]:
-        """Return the sides that have a factor, with its dimension."""
-        sides = [("left", shape.d_out), ("right", shape.d_in)]
-        return sides if self.sides == "both" else sides[1:]
-
-    def _state_sides(self, state: LayerState) -> list[str]:
-        return [side for side in ("left", "right") if side in state]
+    @property
+    def _factor_names(self) -> tuple[str, ...]:
+        """The names of its factors."""
+        return ("left", "right") if self.sides == "both" else ("right",)
 
     def _inverse(self, state: LayerState, side: str, dtype: torch.dtype) -> Inverse:
         """Return a factor: a view of the state, or a copy in another dtype than it is stored in."""
