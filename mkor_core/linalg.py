@@ -60,9 +60,8 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return ``M v`` ``[..., m]`` for M ``[..., m, n]`` and v ``[..., n]``."""
     if matrix.dim() == 2:
         return matrix @ vector
-    if (
-        matrix.device.type == "cpu"
-    ):  # a batched product of one column is several times slower than products with a vector
+    if matrix.device.type == "cpu":
+        # A batched product of one column is several times slower than products with a vector.
         return torch.stack([m @ v for m, v in zip(matrix, vector, strict=True)])
     return (matrix @ vector[..., None])[..., 0]
 
