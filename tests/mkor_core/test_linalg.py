@@ -86,6 +86,33 @@ def test_leading_directions_of_a_sketch_that_is_not_finite_are_nan(bad):
     assert linalg.leading_directions(sketch, test, 3).isnan().all()
 
 
+class InnerSizes(TorchDispatchMode):
+    """The inner sizes of products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket is torch.ops.aten.addmm_:
+            self.sizes.append(args[1].shape[1])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("inner_size", "padded"), [(2, 16), (15, 16), (16, 16), (17, 17)])
+def test_a_large_product_of_a_small_inner_size_is_padded_on_a_cpu(inner_size, padded, monkeypatch):
+    monkeypatch.setattr(linalg, "LARGE", 20)
+    generator = torch.Generator().manual_seed(0)
+    for matrix_columns, expected in ((5, padded), (4, inner_size)):
+        shapes = ((4, matrix_columns), (4, inner_size), (inner_size, matrix_columns))
+        matrix, columns, rows = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        truth = 0.5 * matrix - 3 * columns @ rows
+        with InnerSizes() as products:
+            linalg.add_product_(matrix, columns, rows, 0.5, -3.0)
+        assert_close(matrix, truth)
+        assert products.sizes == [expected]
+
+
 class LargestTensor(TorchDispatchMode):
     """The most elements that any operation has returned in one tensor."""
 

@@ -13,6 +13,7 @@ from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
 from mkor_core.method import LayerShape, LayerState, StackedMethod
+from mkor_core.products import Gradient
 
 
 def test_the_rows_of_all_calls_are_joined_with_a_convolutions_averaged_over_its_locations():
@@ -117,6 +118,63 @@ def test_ranks_add_up_sums_of_the_shapes_that_are_accumulated(method, monkeypatc
     shapes = [part.shape[1:] if stacked else part.shape for part in (captured.x, captured.g)]
     assert method.sum_shapes(LayerShape(4, 13)) == tuple(shapes)
     assert shapes[0] == {1: (13,), 2: (13, 10)}.get(getattr(method, "rank", 0), shapes[0])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counting(StackedMethod):
+    """V = D times the number of refreshes: a stacked method that defines nothing but what it must."""
+
+    @property
+    def statistic(self) -> Statistic:
+        return MEAN
+
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
+        return {"refreshed": torch.zeros(leading, dtype=dtype, device=device)}
+
+    def accumulates(self, step: int) -> bool:
+        return True
+
+    def refreshes(self, step: int) -> bool:
+        return True
+
+    def accumulate(self, state: LayerState, *_: object) -> None:
+        pass
+
+    def refresh(self, state: LayerState, *_: object) -> None:
+        state["refreshed"].add_(1)
+
+    def apply(self, state: LayerState, grad: Gradient, *_: object) -> None:
+        grad.multiply_(state["refreshed"])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Counting):
+    """It has a clip, but not what that needs."""
+
+    @property
+    def clip(self) -> float | None:
+        return 1e-3
+
+
+def test_a_stacked_method_of_abstract_methods_alone_works():
+    model = nn.Linear(3, 2)
+    preconditioner = Preconditioner(model, Counting())
+    for step in range(3):
+        model.zero_grad()
+        model(torch.full((4, 3), 1.0)).square().mean().backward()
+        grad = model.weight.grad.clone()
+        preconditioner.step()
+        assert_close(model.weight.grad, (step + 1) * grad)
+
+
+def test_a_stacked_method_with_a_clip_must_define_what_it_clips():
+    model = nn.Linear(3, 2)
+    preconditioner = Preconditioner(model, Clipped(), lr=0.1)
+    model(torch.ones(4, 3)).square().mean().backward()
+    with pytest.raises(NotImplementedError, match="Clipped has a clip, so it must define prepare"):
+        preconditioner.step()
 
 
 def test_a_methods_refresh_costs_the_entries_of_its_factors_by_default():

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import Eva
-from mkor_core import MKOR, Preconditioner, stacked
+from mkor_core import MKOR, Preconditioner, linalg, stacked
 from mkor_core.method import StackedMethod
 from workflow.bench import workloads
 
@@ -135,6 +135,42 @@ def test_what_the_host_computes_ahead_changes_nothing(window, monkeypatch):
         MKOR, "refresh", lambda self, state, step, a=None, w=None, host=None: original(self, state, step, a, w)
     )
     assert_close(trained(method, 9)[0], ahead, rtol=0, atol=0)
+
+
+def test_a_failed_decomposition_leaves_its_layer_what_it_had_and_the_others_of_the_stack_go_on(monkeypatch, caplog):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    preconditioner = Preconditioner(model, MKOR(rank=2))
+    calls = iter(range(4))
+    original = linalg.leading_directions
+
+    def fail_once(*arguments: Any) -> Tensor:
+        if next(calls) == 0:
+            raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
+        return original(*arguments)
+
+    monkeypatch.setattr(linalg, "leading_directions", fail_once)
+    model(torch.randn(6, 4)).square().mean().backward()
+    preconditioner.step()
+    states = preconditioner.state_dict()["layers"]
+    assert {name: int(state["updates"]) for name, state in states.items()} == {"0": 0, "1": 1}
+    assert ["layers '0' keep what they had" in record.getMessage() for record in caplog.records] == [True]
+
+
+def test_a_loss_scale_multiplies_updates_that_are_clipped_together():
+    """A fused optimizer unscales gradients in its step: Eva sees D times the scale, and must return V times it."""
+    model, clipped = nn.Linear(4, 3), []
+    preconditioner = Preconditioner(model, Eva(kl_clip=1e-3))
+    (layer,) = preconditioner._layers.values()
+    (100 * model(torch.ones(5, 4)).square().mean()).backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    preconditioner._engine.update([layer], preconditioner._capture.take(), 0, None, None)
+    for scale in (None, torch.tensor(4.0)):
+        for parameter, grad in zip(model.parameters(), gradients, strict=True):
+            parameter.grad.copy_(grad if scale is None else grad * scale)
+        preconditioner._engine.precondition([layer], [0.5], scale)
+        clipped.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert_close([4 * update for update in clipped[0]], clipped[1])
 
 
 def test_a_side_without_a_factor_has_no_state_and_the_other_acts_alone():
