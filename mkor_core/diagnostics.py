@@ -15,7 +15,7 @@ from torch import Tensor
 from mkor_core.autograd import is_zero
 from mkor_core.capture import Sums
 from mkor_core.layer import Layer
-from mkor_core.losses import Deferred
+from mkor_core.transfers import Deferred
 
 logger = logging.getLogger(__name__)
 

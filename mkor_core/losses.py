@@ -11,31 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mkor_core.layer import wide_dtype
-
-
-class Deferred:
-    """A device tensor copied asynchronously; reading it later does not wait for work queued after it."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
-        self._copy.copy_(tensor, non_blocking=True)
-        self._copied = torch.cuda.Event() if tensor.is_cuda else None
-        if self._copied is not None:
-            self._copied.record()
-
-    def on_host(self) -> Tensor:
-        """Return the copy."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._copy
-
-
-class DeferredScalar(Deferred):
-    """A `Deferred` scalar."""
-
-    def read(self) -> float:
-        """Return the value."""
-        return float(self.on_host())
+from mkor_core.transfers import DeferredScalar
 
 
 class LossHistory:

@@ -22,11 +22,12 @@ from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
 from mkor_core.layerwise import LayerwiseEngine
-from mkor_core.losses import DeferredScalar, LossHistory
+from mkor_core.losses import LossHistory
 from mkor_core.method import LearningRate, Method, StackedMethod
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.row_capture import RowCapture
 from mkor_core.stacked import StackedEngine
+from mkor_core.transfers import DeferredScalar
 
 Precision = Literal["highest", "high", "medium"]
 """The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,

@@ -19,10 +19,10 @@ from mkor_core.capture import Captured, Sums
 from mkor_core.diagnostics import NOISE, NOT_FINITE, Diagnostics
 from mkor_core.kl_clip import clip_factor, split_rates
 from mkor_core.layer import Layer, wide_dtype
-from mkor_core.losses import Deferred
 from mkor_core.method import LayerShape, LayerState, LearningRate, Prepared, StackedMethod
 from mkor_core.products import Gradient
 from mkor_core.states import fitted, local_name, unknown_layer
+from mkor_core.transfers import Deferred
 
 
 class Kind(NamedTuple):

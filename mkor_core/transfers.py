@@ -1,4 +1,4 @@
-"""Copies from the host to a device for which the host does not wait."""
+"""Copies between the host and a device for which the host does not wait."""
 
 from __future__ import annotations
 
@@ -12,3 +12,28 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
         # From other memory than page-locked one, CUDA copies only once the device has done what is queued.
         tensor = tensor.pin_memory()
     return tensor.to(device, non_blocking=True)
+
+
+class Deferred:
+    """A device tensor copied asynchronously; reading it later does not wait for work queued after it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+        self._copy.copy_(tensor, non_blocking=True)
+        self._copied = torch.cuda.Event() if tensor.is_cuda else None
+        if self._copied is not None:
+            self._copied.record()
+
+    def on_host(self) -> Tensor:
+        """Return the copy."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._copy
+
+
+class DeferredScalar(Deferred):
+    """A `Deferred` scalar."""
+
+    def read(self) -> float:
+        """Return the value."""
+        return float(self.on_host())

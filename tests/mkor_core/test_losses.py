@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mkor_core.losses import DeferredScalar, LossHistory
+from mkor_core.losses import LossHistory
 
 WEIGHT = torch.zeros(1, dtype=torch.float64)
 
@@ -82,32 +82,3 @@ def test_a_restored_history_knows_whether_it_has_a_loss(records, steps):
     restored.load_state_dict(history.state_dict())
     assert restored.has_loss == history.has_loss == bool(records + steps)
     assert restored.state_dict() == history.state_dict()
-
-
-class OnGPU(Tensor):
-    """A tensor that says it lies on a GPU, and lists what is done with it."""
-
-    done: list[str]
-
-    @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        options = dict(kwargs or {})
-        if getattr(func, "__self__", None) is Tensor.is_cuda:
-            return True
-        if func is torch.empty_like:
-            cls.done.append(f"pinned={options.pop('pin_memory')}")
-        if func is Tensor.copy_:
-            cls.done.append(f"copied, non_blocking={options['non_blocking']}")
-        return super().__torch_function__(func, types, args, options)
-
-
-def test_a_value_on_a_gpu_is_copied_without_waiting_and_read_after_its_event(monkeypatch):
-    OnGPU.done = []
-    event = SimpleNamespace(
-        record=lambda: OnGPU.done.append("recorded"), synchronize=lambda: OnGPU.done.append("waited")
-    )
-    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
-    scalar = DeferredScalar(torch.tensor(2.5).as_subclass(OnGPU))
-    assert OnGPU.done == ["pinned=True", "copied, non_blocking=True", "recorded"]
-    assert scalar.read() == 2.5
-    assert OnGPU.done[3:] == ["waited"]

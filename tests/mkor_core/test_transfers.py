@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from baselines import KAISA, Eva, build
 from benchmarks.counting import META, Counting
 from mkor_core import MKOR, Preconditioner
 from mkor_core.losses import LossHistory
-from mkor_core.transfers import upload
+from mkor_core.transfers import DeferredScalar, upload
 
 
 class Recorded:
@@ -44,6 +45,35 @@ def test_only_a_copy_to_a_gpu_comes_from_page_locked_memory():
         ("cuda", "cuda"): [("cuda", True)],
         ("cpu", "cpu"): [("cpu", True)],
     }
+
+
+class OnGPU(Tensor):
+    """A tensor that says it lies on a GPU, and lists what is done with it."""
+
+    done: list[str]
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        options = dict(kwargs or {})
+        if getattr(func, "__self__", None) is Tensor.is_cuda:
+            return True
+        if func is torch.empty_like:
+            cls.done.append(f"pinned={options.pop('pin_memory')}")
+        if func is Tensor.copy_:
+            cls.done.append(f"copied, non_blocking={options['non_blocking']}")
+        return super().__torch_function__(func, types, args, options)
+
+
+def test_a_value_on_a_gpu_is_copied_without_waiting_and_read_after_its_event(monkeypatch):
+    OnGPU.done = []
+    event = SimpleNamespace(
+        record=lambda: OnGPU.done.append("recorded"), synchronize=lambda: OnGPU.done.append("waited")
+    )
+    monkeypatch.setattr(torch.cuda, "Event", lambda: event)
+    scalar = DeferredScalar(torch.tensor(2.5).as_subclass(OnGPU))
+    assert OnGPU.done == ["pinned=True", "copied, non_blocking=True", "recorded"]
+    assert scalar.read() == 2.5
+    assert OnGPU.done[3:] == ["waited"]
 
 
 @pytest.fixture
