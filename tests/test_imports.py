@@ -182,6 +182,12 @@ def test_rooms_that_read_and_plan_import_no_torch(room):
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 
+def test_the_core_does_not_import_the_compiler():
+    """It takes a second. Models that are compiled bring it themselves."""
+    code = "import mkor_core, sys; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_only_commands_lie_at_the_top_of_the_bench():
     """A command is a module that can be run: it ends in its ``main``."""
     for file in (ROOT / "workflow" / "bench").glob("*.py"):

@@ -156,6 +156,7 @@ def test_passes_of_a_compiled_model_count_as_those_of_the_plain_one():
         parameter.grad.mul_(0.5)  # clipped, not cleared
     add(1)
     assert numbers(hooks.take()) == {"0": 12, "2": 12}
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
     inputs = rows(0, 6).requires_grad_()
     torch.autograd.grad(compiled(inputs).sum(), [*model.parameters()])
     compiled(inputs).sum().backward(inputs=[inputs])
