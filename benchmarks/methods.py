@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from torch import nn
 from torch.optim import Optimizer
 
-from baselines import build
+from baselines import CORE, build
 from mkor_core import Preconditioner
 from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
 from workflow.bench.probes._optimizers import PERIOD_FIELDS
@@ -64,8 +64,11 @@ def _signatures() -> Mapping[str, Signature]:
 
 
 def labels() -> tuple[str, ...]:
-    """Return the labels of all methods: the cheap ones first, each variant after its method."""
-    files = sorted(_signatures(), key=lambda name: (_signatures()[name].order, name))
+    """Return the labels of all methods: MKOR's first, then second-order rivals, each variant after its method.
+
+    Where time does not suffice, the last ones are left out.
+    """
+    files = sorted(_signatures(), key=lambda name: (name not in CORE, _signatures()[name].order == "first", name))
     return tuple(
         label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
     )

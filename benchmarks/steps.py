@@ -120,7 +120,8 @@ def measure_width(
         else:
             optimizers[method.label] = made
     for label, optimizer in list(optimizers.items()):
-        if reason := _warm_up(label, optimizer, seconds):
+        left = seconds - (_turns.now(device) - start)
+        if reason := _warm_up(label, optimizer, seconds, left):
             left_out[label] = reason
             del optimizers[label]
     turns: dict[str, Callable[[], Times]] = {label: one.turn for label, one in optimizers.items()}
@@ -137,8 +138,16 @@ def measure_width(
     )
 
 
-def _warm_up(label: str, optimizer: OptimizerContender, seconds: float) -> str | None:
-    """Warm an optimizer up; return why it is left out, if it fails or is too slow for the time of its width."""
+def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: float) -> str | None:
+    """Warm an optimizer up; return why it is left out: it fails, or the time of its width does not suffice.
+
+    seconds, left: the time that the width has, and what is left of it. References are never left out.
+    """
+    if label in (SGD, CONTROL, ADAMW):
+        optimizer.warm_up()
+        return None
+    if left <= 0:
+        return f"left out: the optimizers before it took the {seconds:.0f} s of this width"
     try:
         optimizer.warm_up()
     except Exception as error:  # one method's failure must not cost the others their times

@@ -15,7 +15,7 @@ from benchmarks import contenders, steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import VARIANTS, labels, methods
 from benchmarks.models import BLOCKS, Block, alexnet_head, narrowed, resnet50
-from benchmarks.step_rows import CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
+from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
 from workflow.bench.probes._models import resnet50 as torchvision_resnet50
 
 CPU = torch.device("cpu")
@@ -170,17 +170,27 @@ def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
     assert list(steps.unaffordable(chosen, 32, 9.9, small)) == ["soap"]
 
 
-def test_an_optimizer_whose_warm_up_is_too_long_or_fails_is_left_out(monkeypatch):
+def test_an_optimizer_is_left_out_if_it_is_too_slow_or_fails_and_a_reference_never(monkeypatch):
+    contender = contenders.foreach_sgd(narrowed(BERT, 16), 8, CPU)
+    assert steps._warm_up("sgd", contender, 10.0, 5.0) is None
+    assert steps._warm_up("sgd", contender, 1e-9, 5.0).startswith("left out: an update and a plain step took")
+    assert steps._warm_up("sgd", contender, 10.0, 0.0) == (
+        "left out: the optimizers before it took the 10 s of this width"
+    )
+    assert steps._warm_up(SGD, contender, 1e-9, 0.0) is None
+
     def fail(contender: OptimizerContender) -> None:
         raise ValueError("no such kernel")
 
-    small = narrowed(BERT, 16)
-    (measured,) = [steps.measure_width(small, 8, methods(["sgd"]), CPU, 1e-9, None)]
-    assert measured.left_out["sgd"].startswith("left out: an update and a plain step took")
     monkeypatch.setattr(OptimizerContender, "warm_up", fail)
-    measured = steps.measure_width(small, 8, methods(["sgd"]), CPU, 1e-9, None)
-    assert measured.left_out["sgd"] == "failed: no such kernel"
-    assert "sgd" not in measured.times
+    assert steps._warm_up("sgd", contender, 10.0, 5.0) == "failed: no such kernel"
+
+
+def test_what_is_left_out_is_not_timed():
+    measured = steps.measure_width(narrowed(BERT, 16), 8, methods(["sgd"]), CPU, 1e-9, None)
+    assert list(measured.left_out) == ["sgd"]
+    assert set(measured.times) == {SGD, CONTROL, ADAMW, FORWARD_BACKWARD}
+    assert labels()[0] == "mkor"
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
