@@ -27,9 +27,11 @@ from workflow.bench.training.ranks import ALONE, Ranks, joined
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads import create
 from workflow.bench.workloads.autoencoder import Autoencoder
-from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
 
 SMALL = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
+IMAGES = {"name": "resnet20", "dataset": "digits", "width": 4, "batch_size": 32}
+"""A workload whose model has running means, which differ by rank after a step."""
 STEPS, STOP = 12, 7
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sgd": ("sgd", {"momentum": 0.9}, {"schedule": {"name": "linear", "warmup": 0.2}}),
@@ -79,7 +81,7 @@ class InFloat64:
         images = one["images"].double()
         return nn.functional.mse_loss(model(images), images)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         return {"loss": sum(float(p.detach().square().sum()) for p in model.parameters())}
 
 
@@ -88,6 +90,12 @@ def run_of(folder: Path, case: str) -> Run:
     name, hyperparameters, shared = METHODS[case]
     write(folder, "one", block(optimizer(name, **hyperparameters), **{"workload": SMALL, "steps": STEPS, **shared}))
     return load(folder).job("one", name).runs[0]
+
+
+def image_run(folder: Path) -> Run:
+    """Return a short run of `IMAGES`."""
+    write(folder, "images", block(optimizer("sgd"), workload=IMAGES, steps=3, evaluate_every=3))
+    return load(folder).job("images", "sgd").runs[0]
 
 
 def train_all(folder: Path, runs: Mapping[str, Run], ranks: Ranks = ALONE) -> None:
@@ -183,7 +191,10 @@ def slow_command(*arguments: str) -> int:
     return command(*arguments)
 
 
-def join_and_train(folder: Path, runs: Mapping[str, Run]) -> None:
+def join_and_train(folder: Path, runs: Mapping[str, Run], images: Run) -> None:
     loop.MEETING_SECONDS = 0.0  # after every step
     with joined(launcher.place(), "cpu") as ranks:
         train_all(folder, runs, ranks)
+        if ranks.size == 2:
+            place: Any = RunFolder(folder / "images")
+            one_run.train(images, create(**IMAGES), place, setting(ranks), keep_weights=True)

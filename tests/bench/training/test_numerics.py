@@ -27,7 +27,7 @@ from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads import create
-from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ class InFloat64:
         images = one["images"].double()
         return nn.functional.mse_loss(model(images), images)
 
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         return {"loss": 1.0}
 
 

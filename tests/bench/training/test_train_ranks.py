@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import timedelta
+from itertools import pairwise
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from hypothesis import given, strategies
 from torch.testing import assert_close
 
 from baselines import available, limits
@@ -24,10 +26,12 @@ from tests.support import train_ranks
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.records import read_metrics, read_summary
 from tests.support.train_ranks import (
+    IMAGES,
     METHODS,
     SLICED,
     SMALL,
     command,
+    image_run,
     join_and_train,
     run_of,
     slow_command,
@@ -35,10 +39,13 @@ from tests.support.train_ranks import (
     train_all,
 )
 from workflow.bench import train
+from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT
 from workflow.bench.training import checkpoint, ranks
+from workflow.bench.training.launcher import Place
 from workflow.bench.training.record import RunFolder
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
+from workflow.bench.workloads import create
 from workflow.bench.workloads.autoencoder import Autoencoder
 
 PATIENCE = 60.0
@@ -73,11 +80,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any]) -> dict[int, Path]:
-    """Every case of `METHODS`, trained by 1, 2 and 4 ranks."""
+def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return image_run(make_folder(tmp_path_factory.mktemp("images") / "config"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any], images: Run) -> dict[int, Path]:
+    """Every case of `METHODS`, trained by 1, 2 and 4 ranks, and `images` by 2."""
     folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in (1, 2, 4)}
     torch.set_num_threads(1)
-    waiting = {size: start(size, join_and_train, folders[size], runs, log=folders[size] / "log") for size in (2, 4)}
+    waiting = {
+        size: start(size, join_and_train, folders[size], runs, images, log=folders[size] / "log") for size in (2, 4)
+    }
     train_all(folders[1], runs)
     for size, started in waiting.items():
         assert joined(started) == [0] * size, outputs(folders[size] / "log", size)
@@ -102,6 +116,26 @@ def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, 
         one[key] for key in ("switch_step", "steps_done", "parameters")
     ]
     assert many["world_size"] == size
+
+
+def test_ranks_evaluate_the_first_one_s_model_like_one_process(trained: dict[int, Path], images: Run):
+    """Truth: one process with the final weights and running means, which are those of rank 0."""
+    place, workload = RunFolder(trained[2] / "images"), create(**IMAGES)
+    model = workload.model(0)
+    model.load_state_dict(checkpoint.load(place.weights, images.id))
+    last = {row["metric"]: float(row["value"]) for row in read_metrics(place) if row["split"] == "validation"}
+    truth = workload.evaluate(model)
+    assert last["loss"] == pytest.approx(truth["loss"], rel=1e-6)
+    assert last["accuracy"] == truth["accuracy"]
+
+
+@given(examples=strategies.integers(0, 10**6), size=strategies.integers(1, 2000))
+def test_the_parts_of_ranks_are_all_examples_once(examples: int, size: int):
+    parts = [range(examples)[ranks.Ranks(Place(rank=rank, size=size)).part(examples)] for rank in range(size)]
+    assert parts[0].start == 0
+    assert parts[-1].stop == examples
+    assert all(first.stop == second.start for first, second in pairwise(parts))
+    assert {len(part) for part in parts} <= {examples // size, -(-examples // size)}
 
 
 @pytest.mark.parametrize(("size", "case"), SLICED)

@@ -380,7 +380,7 @@ def test_imagenet_validation_is_the_center_of_each_image(small_imagenet):
     with Image.open(file) as opened:
         truth = pil_to_tensor(center_crop(resize(opened.convert("RGB"), 37), [32, 32]))
     assert torch.equal(batch["images"][3], truth)
-    assert torch.equal(next(small_imagenet._images.training(4))["labels"], torch.tensor([0, 0, 0, 0]))
+    assert torch.equal(next(small_imagenet._images.training(slice(4)))["labels"], torch.tensor([0, 0, 0, 0]))
 
 
 def test_resnet50_evaluates_the_metrics_that_its_schema_names(small_imagenet):

@@ -11,9 +11,11 @@ import re
 import subprocess
 import sys
 from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
 from importlib.metadata import version
 from itertools import islice, pairwise
+from threading import Barrier
 from types import SimpleNamespace
 from typing import Any
 
@@ -276,6 +278,52 @@ def test_evaluation_changes_nothing(workload):
     assert equal(model.state_dict(), weights)
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(isinstance(value, float) for value in first.values())
+
+
+class Threads:
+    """A `Team` of three threads with no rows, a third of them, and the rest."""
+
+    SIZE = 3
+
+    def __init__(self) -> None:
+        self._barrier, self._board = Barrier(self.SIZE, timeout=60), [None] * self.SIZE
+
+    def abort(self) -> None:
+        """Wake the threads that wait for one that has failed."""
+        self._barrier.abort()
+
+    def member(self, rank: int) -> SimpleNamespace:
+        def gathered(value):
+            self._board[rank] = value
+            self._barrier.wait()
+            everything = list(self._board)
+            self._barrier.wait()  # nobody writes the next value before all have read this one
+            return everything
+
+        return SimpleNamespace(
+            part=lambda examples: slice(*[(0, 0), (0, examples // 3), (examples // 3, examples)][rank]),
+            gathered=gathered,
+        )
+
+
+@pytest.mark.parametrize("method", ["evaluate", "evaluate_training"])
+def test_processes_that_evaluate_together_get_the_metrics_of_one(workload, method):
+    """Truth: one process; losses agree to the rounding of float32, what is counted exactly."""
+    model = workload.model(0)
+    truth, team = getattr(workload, method)(model), Threads()
+    with ThreadPoolExecutor(team.SIZE) as pool:
+        try:
+            evaluations = [
+                pool.submit(getattr(workload, method), copy.deepcopy(model), team.member(rank))
+                for rank in range(team.SIZE)
+            ]
+            results = [each.result() for each in evaluations]
+        finally:
+            team.abort()
+    assert results[0] == results[1] == results[2]
+    assert results[0] == pytest.approx(truth, rel=1e-5)
+    for name in truth.keys() - {"loss", "mlm_loss"}:
+        assert results[0][name] == truth[name], name
 
 
 def test_a_failing_evaluation_restores_the_mode():

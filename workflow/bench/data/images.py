@@ -71,11 +71,11 @@ class Images(Protocol):
     def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
         """Yield augmented training batches, or ``rows`` of each; batch k is a function of ``seed`` and k alone."""
 
-    def validation(self) -> Iterator[Batch]:
-        """Yield all validation images once."""
+    def validation(self, rows: slice = ALL) -> Iterator[Batch]:
+        """Yield the validation images ``rows`` once."""
 
-    def training(self, number: int) -> Iterator[Batch]:
-        """Yield the first ``number`` training images without augmentation."""
+    def training(self, rows: slice) -> Iterator[Batch]:
+        """Yield the training images ``rows`` without augmentation."""
 
 
 def load(dataset: str, size: int) -> Images:
@@ -144,15 +144,17 @@ class InMemory(Images):
             yield {"images": images[rows], "labels": self.train_labels[chosen[rows]]}
 
     @override
-    def validation(self) -> Iterator[Batch]:
-        return _in_chunks(self.held_out, self.held_out_labels)
+    def validation(self, rows: slice = ALL) -> Iterator[Batch]:
+        return _in_chunks(self.held_out[rows], self.held_out_labels[rows])
 
     @override
-    def training(self, number: int) -> Iterator[Batch]:
-        return _in_chunks(self.train[:number], self.train_labels[:number])
+    def training(self, rows: slice) -> Iterator[Batch]:
+        return _in_chunks(self.train[rows], self.train_labels[rows])
 
 
 def _in_chunks(images: Tensor, labels: Tensor) -> Iterator[Batch]:
+    if not len(images):
+        return  # torch cuts an empty tensor into one empty chunk
     for chunk in zip(images.split(EVALUATION_BATCH), labels.split(EVALUATION_BATCH), strict=True):
         yield dict(zip(("images", "labels"), chunk, strict=True))
 
@@ -213,13 +215,13 @@ class InFiles(Images):
         return _read(self._train, batches)
 
     @override
-    def validation(self) -> Iterator[Batch]:
-        return _read(self._validation, _consecutive(self.validation_examples))
+    def validation(self, rows: slice = ALL) -> Iterator[Batch]:
+        return _read(self._validation, _consecutive(range(self.validation_examples)[rows]))
 
     @override
-    def training(self, number: int) -> Iterator[Batch]:
-        """Yield the centers of the first ``number`` training images."""
-        return _read(self._train_center, _consecutive(min(number, self.train_examples)))
+    def training(self, rows: slice) -> Iterator[Batch]:
+        """Yield the centers of the training images ``rows``."""
+        return _read(self._train_center, _consecutive(range(self.train_examples)[rows]))
 
 
 Draw = tuple[int, ...] | None
@@ -251,9 +253,9 @@ class _Files:
             return {"images": self.transform(image), "labels": label}
 
 
-def _consecutive(examples: int) -> Iterator[list[tuple[int, Draw]]]:
-    for first in range(0, examples, EVALUATION_BATCH):
-        yield [(index, None) for index in range(first, min(first + EVALUATION_BATCH, examples))]
+def _consecutive(examples: range) -> Iterator[list[tuple[int, Draw]]]:
+    for first in range(0, len(examples), EVALUATION_BATCH):
+        yield [(index, None) for index in examples[first : first + EVALUATION_BATCH]]
 
 
 def _read(files: _Files, batches: Iterator[list[Any]]) -> Iterator[Batch]:

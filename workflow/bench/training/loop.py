@@ -146,8 +146,7 @@ class Loop:
             if reason is not None:
                 raise DivergedError(reason)
         state.losses.clear()
-        # The first rank alone evaluates; the others wait for its numbers.
-        validation, training = self._ranks.from_first(self._measure() if self._ranks.is_first else None)
+        validation, training = self._measure()
         if not math.isfinite(validation["loss"]):
             raise DivergedError(f"the validation loss is {validation['loss']} after step {steps_done}")
         values = {} if losses is None else {("train", "loss"): losses.double().mean().item()}
@@ -166,12 +165,17 @@ class Loop:
             )
 
     def _measure(self) -> tuple[dict[str, float], dict[str, float]]:
-        """Return the validation metrics and, unless the validation loss is not finite, those of the training data."""
-        workload, model = self._parts.workload, self._parts.model
+        """Return the validation metrics and, unless the validation loss is not finite, those of the training data.
+
+        Each rank evaluates its part of the examples; all return the first one's metrics.
+        """
+        workload, model, ranks = self._parts.workload, self._parts.model, self._ranks
+        ranks.share_buffers(model)
         with self._parts.precision.autocast:
-            validation = workload.evaluate(model)
-            training = workload.evaluate_training(model) if math.isfinite(validation["loss"]) else {}
-        return validation, training
+            validation = ranks.from_first(workload.evaluate(model, ranks))
+            if not math.isfinite(validation["loss"]):
+                return validation, {}
+            return validation, ranks.from_first(workload.evaluate_training(model, ranks))
 
     def _note_preconditioner_size(self) -> None:
         """Record the preconditioner's memory if it is the largest so far; MKOR-H frees it when it switches off."""

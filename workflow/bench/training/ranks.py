@@ -84,6 +84,19 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
+    def part(self, examples: int) -> slice:
+        """Return the rows of ``examples`` that this rank evaluates: an equal part, up to one row."""
+        return slice(self.rank * examples // self.size, (self.rank + 1) * examples // self.size)
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """Give every rank the first one's buffers of ``model``, such as the running means of batch normalization.
+
+        Each rank has its own after a step. The next forward pass of `parallel` would do the same.
+        """
+        if self._store is not None:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
     def mean(self, values: Tensor) -> Tensor:
         """Return the element-wise mean of a tensor over the ranks; with one rank, the tensor itself."""
         if self._store is None:

@@ -10,6 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from workflow.bench.data.images import FACTS
+from workflow.bench.workloads.base import ONE_PROCESS, Team
 from workflow.bench.workloads.image_classifier import ImageClassifier
 
 SIZE = 32
@@ -77,6 +78,7 @@ class AlexNet(ImageClassifier):
         return f"AlexNet for 32 x 32, {channels} channels, {hidden} hidden"
 
     @override
-    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+    def evaluate_training(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``accuracy`` on as many training images as there are validation images, in evaluation mode."""
-        return {"accuracy": self._measure(model, self._images.training(self.validation_examples))["accuracy"]}
+        rows = team.part(min(self.validation_examples, self.train_examples))
+        return {"accuracy": self._measure(model, self._images.training(rows), team)["accuracy"]}

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from workflow.bench.data import cifar, digits
 from workflow.bench.data.batches import Batch, shuffled_indices
-from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, to_device_of
 
 _LOADERS: dict[str, Callable[[], digits.Digits | cifar.Cifar]] = {
     "digits": digits.load,
@@ -71,10 +71,13 @@ class Autoencoder(Workload):
         return functional.mse_loss(model(images), images)
 
     @override
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``loss``, the mean squared error of a pixel of the validation images."""
+        images = self._validation[team.part(self.validation_examples)]
         with evaluation_mode(model):
-            return {"loss": self.loss(model, {"images": self._validation}).item()}
+            loss = self.loss(model, {"images": images}).item() if len(images) else 0.0
+        # Weighted by 1 on one process, where the loss is therefore the mean as it was computed.
+        return {"loss": sum(team.gathered(loss * (len(images) / self.validation_examples)))}
 
 
 def _widths(parameters: Mapping[str, Any]) -> tuple[int, ...]:

@@ -6,13 +6,37 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Final, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from mkor_core.transfers import upload
 from workflow.bench.data.batches import Batch, temporary_seed
+
+_T = TypeVar("_T")
+
+
+class Team(Protocol):
+    """Processes that evaluate a model together, each on its own part of the examples."""
+
+    def part(self, examples: int) -> slice:
+        """Return the rows of ``examples`` that this process evaluates, which may be none."""
+
+    def gathered(self, value: _T) -> list[_T]:
+        """Return the ``value`` of every process, in the order of their parts; all of them make this call."""
+
+
+class _OneProcess:
+    def part(self, examples: int) -> slice:
+        return slice(0, examples)
+
+    def gathered(self, value: _T) -> list[_T]:
+        return [value]
+
+
+ONE_PROCESS: Final = _OneProcess()
+"""A `Team` of this process alone."""
 
 
 class Workload(ABC):
@@ -109,18 +133,28 @@ class Workload(ABC):
         return None
 
     @abstractmethod
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return the metrics on the validation split, ``loss`` among them.
 
         The model's mode and the random generators keep their state.
+
+        team: the processes that evaluate together. All have the same model, and all get the metrics.
         """
 
-    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
-        """Return metrics on training data other than the training loss; none by default.
-
-        The model's mode and the random generators keep their state.
-        """
+    def evaluate_training(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
+        """Return metrics on training data other than the training loss; none by default. See `evaluate`."""
         return {}
+
+
+def totals(team: Team, *values: float) -> list[float]:
+    """Return each of the values summed over the processes of ``team``."""
+    return [sum(column) for column in zip(*team.gathered(values), strict=True)]
+
+
+def in_slices(part: slice, most: int) -> Iterator[slice]:
+    """Yield ``part`` in slices of ``most`` rows; the last one may be shorter."""
+    for first in range(part.start, part.stop, most):
+        yield slice(first, min(first + most, part.stop))
 
 
 @contextmanager

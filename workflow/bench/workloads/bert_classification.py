@@ -14,7 +14,7 @@ from workflow.bench.data import docstring_tasks, glue, imdb
 from workflow.bench.data.batches import Batch
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary, fingerprint
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import evaluation_mode
+from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode
 from workflow.bench.workloads.fine_tuning import FineTuning
 from workflow.bench.workloads.text_metrics import class_metrics, score_metrics
 
@@ -83,29 +83,30 @@ class BertClassification(FineTuning):
         return self._loss(output.logits, labels)
 
     @override
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``loss``, the task's metrics, and ``score``, the one of them that the paper reports.
 
         The metrics are those of `class_metrics` for classes and of `score_metrics` for scores.
         """
-        logits, labels = self._predict(model, self._validation)
+        logits, labels = self._predict(model, self._validation, team)
         measure = class_metrics if self._task.classes else score_metrics
         metrics = {"loss": self._loss(logits, labels), **measure(logits, labels)}
         metrics["score"] = metrics[self._task.main_metric]
         return {name: value.item() for name, value in metrics.items()}
 
     @override
-    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+    def evaluate_training(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``accuracy`` on a fixed sample of training examples, in evaluation mode; nothing for scores."""
         if not self._task.classes:
             return {}
-        return {"accuracy": class_metrics(*self._predict(model, self._sample))["accuracy"].item()}
+        return {"accuracy": class_metrics(*self._predict(model, self._sample, team))["accuracy"].item()}
 
-    def _predict(self, model: nn.Module, features: Features) -> tuple[Tensor, Tensor]:
-        """Return logits ``[n, outputs]`` in evaluation mode, and labels ``[n]``, both on the CPU."""
+    def _predict(self, model: nn.Module, features: Features, team: Team) -> tuple[Tensor, Tensor]:
+        """Return logits ``[n, outputs]`` in evaluation mode, and labels ``[n]``, both on the CPU, of all processes."""
         with evaluation_mode(model):
-            logits = [output.logits.float().cpu() for _, output, _ in self._evaluation_outputs(model, features)]
-        return torch.cat(logits), torch.from_numpy(features.labels)
+            outputs = self._evaluation_outputs(model, features, team.part(len(features)))
+            logits = [output.logits.float().cpu() for _, output, _ in outputs]
+        return torch.cat([each for part in team.gathered(logits) for each in part]), torch.from_numpy(features.labels)
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         if self._task.classes:

@@ -15,7 +15,7 @@ from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.masked_pairs import IGNORED, Pairs, PairsOfShards
 from workflow.bench.data.shards import Manifest
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import Workload, evaluation_mode
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, in_slices, totals
 
 _TITLES = {"docstrings": "docstrings of scikit-learn and SciPy", "text": "a folder of text"}
 _VOCABULARY = "bert-uncased"  # the vocabulary of the shards
@@ -119,14 +119,13 @@ class BertPretraining(Workload):
         return (batch["labels"] != IGNORED).sum()
 
     @override
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``loss``, its part ``mlm_loss``, and ``nsp_accuracy``, on fixed pairs with fixed masks."""
         mlm_loss = nsp_loss = 0.0
         predicted = correct = 0
         at_once = max(1, min(_VALIDATION_BATCH, _VALIDATION_TOKENS // self.parameters["sequence_length"]))
         with evaluation_mode(model):
-            for first in range(0, self.validation_examples, at_once):
-                rows = slice(first, first + at_once)
+            for rows in in_slices(team.part(self.validation_examples), at_once):
                 batch = {name: tensor[rows] for name, tensor in self._validation.items()}
                 inputs = _inputs_of(model, batch)
                 is_random = inputs["next_sentence_label"]
@@ -137,12 +136,12 @@ class BertPretraining(Workload):
                 logits = output.seq_relationship_logits.float()
                 nsp_loss += functional.cross_entropy(logits, is_random, reduction="sum").item()
                 correct += int((logits.argmax(1) == is_random).sum())
-        mlm_loss /= predicted
-        nsp_loss /= self.validation_examples
+        mlm_total, tokens, nsp_total, right = totals(team, mlm_loss, predicted, nsp_loss, correct)
+        mlm_loss, nsp_loss = mlm_total / tokens, nsp_total / self.validation_examples
         return {
             "loss": mlm_loss + nsp_loss,
             "mlm_loss": mlm_loss,
-            "nsp_accuracy": correct / self.validation_examples,
+            "nsp_accuracy": right / self.validation_examples,
         }
 
 

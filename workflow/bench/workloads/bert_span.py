@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -16,7 +16,7 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.data.features import Vocabulary, fingerprint
 from workflow.bench.data.questions import Questions
 from workflow.bench.workloads import bert
-from workflow.bench.workloads.base import evaluation_mode
+from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode, totals
 from workflow.bench.workloads.fine_tuning import FineTuning
 from workflow.bench.workloads.text_metrics import answer_metrics
 
@@ -65,40 +65,51 @@ class BertSpan(FineTuning):
         return _loss(output.start_logits, output.end_logits, spans)
 
     @override
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return the mean ``loss`` of windows and, over questions, ``exact_match``, ``f1`` and ``score``, which is f1.
 
         The answer to a question is the span with the highest sum of its two scores, among the spans that are short
         enough, over all windows of the question. Metrics range from 0 to 1.
         """
         total = 0.0
-        best_scores = np.full(len(self._contexts), -np.inf)
-        answers = [""] * len(self._contexts)
+        found: list[tuple[float, int, int]] = []  # of each window, the best span's score, first and last column
         with evaluation_mode(model):
-            for rows, output, spans in self._evaluation_outputs(model, self._validation):
+            for rows, output, spans in self._evaluation_outputs(
+                model, self._validation, team.part(len(self._validation))
+            ):
                 starts, ends = output.start_logits.float(), output.end_logits.float()
                 total += _loss(starts, ends, spans).item() * len(spans)
                 # Tokens of the question and special tokens have empty offsets, such as (0, 0).
                 in_context = torch.from_numpy(self._offsets[rows, : starts.shape[1]]).diff(dim=2)[:, :, 0] > 0
                 best = best_spans(starts, ends, in_context.to(starts.device), self._longest_answer)
-                for window, (score, first, last) in enumerate(zip(*best, strict=True), rows.start):
-                    question = self._question[window]
-                    if score > best_scores[question]:
-                        best_scores[question] = score
-                        offsets = self._offsets[window]
-                        answers[question] = self._contexts[question][offsets[first, 0] : offsets[last, 1]]
-        metrics = answer_metrics(answers, self._answers)
-        return {"loss": total / len(self._validation), **metrics, "score": metrics["f1"]}
+                found += zip(*best, strict=True)
+        gathered = team.gathered((total, found))
+        metrics = answer_metrics(self._best_answers([span for _, part in gathered for span in part]), self._answers)
+        loss = sum(part for part, _ in gathered) / len(self._validation)
+        return {"loss": loss, **metrics, "score": metrics["f1"]}
+
+    def _best_answers(self, spans: Iterable[tuple[float, int, int]]) -> list[str]:
+        """Return each question's answer, given every window's best span: its score, first and last column."""
+        best_scores = np.full(len(self._contexts), -np.inf)
+        answers = [""] * len(self._contexts)
+        for window, (score, first, last) in enumerate(spans):
+            question = self._question[window]
+            if score > best_scores[question]:
+                best_scores[question] = score
+                offsets = self._offsets[window]
+                answers[question] = self._contexts[question][offsets[first, 0] : offsets[last, 1]]
+        return answers
 
     @override
-    def evaluate_training(self, model: nn.Module) -> dict[str, float]:
+    def evaluate_training(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``accuracy``: the share of a fixed sample of windows with both ends predicted correctly."""
         correct = 0
         with evaluation_mode(model):
-            for _, output, spans in self._evaluation_outputs(model, self._sample):
+            for _, output, spans in self._evaluation_outputs(model, self._sample, team.part(len(self._sample))):
                 predicted = torch.stack([output.start_logits.argmax(1), output.end_logits.argmax(1)], dim=1)
                 correct += int((predicted == spans).all(1).sum())
-        return {"accuracy": correct / len(self._sample)}
+        (correct_of_all,) = totals(team, correct)
+        return {"accuracy": correct_of_all / len(self._sample)}
 
 
 def best_spans(starts: Tensor, ends: Tensor, allowed: Tensor, longest: int) -> tuple[list[float], list[int], list[int]]:

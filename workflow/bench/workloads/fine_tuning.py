@@ -15,7 +15,7 @@ from typing_extensions import override
 from workflow.bench.data.batches import Batch, shuffled_indices
 from workflow.bench.data.features import Features
 from workflow.bench.data.folder import DataNotFound, data_folder
-from workflow.bench.workloads.base import Workload
+from workflow.bench.workloads.base import Workload, in_slices
 from workflow.bench.workloads.bert import BertModel, encoder_title, inputs_of
 
 _EVALUATION_BATCH: Final = 128
@@ -79,10 +79,11 @@ class FineTuning(Workload):
         labels = inputs.pop(self.labels_name)
         return model(**inputs), labels
 
-    def _evaluation_outputs(self, model: nn.Module, features: Features) -> Iterator[tuple[slice, Any, Tensor]]:
-        """Yield rows, and the model's output and labels for them, for all ``features`` in order."""
-        for first in range(0, len(features), _EVALUATION_BATCH):
-            rows = slice(first, first + _EVALUATION_BATCH)
+    def _evaluation_outputs(
+        self, model: nn.Module, features: Features, part: slice
+    ) -> Iterator[tuple[slice, Any, Tensor]]:
+        """Yield rows, and the model's output and labels for them, for ``part`` of the ``features`` in order."""
+        for rows in in_slices(part, _EVALUATION_BATCH):
             yield rows, *self._outputs(model, self._batch(features[rows]))
 
 

@@ -13,7 +13,7 @@ from typing_extensions import override
 
 from workflow.bench.data import images
 from workflow.bench.data.batches import Batch
-from workflow.bench.workloads.base import Workload, evaluation_mode, to_device_of
+from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, to_device_of, totals
 
 
 class ImageClassifier(Workload):
@@ -70,11 +70,12 @@ class ImageClassifier(Workload):
         )
 
     @override
-    def evaluate(self, model: nn.Module) -> dict[str, float]:
+    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
         """Return ``loss``, the cross-entropy without smoothing, and ``accuracy``, the share classified correctly."""
-        return self._measure(model, self._images.validation())
+        return self._measure(model, self._images.validation(team.part(self.validation_examples)), team)
 
-    def _measure(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    def _measure(self, model: nn.Module, batches: Iterable[Batch], team: Team) -> dict[str, float]:
+        """Return loss and accuracy over the batches of all processes of ``team``."""
         device = next(model.parameters()).device
         # Sums stay on the device: reading a number after every chunk would make the CPU wait for the GPU.
         total, correct = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
@@ -86,7 +87,8 @@ class ImageClassifier(Workload):
                 total += functional.cross_entropy(logits, inputs["labels"], reduction="sum")
                 correct += (logits.argmax(1) == inputs["labels"]).sum()
                 examples += len(logits)
-        return {"loss": total.item() / examples, "accuracy": correct.item() / examples}
+        loss, right, number = totals(team, total.item(), correct.item(), examples)
+        return {"loss": loss / number, "accuracy": right / number}
 
     def _standardize(self, pixels: Tensor) -> Tensor:
         """Return pixels in float32 with mean 0 and standard deviation 1 in each channel of the whole data set."""
