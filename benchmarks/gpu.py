@@ -31,14 +31,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
 
 from benchmarks import models, smoke, steps
 from benchmarks.methods import methods
-from benchmarks.step_rows import Row, summary
+from benchmarks.step_rows import Measured, rows, summary
 from workflow.bench.plan import Plan, Tier
 from workflow.bench.probes import _ranks, cost_scaling, iteration_time, memory, step_breakdown
 from workflow.bench.probes._models import ProbeModel, RandomImages, RandomTokens, bert_large
@@ -124,10 +124,11 @@ def _first_order(name: str, session: Session) -> str:
 MODELS: Final[Mapping[str, Callable[[Session], ProbeModel]]] = {"bert": bert, "resnet": resnet}
 
 Rows = Iterator[NamedTuple]
+Result = TypeVar("Result")
 
 
-def part(session: Session, what: str, measure: Callable[[], Iterable[NamedTuple]]) -> Rows:
-    """Yield the rows of one part of a chunk; where it cannot be measured, note why.
+def part(session: Session, what: str, measure: Callable[[], Iterable[Result]]) -> Iterator[Result]:
+    """Yield what is measured in one part of a chunk; where it cannot be measured, note why.
 
     A failure that nothing explains is printed with its traceback; the command's exit status is then 1.
     """
@@ -156,25 +157,27 @@ def smoke_rows(session: Session) -> Rows:
         for method in methods():
             trial = partial(smoke.trial, method, narrow, session.device, session.hardware)
             for row in part(session, f"{method.label} on {block.name}", partial(_single, trial)):
-                assert isinstance(row, smoke.Trial)
                 if row.status != "ok":
                     say(f"    {row.status}: {row.detail}")
                 yield row
 
 
-def _single(trial: Callable[[], smoke.Trial]) -> list[NamedTuple]:
+def _single(trial: Callable[[], Result]) -> list[Result]:
     return [trial()]
 
 
 def step_rows(session: Session) -> Rows:
-    """Yield the rows of `benchmarks.steps`."""
+    """Yield the rows of `benchmarks.steps`, also of what was measured when the time is over."""
     blocks = [models.narrowed(block, 4) for block in models.BLOCKS] if session.quick else models.BLOCKS
     minutes = steps.QUICK_MINUTES if session.quick else steps.MINUTES["cuda"]
-    table: list[Row] = []
-    for row in part(session, "steps", lambda: steps.run(blocks, methods(), session.device, minutes)):
-        assert isinstance(row, Row)
-        table.append(row)
-        yield row
+    measured: list[Measured] = []
+    try:
+        for one in part(session, "steps", lambda: steps.measure(blocks, methods(), session.device, minutes)):
+            measured.append(one)  # noqa: PERF402 (all that came before the time is over)
+    except OutOfTimeError:
+        session.note("the rest of steps", "the chunk's time is over")
+    table = list(rows(measured, session.device, session.hardware))
+    yield from table
     for line in summary(table):
         print(line)
 

@@ -51,7 +51,6 @@ from benchmarks.step_rows import (
     SGD,
     Measured,
     Rounds,
-    Row,
     rows,
     summary,
 )
@@ -63,7 +62,7 @@ from workflow.bench.support.config import ConfigError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
-MINUTES: Final = {"cpu": 4.2, "cuda": 7.0}
+MINUTES: Final = {"cpu": 4.2, "cuda": 6.5}
 """The time that rounds may fill; the start and the last round come on top."""
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
@@ -220,9 +219,10 @@ def measure_factor(device: torch.device, seconds: float, widths: Sequence[int] =
         yield Measured("factor", d, in_rounds(turns, seconds / len(widths), device))
 
 
-def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float) -> list[Row]:
-    """Measure everything, with a line of progress for each step of the work, and return the rows."""
-    measured: list[Measured] = []
+def measure(
+    blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float
+) -> Iterator[Measured]:
+    """Yield the measurements of all blocks and of a factor's update, with a line of progress for each."""
     told: set[tuple[str, str]] = set()
     start = time.monotonic()
     for position, block in enumerate(blocks):
@@ -231,7 +231,6 @@ def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torc
         # At least half of its share, whatever the blocks before it took.
         least = 0.5 * 0.93 * 60 * minutes * block.weight / sum(other.weight for other in blocks)
         for one in measure_block(block, chosen, device, max(weight * left, least)):
-            measured.append(one)
             counts = [len(times) for times in one.times.values()]
             _progress(
                 start,
@@ -241,11 +240,11 @@ def run(blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torc
                 if (block.name, label) not in told:
                     told.add((block.name, label))
                     _progress(start, f"  {label}: {reason}")
-    factor_widths = FACTOR_WIDTHS if blocks[0].widths == BLOCKS[0].widths else (64, 128)
+            yield one
+    factor_widths = FACTOR_WIDTHS if blocks[0] in BLOCKS else (64, 128)
     for one in measure_factor(device, 0.07 * 60 * minutes, factor_widths):
-        measured.append(one)
         _progress(start, f"update of one factor, width {one.width}")
-    return list(rows(measured, device, provenance.hardware_name(device.type)))
+        yield one
 
 
 def _progress(start: float, line: str) -> None:
@@ -297,7 +296,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_unwritable("--out", out)
         if options.quick:
             blocks = [narrowed(block, 4) for block in blocks]
-        table = run(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES[device.type])
+        minutes = QUICK_MINUTES if options.quick else MINUTES[device.type]
+        measured = list(measure(blocks, chosen, device, minutes))
+        table = list(rows(measured, device, provenance.hardware_name(device.type)))
         write_rows(out, table)
         picture = draw(folder)
         for line in summary(table):

@@ -15,10 +15,11 @@ import pytest
 import torch
 
 from benchmarks import gpu, smoke
-from benchmarks.contenders import OptimizerContender
-from benchmarks.gpu import CHUNKS, Session, measure_chunk
+from benchmarks.contenders import OptimizerContender, Times
+from benchmarks.gpu import CHUNKS, OutOfTimeError, Session, measure_chunk
 from benchmarks.methods import methods
 from benchmarks.models import BLOCKS, narrowed
+from benchmarks.step_rows import SGD, Measured
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import precision_of
 from workflow.bench.support.config import ROOT
@@ -96,6 +97,17 @@ def test_rows_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
     assert len(pd.read_csv(tmp_path / "bench" / "smoke.csv")) == 1
     assert "the rest of the chunk: not measured within" in given.left_out[0]
     assert json.loads((tmp_path / "chunks" / "smoke.json").read_text())["rows"] == 1
+
+
+def test_steps_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
+    def measure(*given: object):
+        yield Measured("bert", 8, {SGD: [Times(1.0, 1.0)] * 3})
+        raise OutOfTimeError
+
+    monkeypatch.setattr(gpu.steps, "measure", measure)
+    given = session(tmp_path)
+    assert [row.optimizer for row in gpu.step_rows(given)] == [SGD, SGD]
+    assert given.left_out == ["the rest of steps: the chunk's time is over"]
 
 
 def test_another_model_s_rows_stay(tmp_path):
