@@ -214,6 +214,7 @@ class Capture(Hooks[PendingSums]):
         self._weight_handles: dict[str, RemovableHandle] = {}
         divides_batch = statistic.clamp is not None or statistic.examples is not None
         super().__init__(layers, micro_batches=micro_batches, divides_batch=divides_batch, phases=phases)
+        self._make_ghosts()
 
     def take(self) -> dict[str, Sums]:
         """Return and forget the sums of every layer that took part in this step, by name."""
@@ -223,6 +224,7 @@ class Capture(Hooks[PendingSums]):
             if pending.total:
                 taken[name] = self._sums(self._layers[name], pending.total)
         self.drop()
+        self._make_ghosts()
         return taken
 
     @override
@@ -235,11 +237,6 @@ class Capture(Hooks[PendingSums]):
         for handle in self._weight_handles.values():
             handle.remove()
         self._weight_handles = {}
-        for name, layer in self._layers.items():
-            # The model may have moved to another device or precision since.
-            if name not in self._ghosts or not self._ghosts[name].fit(layer.module.weight):
-                take = partial(self._take_compiled, layer)
-                self._ghosts[name] = Ghosts(self._shapes(layer), layer.module.weight, take)
 
     @override
     def on_forward(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor | None:
@@ -307,6 +304,13 @@ class Capture(Hooks[PendingSums]):
                 self._weight_handles[layer.name] = weight.register_hook(lambda _: self._forget_cleared())
             # A CUDA graph may overwrite what it returned when it runs again, in the next micro-batch.
             self._add(pending, {name: value.clone()})
+
+    def _make_ghosts(self) -> None:
+        """Make the leaves that are missing, or that a layer has left for another device or precision."""
+        for name, layer in self._layers.items():
+            if name not in self._ghosts or not self._ghosts[name].fit(layer.module.weight):
+                take = partial(self._take_compiled, layer)
+                self._ghosts[name] = Ghosts(self._shapes(layer), layer.module.weight, take)
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight

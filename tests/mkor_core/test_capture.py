@@ -161,9 +161,9 @@ def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
     limit = 0.9
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()
-    by_rows, _ = capture(model, ROWS)
-    by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shard=(0, ranks))
-    (model(inputs).square().sum() / (micro_batches * ranks)).backward()
+    by_rows, _ = capture(model, ROWS, shares=ranks)
+    by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shares=ranks, shard=(0, ranks))
+    (model(inputs).square().sum() / micro_batches).backward()
     rows, means = take_rows(by_rows), take_sums(by_means)
     x, g = average_locations(rows.x, rows.locations), average_locations(rows.g, rows.locations)
     number = len(x) * micro_batches * ranks
