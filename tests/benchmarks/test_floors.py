@@ -14,6 +14,7 @@ from benchmarks import floors
 from benchmarks.counting import META, Counting, bert_large
 from benchmarks.floors import BERT_LARGE, Cost, Layer, Machine
 from benchmarks.page import fill
+from tests.support.formulas import value
 from workflow.bench.support.config import ROOT, ConfigError
 
 M, N, W, ROWS = 48, 32, 4, 64
@@ -87,6 +88,31 @@ def test_bytes_are_those_of_the_operations(name):
     with Counting() as counts:
         work()
     assert counts.bytes == cost.bytes + more
+
+
+TABLE = {
+    "SGD with momentum": floors.sgd(LAYER),
+    "AdamW": floors.adamw(LAYER),
+    "capture of a mean input row": floors.capture_means(LAYER, ROWS),
+    "capture of moments": floors.capture_moments(LAYER, ROWS),
+    "update of a dense factor": floors.factor_update(N),
+    "update of a windowed factor": floors.windowed_update(N, W),
+    "preconditioning, dense": floors.precondition_dense(LAYER),
+    "preconditioning, windows": floors.precondition_windowed(LAYER, W),
+    "preconditioning, Eva": floors.precondition_eva(LAYER),
+    "preconditioning, KAISA": floors.precondition_kaisa(LAYER),
+    "KAISA's decompositions": floors.decompose_kaisa(LAYER),
+}
+
+
+def test_the_page_has_the_same_formulas():
+    section = (ROOT / "docs" / "performance.md").read_text().split("## Floors")[1].split("\n\n`benchmarks")[0]
+    lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
+    letters = {"m": M, "n": N, "N": ROWS, "d": N, "w": W}
+    assert len(lines) == len(TABLE)
+    for cells, (name, cost) in zip(lines, TABLE.items(), strict=True):
+        assert cells[0].strip().startswith(name)
+        assert (value(cells[1], **letters), value(cells[2], **letters)) == (cost.bytes, cost.operations), name
 
 
 def moments() -> None:

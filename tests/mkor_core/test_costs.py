@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from baselines import build
 from mkor_core import comm
+from tests.support.formulas import value
 from workflow.bench.support.config import ROOT
 
 EXAMPLES, TOKENS = 8, 8
@@ -68,12 +69,6 @@ def table() -> dict[str, list[str]]:
     section = (ROOT / "README.md").read_text().split("## What each method costs")[1].split("\n## ")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
-
-
-def value(formula: str, **letters: int) -> int:
-    """Evaluate a cell, such as ``2mn(m + n)``, for the values of its letters."""
-    powers = formula.replace("²", "**2").replace("³", "**3")
-    return eval(re.sub(r"(?<=[\w)])(?=[A-Za-z(])", "*", powers), {}, letters)
 
 
 class Work(TorchDispatchMode):
