@@ -35,6 +35,10 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What the benchmarks set for a file's method, apart from learning rate and period."""
 
 
+DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
+"""Files of methods that multiply or decompose factors, or gradients, several times."""
+
+
 class BenchmarkMethod(NamedTuple):
     """A method with its hyperparameters, except the period of its updates."""
 
@@ -64,11 +68,11 @@ def _signatures() -> Mapping[str, Signature]:
 
 
 def labels() -> tuple[str, ...]:
-    """Return the labels of all methods: MKOR's first, then second-order rivals, each variant after its method.
+    """Return the labels of all methods: MKOR's first, then the cheap rivals and last the dear ones.
 
-    Where time does not suffice, the last ones are left out.
+    A variant follows its method. Where time does not suffice, the last ones are left out.
     """
-    files = sorted(_signatures(), key=lambda name: (name not in CORE, _signatures()[name].order == "first", name))
+    files = sorted(_signatures(), key=lambda name: (name not in CORE, name in DEAR, name))
     return tuple(
         label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
     )

@@ -67,6 +67,8 @@ MINUTES: Final = {"cpu": 4.2, "cuda": 6.5}
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
 """The fewest rounds of any contender, and the most."""
+TOO_LATE: Final = "left out: the optimizers before it took the"
+"""How the note of an optimizer begins for which no time was left; it may have some at the next width."""
 GROWTH: Final = 2.5
 """The power of the width by which a step's time is expected to grow: the memory's is 2, that of products 3."""
 DEAREST: Final = 0.5
@@ -111,7 +113,11 @@ def measure_width(
         CONTROL: contenders.foreach_sgd(block, width, device),
         ADAMW: contenders.fused_adamw(block, width, device),
     }
-    left_out = {} if smaller is None else unaffordable([one.label for one in chosen], width, seconds, smaller)
+    left_out: dict[str, str] = {}
+    if smaller is not None:
+        left_out = unaffordable([one.label for one in chosen], width, seconds, smaller)
+        times_of = {label: median(map(sum, times)) for label, times in smaller.times.items()}
+        chosen = sorted(chosen, key=lambda one: times_of.get(one.label, 0.0))
     for method in chosen:
         made = left_out.get(method.label) or contenders.of_method(method, block, width, device)
         if isinstance(made, str):
@@ -146,7 +152,7 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: fl
         optimizer.warm_up()
         return None
     if left <= 0:
-        return f"left out: the optimizers before it took the {seconds:.0f} s of this width"
+        return f"{TOO_LATE} {seconds:.0f} s of this width"
     try:
         optimizer.warm_up()
     except Exception as error:  # one method's failure must not cost the others their times
@@ -164,7 +170,11 @@ def unaffordable(chosen: Sequence[str], width: int, seconds: float, smaller: Mea
     Each is expected to grow from the next smaller width by a power of the width, `GROWTH`. The cheapest ones are kept
     that together fit into the given time with the fewest rounds and one cycle before them.
     """
-    left_out = {label: reason for label, reason in smaller.left_out.items() if label in chosen}
+    left_out = {
+        label: reason
+        for label, reason in smaller.left_out.items()
+        if label in chosen and not reason.startswith(TOO_LATE)
+    }
     expected = {
         label: (ROUNDS[0] + 1) * median(map(sum, times)) / 1000 * (width / smaller.width) ** GROWTH
         for label, times in smaller.times.items()

@@ -158,8 +158,8 @@ def test_dear_contenders_have_fewer_rounds():
 def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
     """Truth: 4 cycles (11, 22 and 44 ms) at four times the width take 1.408, 2.816 and 5.632 s."""
     times = {label: [Times(10.0 * k, 1.0 * k)] * 3 for label, k in (("eva", 2), ("sgd", 1), ("mkor", 4), (SGD, 9))}
-    small = Measured("bert", 8, times, left_out={"soap": "why"})
-    chosen = ["mkor", "sgd", "soap", "eva"]
+    small = Measured("bert", 8, times, left_out={"soap": "why", "lamb": f"{steps.TOO_LATE} 1 s"})
+    chosen = ["mkor", "sgd", "soap", "eva", "lamb"]
     left_out = steps.unaffordable(chosen, 32, 4.3, small)
     assert list(left_out) == ["soap", "mkor"]
     assert left_out["soap"] == "why"
@@ -191,6 +191,7 @@ def test_what_is_left_out_is_not_timed():
     assert list(measured.left_out) == ["sgd"]
     assert set(measured.times) == {SGD, CONTROL, ADAMW, FORWARD_BACKWARD}
     assert labels()[0] == "mkor"
+    assert labels()[-1] == "soap"
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
