@@ -19,7 +19,14 @@ from workflow.bench.data import corpus, docstrings
 from workflow.bench.data.corpus import CLS, MASK, PAD, SEP, SPECIAL_TOKENS, Corpus, Split
 from workflow.bench.data.docstrings import Document
 from workflow.bench.data.folder import DataNotFound
-from workflow.bench.data.masked_pairs import IGNORED, NEXT, RANDOM, Pairs
+from workflow.bench.data.masked_pairs import (
+    IGNORED,
+    NEXT,
+    RANDOM,
+    Pairs,
+    last_integer_rows,
+    uniform_rows,
+)
 from workflow.bench.support.config import ROOT
 
 DOCSTRING = """
@@ -335,6 +342,46 @@ def texts(draw) -> Split:
     shape[0].append([2, 3])  # two documents of two sentences at least
     shape[-1].append([1, 4, 2])
     return split_of(shape)
+
+
+class Recording(np.random.Generator):
+    """A generator that records how many numbers its calls return."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(np.random.PCG64(seed))
+        self.sizes: dict[str, list[int]] = {"random": [], "integers": []}
+
+    def random(self, *args, **kwargs):
+        drawn = super().random(*args, **kwargs)
+        self.sizes["random"].append(np.size(drawn))
+        return drawn
+
+    def integers(self, *args, **kwargs):
+        drawn = super().integers(*args, **kwargs)
+        self.sizes["integers"].append(np.size(drawn))
+        return drawn
+
+
+@given(
+    st.integers(0, 40),
+    st.integers(1, 7),
+    st.tuples(st.integers(0, 40), st.integers(0, 40)),
+    st.lists(st.sampled_from(["float32", "float64"]), max_size=4),
+    st.integers(0, 2**32 - 1),
+)
+def test_rows_are_drawn_as_in_the_whole_array_without_the_others(number, length, cut, types, seed):
+    """Truth: whole arrays from NumPy, one after the other; an odd number of float32 leaves half a draw for later."""
+    rows, shape = slice(*sorted(cut)), (number, length)
+    ours, whole = Recording(seed), np.random.default_rng(seed)
+    for name in types:
+        expected = whole.random(shape, dtype=name)[rows]
+        np.testing.assert_array_equal(uniform_rows(ours, shape, rows, np.dtype(name)), expected)
+    # A bound close to 2^32 lets NumPy reject about half of the numbers, so that integers cannot be skipped.
+    expected = whole.integers(0, 2**31 + 1, shape)[rows]
+    np.testing.assert_array_equal(last_integer_rows(ours, 0, 2**31 + 1, shape, rows), expected)
+    wanted = len(range(number)[rows]) * length
+    assert sum(ours.sizes["random"]) <= len(types) * (wanted + 3)  # and at most three halves of a draw
+    assert sum(ours.sizes["integers"]) <= len(range(number)[: rows.stop]) * length
 
 
 def split_of(shape: list[list[list[int]]]) -> Split:

@@ -302,7 +302,7 @@ def test_shifts_and_mirrors_move_whole_images():
     """Truth: each result is one of the 2 x 81 crops of the padded image and its mirror image."""
     rng = np.random.default_rng(3)
     originals = torch.from_numpy(rng.integers(1, 256, size=(200, 3, 12, 12), dtype=np.uint8))
-    moved = images.shifted_and_mirrored(originals, np.random.default_rng(0))
+    moved = images.shifted_and_mirrored(originals, np.random.default_rng(0), len(originals))
     assert moved.shape == originals.shape
     assert moved.dtype == torch.uint8
     seen = set()

@@ -136,12 +136,11 @@ class InMemory(Images):
     @override
     def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
         for k, indices in shuffled_indices(seed, start, self.train_examples, batch_size):
-            chosen = torch.from_numpy(indices)
+            chosen = torch.from_numpy(indices[rows])
             images = self.train[chosen]
             if self.augmented:
-                # The whole batch, so that ``rows`` of it do not depend on how ranks share it.
-                images = shifted_and_mirrored(images, np.random.default_rng([seed, k, _AUGMENTATION]))
-            yield {"images": images[rows], "labels": self.train_labels[chosen[rows]]}
+                images = shifted_and_mirrored(images, np.random.default_rng([seed, k, _AUGMENTATION]), batch_size, rows)
+            yield {"images": images, "labels": self.train_labels[chosen]}
 
     @override
     def validation(self, rows: slice = ALL) -> Iterator[Batch]:
@@ -159,21 +158,24 @@ def _in_chunks(images: Tensor, labels: Tensor) -> Iterator[Batch]:
         yield dict(zip(("images", "labels"), chunk, strict=True))
 
 
-def shifted_and_mirrored(images: Tensor, rng: np.random.Generator) -> Tensor:
+def shifted_and_mirrored(images: Tensor, rng: np.random.Generator, batch_size: int, rows: slice = ALL) -> Tensor:
     """Return each image shifted by up to 4 pixels in both directions, and mirrored half the time.
 
     The uncovered border is black (He et al., CVPR 2016, on CIFAR).
 
     Args:
         images: ``[n, channels, size, size]``; the result has the same shape.
-        rng: draws the shifts and mirrors.
+        rng: draws the shifts and mirrors of the whole batch, so that those of an image do not depend on how ranks
+            share it.
+        batch_size: images in the whole batch.
+        rows: those of them in ``images``.
     """
     number, _, size, _ = images.shape
     padded = functional.pad(images, [_PADDING] * 4)
     # Pixel (i, j) of image n comes from row top[n] + i and column left[n] + j of the padded image, or, if it is
     # mirrored, from column left[n] + size - 1 - j.
-    top, left = torch.from_numpy(rng.integers(2 * _PADDING + 1, size=(2, number, 1)))
-    is_mirrored = torch.from_numpy(rng.random((number, 1)) < 0.5)
+    top, left = torch.from_numpy(rng.integers(2 * _PADDING + 1, size=(2, batch_size, 1))[:, rows])
+    is_mirrored = torch.from_numpy(rng.random((batch_size, 1))[rows] < 0.5)
     along = torch.arange(size)
     columns = left + torch.where(is_mirrored, size - 1 - along, along)
     # Three index tensors around a slice put the channels last: [n, size, size, channels].

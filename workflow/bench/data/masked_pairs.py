@@ -23,6 +23,7 @@ _MASKED, _REPLACED = 0.8, 0.1  # shares of the predicted tokens; the rest are le
 
 _CORPUS_SPECIALS: Final = Specials(pad=PAD, unknown=UNKNOWN, cls=CLS, sep=SEP, mask=MASK)
 _ALL: Final = slice(None)
+_DRAWN_AT_ONCE: Final = 2**14  # numbers
 
 
 class Pairs:
@@ -74,7 +75,7 @@ class Pairs:
         tokens, segments = self._assemble(indices[rows], second[rows])
         shape = (len(indices), self._length)
         is_text = (tokens != CLS) & (tokens != SEP) & (tokens != PAD)
-        draw = np.where(is_text, rng.random(shape)[rows], 2.0)
+        draw = np.where(is_text, uniform_rows(rng, shape, rows, np.dtype(np.float64)), 2.0)
         # Each token with probability 0.15; if that would be none, the one with the lowest number.
         predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
         fate, pieces = _draw_replacements(shape, rows, _CORPUS_SPECIALS, self._vocabulary_size, rng)
@@ -140,7 +141,7 @@ class PairsOfShards:
         column = np.arange(tokens.shape[1])
         segments = np.where(column >= lengths, 0, np.where(column >= second, 2, 1))
         is_text = (segments > 0) & (tokens != self._specials.cls) & (tokens != self._specials.sep)
-        draw = np.where(is_text, rng.random(shape, dtype=np.float32)[rows], np.float32(2))
+        draw = np.where(is_text, uniform_rows(rng, shape, rows, np.dtype(np.float32)), np.float32(2))
         # A row's ``number`` text tokens with the lowest random numbers are predicted.
         share = np.rint(_PREDICTED * is_text.sum(axis=1)).astype(np.int64)
         number = np.clip(share, 1, _MAX_PREDICTED_OF_32 * tokens.shape[1] // 32)
@@ -155,10 +156,61 @@ def _draw_replacements(
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Return for each token of ``rows`` a number in [0, 1), which decides its fate, and a word piece.
 
-    Word pieces are drawn from the ids after the special tokens.
+    Word pieces are drawn from the ids after the special tokens. They are the last numbers that a batch draws.
     """
-    fate = rng.random(shape)
-    return fate[rows], rng.integers(max(specials) + 1, vocabulary_size, shape)[rows]
+    fate = uniform_rows(rng, shape, rows, np.dtype(np.float64))
+    return fate, last_integer_rows(rng, max(specials) + 1, vocabulary_size, shape, rows)
+
+
+def uniform_rows(rng: np.random.Generator, shape: tuple[int, int], rows: slice, dtype: np.dtype) -> NDArray:
+    """Return ``rng.random(shape, dtype)[rows]``, and leave ``rng`` as that would, without drawing the other rows.
+
+    rng: a generator with PCG64, NumPy's default, which can be advanced.
+    dtype: float64 or float32.
+    """
+    number, length = shape
+    first, last, _ = rows.indices(number)
+    _skip(rng, first * length, dtype)
+    drawn: NDArray = rng.random((last - first, length), dtype=dtype.type)
+    _skip(rng, (number - last) * length, dtype)
+    return drawn
+
+
+def _skip(rng: np.random.Generator, numbers: int, dtype: np.dtype) -> None:
+    """Leave ``rng`` as ``rng.random(numbers, dtype)`` would."""
+    generator = rng.bit_generator
+    assert isinstance(generator, np.random.PCG64)
+    if not numbers:
+        return
+    if dtype == np.float32:
+        # PCG64 makes 64 bits at a time and keeps the second half for the next number of 32 bits.
+        if generator.state["has_uint32"]:
+            rng.random(dtype=np.float32)
+            numbers -= 1
+        generator.advance(numbers // 2)  # drops the half that is kept, of which there is none
+        if numbers % 2:
+            rng.random(dtype=np.float32)
+    else:
+        kept = generator.state
+        generator.advance(numbers)
+        # A number of 64 bits leaves the half that is kept for later.
+        generator.state = {**kept, "state": generator.state["state"]}
+
+
+def last_integer_rows(
+    rng: np.random.Generator, low: int, high: int, shape: tuple[int, int], rows: slice
+) -> NDArray[np.int64]:
+    """Return ``rng.integers(low, high, shape)[rows]``; ``rng`` must not be used afterwards.
+
+    The rows before cannot be skipped, because an integer takes as many random numbers as its rejections need. They are
+    drawn a few at a time, which stay in the processor's cache.
+    """
+    number, length = shape
+    first, last, _ = rows.indices(number)
+    at_once = max(1, _DRAWN_AT_ONCE // length)
+    for row in range(0, first, at_once):
+        rng.integers(low, high, (min(at_once, first - row), length))
+    return rng.integers(low, high, (last - first, length))
 
 
 def _masked(
