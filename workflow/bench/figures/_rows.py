@@ -77,7 +77,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         elif label in finals:
             _draw_difference(axes, finals[label], finals[base], row, label)
     name_rows(axes, [style.style_of(label).name for label in labels])
-    axes.locator_params(axis="x", nbins=5)
+    axes.locator_params(axis="x", nbins=4, steps=[1, 2, 5, 10])
     axes.set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
 
 

@@ -31,14 +31,16 @@ def make(results: Results, folder: Path) -> list[Path]:
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'update_rules.csv'}: run update_rules first.")
     workloads = sorted(losses["workload"].unique())
+    bases = {workload: base_of(runs[runs["workload"] == workload]) for workload in workloads}
+    # The same rows in all panels, so that their names stand once; a workload without one of them has an empty row.
+    labels = [label for label in style.in_order(losses["optimizer"]) if label not in bases.values()]
     figure, axes = style.new_figure(2, len(workloads), height=4.2, height_ratios=(1.5, 1))
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
-        of_workload = losses[losses["workload"] == workload]
         upper.set_title(style.workload_name(workload))
-        _draw_losses(upper, of_workload)
-        base = base_of(runs[runs["workload"] == workload])
-        labels = [label for label in style.in_order(of_workload["optimizer"]) if label != base]
-        draw_differences(lower, losses_to_compare(metrics[metrics["workload"] == workload]), base, labels)
+        _draw_losses(upper, losses[losses["workload"] == workload])
+        draw_differences(lower, losses_to_compare(metrics[metrics["workload"] == workload]), bases[workload], labels)
+        lower.tick_params(axis="x", labelsize=7)
+        lower.set_xlabel(lower.get_xlabel().replace(", iteration", ",\niteration"))
     _name_rows_once(axes[1])
     axes[0, 0].set_ylabel("validation loss")
     notes = [
