@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,12 +37,29 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 @contextmanager
 def matmul_precision(precision: str) -> Iterator[None]:
     """Compute float32 matrix products in a precision, in the words of `torch.set_float32_matmul_precision`."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(precision)
+    libraries: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
+    settings = [library.matmul for library in libraries if hasattr(getattr(library, "matmul", None), "fp32_precision")]
+    if not settings:  # before torch 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(precision)
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
+        return
+    # The old functions raise an error where a program has used the new settings.
+    previous = [setting.fp32_precision for setting in settings]
+    for setting, name in zip(settings, _PRECISIONS[precision], strict=False):
+        setting.fp32_precision = name
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for setting, name in zip(settings, previous, strict=True):
+            setting.fp32_precision = name
+
+
+_PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
+"""The settings of cuBLAS and of oneDNN; the former has nothing below TF32."""
 
 
 def adds_to_grad(weight: Tensor) -> bool:
