@@ -45,7 +45,9 @@ class LayerwiseEngine:
         self._method = method
         self._diagnostics = diagnostics
         self._phases = phases
-        self._sharing = Sharing(list(layers.values()), method, group) if comm.world_size(group) > 1 else None
+        # Other methods have the same states on all ranks, and each rank preconditions all layers.
+        shares = comm.world_size(group) > 1 and (method.refreshed or method.worker_fraction < 1)
+        self._sharing = Sharing(list(layers.values()), method, group) if shares else None
         self._states = LayerStates(layers, method, self._sharing, diagnostics.report_failure)
 
     def update(

@@ -30,12 +30,10 @@ class Sharing:
         self._grid = make_grid(comm.world_size(group), method.worker_fraction)
         costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
         self._assignments = assign(costs, self._grid)
-        columns = [self._grid.column(index) for index in range(self._grid.columns)]
-        rows = [self._grid.row(index) for index in range(self._grid.rows)]
-        # new_group is a collective call: every rank must create every group, even those that it is not in.
-        self._column_groups = [_make_group(ranks, group) for ranks in columns]
-        self._row_groups = [_make_group(ranks, group) for ranks in rows]
         self._group = group
+        # Only the groups of this rank: on 64 ranks with half of them as workers, 2 of 34.
+        self._column_group = _make_group(self._grid.column(self._rank % self._grid.columns), group)
+        self._row_group = _make_group(self._grid.row(self._rank // self._grid.columns), group)
 
     @property
     def is_whole(self) -> bool:
@@ -64,7 +62,7 @@ class Sharing:
             layers = [name for name in in_column if self._assignments[name].owner == owner]
             keys = [(name, key) for name in layers for key in self._refreshed]
             bucket = [states[name][key] for name, key in keys]
-            received = comm.broadcast(bucket, self._global(owner), self._column_groups[column])
+            received = comm.broadcast(bucket, self._global(owner), self._column_group)
             for (name, key), tensor in zip(keys, received, strict=True):
                 states[name][key] = tensor
 
@@ -75,7 +73,7 @@ class Sharing:
         row = self._rank // self._grid.columns
         for column, source in enumerate(self._grid.row(row)):
             names = [name for name in updates if self._assignments[name].column == column]
-            received = comm.broadcast([updates[name] for name in names], self._global(source), self._row_groups[row])
+            received = comm.broadcast([updates[name] for name in names], self._global(source), self._row_group)
             updates.update(zip(names, received, strict=True))
 
     def gather(self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState]) -> dict[str, LayerState]:
@@ -114,10 +112,14 @@ def _transposed_where(tensors: Sequence[Tensor], flags: Sequence[int]) -> list[T
 
 
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:
-    """Create the group of some ranks of ``parent``; None for a single rank, which needs no communication."""
-    if len(ranks) == 1:
-        return None
+    """Return the group of some ranks of ``parent``, of which this rank is one; ``parent`` if they are all of it.
+
+    A single rank, which needs no communication, gets no new group either.
+    """
+    if len(ranks) in (1, comm.world_size(parent)):
+        return parent
     global_ranks = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
-    # Ranks outside the parent never get here, so a group within a parent is created by its members alone.
-    created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=parent is not None)
+    # Each group is created by its members alone. The columns are all ranks of the parent, and so are the rows: NCCL,
+    # which splits a communicator with a device_id only if all its ranks call at the same time, gets these calls.
+    created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=True)
     return created

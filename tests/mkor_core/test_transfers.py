@@ -86,6 +86,26 @@ def one_of_64_ranks() -> Iterator[None]:
 
 @pytest.mark.usefixtures("one_of_64_ranks")
 @pytest.mark.parametrize(
+    ("name", "options", "groups"),
+    [
+        ("mkor", {}, []),
+        ("eva", {}, []),
+        ("hylo", {}, []),
+        ("kaisa", {}, []),
+        ("kaisa", {"grad_worker_fraction": 0.5}, [[*range(0, 64, 2)], [0, 1]]),
+        ("kaisa", {"grad_worker_fraction": 1 / 64}, []),
+    ],
+    ids=str,
+)
+def test_a_rank_makes_the_groups_that_it_uses_and_no_second_one_of_all_ranks(monkeypatch, name, options, groups):
+    made: list[list[int]] = []
+    monkeypatch.setattr(dist, "new_group", lambda ranks, **_: made.append(ranks))
+    build(name, nn.Linear(5, 5), {"lr": 0.1, **options})
+    assert made == groups
+
+
+@pytest.mark.usefixtures("one_of_64_ranks")
+@pytest.mark.parametrize(
     ("name", "options", "waits"),
     [
         ("mkor", {}, 0),

@@ -129,6 +129,33 @@ def test_ranks_evaluate_the_first_one_s_model_like_one_process(trained: dict[int
     assert last["accuracy"] == truth["accuracy"]
 
 
+def test_ranks_on_gpus_tell_nccl_theirs(monkeypatch: pytest.MonkeyPatch):
+    """The fifth of a node with four GPUs shares one, which is what NCCL itself then refuses."""
+    told: list[Any] = []
+
+    class Ended:
+        def __init__(self, *_: object) -> None: ...
+
+        def end_all(self, problem: BaseException) -> None:
+            raise problem
+
+    def init(*_: object, device_id: torch.device | None, **__: object) -> None:
+        told.append(device_id)
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    monkeypatch.setattr(ranks, "Watchdog", Ended)
+    monkeypatch.setattr(ranks, "_meet", lambda _: torch.distributed.HashStore())
+    monkeypatch.setattr(ranks, "_connect", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", init)
+    for local_rank, device in ((3, "cuda"), (4, "cuda"), (3, "cpu")):
+        with pytest.raises(InterruptedError), ranks.joined(Place(rank=9, size=16, local_rank=local_rank), device):
+            pass
+    gpus = [torch.device("cuda", 3), torch.device("cuda", 0)]
+    assert told == [gpus[0], gpus[0], gpus[1], gpus[1], None]
+
+
 @given(examples=strategies.integers(0, 10**6), size=strategies.integers(1, 2000))
 def test_the_parts_of_ranks_are_all_examples_once(examples: int, size: int):
     parts = [range(examples)[ranks.Ranks(Place(rank=rank, size=size)).part(examples)] for rank in range(size)]

@@ -165,14 +165,17 @@ def joined(place: Place, device: str) -> Iterator[Ranks]:
     watchdog = Watchdog(place, _connect(place))
     ranks = Ranks(place, store)
     try:
-        if device == "cuda":
-            torch.cuda.set_device(place.local_rank % torch.cuda.device_count())
+        gpu = _gpu_of(place) if device == "cuda" else None
+        if gpu is not None:
+            torch.cuda.set_device(gpu)
         dist.init_process_group(
-            "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
+            "gloo" if gpu is None else "cpu:gloo,cuda:nccl",
             store=PrefixStore("group", store),
             rank=place.rank,
             world_size=place.size,
             timeout=_COLLECTIVE_TIMEOUT,
+            # NCCL connects now, and splits later groups off, instead of when each is first used.
+            device_id=gpu,
         )
         watchdog.start()
         yield ranks
@@ -186,6 +189,11 @@ def joined(place: Place, device: str) -> Iterator[Ranks]:
     limit = time.monotonic() + SILENCE_SECONDS
     while place.rank == 0 and store.add("left", 0) < place.size and time.monotonic() < limit:
         time.sleep(0.01)
+
+
+def _gpu_of(place: Place) -> torch.device:
+    """Return the GPU of a rank: those of a node take turns."""
+    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
 
 
 def _connect(place: Place, *, hosts: bool = False) -> Store:
