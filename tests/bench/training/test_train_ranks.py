@@ -19,6 +19,7 @@ import pytest
 import torch
 import yaml
 from hypothesis import given, strategies
+from torch._C._distributed_c10d import HashStore
 from torch.testing import assert_close
 
 from baselines import available, limits
@@ -146,7 +147,7 @@ def test_ranks_on_gpus_tell_nccl_theirs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setattr(torch.cuda, "set_device", told.append)
     monkeypatch.setattr(ranks, "Watchdog", Ended)
-    monkeypatch.setattr(ranks, "_meet", lambda _: torch.distributed.HashStore())
+    monkeypatch.setattr(ranks, "_meet", lambda _: HashStore())
     monkeypatch.setattr(ranks, "_connect", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
     for local_rank, device in ((3, "cuda"), (4, "cuda"), (3, "cpu")):
