@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mkor_core.linalg import finite_or_gradient
 from mkor_core.method import LearningRate, Update
+from mkor_core.transfers import upload
 
 
 class KLClipping(ABC):
@@ -78,7 +79,7 @@ def _joined(rates: Sequence[Tensor | float], like: Tensor) -> Tensor | float:
     if not any(isinstance(rate, Tensor) for rate in rates) and all(rate == first for rate in rates):
         return first
     numbers = [
-        rate.to(like.device, like.dtype, non_blocking=True)
+        upload(rate.to(like.dtype), like.device)
         if isinstance(rate, Tensor)
         else torch.full((), rate, dtype=like.dtype, device=like.device)
         for rate in rates
