@@ -30,6 +30,10 @@ class Gradient(NamedTuple):
     bias: Tensor | None
     """``[..., d_out]``, or None: all columns of D are in ``weight``."""
 
+    def parts(self) -> list[Tensor]:
+        """Return the weight's part and, if there is one, the bias's."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
     def to(self, dtype: torch.dtype) -> Gradient:
         """Return D in a dtype."""
         return Gradient(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
@@ -53,7 +57,8 @@ class Gradient(NamedTuple):
     def combine_(self, columns: Tensor, rows: Gradient, scale: float, factor: float) -> None:
         """Replace D by ``scale D - factor columns rows``; columns: ``[..., d_out, w]``, rows: ``[..., w, d_in]``."""
         linalg.add_product_(self.weight, columns, rows.weight, scale, -factor)
-        if self.bias is not None and rows.bias is not None:
+        if self.bias is not None:
+            assert rows.bias is not None
             self.bias.mul_(scale).sub_(linalg.matvec(columns, rows.bias), alpha=factor)
 
     def combine_rank_one_(self, scale: Tensor, column: Tensor, row: Tensor) -> None:
@@ -122,9 +127,7 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         usable = (factor * value.square_norm()).isfinite()
     if _on_host(grad) and not _numbers(usable)[0]:
         return
-    for old, new in zip(grad, value, strict=True):
-        if old is None or new is None:
-            continue
+    for old, new in zip(grad.parts(), value.parts(), strict=True):
         shape = factor.shape + (1,) * (old.dim() - factor.dim())
         if _on_host(grad):
             torch.mul(new, factor, out=old)
@@ -151,14 +154,11 @@ def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInve
         core = left.weights[..., :, None] * inner * right.weights[..., None, :]
         fade = right.scale[..., None] * left.weights
         columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
-        top = Gradient(
-            fade[..., None] * across.weight - core @ rows.weight,
-            None if across.bias is None or rows.bias is None else fade * across.bias - linalg.matvec(core, rows.bias),
-        )
-        rows = Gradient(
-            torch.cat([top.weight, rows.weight], -2),
-            None if top.bias is None or rows.bias is None else torch.cat([top.bias, rows.bias], -1),
-        )
+        weight, bias = torch.cat([fade[..., None] * across.weight - core @ rows.weight, rows.weight], -2), None
+        if rows.bias is not None:
+            assert across.bias is not None
+            bias = torch.cat([fade * across.bias - linalg.matvec(core, rows.bias), rows.bias], -1)
+        rows = Gradient(weight, bias)
     whole = grad.square_norm()
     square = scale.square() * whole - removed
     if _on_host(grad):
@@ -183,16 +183,15 @@ def _subtract_on_host_(
         value.combine_(columns, rows, scale, 1.0)
         (square,) = _numbers(value.square_norm())
         if square > 0 and math.isfinite(factor := math.sqrt(whole / square)):
-            for old, new in zip(grad, value, strict=True):
-                if old is not None and new is not None:
-                    torch.mul(new, factor, out=old)
+            for old, new in zip(grad.parts(), value.parts(), strict=True):
+                torch.mul(new, factor, out=old)
 
 
 def _subtract_on_device_(
     grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, whole: Tensor, square: Tensor, *, rescale: bool
 ) -> None:
     """Do as `_subtract_on_host_`, without reading a value."""
-    usable = square.isfinite() & (square > 0) if rescale else square.isfinite()
+    usable = square.isfinite()
     scale = torch.where(usable, scale, 1)
     # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
     columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
@@ -205,7 +204,7 @@ def _subtract_on_device_(
     grad.combine_(columns, rows, 1.0, 1.0)
     if rescale:
         factor = (whole / grad.square_norm()).sqrt()
-        grad.multiply_(torch.where(factor.isfinite() & usable, factor, 1))
+        grad.multiply_(torch.where(factor.isfinite(), factor, 1))
 
 
 def _gram_weights(inverse: WindowedInverse) -> Tensor:

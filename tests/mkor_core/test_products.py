@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from mkor_core import inverses
+from mkor_core import inverses, products
 from mkor_core.inverses import Inverse, Rule, WindowedInverse
 from mkor_core.products import Gradient, precondition_
 from tests.support import reference
@@ -86,12 +86,14 @@ def test_a_stack_is_preconditioned_as_its_layers_are(window, has_bias, rescale):
 @pytest.mark.parametrize("leading", [(), (2,)])
 @pytest.mark.parametrize("rescale", [True, False])
 @pytest.mark.parametrize("window", [None, 4])
-@pytest.mark.parametrize("bad", ["factor", "gradient"])
+@pytest.mark.parametrize("bad", ["factor", "gradient", "overflow"])
 def test_the_gradient_stays_where_the_update_is_not_finite(window, rescale, leading, bad):
     left, right = factor(4, window, 1, leading), factor(6, window, 2, leading)
     grad = gradient(leading, 4, 6, has_bias=True)
     if bad == "factor":
         right[0].fill_(torch.inf)
+    elif bad == "overflow":  # of the square norm, in float64
+        grad.weight.fill_(1e200)
     else:
         grad.weight.fill_(torch.nan)
     before = joined(grad).clone()
@@ -99,18 +101,44 @@ def test_the_gradient_stays_where_the_update_is_not_finite(window, rescale, lead
     assert_close(joined(grad), before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_a_norm_that_cancels_in_its_gram_matrices_is_taken_from_the_update():
+@pytest.mark.parametrize("size", [1e-3, 1e4])
+@pytest.mark.parametrize("scale", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("leading", [(), (1,)])
+def test_a_norm_that_cancels_in_its_gram_matrices_is_taken_from_the_update(leading, has_bias, scale, size):
     """D lies in the direction that J_R has almost removed: |V| is a ten-thousandth of c |D|."""
-    right = inverses.identity((), 5, 4, torch.float32, CPU)
+    right = inverses.identity(leading, 5, 4, torch.float32, CPU)
     assert isinstance(right, WindowedInverse)
     direction = torch.nn.functional.normalize(torch.arange(1.0, 6), dim=0)
-    right.rows[0], right.weights[0] = direction, 1 - 1e-4
-    weight = torch.outer(torch.ones(3), direction)
-    grad = Gradient(weight.clone(), None)
+    other = torch.nn.functional.normalize(torch.tensor([2.0, -1.0, 0.0, 0.0, 0.0]), dim=0)
+    right.rows[..., 0, :], right.weights[..., 0] = direction, (1 - 1e-4) * scale
+    right.scale.fill_(scale)
+    matrix = size * torch.outer(torch.tensor([1.0, 0.3, -0.7]), direction + 1e-4 * other).expand(*leading, 3, 5)
+    grad = Gradient(matrix[..., :-1].clone(), matrix[..., -1].clone()) if has_bias else Gradient(matrix.clone(), None)
     precondition_(None, grad, right, rescale=True)
-    exact = weight.double() @ right.to_matrix().double()
-    assert_close(grad.weight.double(), exact * weight.double().norm() / exact.norm(), rtol=1e-3, atol=1e-3)
-    assert_close(grad.weight.norm(), weight.norm(), rtol=1e-5, atol=0)
+    exact = matrix.double() @ right.to_matrix().double()
+    truth = exact * matrix.double().norm() / exact.norm()
+    assert_close(joined(grad).double(), truth, rtol=0, atol=0.02 * float(truth.abs().max()))
+    assert_close(joined(grad).norm(), matrix.norm(), rtol=1e-5, atol=0)
+
+
+def test_a_rank_one_matrix_is_taken_from_a_scaled_gradient():
+    scale, column, row = torch.tensor([0.5, 2.0]), torch.ones(2, 3), torch.arange(1.0, 9).view(2, 4)
+    stack = gradient((2,), 3, 4, has_bias=True)
+    stack = stack.to(torch.float32)
+    truth = scale[:, None, None] * joined(stack) - column[:, :, None] * row[:, None, :]
+    alone = [Gradient(stack.weight[i].clone(), joined(stack)[i, :, -1].clone()) for i in range(2)]
+    stack.combine_rank_one_(scale, column, row)
+    for index, one in enumerate(alone):
+        one.combine_rank_one_(scale[index], column[index], row[index])
+    assert_close(joined(stack), truth)
+    assert_close(torch.stack([joined(one) for one in alone]), truth)
+
+
+def test_only_the_scalars_of_one_layer_on_a_cpu_are_read():
+    """In a stack they would be read one by one, and on other devices the host would wait."""
+    tensors = [torch.ones(2, 3), torch.ones(1, 2, 3), torch.ones(2, 3, device="meta")]
+    assert [products._on_host(Gradient(tensor, None)) for tensor in tensors] == [True, False, False]
 
 
 @settings(max_examples=40)
