@@ -168,7 +168,7 @@ class MKOR(StackedMethod):
 
     @override
     def noise(self, state: LayerState) -> Tensor | None:
-        return None if self.gradient_norm is None else ~state["left_vectors"].any(-1).any(-1)
+        return None if self.gradient_norm is None else ~state["left_vectors"][..., 0].any(-1)
 
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:

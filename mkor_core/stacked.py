@@ -50,8 +50,8 @@ class Stack:
     state: LayerState
     host: dict[str, Tensor | Deferred] = field(default_factory=dict)
     """What the next refresh wants on the host."""
-    refreshed: int = -1
-    """The step of the last refresh, after which `host` was requested."""
+    refreshed: int | None = None
+    """The step of the last refresh, after which `host` was requested; None before the first."""
 
     def state_of(self, index: int) -> LayerState:
         """Return one layer's state, as views."""
@@ -239,8 +239,9 @@ class StackedEngine:
             method.accumulate(state, captured, step, accept, norms)
         if method.refreshes(step):
             # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
-            host = {key: _on_host(value) for key, value in stack.host.items()} if stack.refreshed < step else None
-            method.refresh(state, step, accept, will_step, host if stack.refreshed >= 0 else None)
+            is_later = stack.refreshed is not None and stack.refreshed < step
+            host = {key: _on_host(value) for key, value in stack.host.items()} if is_later else None
+            method.refresh(state, step, accept, will_step, host)
             stack.host = {key: _requested(tensor) for key, tensor in method.host_inputs(state, step).items()}
             stack.refreshed = step
         return finite

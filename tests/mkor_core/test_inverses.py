@@ -88,6 +88,17 @@ def test_every_decay_folds_its_scale_in_time(name, decay):
     assert_close(inverse.to_matrix(), truth(rule, 90), rtol=1e-8, atol=1e-9)
 
 
+def test_a_scale_is_multiplied_into_its_matrix_once_a_period_alone():
+    """That costs a pass over the matrix."""
+    rule, scales = rule_of("published", threshold=torch.inf), []
+    inverse = one(3, None)
+    assert isinstance(inverse, DenseInverse)
+    for number, vector in enumerate(vectors(rule.fold_period + 1, 3)):
+        inverse.update_(rule, vector, number, ALL)
+        scales.append(float(inverse.scale))
+    assert scales == pytest.approx([*(DECAY**k for k in range(1, rule.fold_period + 1)), DECAY])
+
+
 def test_a_factor_that_hardly_keeps_its_past_is_folded_at_every_update():
     assert Rule("sherman_morrison", 1e-7, EPS, ZETA).fold_period == 1
 
@@ -114,6 +125,7 @@ def test_a_truncation_keeps_the_best_approximation(name):
     old = inverse.to_matrix()
     inverse.truncate_(inverse.gram(), ALL)
     assert_close(inverse.rows.T @ (inverse.weights[:, None] * inverse.rows), best, rtol=1e-9, atol=1e-11)
+    assert_close(inverse.rows[:3] @ inverse.rows[:3].T, torch.eye(3, dtype=torch.float64))
     assert not inverse.rows[3:].any()
     assert not inverse.weights[3:].any()
     assert_close(inverse.dropped, values[order[3]].abs())
@@ -121,6 +133,15 @@ def test_a_truncation_keeps_the_best_approximation(name):
     sign = -1 if name == "published" else 1  # A2's weights are negative: dropping them shrinks J
     assert (sign * change).min() > -1e-10
     assert change.abs().max() <= inverse.dropped * (1 + 1e-9)
+
+
+def test_a_window_without_a_column_is_truncated_to_the_identity():
+    """No update of a layer may have counted when the rows of its stack are used up."""
+    inverse = one(5, 4)
+    assert isinstance(inverse, WindowedInverse)
+    inverse.truncate_(inverse.gram(), ALL)
+    assert_close(inverse.to_matrix(), torch.eye(5, dtype=torch.float64), rtol=0, atol=0)
+    assert inverse.dropped == 0
 
 
 def test_a_window_keeps_a_persistent_mean_that_the_last_updates_would_forget():

@@ -167,6 +167,8 @@ def test_a_stacked_method_of_abstract_methods_alone_works():
         grad = model.weight.grad.clone()
         preconditioner.step()
         assert_close(model.weight.grad, (step + 1) * grad)
+    assert not Counting().decomposes
+    assert not Counting().needs_gradient_norms
 
 
 def test_a_stacked_method_with_a_clip_must_define_what_it_clips():

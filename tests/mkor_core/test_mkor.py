@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, MKORH, Preconditioner, inverses
+from mkor_core.capture import Captured
 from mkor_core.method import LayerShape
+from mkor_core.products import Gradient
 from tests.support import reference
 
 RULES = ("sherman_morrison", "published", "released")
@@ -303,3 +307,57 @@ def test_the_windowed_update_preconditions_like_its_dense_matrix():
     dense = {side: inverses.from_state(state, side).to_matrix() for side in ("left", "right")}
     grad = torch.randn(4, 6, generator=generator, dtype=torch.float64)
     assert_close(method.precondition(state, grad), dense["left"] @ grad @ dense["right"])
+
+
+@pytest.mark.parametrize("leading", [(), (2,)])
+@pytest.mark.parametrize(
+    ("norm", "gradient_norm", "counts"),
+    [(2e-4, 1e3, True), (5e-5, 1e3, False), (0.5, None, True), (0.0, None, False), (0.0, 1e3, False)],
+)
+def test_a_mean_gradient_below_a_share_of_the_gradients_norm_is_noise(norm, gradient_norm, counts, leading):
+    """The share is 1e-5, for the norm |g| |a| of the mean rows' part of D; |a| = 100 and |D| = 1000 make |g| 1e-4."""
+    method = MKOR(gradient_norm=3.0)
+    state = method.initial_state(LayerShape(4, 4), torch.float64, torch.device("cpu"), leading)
+    x, g = torch.zeros(2, *leading, 4, dtype=torch.float64)
+    x[..., 1], g[..., 2] = 500.0, norm
+    number = torch.full(leading, 5.0, dtype=torch.float64)
+    of_gradient = None if gradient_norm is None else torch.full(leading, gradient_norm, dtype=torch.float64)
+    method.accumulate(state, Captured(x, g, number), 0, None, of_gradient)
+    truth = torch.zeros(*leading, 4, dtype=torch.float64)
+    truth[..., 2] = 3.0 if counts else 0.0
+    assert_close(state["left_vectors"][..., 0], truth)
+    noise = method.noise(state)
+    assert noise is not None
+    assert torch.equal(noise, torch.full(leading, not counts))
+
+
+class ProductDtypes(TorchDispatchMode):
+    """The dtypes of matrix products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: set[torch.dtype] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
+            self.dtypes.add(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("stored", "window", "device", "dtype"),
+    [
+        (torch.bfloat16, None, "meta", torch.bfloat16),
+        (torch.bfloat16, None, "cpu", torch.float32),
+        (torch.bfloat16, 2, "meta", torch.float32),
+        (torch.float16, None, "meta", torch.float32),
+        (torch.float32, None, "meta", torch.float32),
+    ],
+    ids=str,
+)
+def test_products_are_bfloat16_where_dense_factors_are_and_the_device_is_fast_at_it(stored, window, device, dtype):
+    method = MKOR(factor_dtype=stored, window=window)
+    state = method.initial_state(LayerShape(3, 4), torch.float32, torch.device(device), (2,))
+    with ProductDtypes() as products:
+        method.apply(state, Gradient(torch.ones(2, 3, 4, device=device), None))
+    assert products.dtypes == {dtype}

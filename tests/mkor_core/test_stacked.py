@@ -157,6 +157,74 @@ def test_a_failed_decomposition_leaves_its_layer_what_it_had_and_the_others_of_t
     assert ["layers '0' keep what they had" in record.getMessage() for record in caplog.records] == [True]
 
 
+def test_a_stack_takes_every_layer_of_one_shape():
+    """A Conv2d, of which the bias has the sum over locations; Linears, one with a bias that was frozen since."""
+    torch.manual_seed(0)
+    model = nn.ModuleList([nn.Conv2d(2, 3, 2), nn.Linear(8, 3), nn.Linear(8, 3)]).double()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    model[2].bias.requires_grad_(False)
+    rows = []
+    for layer, shape in zip(model, ((5, 2, 3, 4), (5, 8), (5, 8)), strict=True):
+        output = layer(torch.randn(shape, dtype=torch.float64))
+        output.retain_grad()
+        output.square().sum().backward()
+        rows.append(output.grad.flatten(2).mean(2).sum(0) if output.dim() == 4 else output.grad.sum(0))
+    preconditioner.step()
+    assert len(preconditioner._engine._stacks) == 1
+    states = preconditioner.state_dict()["layers"]
+    for name, expected in enumerate(rows):
+        assert_close(states[str(name)]["left_vectors"][:, 0], expected)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_are_preconditioned_one_by_one_on_a_cpu_only(device, monkeypatch):
+    seen = []
+    monkeypatch.setattr(MKOR, "apply", lambda self, state, grad: seen.append(tuple(grad.weight.shape)))
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
+    preconditioner = Preconditioner(model, MKOR())
+    model(torch.ones(2, 4, device=device)).square().sum().backward()
+    preconditioner.step()
+    assert seen == ([(4, 4), (4, 4)] if device == "cpu" else [(2, 4, 4)])
+
+
+def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested_is_not(monkeypatch):
+    """The optimizer may skip a step, which then comes again. What lies on the host already is not copied."""
+    hosts = []
+    original = MKOR.refresh
+
+    def refresh(self, state, step, accept=None, will_step=None, host=None):
+        hosts.append(host is not None)
+        original(self, state, step, accept, will_step, host)
+
+    monkeypatch.setattr(MKOR, "refresh", refresh)
+    model = nn.Linear(3, 3)
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, window=2))
+    for step in (3, 3, 4, 4, 5):
+        model(torch.ones(4, 3)).square().sum().backward()
+        preconditioner._engine.update(
+            list(preconditioner._layers.values()), preconditioner._capture.take(), step, None, None
+        )
+    assert hosts == [False, False, True, False, True]
+    tensor = torch.ones(1)
+    assert stacked._requested(tensor) is tensor
+
+
+@pytest.mark.parametrize("scale", [None, 4.0])
+def test_the_gradient_of_a_bias_is_unscaled_before_it_is_a_statistic(scale):
+    model = nn.Linear(4, 3)
+    preconditioner = Preconditioner(model, MKOR())
+    model(torch.ones(5, 4)).square().mean().backward()
+    preconditioner._engine.update(
+        list(preconditioner._layers.values()),
+        preconditioner._capture.take(),
+        0,
+        None,
+        None if scale is None else torch.tensor(scale),
+    )
+    (state,) = preconditioner.state_dict()["layers"].values()
+    assert_close(state["left_vectors"][:, 0], model.bias.grad / (scale or 1.0))
+
+
 def test_a_loss_scale_multiplies_updates_that_are_clipped_together():
     """A fused optimizer unscales gradients in its step: Eva sees D times the scale, and must return V times it."""
     model, clipped = nn.Linear(4, 3), []
