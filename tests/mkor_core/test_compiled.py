@@ -250,3 +250,37 @@ def test_a_compiled_model_may_change_its_precision_after_the_hooks_were_made():
         sums = hooks.take()
         assert_close(sums["0"].x[:5].double(), rows(0, 6).sum(0), rtol=1e-6, atol=1e-6)
     assert sums["0"].x.dtype == torch.float64
+
+
+@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize(
+    "statistic", [MEAN, MEAN.of_inputs(), MEAN.clamped(0.05), MEAN.first(5), MEAN.first(10), MOMENT], ids=str
+)
+def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompiled(statistic, world, monkeypatch):
+    """Two steps of two micro-batches with a loss scale, on the last rank. Coverage tools cannot see compiled code."""
+    sums: dict[bool, dict[str, Sums]] = {False: {}, True: {}}
+    for traced in sums:
+        model = Network()
+        layers = {name: Layer(name, module) for name, module in model.named_children()}
+        options: dict[str, Any] = {"micro_batches": 2, "shares": world, "shard": (world - 1, world)}
+        hooks = Capture(layers, statistic, grad_scale=lambda: 8.0, **options)
+        for step in range(2):
+            model.zero_grad()
+            for part in range(2):
+                with monkeypatch.context() as patch:
+                    patch.setattr(torch.compiler, "is_compiling", lambda traced=traced: traced)
+                    output = model(batch(step, part)[: 3 + step])
+                (8 * (output - 1).square().mean()).backward()
+            sums[traced] |= {f"{name} in step {step}": taken for name, taken in hooks.take().items()}
+        hooks.remove()
+    assert len(sums[True]) == 6
+    for key in sums[True].keys() - sums[False].keys():  # none of the rank's examples is taken
+        assert sums[True][key].number == 0
+    assert len(sums[False]) == (0 if statistic.examples == 5 and world == 2 else 6)
+    for key, (x, g, number, locations) in sums[False].items():
+        other = sums[True][key]
+        assert_close([other.x, other.number], [x, number])
+        assert (other.g is None) == (g is None)
+        assert_close(torch.as_tensor(other.locations), torch.as_tensor(locations))
+        if g is not None:
+            assert_close(other.g, g)
