@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 from tests.support import image_files
 from workflow.bench import workloads
-from workflow.bench.data import cifar, digits, imagenet, images
+from workflow.bench.data import cifar, digits, imagenet, images, vision
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.workloads.alexnet import AlexNet
 from workflow.bench.workloads.base import Workload
@@ -376,7 +376,7 @@ def test_imagenet_validation_is_the_center_of_each_image(small_imagenet):
     assert isinstance(small_imagenet, ImageClassifier)
     batch = next(small_imagenet._images.validation())
     assert batch["labels"].tolist() == [0, 0, 1, 1, 2, 2]
-    file = imagenet.load().validation.samples[3][0]
+    file = imagenet.load().validation.path(3)
     with Image.open(file) as opened:
         truth = pil_to_tensor(center_crop(resize(opened.convert("RGB"), 37), [32, 32]))
     assert torch.equal(batch["images"][3], truth)
@@ -392,6 +392,39 @@ def test_the_error_of_missing_imagenet_has_the_remedy(data_folder):
         workloads.create("resnet50")
     assert re.match(rf"ImageNet not found at {data_folder}/imagenet; get ILSVRC2012_img_train\.tar", str(error.value))
     assert "\n" not in str(error.value)
+
+
+def listings(data_folder: Path) -> list[Path]:
+    return sorted((data_folder / "prepared").glob("imagenet-*.npz"))
+
+
+@pytest.mark.usefixtures("small_imagenet")
+def test_imagenet_is_listed_once_until_a_file_comes_or_goes(data_folder, monkeypatch):
+    """Truth: torchvision's ImageFolder, and the fingerprint of the files one by one."""
+    root = data_folder / "imagenet"
+    real = vision.datasets.ImageFolder
+    truth = [real(str(root / split)) for split in ("train", "val")]
+    digest = hashlib.sha256()
+    for split in truth:
+        for path, label in split.samples:
+            digest.update(f"{Path(path).relative_to(split.root).as_posix()} {label}\n".encode())
+    assert len(listings(data_folder)) == 1
+
+    def listed_again(_: Path) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(vision.datasets, "ImageFolder", listed_again)
+    data = imagenet.load()
+    for ours, theirs in zip(data, truth, strict=True):
+        assert [(str(ours.path(index)), ours.labels[index]) for index in range(len(ours))] == theirs.samples
+        assert ours.classes == theirs.classes
+        assert [ours[0][0].tobytes(), ours[0][1]] == [theirs[0][0].tobytes(), theirs[0][1]]
+    assert data.fingerprint == digest.hexdigest()
+
+    monkeypatch.setattr(vision.datasets, "ImageFolder", real)
+    data.train.path(5).unlink()
+    assert len(imagenet.load().train) == 11
+    assert len(listings(data_folder)) == 2
 
 
 def test_part_of_imagenet_is_refused(data_folder, few_classes, monkeypatch):

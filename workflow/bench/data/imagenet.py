@@ -6,13 +6,20 @@ Importing this module imports neither torch nor torchvision.
 from __future__ import annotations
 
 import hashlib
+import json
+import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, Self
 
+import numpy as np
+from numpy.typing import NDArray
+
+from workflow.bench.data import array_cache
 from workflow.bench.data.folder import DataNotFound, data_folder
 
 if TYPE_CHECKING:
-    from torchvision.datasets import ImageFolder
+    from PIL.Image import Image
 
 DATASETS: Final = ("imagenet",)
 
@@ -22,21 +29,72 @@ _REMEDY: Final = (
     '(after registration) into that folder; torchvision.datasets.ImageNet(folder, split), split "train" and "val", '
     "unpacks them to train/<class>/ and val/<class>/"
 )
+_SPLITS: Final = ("train", "val")
+_RECIPE: Final = "v1"
+
+
+class Files:
+    """The files of one split with their labels; an image is read when it is indexed.
+
+    root: the folder of the split.
+    names: the files within it, ``<class>/<name>``, class after class.
+    """
+
+    def __init__(self, root: Path, names: list[str]) -> None:
+        self.root, self.names = root, names
+        folders = [name.partition("/")[0] for name in names]
+        self.classes = list(dict.fromkeys(folders))
+        label_of = {name: label for label, name in enumerate(self.classes)}
+        self.labels = [label_of[folder] for folder in folders]
+
+    def __len__(self) -> int:
+        """Return the number of files."""
+        return len(self.names)
+
+    def __getitem__(self, index: int) -> tuple[Image, int]:
+        """Return the image and the label of a file."""
+        from PIL import Image
+
+        with self.path(index).open("rb") as file:
+            return Image.open(file).convert("RGB"), self.labels[index]
+
+    def path(self, index: int) -> Path:
+        """Return the path of a file."""
+        return self.root / self.names[index]
+
+
+class _Listing(NamedTuple):
+    """The names of both splits' files, in the order of torchvision's ImageFolder, which lists them."""
+
+    train: list[str]
+    val: list[str]
+
+    def arrays(self) -> dict[str, NDArray]:
+        """Return the arrays that `from_arrays` takes: names as bytes, separated by zeros."""
+        return {
+            split: np.frombuffer(os.fsencode("\0".join(names)), np.uint8)
+            for split, names in zip(_SPLITS, self, strict=True)
+        }
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Self:
+        """Return the listing that `arrays` returned."""
+        return cls(*(os.fsdecode(arrays[split].tobytes()).split("\0") for split in _SPLITS))
 
 
 class ImageNet(NamedTuple):
-    """Both splits as lists of files and labels; an image is read when it is indexed."""
+    """Both splits."""
 
-    train: ImageFolder
-    validation: ImageFolder
+    train: Files
+    validation: Files
 
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the names and classes of all files, since the pixels are 140 GB."""
         digest = hashlib.sha256()
         for split in self:
-            for path, label in split.samples:
-                digest.update(f"{Path(path).relative_to(split.root).as_posix()} {label}\n".encode())
+            lines = (f"{name} {label}\n" for name, label in zip(split.names, split.labels, strict=True))
+            digest.update(os.fsencode("".join(lines)))
         return digest.hexdigest()
 
 
@@ -48,14 +106,16 @@ def version() -> str:
 def load() -> ImageNet:
     """Return the files of both splits.
 
+    Their names are kept in the data folder until a class's folder changes: to list 1.3 million files on every rank of
+    every job would keep a parallel file system busy for minutes.
+
     Raises:
         DataNotFound: the files are missing, or the splits do not have the same thousand classes.
     """
-    from workflow.bench.data.vision import datasets
-
     root = data_folder() / "imagenet"
     try:
-        data = ImageNet(*(datasets.ImageFolder(str(root / split)) for split in ("train", "val")))
+        names = array_cache.load_or_make(_kept_at(root), _Listing, lambda: _listed(root))
+        data = ImageNet(*(Files(root / split, files) for split, files in zip(_SPLITS, names, strict=True)))
     except FileNotFoundError:  # torchvision raises it for a missing folder and for a class without an image
         raise DataNotFound("ImageNet", root, _REMEDY) from None
     for split in data:
@@ -65,3 +125,33 @@ def load() -> ImageNet:
     if data.train.classes != data.validation.classes:
         raise DataNotFound("all of ImageNet", root, f"train and val have different classes; {_REMEDY}")
     return data
+
+
+def _kept_at(root: Path) -> Path:
+    """Return the file that keeps the names. Its own name states when a file was last added to each class, or removed.
+
+    Raises:
+        FileNotFoundError: the folder of a split is missing.
+    """
+    stamps = [
+        sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(root / split) if entry.is_dir())
+        for split in _SPLITS
+    ]
+    key = hashlib.sha256(json.dumps([_RECIPE, str(root), stamps]).encode()).hexdigest()[:16]
+    return data_folder() / "prepared" / f"imagenet-{key}.npz"
+
+
+def _listed(root: Path) -> _Listing:
+    """Return the names of the files, which takes as many directory entries.
+
+    Raises:
+        FileNotFoundError: a class has no image.
+    """
+    from workflow.bench.data.vision import datasets
+
+    return _Listing(
+        *(
+            [Path(path).relative_to(root / split).as_posix() for path, _ in datasets.ImageFolder(root / split).samples]
+            for split in _SPLITS
+        )
+    )

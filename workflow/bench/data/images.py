@@ -7,7 +7,7 @@ import os
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -19,9 +19,6 @@ from typing_extensions import override
 from workflow.bench.data import cifar, digits, imagenet
 from workflow.bench.data.batches import Batch, shuffled_indices, temporary_seed
 from workflow.bench.data.folder import DataDamaged, damaged
-
-if TYPE_CHECKING:
-    from torchvision.datasets import ImageFolder
 
 EVALUATION_BATCH: Final = 256
 """The number of images to process at once without gradients."""
@@ -238,7 +235,7 @@ class _Files:
     traceback.
     """
 
-    files: ImageFolder
+    files: imagenet.Files
     transform: Any
 
     def __getitem__(self, item: tuple[int, Draw]) -> dict[str, Any] | DataDamaged:
@@ -247,7 +244,7 @@ class _Files:
             image, label = self.files[index]
         # Pillow's own errors are OSErrors; the others come from inside its readers when a file is damaged.
         except (OSError, ValueError, SyntaxError, EOFError, IndexError, struct.error) as problem:
-            return damaged("ImageNet", self.files.samples[index][0], problem)
+            return damaged("ImageNet", self.files.path(index), problem)
         if draw is None:
             return {"images": self.transform(image), "labels": label}
         # torchvision's transforms draw from torch's generator.
