@@ -102,12 +102,12 @@ def input_vector(
     else:
         vector = vectors.cut(d_w + 1, number, inputs)
     if isinstance(taken, Tensor):
-        vector[d_w:] = taken.sum() * (number // len(taken))
+        vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
     if limit is not None:
         rows = average_locations(layer.patches(inputs.to(dtype)), locations)
         torch.sum(rows.clamp(-limit, limit), 0, out=vector[:d_w])
     elif layer.is_convolution:
-        torch.div(layer.input_sum(inputs), locations, out=vector[:d_w])
+        torch.div(layer.patch_sum(inputs), locations, out=vector[:d_w])
     else:
         torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=vector[:d_w])
     return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
