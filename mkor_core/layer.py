@@ -158,13 +158,12 @@ class Layer:
             return grad.flatten(2).transpose(1, 2).flatten(0, 1)
         return grad.reshape(-1, grad.shape[-1])
 
-    def input_sum(self, inputs: Tensor) -> Tensor:
-        """Return the sum of the rows of X without the trailing 1, ``[d_w]``, in `wide_dtype`, without forming X."""
-        dtype = wide_dtype(inputs.dtype)
-        if not isinstance(self.module, nn.Conv2d):
-            return inputs.sum(tuple(range(inputs.dim() - 1)), dtype=dtype)
+    def patch_sum(self, images: Tensor) -> Tensor:
+        """Return the sum of a Conv2d's patches ``[d_w]`` in `wide_dtype`, without forming them."""
+        assert isinstance(self.module, nn.Conv2d)
         # Taking patches is linear in the images, so the images can be summed first.
-        return _patches(self.module, inputs.sum(0, keepdim=True, dtype=dtype)).sum((0, 2, 3)).flatten()
+        image = images.sum(0, keepdim=True, dtype=wide_dtype(images.dtype))
+        return _patches(self.module, image).sum((0, 2, 3)).flatten()
 
     def gradient_sum(self, grad: Tensor) -> Tensor:
         """Return the sum of the rows of G ``[d_out]`` in `wide_dtype`."""
