@@ -166,8 +166,11 @@ class WindowedInverse(NamedTuple):
         The host computes the eigenpairs, since a GPU's routine makes it wait for a report of failure. A gram matrix
         that is still on the device is copied, which does make it wait.
         """
-        on_host = (gram if gram.is_meta else gram.cpu()).nan_to_num(0, 0, 0)
-        values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
+        if gram.is_meta:  # a device without values has no host that could decompose them
+            values, vectors = torch.empty_like(gram[..., 0]), torch.empty_like(gram)
+        else:
+            on_host = gram.cpu().nan_to_num(0, 0, 0)
+            values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
         new = linalg.truncated(self.rows, self.weights, values, vectors, self._sizes()[1])
         for tensor, value in zip((self.rows, self.weights, self.dropped), new, strict=True):
             tensor.copy_(torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor))

@@ -132,7 +132,7 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         if _on_host(grad):
             torch.mul(new, factor, out=old)
         else:
-            old.copy_(torch.where(usable.view(shape), new.mul_(factor.view(shape)), old))
+            torch.where(usable.view(shape), new.mul_(factor.view(shape)), old, out=old)
 
 
 def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:

@@ -11,9 +11,6 @@ from baselines import Eva
 from benchmarks.counting import META, bert_large, count_steps
 from mkor_core import MKOR, Method
 
-SHAPES = 3
-"""Different shapes of layers; each has one stack, with two factors."""
-
 
 class Ceiling(NamedTuple):
     """The most kernels and gigabytes of a step without and with an update of the factors."""
@@ -28,7 +25,7 @@ class Ceiling(NamedTuple):
 
 
 CEILINGS = {
-    "dense": Ceiling(MKOR(inverse_update_period=2), 1, 400, 800, 31.0, 47.0),
+    "dense": Ceiling(MKOR(inverse_update_period=2), 1, 400, 800, 28.5, 44.5),
     "window 16": Ceiling(MKOR(inverse_update_period=2, window=16), 1, 500, 900, 16.0, 19.0),
     "window 4": Ceiling(MKOR(inverse_update_period=2, window=4), 5, 500, 900, 15.0, 18.0),
     "Eva": Ceiling(Eva(), 1, 600, 600, 19.0, 19.0),
@@ -37,7 +34,7 @@ CEILINGS = {
 
 @pytest.mark.parametrize("name", CEILINGS)
 def test_a_step_stays_below_its_ceilings(name):
-    """What the hooks do in forward and backward counts; the host waits for the eigenvalues of a cut window alone."""
+    """What the hooks do in forward and backward counts."""
     ceiling = CEILINGS[name]
     inputs = torch.empty(8, 512, 1024, device=META)
     plain, update = count_steps(ceiling.method, bert_large(), inputs, ceiling.updates)
@@ -45,6 +42,4 @@ def test_a_step_stays_below_its_ceilings(name):
     assert update.kernels <= ceiling.update_kernels
     assert plain.bytes <= 1e9 * ceiling.plain_gb
     assert update.bytes <= 1e9 * ceiling.update_gb
-    assert plain.waits == 0
-    waits = {operator: number for operator, number in update.by_operator.items() if operator.startswith("wait: ")}
-    assert waits in ({}, {"wait: _linalg_eigh": 2 * SHAPES})
+    assert plain.waits == update.waits == 0
