@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
+from mkor_core import MKOR, Preconditioner
 from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Rows, Statistic
 from mkor_core.layer import Layer, unsupported_reason
 from mkor_core.reductions import average_locations
@@ -395,3 +396,48 @@ def test_an_unsupported_module_has_a_reason():
     assert unsupported_reason(nn.Linear(2, 2)) is None
     assert "groups=2" in (unsupported_reason(nn.Conv2d(2, 2, 1, groups=2)) or "")
     assert "LayerNorm" in (unsupported_reason(nn.LayerNorm(2)) or "")
+
+
+@pytest.mark.parametrize("statistic", [MEAN, MOMENT], ids=str)
+def test_a_convolution_with_two_locations_averages_over_both(statistic):
+    """Truth: the moments of rows divided by the number of locations; the sums of rows divided by it."""
+    model = nn.Sequential(convolution(bias=False))
+    hooks, _ = capture(model, statistic)
+    batch = torch.randn(4, 2, 3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    output = model(batch)
+    output.retain_grad()
+    output.square().sum().backward()
+    x, g = (part / 2 for part in reference.rows_of(model[0], batch, output.grad))
+    sums = take_sums(hooks)
+    if statistic == MEAN:
+        assert_close([sums.x, sums.g], [x.sum(0), g.sum(0)])
+        assert sums.number == 4
+    else:
+        assert_close([sums.x, sums.g], [x.T @ x / 8, g.T @ g / 8])
+
+
+@pytest.mark.parametrize("statistic", [MEAN, ROWS], ids=str)
+def test_a_loss_scale_may_be_a_number_or_a_function(statistic):
+    layers = []
+    for scale in (8.0, lambda: 8.0, torch.tensor(8.0).clone):
+        model = nn.Sequential(linear(bias=False))
+        preconditioner = Preconditioner(model, MKOR(rank=2 if statistic == ROWS else 1), grad_scale=scale)
+        (8 * model(vectors(4)).square().mean()).backward()
+        preconditioner.step()
+        layers.append(preconditioner.state_dict()["layers"]["0"])
+    assert_close(layers[1:], [layers[0]] * 2)
+
+
+def test_buffers_of_sums_are_cut_for_a_whole_step_and_given_back_after_it():
+    """Otherwise there would be one for every number of rows that was ever seen."""
+    model = nn.Sequential(linear(), nn.Linear(3, 3).double())
+    hooks, _ = capture(model, MEAN)
+    hidden = model[0](vectors(4))
+    (rest,) = hooks._vectors._free.values()
+    assert len(rest) == 3 + 1
+    model[1](hidden).sum().backward()
+    assert len(*hooks._vectors._free.values()) == 0
+    hooks.take()
+    model[0](vectors(4)).sum().backward()
+    hooks.drop()
+    assert hooks._vectors._free == {}
