@@ -58,7 +58,7 @@ class GraphNumbers:
     """Numbers that graphs read from tensors ``[1]``: for each of Python's, a graph of its own would be compiled."""
 
     def __init__(self) -> None:
-        self._micro_batch = -1
+        self._micro_batch: int | None = None
         self.micro_batch: Tensor | None = None
         """The index of a step's next micro-batch."""
         self.loss_scale: Tensor | None = None

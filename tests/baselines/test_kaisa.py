@@ -199,3 +199,38 @@ def test_kl_clip_acts_on_a_sum_of_one():
 def test_a_bad_hyperparameter_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         KAISA(**options)
+
+
+@pytest.mark.parametrize("will_step", [True, False])
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, caplog):
+    """A fused optimizer tells on the device whether it skips a step. What is not finite is told at the next update."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    preconditioner = Preconditioner(model, KAISA(factor_update_period=1, inverse_update_period=1, kl_clip=None))
+    layers, engine = list(preconditioner._layers.values()), preconditioner._engine
+    for step, scale in enumerate((value, 1.0)):
+        model(torch.full((5, 4), scale, dtype=torch.float64)).square().mean().backward()
+        sums = preconditioner._capture.take()
+        assert engine.update(layers, sums, step, torch.tensor(will_step), None) is True
+        assert engine.update(layers, {}, step, torch.tensor(will_step), None) is False
+    told = [record.getMessage() for record in caplog.records]
+    message = "KAISA: layers '0' have statistics that are not finite, which are left out."
+    assert told == ([message] if will_step and value != 1.0 else [])
+    counted = 0 if not will_step else 2 if value == 1.0 else 1
+    assert engine.saved()["0"]["batches"] == counted
+
+
+def test_a_loss_scale_multiplies_updates_that_are_clipped():
+    """A fused optimizer unscales gradients in its step: KAISA sees D, whatever its scale."""
+    model, clipped = nn.Linear(4, 3), []
+    preconditioner = Preconditioner(model, KAISA(kl_clip=1e-6))
+    layers = list(preconditioner._layers.values())
+    model(torch.ones(5, 4)).square().mean().backward()
+    gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    preconditioner._engine.update(layers, preconditioner._capture.take(), 0, None, None)
+    for scale in (None, torch.tensor(4.0)):
+        for parameter, grad in zip(model.parameters(), gradients, strict=True):
+            parameter.grad.copy_(grad if scale is None else grad * scale)
+        preconditioner._engine.precondition(layers, [0.5], scale)
+        clipped.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert_close([4 * update for update in clipped[0]], clipped[1])

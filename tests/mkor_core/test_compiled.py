@@ -21,6 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from baselines import KAISA, Eva
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture import MEAN, MOMENT, Capture, Statistic, Sums
+from mkor_core.ghosts import Ghosts
 from mkor_core.layer import Layer
 
 METHODS: dict[str, Method] = {
@@ -285,3 +286,72 @@ def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompil
         assert_close(torch.as_tensor(other.locations), torch.as_tensor(locations))
         if g is not None:
             assert_close(other.g, g)
+
+
+def test_calls_that_a_compiled_graph_does_not_capture_keep_their_output(monkeypatch):
+    """Their output is returned as it is, so that the graph has nothing to bring to a leaf."""
+    module = nn.Linear(3, 2)
+    hooks = Capture({"layer": Layer("layer", module)}, MEAN)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    rows = torch.ones(4, 3)
+
+    def is_captured(output: Tensor) -> bool:
+        return "_Attach" in str(output.grad_fn)
+
+    assert is_captured(module(rows))
+    with torch.no_grad():
+        assert not is_captured(module(rows))
+    others = {name: (2 * parameter).detach().requires_grad_() for name, parameter in module.named_parameters()}
+    assert not is_captured(functional_call(module, others, (rows,)))
+    assert not is_captured(module.eval()(rows))
+    module.train()
+    hooks.enabled = False
+    assert not is_captured(module(rows))
+    hooks.enabled = True
+    assert is_captured(module(rows))
+    hooks.remove()
+    assert hooks.on_forward(Layer("layer", module), rows, module(rows)) is None
+
+
+@pytest.mark.parametrize("traced", [False, True])
+@pytest.mark.parametrize("statistic", [MEAN.first(2), MOMENT], ids=str)
+def test_a_micro_batch_of_one_number_counts(statistic, traced, monkeypatch):
+    module = nn.Linear(3, 1, bias=False)
+    hooks = Capture({"layer": Layer("layer", module)}, statistic)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
+    output = module(torch.ones(1, 3))
+    monkeypatch.undo()
+    output.sum().backward()
+    sums = hooks.take()["layer"]
+    assert sums.number == 1
+    assert sums.g is not None
+    assert_close(sums.g.flatten(), torch.ones(1))
+
+
+def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(monkeypatch):
+    """Two micro-batches of the next step. Forward passes of compiled graphs do not tell of themselves."""
+    module = nn.Linear(3, 2, bias=False)
+    hooks = Capture({"layer": Layer("layer", module)}, MOMENT, micro_batches=2)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+
+    def fail(grad: Tensor) -> None:
+        raise ValueError("a hook of the user")
+
+    rows = 2 * torch.ones(4, 3, requires_grad=True)
+    rows.register_hook(fail)
+    with pytest.raises(ValueError, match="a hook of the user"):
+        module(rows).sum().backward()
+    module.zero_grad()
+    hooks.drop()
+    for _ in range(2):
+        module(torch.ones(4, 3)).sum().backward()
+    assert hooks.take()["layer"].number == 2
+
+
+def test_leaves_fit_a_weight_of_their_device_and_precision_only():
+    weight = nn.Linear(3, 2).weight
+    ghosts = Ghosts({"x": (3,), "g": (2,)}, weight, lambda name, value: None)
+    assert ghosts.fit(weight)
+    assert ghosts.fit(weight.bfloat16())
+    assert not ghosts.fit(weight.double())
+    assert not ghosts.fit(weight.to("meta"))

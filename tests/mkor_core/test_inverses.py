@@ -144,6 +144,13 @@ def test_a_window_without_a_column_is_truncated_to_the_identity():
     assert inverse.dropped == 0
 
 
+def test_a_window_on_the_meta_device_is_truncated_there():
+    inverse = inverses.identity((2,), 5, 2, torch.float32, torch.device("meta"))
+    assert isinstance(inverse, WindowedInverse)
+    inverse.truncate_(inverse.gram(), torch.ones(2, dtype=torch.bool, device="meta"))
+    assert inverse.rows.is_meta
+
+
 def test_a_window_keeps_a_persistent_mean_that_the_last_updates_would_forget():
     """Windows of 4 against the dense factor; the error of the last 4 updates alone is a hundred times as large."""
     mean = torch.full((30,), 1.5, dtype=torch.float64)
