@@ -20,7 +20,8 @@ from tests.support.experiments import block, load, optimizer, write
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
-from workflow.bench.training import launcher, loop, one_run
+from workflow.bench.training import checkpoint, launcher, loop, one_run
+from workflow.bench.training import ranks as ranks_module
 from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks, joined
@@ -191,9 +192,16 @@ def slow_command(*arguments: str) -> int:
     return command(*arguments)
 
 
+def _refuse_to_read(path: Path, run: str) -> bytes:
+    raise AssertionError((path, run))
+
+
 def join_and_train(folder: Path, runs: Mapping[str, Run], images: Run) -> None:
     loop.MEETING_SECONDS = 0.0  # after every step
+    ranks_module._BYTES_AT_ONCE = 1000  # so that checkpoints go in many parts
     with joined(launcher.place(), "cpu") as ranks:
+        if not ranks.is_first:
+            checkpoint.read = _refuse_to_read  # the first one reads and sends
         train_all(folder, runs, ranks)
         if ranks.size == 2:
             place: Any = RunFolder(folder / "images")

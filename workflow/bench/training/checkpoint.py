@@ -32,24 +32,30 @@ def save(path: Path, run: str, step: int, state: dict[str, Any], *, keep_previou
     write_atomically(path, header.line(), payload, previous=previous(path) if keep_previous else None)
 
 
-def load(path: Path, run: str, *, step: int | None = None) -> dict[str, Any]:
+def load(path: Path, run: str) -> dict[str, Any]:
     """Return the state that `save` wrote to ``path``, with all tensors on the CPU.
 
     The objects that take it know where a tensor belongs: AdamW, for one, counts its steps on the CPU, and on a GPU
     every later step would wait for the counters.
 
-    step: that of the checkpoint, if it is known; one of another step is damaged.
-
     Raises:
         FileNotFoundError: the file does not exist.
-        DamagedError: it is unreadable, truncated, altered, of another run or step, or of another format version.
+        DamagedError: it is unreadable, truncated, altered, of another run, or of another format version.
     """
+    return unpack(path, read(path, run))
+
+
+def read(path: Path, run: str) -> bytes:
+    """Return what `save` wrote to ``path`` after the first line, for `unpack`. Raises what `load` does."""
     with open_checkpoint(path, run) as (header, file):
-        if step not in (None, header.step):
-            raise DamagedError(f"{path}: is of step {header.step}, not of step {step}")
         payload = file.read()
     if hashlib.sha256(payload).hexdigest() != header.sha256:
         raise DamagedError(f"{path}: damaged: its checksum does not match")
+    return payload
+
+
+def unpack(path: Path, payload: bytes) -> dict[str, Any]:
+    """Return the state in a payload that `read` returned of ``path``, on this rank or another. See `load`."""
     try:
         state = torch.load(io.BytesIO(payload), map_location="cpu", weights_only=True)
     except Exception as problem:

@@ -5,6 +5,7 @@ With one process (`ALONE`) every collective returns its input, at the cost of a 
 
 from __future__ import annotations
 
+import io
 import json
 import time
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ _COLLECTIVE_TIMEOUT: Final = timedelta(minutes=30)
 """Time that a collective may take; `Watchdog` notices dead ranks long before."""
 
 _NO_TIMEOUT: Final = timedelta(days=30)
+
+_BYTES_AT_ONCE: Final = 2**26
 
 _SEED_STRIDE: Final = 0x9E3779B97F4A7C15
 """2^64 over the golden ratio. Multiples of it keep the seeds of ranks apart from those of runs, which are small."""
@@ -71,6 +74,20 @@ class Ranks:
             self._store.set(key, json.dumps(value))
             return cast("_T", value)
         return cast("_T", json.loads(self._store.get(key)))
+
+    def bytes_from_first(self, data: bytes) -> bytes:
+        """Return the first rank's ``data``, of any length, on every rank; those of the others are ignored."""
+        if self._store is None:
+            return data
+        length = self.from_first(len(data))
+        received = io.BytesIO()
+        for start in range(0, length, _BYTES_AT_ONCE):
+            number = min(_BYTES_AT_ONCE, length - start)
+            part = bytearray(data[start : start + number]) if self.is_first else bytearray(number)
+            dist.broadcast(torch.frombuffer(part, dtype=torch.uint8), 0)
+            if not self.is_first:
+                received.write(part)
+        return data if self.is_first else received.getvalue()
 
     def wait_for_first(self) -> None:
         """Return once the first rank has made the same call."""

@@ -20,7 +20,7 @@ from workflow.bench.training.build import Parts, Setting, build
 from workflow.bench.training.checkpoint_header import CheckpointError, DamagedError, newest_first, open_checkpoint
 from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.ranks import Ranks
-from workflow.bench.training.record import MetricsLog, RunFolder, first_line
+from workflow.bench.training.record import MetricsLog, RunFolder
 from workflow.bench.training.state import Saved, TrainingState
 from workflow.bench.training.summary import Account
 from workflow.bench.workloads.base import Workload
@@ -35,7 +35,7 @@ def prepare(
 
     Raises:
         ConfigError: as `build`.
-        CheckpointError: the checkpoint is of another number of ranks, or this rank does not see it.
+        CheckpointError: the checkpoint is of another number of ranks.
         OSError: metrics.csv cannot be read or written.
     """
     for file in newest_first(folder.checkpoint):
@@ -57,20 +57,24 @@ def _resumed(
     ranks = setting.ranks
     saved: Saved | None = None
     log: MetricsLog | None = None
+    payload = b""
     if ranks.is_first:
         try:
-            saved = _load_fitting(file, run, ranks)
+            payload = checkpoint.read(file, run.id)
+            saved = _unpack_fitting(file, payload, run, ranks)
             log = _cut_back(folder.metrics, saved)
         except FileNotFoundError:
             pass
         except DamagedError as problem:
             saved = None
             _go_on_without(problem)
-    step = cast("int | None", ranks.from_first(None if saved is None else _steps_done(saved)))
-    if step is None:
+    if not ranks.from_first(saved is not None):
         return None
+    # One rank reads the file: many at once, of many gigabytes each, would wait for the disk.
+    payload = ranks.bytes_from_first(payload)
     if saved is None:
-        saved = _of_step(step, file, run)
+        saved = checkpoint.unpack(file, payload)
+    del payload
     parts = build(run, workload, setting)
     state: TrainingState | None = None
     misfit: str | None = None
@@ -107,26 +111,14 @@ def _cut_back(metrics: Path, saved: Saved) -> MetricsLog:
         raise DamagedError(str(problem)) from None
 
 
-def _of_step(step: int, file: Path, run: Run) -> Saved:
-    """Return, on a rank other than the first, the checkpoint of the step that the first one chose."""
-    try:
-        return checkpoint.load(file, run.id, step=step)
-    except (FileNotFoundError, DamagedError) as problem:
-        raise CheckpointError(
-            f"{file}: the checkpoint of step {step}, from which rank 0 resumes, is not there: all ranks must see the "
-            f"same results folder ({first_line(problem)})"
-        ) from None
-
-
-def _load_fitting(file: Path, run: Run, ranks: Ranks) -> Saved:
+def _unpack_fitting(file: Path, payload: bytes, run: Run, ranks: Ranks) -> Saved:
     """Return the content of a run's checkpoint, with everything in it that a new process can check without a model.
 
     Raises:
-        FileNotFoundError: the file does not exist.
         DamagedError: the content is not that of a checkpoint of this run.
         CheckpointError: it was made by another number of ranks.
     """
-    saved: Saved = checkpoint.load(file, run.id)
+    saved: Saved = checkpoint.unpack(file, payload)
     try:
         _check_ranks(file, run, saved, ranks)
         _check_rest(file, saved)
