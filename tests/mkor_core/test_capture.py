@@ -417,15 +417,18 @@ def test_a_convolution_with_two_locations_averages_over_both(statistic):
 
 
 @pytest.mark.parametrize("statistic", [MEAN, ROWS], ids=str)
-def test_a_loss_scale_may_be_a_number_or_a_function(statistic):
+def test_a_loss_scale_may_be_a_number_a_function_or_a_scaler(statistic):
     layers = []
-    for scale in (8.0, lambda: 8.0, torch.tensor(8.0).clone):
+    new, used = (torch.amp.GradScaler("cpu", init_scale=scale) for scale in (2.0, 4.0))
+    used.scale(torch.ones(1))
+    used.update(2.0)
+    for scale in (2.0, lambda: 2.0, torch.tensor(2.0).clone, new, used):
         model = nn.Sequential(linear(bias=False))
         preconditioner = Preconditioner(model, MKOR(rank=2 if statistic == ROWS else 1), grad_scale=scale)
-        (8 * model(vectors(4)).square().mean()).backward()
+        (2 * model(vectors(4)).square().mean()).backward()
         preconditioner.step()
         layers.append(preconditioner.state_dict()["layers"]["0"])
-    assert_close(layers[1:], [layers[0]] * 2)
+    assert_close(layers[1:], [layers[0]] * 4)
 
 
 def test_buffers_of_sums_are_cut_for_a_whole_step_and_given_back_after_it():

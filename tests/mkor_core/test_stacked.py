@@ -157,14 +157,17 @@ def test_a_failed_decomposition_leaves_its_layer_what_it_had_and_the_others_of_t
     assert ["layers '0' keep what they had" in record.getMessage() for record in caplog.records] == [True]
 
 
-def test_a_stack_takes_every_layer_of_one_shape():
+@pytest.mark.parametrize("chosen", [(0, 1), (1, 2), (0, 1, 2)], ids=str)
+def test_a_stack_takes_every_layer_of_one_shape(chosen):
     """A Conv2d, of which the bias has the sum over locations; Linears, one with a bias that was frozen since."""
     torch.manual_seed(0)
-    model = nn.ModuleList([nn.Conv2d(2, 3, 2), nn.Linear(8, 3), nn.Linear(8, 3)]).double()
+    layers = [nn.Conv2d(2, 3, 2), nn.Linear(8, 3), nn.Linear(8, 3)]
+    shapes = [(5, 2, 3, 4), (5, 8), (5, 8)]
+    model = nn.ModuleList([layers[index] for index in chosen]).double()
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-    model[2].bias.requires_grad_(False)
+    layers[2].bias.requires_grad_(False)
     rows = []
-    for layer, shape in zip(model, ((5, 2, 3, 4), (5, 8), (5, 8)), strict=True):
+    for layer, shape in zip(model, [shapes[index] for index in chosen], strict=True):
         output = layer(torch.randn(shape, dtype=torch.float64))
         output.retain_grad()
         output.square().sum().backward()
@@ -207,6 +210,30 @@ def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested
     assert hosts == [False, False, True, False, True]
     tensor = torch.ones(1)
     assert stacked._requested(tensor) is tensor
+
+
+@pytest.mark.parametrize("will_step", [True, False])
+@pytest.mark.parametrize("value", [1.0, torch.nan])
+def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, caplog):
+    """What is not finite is told at the next update. Truth: the number of updates."""
+    model = nn.Sequential(nn.Linear(4, 3)).double()
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
+    layers, engine = list(preconditioner._layers.values()), preconditioner._engine
+    for step, scale in enumerate((value, 1.0)):
+        model.zero_grad()
+        model(torch.full((1, 4), scale, dtype=torch.float64)).square().mean().backward()
+        sums = preconditioner._capture.take()
+        assert engine.update(layers, sums, step, torch.tensor(will_step), None) is True
+        assert engine.update(layers, {}, step, torch.tensor(will_step), None) is False
+    message = "MKOR: layers '0' have statistics that are not finite, which are left out."
+    assert [record.getMessage() for record in caplog.records] == ([message] if will_step and value != 1.0 else [])
+    state = engine.saved()["0"]
+    assert state["updates"] == (0 if not will_step else 2 if value == 1.0 else 1)
+    assert state["left_vectors"].any() == will_step
+    assert engine.non_finite() == []
+    state["right"][1, 2] = torch.nan
+    assert engine.non_finite() == ["0"]
+    assert [type(size) for size in engine.bytes_by_tensor(layers).values()] == [int] * 7
 
 
 @pytest.mark.parametrize("scale", [None, 4.0])
