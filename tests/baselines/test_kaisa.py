@@ -218,12 +218,15 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     assert told == ([message] if will_step and value != 1.0 else [])
     counted = 0 if not will_step else 2 if value == 1.0 else 1
     assert engine.saved()["0"]["batches"] == counted
+    preconditioner.remove()
+    assert engine.saved() == {}
 
 
-def test_a_loss_scale_multiplies_updates_that_are_clipped():
+@pytest.mark.parametrize("kl_clip", [1e-6, 1e9])
+def test_a_loss_scale_multiplies_updates_that_are_clipped(kl_clip):
     """A fused optimizer unscales gradients in its step: KAISA sees D, whatever its scale."""
     model, clipped = nn.Linear(4, 3), []
-    preconditioner = Preconditioner(model, KAISA(kl_clip=1e-6))
+    preconditioner = Preconditioner(model, KAISA(kl_clip=kl_clip))
     layers = list(preconditioner._layers.values())
     model(torch.ones(5, 4)).square().mean().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]

@@ -444,3 +444,9 @@ def test_buffers_of_sums_are_cut_for_a_whole_step_and_given_back_after_it():
     model[0](vectors(4)).sum().backward()
     hooks.drop()
     assert hooks._vectors._free == {}
+
+
+@pytest.mark.parametrize(("module", "shape"), [(linear, (5,)), (convolution, (2, 7, 6))], ids=["linear", "convolution"])
+def test_an_input_without_a_batch_dimension_is_one_example(module, shape):
+    layer = Layer("layer", module())
+    assert [layer.batch_size(torch.ones(shape)), layer.batch_size(torch.ones(3, *shape))] == [1, 3]

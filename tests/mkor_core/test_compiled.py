@@ -311,6 +311,7 @@ def test_calls_that_a_compiled_graph_does_not_capture_keep_their_output(monkeypa
     assert not is_captured(module(rows))
     hooks.enabled = True
     assert is_captured(module(rows))
+    assert hooks.on_forward(Layer("layer", module), rows.to_sparse(), module(rows)) is None
     hooks.remove()
     assert hooks.on_forward(Layer("layer", module), rows, module(rows)) is None
 
@@ -340,11 +341,25 @@ def test_tokens_of_the_first_examples_are_counted(monkeypatch):
     assert_close(sums.x, torch.full((4,), 12.0))
 
 
-def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(monkeypatch):
-    """Two micro-batches of the next step. Forward passes of compiled graphs do not tell of themselves."""
+def test_compiled_moments_are_those_of_the_inputs_that_autocast_rounds(monkeypatch):
+    sums = []
+    for traced in (False, True):
+        module = nn.Linear(3, 2)
+        hooks = Capture({"layer": Layer("layer", module)}, MOMENT)
+        with torch.autocast("cpu", dtype=torch.bfloat16), monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda traced=traced: traced)
+            output = module(torch.full((4, 3), 1.001))
+        output.sum().backward()
+        sums.append(hooks.take()["layer"].x)
+    assert_close(sums[1], sums[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("traced", [False, True])
+def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(traced, monkeypatch):
+    """Two micro-batches of the next step. Forward passes of compiled graphs do not tell of themselves: drop() does."""
     module = nn.Linear(3, 2, bias=False)
     hooks = Capture({"layer": Layer("layer", module)}, MOMENT, micro_batches=2)
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
 
     def fail(grad: Tensor) -> None:
         raise ValueError("a hook of the user")
@@ -354,7 +369,8 @@ def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(monkeypa
     with pytest.raises(ValueError, match="a hook of the user"):
         module(rows).sum().backward()
     module.zero_grad()
-    hooks.drop()
+    if traced:
+        hooks.drop()
     for _ in range(2):
         module(torch.ones(4, 3)).sum().backward()
     assert hooks.take()["layer"].number == 2

@@ -128,6 +128,7 @@ def test_without_rows_the_mean_locations_are_one():
     """Not 0 / 0: a layer that no rank used takes part in the sums with zeros."""
     zero = torch.tensor(0.0)
     assert mean_locations(zero, zero) == 1
+    assert mean_locations(torch.tensor(8.0), torch.tensor(1.0)) == 8
     assert Sums(torch.zeros(3), None, zero, mean_locations(zero, zero)).complete(torch.zeros(2)).is_finite()
 
 
