@@ -17,7 +17,9 @@ from torch import Tensor
 LEAST_INNER = 16
 """A CPU's product of a smaller inner size takes twice as long as one that is padded to this with zeros (MKL 2024.2)."""
 LARGE = 2**18
-"""Entries of a matrix for which that matters."""
+"""Entries of a matrix for which that, and how a product is divided among threads, matters."""
+PARTS = 4
+"""Blocks of columns into which a product of few rows is divided, because a CPU's library uses one thread for it."""
 
 
 def published_weight(quadratic: Tensor, decay: float) -> Tensor:
@@ -66,6 +68,15 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector[..., None])[..., 0]
 
 
+def few_rows_product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``rows M`` ``[..., w, n]`` for a small w; rows: ``[..., w, m]``, M: ``[..., m, n]``."""
+    columns = matrix.shape[-1]
+    if matrix.dim() > 2 or matrix.device.type != "cpu" or matrix.numel() < LARGE or columns % PARTS:
+        return rows @ matrix
+    blocks = matrix.unflatten(1, (PARTS, -1)).transpose(0, 1)
+    return torch.bmm(rows.expand(PARTS, *rows.shape), blocks).transpose(0, 1).flatten(1)
+
+
 def add_outer_(matrix: Tensor, vector: Tensor, sign: int) -> None:
     """Add ``sign v v^T`` to M ``[..., d, d]`` in place, without a temporary; exactly symmetric if M is."""
     if matrix.dim() == 2:
@@ -86,6 +97,9 @@ def add_product_(matrix: Tensor, columns: Tensor, rows: Tensor, scale: float = 1
         if 1 < inner_size < LEAST_INNER and matrix.device.type == "cpu" and matrix.numel() >= LARGE:
             unused = LEAST_INNER - inner_size
             columns, rows = F.pad(columns, (0, unused)), F.pad(rows, (0, 0, 0, unused))
+        if scale != 1 and matrix.numel() >= LARGE:
+            matrix.mul_(scale)  # streams the matrix into the caches, faster than the product's own scaling
+            scale = 1.0
         matrix.addmm_(columns, rows, beta=scale, alpha=factor)
     else:
         matrix.baddbmm_(columns, rows, beta=scale, alpha=factor)

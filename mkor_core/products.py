@@ -80,7 +80,9 @@ class Gradient(NamedTuple):
 
     def left_product(self, rows: Tensor) -> Gradient:
         """Return ``U^T D`` ``[..., w, d_in]``; rows: ``U^T`` ``[..., w, d_out]``."""
-        return Gradient(rows @ self.weight, None if self.bias is None else linalg.matvec(rows, self.bias))
+        return Gradient(
+            linalg.few_rows_product(rows, self.weight), None if self.bias is None else linalg.matvec(rows, self.bias)
+        )
 
 
 def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool) -> None:
