@@ -226,7 +226,7 @@ class StackedEngine:
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        norms = _gradient_norms(stack) if method.needs_gradient_norms else None
+        norms = _gradient_norms(stack, scale) if method.needs_gradient_norms else None
         if method.decomposes:
             for index, layer in enumerate(stack.layers):
                 one = Captured(captured.x[index], captured.g[index], captured.number[index])
@@ -310,12 +310,11 @@ def _biases(layers: Sequence[Layer], dtype: torch.dtype) -> Tensor:
     return torch.stack([layer.bias_gradient() for layer in layers]).to(dtype)
 
 
-def _gradient_norms(stack: Stack) -> Tensor:
-    """Return ``|D|`` of every layer ``[L]``, 0 for one without a gradient."""
+def _gradient_norms(stack: Stack, scale: Tensor | None) -> Tensor:
+    """Return ``|D|`` of every layer ``[L]``, 0 for one without a gradient; scale: that of the gradients."""
     none = torch.zeros((), dtype=wide_dtype(stack.kind.dtype), device=stack.kind.device)
-    return torch.stack(
-        [torch.linalg.vector_norm(layer.gradient()) if layer.has_gradient() else none for layer in stack.layers]
-    )
+    norms = [torch.linalg.vector_norm(layer.gradient()) if layer.has_gradient() else none for layer in stack.layers]
+    return torch.stack(norms) if scale is None else torch.stack(norms) / scale
 
 
 def _units(stack: Stack, layers: Sequence[Layer]) -> Iterable[Unit]:

@@ -295,6 +295,22 @@ def test_a_mean_gradient_that_is_noise_updates_no_factor_and_is_named(caplog):
     assert "layers '0' have" in message
 
 
+def test_a_mean_gradient_is_no_noise_because_the_gradients_are_still_scaled():
+    """A fused optimizer unscales gradients in its step, after the preconditioner has seen them."""
+    vectors = []
+    for scale in (1.0, 2.0**30):
+        torch.manual_seed(0)
+        model = nn.Linear(6, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        preconditioner = Preconditioner(model, MKOR(gradient_norm=3.0), grad_scale=scale).attach(optimizer)
+        optimizer.grad_scale = torch.tensor(scale)
+        (scale * (model(torch.randn(8, 6)) - 1).square().mean()).backward()
+        preconditioner.step()
+        vectors.append(preconditioner.state_dict()["layers"][""]["left_vectors"])
+    assert vectors[0].any()
+    assert_close(vectors[1], vectors[0])
+
+
 def directions(window: int, steps: int) -> list[float]:
     """1 - cos of the update with a window against that with dense factors, in training of the autoencoder of digits."""
     workload = workloads.create("autoencoder", batch_size=128)
