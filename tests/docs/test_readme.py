@@ -65,7 +65,7 @@ def test_pictures_and_linked_files_are_there():
     linked = {link.split("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link}
     assert [link for link in sorted(linked) if not (ROOT / link).exists()] == []
     pictures = {Path(link).stem for link in re.findall(r"!\[[^]]*\]\(([^)]+)\)", README)}
-    assert pictures == set(FIGURES)
+    assert pictures == {*FIGURES, "steps"}
 
 
 def test_the_claims_are_those_of_the_reference():
