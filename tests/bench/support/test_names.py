@@ -59,6 +59,7 @@ FOLDERS = {
     "a/../b.c": None,
     "": "must not be empty",
     "a{b": "must not contain '{', which Snakemake reads as part of a wildcard",
+    "a<x>": "must not contain '<x>', which Snakemake reads as a path variable",
     "a\0b": "must not contain U+0000, which cannot be printed",
     "a\nb": "must not contain U+000A, which cannot be printed",
     "a\x1b[2J": "must not contain U+001B, which cannot be printed",

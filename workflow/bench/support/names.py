@@ -1,8 +1,8 @@
 r"""What names and folders may consist of before they reach a path, a shell, a regular expression or a scheduler.
 
 Quoting at the point of use makes each of them one argument of one command. These rules refuse the texts for which
-quoting is not enough: Snakemake reads braces as wildcards, a name may become an option, and a file system limits the
-length of names. Schemas use the same rules as formats (``format: folder``).
+quoting is not enough: Snakemake reads braces as wildcards and ``<name>`` as a path variable, a name may become an
+option, and a file system limits the length of names. Schemas use the same rules as formats (``format: folder``).
 
 Imports only the standard library, because scripts that a cluster calls every minute use it.
 """
@@ -103,6 +103,8 @@ def folder_rule(text: str) -> str | None:
     for character in "{}":
         if character in text:
             return f"must not contain {_shown(character)}, which Snakemake reads as part of a wildcard"
+    if variable := re.search(r"<[a-z][a-z0-9_]*>", text):
+        return f"must not contain {_shown(variable.group())}, which Snakemake reads as a path variable"
     if text[0] == " " or text[-1] == " ":
         return "must not begin or end with a space"
     if text[0] == "-":
