@@ -96,7 +96,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     machines, notes = comparison.gather(results)
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(machines)], columns=list(COLUMNS))
     for column in ("inverse update period", "repeats or runs", "reached"):
-        table[column] = table[column].astype("Int64")
+        # A number that no integer of 64 bits holds is none: the file was not written by this project.
+        numbers = pd.to_numeric(table[column])
+        table[column] = numbers.where(numbers.abs() < 2**63).astype("Int64")
     runs = next((machine.runs for machine in machines if not machine.prefix), pd.DataFrame())
     notes += comparison.describe(machines)
     notes += [
