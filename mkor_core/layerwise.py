@@ -115,9 +115,9 @@ class LayerwiseEngine:
         """Return the layers whose state holds a NaN or an infinity; waits for the device."""
         return self._states.non_finite()
 
-    def consolidate(self) -> None:
+    def consolidate(self, rank: int | None) -> None:
         """Gather every rank's part of the states, for the next `saved`; a collective call."""
-        self._states.consolidate()
+        self._states.consolidate(rank)
 
     def forget_consolidated(self) -> None:
         """Drop what `consolidate` gathered: the states are about to change."""

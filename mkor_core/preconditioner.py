@@ -192,13 +192,18 @@ class Preconditioner:
             "layers": self._engine.saved(),
         }
 
-    def consolidate(self) -> None:
-        """Gather every rank's part of the state on all ranks, so that any one rank's `state_dict` is complete.
+    def consolidate(self, rank: int | None = None) -> None:
+        """Gather every rank's part of the state in host memory, so that the `state_dict` of ``rank`` is complete.
 
         A collective call; the result holds until the next step. Only needed if ranks hold different parts (KAISA with
         ``grad_worker_fraction`` below 1) and one of them saves for all. Otherwise it does nothing.
+
+        rank: the rank of the process group that keeps the state; None: every rank does.
+
+        Raises:
+            ValueError: the process group has no such rank.
         """
-        self._engine.consolidate()
+        self._engine.consolidate(rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state; loading the same one twice has the effect of loading it once.

@@ -76,13 +76,24 @@ class Sharing:
             received = comm.broadcast([updates[name] for name in names], self._global(source), self._row_group)
             updates.update(zip(names, received, strict=True))
 
-    def gather(self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState]) -> dict[str, LayerState]:
-        """Return all layers' states with the refreshed tensors of their owners, the same on every rank.
+    def gather(
+        self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState], rank: int | None
+    ) -> dict[str, LayerState]:
+        """Return all layers' states with the refreshed tensors of their owners, which are in host memory.
+
+        The device holds the tensors of one layer at a time besides the states themselves.
 
         Args:
             states: this rank's states.
             blank: returns a layer's initial state, for the shapes of the tensors to receive.
+            rank: the rank of the group that gets the states, the others nothing; None: every rank gets them.
+
+        Raises:
+            ValueError: the group has no such rank.
         """
+        ranks = self._grid.rows * self._grid.columns
+        if rank is not None and not 0 <= rank < ranks:
+            raise ValueError(f"rank={rank!r} is not one of the {ranks} ranks of the group: 0 to {ranks - 1}.")
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}
@@ -95,8 +106,9 @@ class Sharing:
             )
             column_major = comm.broadcast([flags], owner, self._group)[0].tolist()
             received = comm.broadcast(_transposed_where(tensors, column_major), owner, self._group)
-            restored = _transposed_where(received, column_major)
-            whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
+            if rank in (None, self._rank):
+                restored = _transposed_where([tensor.cpu() for tensor in received], column_major)
+                whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
         return whole
 
     def _global(self, rank: int) -> int:

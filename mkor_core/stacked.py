@@ -177,7 +177,7 @@ class StackedEngine:
             wrong += [layer.name for layer, fine in zip(stack.layers, finite.all(0).tolist(), strict=True) if not fine]
         return [name for name in self._layers if name in wrong]
 
-    def consolidate(self) -> None:
+    def consolidate(self, rank: int | None) -> None:
         """Do nothing: every rank holds all states."""
 
     def forget_consolidated(self) -> None:

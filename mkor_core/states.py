@@ -93,10 +93,15 @@ class LayerStates:
         ]
         return [name for name, is_finite in finite if not is_finite]
 
-    def consolidate(self) -> None:
-        """Gather every rank's part, for the next `saved`; a collective call. Does nothing if every rank holds all."""
+    def consolidate(self, rank: int | None) -> None:
+        """Gather every rank's part in host memory, for the next `saved`; a collective call.
+
+        Does nothing if every rank holds all.
+
+        rank: the rank that keeps them; None: all do.
+        """
         if self._sharing is not None and not self._sharing.is_whole:
-            self._whole = self._sharing.gather(self._states, self._initial)
+            self._whole = self._sharing.gather(self._states, self._initial, rank)
 
     def forget_consolidated(self) -> None:
         """Drop what `consolidate` gathered: the states are about to change."""

@@ -9,12 +9,15 @@ import torch
 import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
-from baselines import available, limits
-from mkor_core import MKOR, comm
+from baselines import KAISA, available, limits
+from mkor_core import MKOR, comm, sharing
 from mkor_core.assignment import Assignment, Grid, assign, make_grid
+from mkor_core.layer import Layer
 from mkor_core.method import LayerShape
 from tests.support import ranks
 
@@ -189,9 +192,33 @@ def test_rows_belong_to_the_global_mean_loss_or_to_each_ranks_own(communicated, 
 
 def test_what_was_consolidated_holds_until_the_next_step_or_load(communicated):
     """The only layer belongs to rank 0, so the other rank holds its running averages alone."""
-    whole, after_a_step, loaded = communicated[1]["consolidated"][0]
+    whole, after_a_step, loaded, _ = communicated[1]["consolidated"][0]
     assert whole == communicated[0]["consolidated"][0][0] == set(communicated[0]["kaisa global"][0])
     assert after_a_step == loaded == {"left", "right", "batches"}
+
+
+def test_one_rank_keeps_what_is_consolidated_for_it(communicated):
+    """The only layer belongs to rank 0, whose own state is whole."""
+    whole, _, _, for_rank_1 = communicated[1]["consolidated"][0]
+    assert for_rank_1 == whole
+
+
+@pytest.mark.parametrize(("rank", "keeps"), [(None, True), (0, True), (1, False)])
+def test_gathered_tensors_are_in_host_memory(monkeypatch, rank, keeps):
+    """On a fake GPU, whose tensors have no data; what says that a matrix is column-major is read, and so is real."""
+    flags = [torch.tensor([1, 0, 0, 0])]
+    monkeypatch.setattr(comm, "broadcast", lambda sent, *_: flags if sent[0].dtype == torch.int32 else sent)
+    method = KAISA(grad_worker_fraction=0.5)
+    with monkeypatch.context() as patched:
+        patched.setattr(comm, "world_size", lambda _: 2)
+        patched.setattr(sharing, "_make_group", lambda *_: None)
+        shared = sharing.Sharing([Layer("one", nn.Linear(2, 2))], method, None)
+    with FakeTensorMode():
+        state = method.initial_state(LayerShape(2, 3), torch.float32, torch.device("cuda"))
+        kept = shared.gather({"one": state}, lambda _: dict(state), rank)
+    assert list(kept) == (["one"] if keeps else [])
+    for name, tensor in kept.get("one", {}).items():
+        assert (tensor.device.type == "cpu") == (name in method.refreshed), name
 
 
 def test_gathered_tensors_have_their_owners_values_and_layout(communicated):

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -226,7 +227,10 @@ def with_biases(method: Method, rank: int) -> dict[str, Sums]:
 
 
 def consolidated(rank: int) -> list[set[str]]:
-    """Return the names of the tensors in MEM-OPT's state: consolidated, after another step, and loaded again."""
+    """Return the names of the tensors in MEM-OPT's state.
+
+    Consolidated on both ranks, after another step, loaded again, and consolidated on rank 1.
+    """
     preconditioner, *_ = one_step(KAISA(kl_clip=None, grad_worker_fraction=0.5), rank)
     keys = lambda: set(preconditioner.state_dict()["layers"][""])  # noqa: E731
     preconditioner.consolidate()
@@ -235,7 +239,12 @@ def consolidated(rank: int) -> list[set[str]]:
     held.append(keys())
     preconditioner.consolidate()
     preconditioner.load_state_dict(state)
-    return [*held, keys()]
+    held.append(keys())
+    preconditioner.consolidate(1)
+    held.append(keys())
+    with pytest.raises(ValueError, match="rank=2 is not one of the 2 ranks"):
+        preconditioner.consolidate(2)
+    return held
 
 
 def gathered(rank: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
@@ -245,7 +254,7 @@ def gathered(rank: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
     blank = method.initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))
     own = {"left_vectors": torch.arange(4.0).view(2, 2).T, "right_vectors": torch.arange(9.0).view(3, 3)}
     assert sharing.owns("one") == (rank == 0)
-    whole = sharing.gather({"one": sharing.local_part("one", blank | own)}, lambda name: dict(blank))["one"]
+    whole = sharing.gather({"one": sharing.local_part("one", blank | own)}, lambda name: dict(blank), None)["one"]
     return {name: (tensor, tensor.stride()) for name, tensor in whole.items()}
 
 

@@ -142,7 +142,7 @@ class TrainingState:
         if self._parts.preconditioner is None:
             return
         before = comm.bytes_sent()
-        self._parts.preconditioner.consolidate()
+        self._parts.preconditioner.consolidate(0)
         # Bytes sent for a checkpoint are no part of training: subtract them from the offset of the counters.
         for name, number in comm.bytes_sent().items():
             self._bytes_sent_before[name] = self._bytes_sent_before.get(name, 0) - number + before.get(name, 0)
