@@ -30,7 +30,7 @@ LEVELS = [
     {"device_clocks"},
     {"record"},
     {"checkpoint", "watchdog", "summary"},
-    {"ranks"},
+    {"ranks", "checkpoint_writer"},
     {"batch_shares", "precision"},
     {"build"},
     {"state", "early_ends"},

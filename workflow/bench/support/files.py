@@ -20,9 +20,12 @@ LONGEST_FILE_NAME: Final = 255 - len(f"..{'x' * 8}{_UNFINISHED_SUFFIX}")
 """The most bytes of the name of a file that `write_atomically` can write, by way of a file with a longer name."""
 _POLL_SECONDS: Final = 0.2
 """Seconds between two attempts to take a lock that another process holds."""
+# The system reveals a process's umask only by setting a new one, for all threads: so at import, when there is but one.
+_UMASK: Final = os.umask(0o077)
+os.umask(_UMASK)
 
 
-def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = None) -> None:
+def write_atomically(path: Path, *parts: bytes | memoryview | str, previous: Path | None = None) -> None:
     """Write ``parts``, one after the other, to ``path``; at any moment the file holds the old or the new content.
 
     Missing parent folders are created. If ``previous`` is given, the old file is kept under that name; a crash between
@@ -41,7 +44,7 @@ def write_atomically(path: Path, *parts: bytes | str, previous: Path | None = No
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
+        Path(name).chmod(0o666 & ~_UMASK)
         if previous is not None and path.exists():
             os.replace(path, previous)
         os.replace(name, path)
@@ -156,10 +159,3 @@ def is_locked(path: Path) -> bool:
             return not lock_descriptor(file.fileno(), blocking=False)
     except FileNotFoundError:
         return False
-
-
-def _umask() -> int:
-    """Return the umask of the process; the system reveals it only by setting a new one."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

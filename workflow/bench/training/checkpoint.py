@@ -27,7 +27,7 @@ def save(path: Path, run: str, step: int, state: dict[str, Any], *, keep_previou
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    payload = buffer.getvalue()
+    payload = buffer.getbuffer()
     header = Header(run, step, len(payload), hashlib.sha256(payload).hexdigest())
     write_atomically(path, header.line(), payload, previous=previous(path) if keep_previous else None)
 

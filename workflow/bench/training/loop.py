@@ -91,6 +91,7 @@ class Loop:
                 state.save()
             if self._asked_to_stop() and not is_last:
                 state.save()
+                state.wait_for_checkpoint()
                 raise InterruptedRunError
 
     def _batches(self) -> Iterator[Batch]:

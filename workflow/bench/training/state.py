@@ -11,9 +11,9 @@ from torch import Tensor
 from mkor_core import comm
 from mkor_core.attachment import STATE_KEY
 from workflow.bench.support.source_code import code_fingerprint
-from workflow.bench.training import checkpoint
 from workflow.bench.training.build import Parts, Setting
 from workflow.bench.training.checkpoint_header import DamagedError
+from workflow.bench.training.checkpoint_writer import CheckpointWriter
 from workflow.bench.training.device_clocks import clock_of
 from workflow.bench.training.fitting import require_like, require_optimizer_state, require_preconditioner_state
 from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes
@@ -44,7 +44,7 @@ class TrainingState:
         self, parts: Parts, folder: RunFolder, setting: Setting, log: MetricsLog | None, saved: Saved | None = None
     ) -> None:
         self._parts = parts
-        self._folder = folder
+        self._writer = CheckpointWriter(folder.checkpoint, parts.run.id)
         self._device = setting.device
         self._ranks = setting.ranks
         self.log = log
@@ -104,11 +104,15 @@ class TrainingState:
             torch.cuda.set_rng_state(of_rank["cuda_rng"], self._device)
 
     def save(self) -> None:
-        """Write a checkpoint; the time that this takes is part of the next one.
+        """Begin to write a checkpoint, once the one before is complete; the time this takes is part of the next one.
 
         Every rank's own part is gathered; of what is the same on all ranks, the first one's is taken.
+
+        Raises:
+            OSError: on the first rank, which writes: the checkpoint before could not be written.
         """
         self.clock.switch("checkpoint")
+        self.wait_for_checkpoint()
         self.update_account()
         self._consolidate()
         by_rank = self._ranks.gathered(self._rank_part())
@@ -122,9 +126,13 @@ class TrainingState:
                 "scaler": scaler.state_dict() if scaler else None,
                 "metrics": self.log.secure(),
             }
-            checkpoint.save(self._folder.checkpoint, parts.run.id, self.account.steps_done, saved)
-        self._ranks.wait_for_first()  # no rank exits, or trains on, before the checkpoint is complete
+            self._writer.save(self.account.steps_done, saved)
         self.saved_at = self.clock.last
+
+    def wait_for_checkpoint(self) -> None:
+        """Return once the last checkpoint is complete, on all ranks. Raises what `save` does."""
+        self._writer.wait()
+        self._ranks.wait_for_first()
 
     def _rank_part(self) -> dict[str, Any]:
         """Return the part of a checkpoint that differs by rank, with tensors on the CPU."""
@@ -158,6 +166,9 @@ class TrainingState:
             account.matmul_precision = self._parts.preconditioner.precision
 
     def close(self) -> None:
-        """Close metrics.csv."""
-        if self.log is not None:
-            self.log.close()
+        """Wait for the last checkpoint, on the first rank, and close metrics.csv. Raises what `save` does."""
+        try:
+            self._writer.close()
+        finally:
+            if self.log is not None:
+                self.log.close()
