@@ -46,7 +46,7 @@ ROOMS: dict[str, set[str]] = {
     "tables": {"support", "plan", "results", "analysis", "claims"},
     "figures": {"support", "plan", "results", "analysis"},
     "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
-    "cluster": {"support", "data", "plan", "training"},
+    "cluster": {"support", "data", "plan", "training", "results"},
 }
 """The rooms of workflow/bench, and workflow/cluster, in the order of the data; and what each may import."""
 ROOMS[COMMANDS] = set(ROOMS) - {"cluster"}

@@ -461,6 +461,8 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     assert rows["bert_pretraining"][1:3] == ["prod", "16"]
     hours = [float(row[-1].replace(",", "")) for name, row in rows.items() if len(row) == 7 and name != "experiment"]
     assert sum(hours) == pytest.approx(float(rows["all"][-1].replace(",", "")), abs=0.1 * len(hours))
+    assert "recorded as skipped: bert_pretraining/hylo: hylo keeps the rows of all layers, 464 GB" in dry_run.stderr
+    assert "\nrule refuse:\n    output: results/polaris/paper/bert_pretraining/hylo.csv\n" in dry_run.stdout
     assert "account: none yet" in dry_run.stderr
     assert "data: imagenet is not in" in dry_run.stderr
     assert "disk: at most" in dry_run.stderr

@@ -16,6 +16,7 @@ from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record
+from workflow.cluster.row_memory import refused
 from workflow.cluster.settings import Cluster, Training
 from workflow.cluster.submit import SubmitError, account
 
@@ -53,9 +54,10 @@ def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
     """Return the estimates of all experiments with unfinished runs; a run that several share counts once."""
     counted: set[str] = set()
     estimates = []
+    never = refused(plan, cluster)
     for name, experiment in plan.experiments.items():
         steps, runs = [], 0
-        for job in experiment.jobs.values():
+        for job in [each for each in experiment.jobs.values() if each not in never]:
             left = [_steps_left(plan, run) for run in job.runs if run.id not in counted]
             counted.update(job.run_ids)
             runs += sum(each > 0 for each in left)
@@ -70,6 +72,7 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield notes for the user before the plan is submitted; none of them stops it."""
     estimates = cost_estimates(plan, cluster)
     yield from _table(plan, cluster, estimates)
+    yield from (f"not submitted, recorded as skipped: {reason}" for reason in refused(plan, cluster).values())
     yield f"account: {_account(cluster)}"
     needed = dict.fromkeys(name for each in estimates for name in each.need.data)
     missing = [name for name in needed if not (data_folder() / name).exists()]

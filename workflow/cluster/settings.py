@@ -45,6 +45,8 @@ class Training(Need):
     """Estimated seconds per step."""
     gigabytes: float
     """Disk space that a run needs."""
+    row_megabytes: float
+    """What an optimizer keeps of one example that keeps all layers' rows, in float32; 0 if nobody counted it."""
     data: tuple[str, ...]
     """Folders of the data folder that its runs read."""
     stage: bool
@@ -71,6 +73,8 @@ class Cluster:
     """By experiment; ``default`` for those without an entry."""
     probes: Mapping[str, Need]
     """By probe; ``default`` for those without an entry."""
+    gpu_gigabytes: float | None = None
+    """Memory of a GPU; None if the file does not state it."""
 
     @classmethod
     def load(cls, name: str, plan: Plan) -> Cluster:
@@ -110,6 +114,7 @@ class Cluster:
             float(content["margin_minutes"]),
             trainings,
             probes,
+            content.get("gpu_gigabytes"),
         )
         cluster.check_plan(plan)
         return cluster

@@ -27,6 +27,27 @@ rule train:
         "{params.options:q} --out={output:q} 2>> {log:q}"
 
 
+if REFUSED:
+
+    ruleorder: refuse > train
+
+    rule refuse:
+        """Record the runs that do not fit the cluster's GPUs, without asking it for nodes."""
+        output:
+            [PLAN.csv_of(job).as_posix() for job in REFUSED],
+        log:
+            f"{R}/logs/refuse.log",
+        localrule: True
+        conda:
+            "../../environment.yml"
+        params:
+            cluster=str(config["cluster"]),
+            options=OPTIONS,
+            reasons=list(REFUSED.values()),
+        shell:
+            "python -m workflow.cluster.refuse {params.cluster:q} {params.options:q} 2> {log:q}"
+
+
 rule aggregate:
     """Write the two tidy tables of an experiment: evaluations and runs."""
     input:
