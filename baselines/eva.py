@@ -11,8 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core import linalg
+from mkor_core.blocks import Block
 from mkor_core.capture import MEAN, Captured, Statistic
-from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
+from mkor_core.method import BlockSums, LayerShape, LayerState, Prepared, StackedMethod, cut_to_block
 from mkor_core.products import Gradient
 from mkor_core.ranges import DECAY, POSITIVE
 
@@ -97,20 +98,40 @@ class Eva(StackedMethod):
 
     @override
     def prepare(self, state: LayerState, grad: Gradient) -> Prepared:
+        return self._prepared(state, *_inner_products(state, grad))
+
+    def _prepared(
+        self, state: LayerState, by_weight: Tensor, by_bias: Tensor, of_weight: Tensor, of_bias: Tensor
+    ) -> Prepared:
         # V = (D - weight g a^T) / damping with weight = (g^T D a) / (|a|^2 |g|^2 + damping), by Sherman-Morrison, so
         # that sum(V * D) = (|D|^2 - weight g^T D a) / damping, column by column.
         g, a, has_statistics = state["left"], state["right"], state["batches"] > 0
-        weight, bias = grad
-        columns = a if bias is None else a[..., :-1]
-        by_weight = linalg.inner(g, linalg.matvec(weight, columns))
-        by_bias = torch.zeros_like(by_weight) if bias is None else linalg.inner(g, bias) * a[..., -1]
         share = (by_weight + by_bias) / (linalg.inner(a, a) * linalg.inner(g, g) + self.damping)
-        of_weight = (linalg.square_norm(weight) - share * by_weight) / self.damping
-        of_bias = -share * by_bias / self.damping
-        if bias is not None:
-            of_bias = of_bias + linalg.inner(bias, bias) / self.damping
-        finite = (of_weight + of_bias).isfinite()
-        return Prepared((of_weight, of_bias), ~(finite & has_statistics), (share,))
+        in_weight = (of_weight - share * by_weight) / self.damping
+        in_bias = (of_bias - share * by_bias) / self.damping
+        finite = (in_weight + in_bias).isfinite()
+        return Prepared((in_weight, in_bias), ~(finite & has_statistics), (share,))
+
+    @property
+    @override
+    def works_on_blocks(self) -> bool:
+        return True
+
+    @override
+    def block_sums(self, state: LayerState, grad: Gradient, block: Block) -> BlockSums:
+        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
+        return BlockSums(over_all=_inner_products(cut, grad, counts_bias=block.counts_bias))
+
+    @override
+    def prepare_block(self, state: LayerState, sums: BlockSums) -> Prepared:
+        return self._prepared(state, *sums.over_all)
+
+    @override
+    def apply_to_block(
+        self, state: LayerState, grad: Gradient, block: Block, sums: BlockSums, nu: Tensor | None = None
+    ) -> None:
+        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
+        self.apply(cut, grad, self.prepare_block(state, sums), nu)
 
     @override
     def apply(
@@ -122,3 +143,19 @@ class Eva(StackedMethod):
         scale = torch.where(prepared.keeps, 1, whole if nu is None else nu.to(share.dtype) * whole)
         factor = torch.where(prepared.keeps, 0, scale * share)
         grad.combine_rank_one_(scale, factor[..., None] * state["left"], state["right"])
+
+
+def _inner_products(
+    state: LayerState, grad: Gradient, *, counts_bias: bool = True
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ``g^T D a`` over the weight's columns and over the bias's, and ``|D|^2`` over either, each ``[...]``.
+
+    counts_bias: whether the bias's column counts.
+    """
+    g, a = state["left"], state["right"]
+    weight, bias = grad
+    columns = a if bias is None else a[..., :-1]
+    by_weight, of_weight = linalg.inner(g, linalg.matvec(weight, columns)), linalg.square_norm(weight)
+    if bias is None or not counts_bias:
+        return by_weight, torch.zeros_like(by_weight), of_weight, torch.zeros_like(of_weight)
+    return by_weight, linalg.inner(g, bias) * a[..., -1], of_weight, linalg.inner(bias, bias)

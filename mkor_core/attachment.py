@@ -156,7 +156,7 @@ def _rate(layer: Layer, rates: Sequence[LearningRate]) -> LearningRate:
     if weight is None or bias is None or weight is bias or (isinstance(weight, float) and weight == bias):
         return weight
     # One rate per column of D; the last column is the bias.
-    device = layer.module.weight.device
+    device = layer.parameters[0].device
     first = weight.to(device) if isinstance(weight, Tensor) else torch.full((), weight, device=device)
     columns = first.expand(layer.d_in).clone()
     columns[-1] = bias

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mkor_core.blocks import local
+
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward pass in this thread."""
@@ -104,10 +106,12 @@ class Passes:
         torch.autograd.Variable._execution_engine.queue_callback(self._leave)
         weights = self._weights()
         stamps = {name: _grad_stamp(weight) for name, weight in weights.items()}
-        written = all(stamp != self._stamps.get(name) for name, stamp in stamps.items())
+        before, self._stamps = self._stamps, {}  # none, if an exception ends this pass
+        written = all(stamp != before.get(name) for name, stamp in stamps.items())
         if reads and written and all(weight is None or is_zero(weight.grad) for weight in weights.values()):
             return set(weights)
-        return {name for name, stamp in stamps.items() if stamp is None}
+        # Under FSDP a pass that does not synchronize leaves no .grad, so that none is missing afterwards.
+        return {name for name, stamp in stamps.items() if stamp is None and before.get(name, 0) is not None}
 
     def _leave(self) -> None:
         self._is_open = False
@@ -125,5 +129,8 @@ def _grad_stamp(weight: Tensor | None) -> tuple[int, int] | None:
 
 
 def is_zero(tensor: Tensor | None) -> bool:
-    """Return whether all entries are 0, which makes the host wait; None counts as 0, a meta tensor does not."""
-    return tensor is None or (not tensor.is_meta and not bool(tensor.any()))
+    """Return whether all entries are 0, which makes the host wait; None counts as 0, a meta tensor does not.
+
+    Of a DTensor, all entries that this rank holds.
+    """
+    return tensor is None or (not tensor.is_meta and not bool(local(tensor).any()))

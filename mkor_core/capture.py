@@ -20,23 +20,24 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from mkor_core import autograd
+from mkor_core.blocks import WHOLE, Share, is_sharded
 from mkor_core.ghosts import Ghosts, GraphNumbers
 from mkor_core.hooks import Hooks, is_dense
 from mkor_core.layer import Layer
 from mkor_core.reductions import (
+    GradScale,
     Parts,
     PendingSums,
     Taken,
     Vectors,
     add_parts,
+    divisor,
     first_examples,
     gradient_sum,
     input_vector,
+    mean_locations,
     moments,
 )
-
-GradScale = Callable[[], Tensor | float | None]
-"""Returns the loss scale by which gradient rows are multiplied; None: they are not scaled."""
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,13 @@ class Sums(NamedTuple):
     number: Tensor
     """Scalar. For MEAN a view of the vector that x is a view of, whose last entry it is if the layer has a bias."""
     locations: Tensor | float = 1.0
-    """Output locations of an example, on average: a scalar tensor for a Conv2d of which g is None, otherwise 1.0."""
+    """What g must still be divided by, output locations of an example on average: a scalar tensor for a Conv2d whose g
+    is the gradient of its bias, otherwise 1.0."""
 
     def complete(self, bias_gradient: Tensor) -> Captured:
         """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
-        return Captured(self.x, bias_gradient / self.locations if self.g is None else self.g, self.number)
+        g = bias_gradient if self.g is None else self.g
+        return Captured(self.x, g / self.locations if isinstance(self.locations, Tensor) else g, self.number)
 
 
 class Rows(NamedTuple):
@@ -137,19 +140,6 @@ class Rows(NamedTuple):
     """Raw gradient rows G, ``[n, d_out]``."""
     locations: int
     """Output locations of one example; 1 for a Linear."""
-
-
-def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
-    """Return rows / number, both scalars, and 1 where there are none."""
-    return (rows / number.clamp(min=1)).clamp(min=1)
-
-
-def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:
-    """Return what gradient rows must be divided by; None for 1."""
-    scale = grad_scale()
-    if scale is None:
-        return None if shares == 1 else shares
-    return shares * scale
 
 
 class _LastSum(NamedTuple):
@@ -169,6 +159,8 @@ class _Call(NamedTuple):
     """Output locations of an example."""
     sums_gradients: bool
     """Whether gradient rows are summed; otherwise no g is needed, or the bias has it."""
+    share: Share
+    """The part of the input that this rank has."""
 
 
 class Capture(Hooks[PendingSums]):
@@ -185,7 +177,8 @@ class Capture(Hooks[PendingSums]):
         micro_batches: backward passes per step that share the global batch.
         shares: number of equal parts that the global mean loss is split into over ranks; gradient rows are divided by
             it.
-        shard: (this rank, number of ranks); decides which examples of the global batch this rank holds.
+        place: this rank's place among the parts of the global batch; decides which examples it holds.
+        sharers: the number of tensor-parallel ranks that share such a part.
         grad_scale: returns the loss scale that gradient rows must be divided by, or None.
         phases: returns the context manager in which the hooks work, such as a clock's, given its name, "capture".
     """
@@ -199,13 +192,15 @@ class Capture(Hooks[PendingSums]):
         *,
         micro_batches: int = 1,
         shares: int = 1,
-        shard: tuple[int, int] = (0, 1),
+        place: int = 0,
+        sharers: int = 1,
         grad_scale: GradScale = lambda: None,
         phases: Callable[[str], AbstractContextManager[object]] = nullcontext,
     ) -> None:
         self._statistic = statistic
         self._shares = shares
-        self._rank, self._world = shard
+        self._place = place
+        self._sharers = sharers
         self._grad_scale = grad_scale
         self._last_sum: _LastSum | None = None
         self._vectors = Vectors(sum(layer.d_w + 1 for layer in layers.values()))
@@ -247,20 +242,22 @@ class Capture(Hooks[PendingSums]):
         pending.close_micro_batch()
 
     @override
-    def _take_input(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
+    def _take_input(
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
+    ) -> Callable[[Tensor, Share], None]:
         examples = self._examples_taken(layer.batch_size(inputs))
-        call = _Call(layer, locations, self._statistic.sums_gradients(layer))
+        call = _Call(layer, locations, self._statistic.sums_gradients(layer), share.shared_by(self._sharers))
         kept = self._kept(call, inputs, dtype, examples)
         added: PendingSums | None = None  # the step's sums to which this call has been added
 
-        def add(grad: Tensor) -> None:
+        def add(grad: Tensor, share: Share) -> None:
             nonlocal added
             pending = self._pending.setdefault(layer.name, PendingSums())
             came_before, added = added is pending, pending
             if examples == 0 or grad.numel() == 0:  # none of its examples is taken, or the micro-batch is empty
                 return
             scale = None if self._statistic.clamp is None else self._grad_scale()
-            parts = self._reduced(call, kept, grad, examples, scale)
+            parts = self._reduced(call, kept, grad, examples, scale, share.shared_by(self._sharers))
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
             if came_before and self._statistic.is_linear:
                 del parts["x"]
@@ -276,19 +273,21 @@ class Capture(Hooks[PendingSums]):
     def _trace(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor | None:
         """Do the same inside a graph that is compiled."""
         # torch.func.functional_call replaces parameters by tensors that are none.
-        if not (self._captures(layer) and isinstance(layer.weight, nn.Parameter)):
+        weight = layer.module._parameters.get("weight")
+        if not (self._captures(layer) and layer.weight is not None and isinstance(weight, nn.Parameter)):
             return None
-        if not (is_dense(inputs) and is_dense(output) and output.requires_grad):
+        if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_sharded(inputs):
             return None
         taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._graph_numbers.loss_scale
-        call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer))
+        share = WHOLE.shared_by(self._sharers)
+        call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer), share)
         kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
         def reduce(grad: Tensor, kept: Tensor, taken: Tensor | None, scale: Tensor | None) -> Parts:
             if grad.numel() == 0:  # an empty micro-batch
                 return {}
             with torch.no_grad(), autograd.without_autocast(grad.device):
-                return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale)
+                return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale, share)
 
         return self._ghosts[layer.name].attach(output, reduce, (kept, taken, scale))
 
@@ -323,7 +322,7 @@ class Capture(Hooks[PendingSums]):
 
     def _kept(self, call: _Call, inputs: Tensor, dtype: torch.dtype, taken: Taken) -> Tensor:
         """Return what the backward pass needs of an input: its sum for means, itself for moments."""
-        layer, locations, _ = call
+        layer, locations, _, share = call
         batch = layer.with_batch_dimension(inputs.detach())
         if self._statistic.kind == "moment":
             # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
@@ -332,27 +331,37 @@ class Capture(Hooks[PendingSums]):
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
         vectors = None if torch.compiler.is_compiling() else self._vectors
-        if isinstance(taken, Tensor) or torch.compiler.is_compiling() or layer.is_convolution or limit is not None:
-            return input_vector(layer, batch, locations, limit, taken, vectors)
+        is_alone = torch.compiler.is_compiling() or layer.is_convolution or limit is not None or share != WHOLE
+        if is_alone or isinstance(taken, Tensor):
+            return input_vector(layer, batch, locations, limit, taken, vectors, share)
         last = self._last_sum
         if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
             vector = input_vector(layer, batch, locations, taken=taken, vectors=self._vectors)
             last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         return last.vector
 
-    def _reduced(self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Tensor | float | None) -> Parts:
+    def _reduced(
+        self,
+        call: _Call,
+        kept: Tensor,
+        grad: Tensor,
+        taken: Taken,
+        scale: Tensor | float | None,
+        share: Share,
+    ) -> Parts:
         """Return the sums of a call; scale: by what gradient rows are multiplied, where they are clamped."""
-        layer, locations, sums_gradients = call
+        layer, locations, sums_gradients, _ = call
         if self._statistic.kind == "moment":
             return moments(layer, kept, grad, locations)
         if not sums_gradients:
             return {"x": kept}
         limit: Tensor | float | None = self._statistic.clamp
         if limit is not None:
-            # It is meant for scaled rows: raw ones times the rows of the global batch.
-            limit = limit * self._shares / (layer.multiplicity(grad) * self._micro_batches * self._world)
+            # It is meant for scaled rows: raw ones times the rows of the global batch, and so those of this rank's mean
+            # loss times its rows.
+            limit = limit / (layer.multiplicity(grad) * self._micro_batches)
             limit = limit if scale is None else limit * scale
-        return {"x": kept, "g": gradient_sum(layer, first_examples(grad, taken), locations, limit)}
+        return {"x": kept, "g": gradient_sum(layer, first_examples(grad, taken), locations, limit, share)}
 
     def _examples_taken(self, batch: int) -> int | None:
         """Return how many of a micro-batch's examples are among the global batch's first ones; None for all.
@@ -365,7 +374,7 @@ class Capture(Hooks[PendingSums]):
         # This runs in the forward pass, before `_enter_micro_batch` has counted the micro-batch that it starts.
         starts_next = self._backward_ran and self._forward_ran
         micro_batch = (self._micro_batch + starts_next) % self._micro_batches
-        first = (self._rank * self._micro_batches + micro_batch) * batch
+        first = (self._place * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)
 
     def _taken_on_device(self, batch: int, device: torch.device) -> Tensor | None:
@@ -373,7 +382,7 @@ class Capture(Hooks[PendingSums]):
         examples, micro_batch = self._statistic.examples, self._graph_numbers.micro_batch
         if examples is None or micro_batch is None:
             return None
-        first = (self._rank * self._micro_batches + micro_batch.to(device)) * batch
+        first = (self._place * self._micro_batches + micro_batch.to(device)) * batch
         return torch.arange(min(batch, examples), device=device) + first < examples
 
     def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:

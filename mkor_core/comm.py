@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
+from math import prod
 
 import torch
 import torch.distributed as dist
@@ -49,6 +50,11 @@ def rank(group: ProcessGroup | None = None) -> int:
     return dist.get_rank(group) if is_distributed() else 0
 
 
+def global_rank(rank: int, group: ProcessGroup | None = None) -> int:
+    """Return the rank among all that a rank of ``group`` has."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
 def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
     """Return every tensor summed over the ranks, by one flat all-reduce for each dtype."""
     if world_size(group) == 1 or not tensors:
@@ -72,13 +78,10 @@ def gather_rows(tensors: Sequence[Tensor], group: ProcessGroup | None = None) ->
 
     The host waits once, for the numbers of rows of all tensors.
     """
-    world = world_size(group)
-    if world == 1 or not tensors:
+    if world_size(group) == 1 or not tensors:
         return list(tensors)
     here = upload(torch.tensor([len(rows) for rows in tensors]), tensors[0].device)
-    everywhere = [torch.empty_like(here) for _ in range(world)]
-    dist.all_gather(everywhere, here, group=group)
-    by_tensor = torch.stack(everywhere, 1).tolist()
+    by_tensor = gather_numbers(here, group).T.tolist()
     return [_gather_rows(rows, numbers, group) for rows, numbers in zip(tensors, by_tensor, strict=True)]
 
 
@@ -90,6 +93,46 @@ def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | Non
     dist.all_gather(gathered, padded, group=group)
     count_bytes("all_gather", padded)
     return torch.cat([part[:number] for part, number in zip(gathered, numbers, strict=True)])
+
+
+def gather_numbers(numbers: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return the tensors of all ranks, stacked in rank order; of one shape and dtype. The bytes are not counted."""
+    everywhere = [torch.empty_like(numbers) for _ in range(world_size(group))]
+    if len(everywhere) == 1:
+        return numbers[None]
+    dist.all_gather(everywhere, numbers, group=group)
+    return torch.stack(everywhere)
+
+
+def all_to_all(
+    sent: Sequence[Sequence[Tensor]],
+    expected: Sequence[Sequence[tuple[int, ...]]],
+    like: Tensor,
+    group: ProcessGroup | None = None,
+) -> list[list[Tensor]]:
+    """Return the tensors that the other ranks send to this one, in one collective.
+
+    Args:
+        sent: the tensors to send, by destination; nothing to this rank itself.
+        expected: the shapes of the tensors that arrive, by source.
+        like: a tensor of the dtype and the device of all.
+        group: the ranks; None means all.
+    """
+    sizes = [[prod(shape) for shape in shapes] for shapes in expected]
+    if world_size(group) == 1:
+        return [[]]
+    parts = [part.reshape(-1) for parts in sent for part in parts]
+    flat = torch.cat(parts) if parts else like.new_empty(0)
+    received = like.new_empty(sum(map(sum, sizes)))
+    dist.all_to_all_single(
+        received, flat, [sum(size) for size in sizes], [sum(p.numel() for p in parts) for parts in sent], group=group
+    )
+    count_bytes("all_to_all", flat)
+    by_source = received.split([sum(size) for size in sizes])
+    return [
+        [part.view(shape) for part, shape in zip(flat.split(size), shapes, strict=True)] if size else []
+        for flat, size, shapes in zip(by_source, sizes, expected, strict=True)
+    ]
 
 
 def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Selection of the layers of a model that can be preconditioned, and refusal of sharded models."""
+"""Selection of the layers of a model that can be preconditioned, and refusal of models without layers' matrices."""
 
 from __future__ import annotations
 
@@ -108,21 +108,19 @@ def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Patte
 
 
 def refuse_sharded(model: nn.Module) -> None:
-    """Raise an error for a model whose parameters are sharded.
+    """Raise an error for a model whose parameters are sharded in a way that hides the layers' matrices.
 
     Raises:
-        TypeError: FSDP, a DTensor parameter or DeepSpeed ZeRO-3, by name.
+        TypeError: the first version of FSDP, or DeepSpeed ZeRO-3, by name.
     """
-    advice = "second-order methods need whole parameters on every rank: use DistributedDataParallel"
+    advice = "use torch.distributed.fsdp.fully_shard or DistributedDataParallel"
     # Recognized by name: importing the classes would cost time, and DeepSpeed need not be installed.
     for module in model.modules():
         if "FullyShardedDataParallel" in type(module).__name__:
-            raise TypeError(f"FSDP shards the parameters; {advice}.")
+            raise TypeError(f"FullyShardedDataParallel flattens the parameters, so that layers have none; {advice}.")
     for name, parameter in model.named_parameters():
-        if type(parameter.data).__name__ == "DTensor":
-            raise TypeError(f"Parameter {name!r} is a DTensor; {advice}.")
         if hasattr(parameter, "ds_id"):
-            raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r}; {advice}.")
+            raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r} without telling how; {advice}.")
 
 
 def _unwrapped_name(model: nn.Module, name: str) -> str:

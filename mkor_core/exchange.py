@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core import comm
-from mkor_core.capture import Sums, mean_locations
+from mkor_core.capture import Sums
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.method import LayerShape, Method
+from mkor_core.reductions import mean_locations
 
 Exchanged = tuple[list[Sums], list[Tensor]]
 """The layers' statistics and the losses (none or one) over all ranks."""
@@ -24,19 +25,25 @@ def exchange(
     *,
     method: Method,
     group: ProcessGroup | None,
+    scale: Tensor | None = None,
 ) -> tuple[dict[str, Sums], Tensor | None]:
     """Return every layer's statistics over all ranks, and the mean loss; on one process, the arguments.
 
     Sums travel in one flat all-reduce together with the loss: x, the number and, unless the gradient of the bias tells
-    it, g of every layer. A layer that this rank did not use takes part with zeros, since all ranks must send the same
-    shapes. A method that exchanges in half precision sends means in place of sums, which would overflow, after a small
-    all-reduce of the numbers.
+    it, g of every layer. The gradient of a sharded bias is put together by the same sum. A layer that this rank did not
+    use takes part with zeros, since all ranks must send the same shapes. A method that exchanges in half precision
+    sends means in place of sums, which would overflow, after a small all-reduce of the numbers.
+
+    scale: the loss scale by which gradients are multiplied; None for 1.
     """
     world = comm.world_size(group)
     if world == 1:
         return dict(captured), loss
     losses = [] if loss is None else [loss / world]
-    local = [captured.get(layer.name) or _blank(layer, method) for layer in layers]
+    local = [
+        _with_bias_gradient(layer, captured.get(layer.name) or _blank(layer, method), method, world, scale)
+        for layer in layers
+    ]
     if method.gathers_rows:
         total = _gather(local, group)
         losses = comm.sum_across_ranks(losses, group)
@@ -55,13 +62,20 @@ def exchange(
 
 def _blank(layer: Layer, method: Method) -> Sums:
     """Return the statistic of a layer that this rank did not use: zeros, or no rows."""
-    weight = layer.module.weight
+    weight = layer.parameters[0]
     zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
     if method.gathers_rows:
         return Sums(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
     x_shape, g_shape = method.sum_shapes(LayerShape(layer.d_out, layer.d_in))
     g = zero.expand(g_shape) if method.statistic.sums_gradients(layer) else None
     return Sums(zero.expand(x_shape), g, zero, zero if g is None and layer.is_convolution else 1.0)
+
+
+def _with_bias_gradient(layer: Layer, sums: Sums, method: Method, world: int, scale: Tensor | None) -> Sums:
+    """Return the sums with this rank's part of the gradient of a sharded bias as g, if that has it."""
+    if layer.block is None or method.statistic.sums_gradients(layer) or method.statistic.sides == "input":
+        return sums
+    return sums._replace(g=layer.bias_gradient_part(world, scale).to(sums.x.dtype))
 
 
 def _gather(local: Sequence[Sums], group: ProcessGroup | None) -> list[Sums]:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor_core import autograd
+from mkor_core.blocks import Share, local, share_of
 from mkor_core.layer import Layer
 
 Pending = TypeVar("Pending")
@@ -97,8 +98,8 @@ class Hooks(ABC, Generic[Pending]):
         Returns:
             The tensor to use in place of the output; None for the output itself.
         """
-        weight = layer.weight
-        if not self._captures(layer) or weight is None or autograd.in_transform():
+        weight = layer.module._parameters.get("weight")
+        if not self._captures(layer) or layer.weight is None or weight is None or autograd.in_transform():
             return None
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
         if not autograd.in_backward():
@@ -110,25 +111,30 @@ class Hooks(ABC, Generic[Pending]):
             return None
         dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
         with torch.no_grad(), self._phases("capture"), autograd.without_autocast(inputs.device):
-            on_gradient = self._take_input(layer, inputs, layer.locations(output), dtype)
+            locations = layer.locations(output)
+            on_gradient = self._take_input(layer, local(inputs), locations, dtype, share_of(inputs))
         # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module hook sees.
         # A Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
         shape = output.shape
         base = output._base
-        hooked = base if base is not None and base.numel() == output.numel() else output
+        hooked = base if base is not None and base.numel() == output.numel() and base.requires_grad else output
 
         def take_gradient(grad: Tensor) -> None:
-            # Another weight: the call was made with parameters of torch.func.functional_call.
-            if layer.weight is weight and autograd.adds_to_grad(weight):
+            # Another weight: the call was made with parameters of torch.func.functional_call. FSDP changes it, too.
+            is_own = layer.block is not None or layer.module._parameters.get("weight") is weight
+            if is_own and autograd.adds_to_grad(weight):
                 with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
                     self._enter_micro_batch()
-                    on_gradient(layer.with_batch_dimension(grad.reshape(shape)))
+                    share = share_of(grad)
+                    on_gradient(layer.with_batch_dimension(local(grad.reshape(shape))), share)
 
         hooked.register_hook(take_gradient)
         return None
 
     @abstractmethod
-    def _take_input(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
+    def _take_input(
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
+    ) -> Callable[[Tensor, Share], None]:
         """Take in a call's input; return what takes in each gradient of its output, with a batch dimension.
 
         Args:
@@ -136,6 +142,7 @@ class Hooks(ABC, Generic[Pending]):
             inputs: its input, as it was passed.
             locations: output locations of an example.
             dtype: the one to which autocast casts the input for the layer.
+            share: the part of the input that this rank has.
         """
 
     @abstractmethod

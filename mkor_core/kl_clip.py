@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from mkor_core.linalg import finite_or_gradient
 from mkor_core.method import LearningRate, Update
 from mkor_core.transfers import upload
+
+TermsOfAll = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
 class KLClipping(ABC):
@@ -26,21 +28,24 @@ class KLClipping(ABC):
         """Whether the updates are clipped, which requires the learning rate."""
         return self.kl_clip is not None
 
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        """Return the updates of all layers, clipped together; D for one that is not finite."""
+    def finish(self, updates: Sequence[Update], terms_of_all: TermsOfAll = list) -> list[Tensor]:
+        """Return the updates of all layers, clipped together; D for one that is not finite.
+
+        terms_of_all: see `kl_clipped`.
+        """
         if self.kl_clip is not None:
-            return kl_clipped(updates, self.kl_clip)
+            return kl_clipped(updates, self.kl_clip, terms_of_all)
         return [finite_or_gradient(update.value, update.grad) for update in updates]
 
 
-def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
+def kl_clipped(updates: Sequence[Update], kl_clip: float, terms_of_all: TermsOfAll = list) -> list[Tensor]:
     """Return the updates times `clip_factor`; layers without statistics, or whose term is not finite, get D.
+
+    terms_of_all: returns scalars with the sum of the terms of all ranks, given those of this rank's layers.
 
     Raises:
         ValueError: a layer's learning rate is unknown.
     """
-    if not updates:
-        return []
     takes_part: list[Tensor] = []
     terms: list[Tensor] = []
     for update in updates:
@@ -48,6 +53,8 @@ def kl_clipped(updates: Sequence[Update], kl_clip: float) -> list[Tensor]:
         term = (update.value * update.grad * known(update.lr) ** 2).sum()
         takes_part.append(term.isfinite() & update.has_statistics)
         terms.append(torch.where(takes_part[-1], term, 0))
+    if not (terms := terms_of_all(terms)):
+        return []
     nu = clip_factor(terms, kl_clip)
     return [
         torch.where(clips, update.value * nu.to(update.value.device), update.grad)

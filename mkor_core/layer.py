@@ -7,11 +7,14 @@ location, the unfolded patch, with ``d_in = C kh kw``. With a trainable bias eve
 
 from __future__ import annotations
 
-from typing import cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from mkor_core.blocks import block_of, is_sharded, local
 
 Supported = nn.Linear | nn.Conv2d
 
@@ -45,6 +48,9 @@ class Layer:
     """A Linear or Conv2d with its rows and its gradient matrix ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
 
     A bias that is frozen at construction is left out of D. One that is frozen later keeps its column, which is zero.
+
+    Raises:
+        TypeError: its parameters are sharded in a way of which D has no blocks.
     """
 
     def __init__(self, name: str, module: Supported) -> None:
@@ -54,22 +60,38 @@ class Layer:
         self.is_convolution = isinstance(module, nn.Conv2d)
         self._batched_dimensions = 4 if self.is_convolution else 2
         self.d_out = module.weight.shape[0]
-        self.d_w = module.weight[0].numel()
+        self.d_w = module.weight.shape[1:].numel()
         """Columns of the weight's part of D."""
         self.d_in = self.d_w + self.has_bias
         """Columns of D, the bias included."""
+        self.block = block_of(name, module.weight, module.bias if self.has_bias else None)
+        """The part of D that this rank holds; None: all of it."""
+        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_sharded(value)}
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The parameters that D covers: the weight, then the bias."""
-        parameters = [self.module.weight, self.module.bias] if self.has_bias else [self.module.weight]
-        return cast("list[nn.Parameter]", parameters)
+        """The parameters that D covers, as the optimizer has them: the weight, then the bias."""
+        keys = ("weight", "bias") if self.has_bias else ("weight",)
+        return cast("list[nn.Parameter]", [self._parameter(key) for key in keys])
 
     @property
     def weight(self) -> nn.Parameter | None:
-        """The weight; None if it or the bias has become complex or, by prune for instance, a function of others."""
-        own = [self.module._parameters.get(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
+        """The weight, as the optimizer has it.
+
+        None if it or the bias has become complex or, by prune for instance, a function of others.
+        """
+        own = [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
         return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
+
+    def _parameter(self, key: str) -> nn.Parameter | None:
+        """Return a parameter; under FSDP its shard, also while the module holds it whole."""
+        own: Any = self.module._parameters.get(key)
+        shard = self._shards.get(key)
+        if shard is None or own is None:
+            return cast("nn.Parameter | None", own)
+        if is_sharded(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
+            self._shards[key] = own
+        return cast("nn.Parameter", self._shards[key])
 
     @property
     def bias_is_trained(self) -> bool:
@@ -77,12 +99,28 @@ class Layer:
         return self.has_bias and cast("nn.Parameter", self.module.bias).requires_grad
 
     def bias_gradient(self, scale: Tensor | None = None) -> Tensor:
-        """Return the gradient of the bias, divided by ``scale``, ``[d_out]`` in `wide_dtype`; zeros without one."""
-        weight, bias = self.module.weight, self.module._parameters.get("bias")
+        """Return the gradient of the bias, divided by ``scale``, ``[d_out]`` in `wide_dtype`; zeros without one.
+
+        Of a sharded bias only this rank's rows.
+        """
+        weight, bias = self.parameters[0], self._parameter("bias")
         if bias is None or bias.grad is None:
-            return weight.new_zeros(self.d_out, dtype=wide_dtype(weight.dtype))
-        gradient = bias.grad.to_dense().to(wide_dtype(bias.grad.dtype))
+            rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
+            return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
+        gradient = local(bias.grad).to_dense().to(wide_dtype(bias.grad.dtype))
         return gradient if scale is None else gradient / scale
+
+    def bias_gradient_part(self, ranks: int, scale: Tensor | None = None) -> Tensor:
+        """Return what this rank adds to a sum over ``ranks`` ranks that is the gradient of a sharded bias ``[d_out]``.
+
+        scale: what gradients are divided by.
+        """
+        assert self.block is not None
+        rows = self.bias_gradient(scale)
+        part = rows.new_zeros(self.d_out)
+        # Ranks that hold the same rows all add them.
+        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
+        return part
 
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
@@ -95,37 +133,36 @@ class Layer:
             return False
         return any(p.grad is not None and p.grad.layout != torch.strided for p in self.parameters)
 
+    def gradient_parts(self) -> list[Tensor]:
+        """Return the gradients of the weight and, if D has a column for it, of the bias, each as the optimizer has it.
+
+        Of sharded parameters this rank's parts; zeros for a gradient that is missing.
+        """
+        return [
+            local(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            for parameter in self.parameters
+        ]
+
     def gradient(self) -> Tensor:
         """Return D ``[d_out, d_in (+1)]`` in float32, or in float64 if the parameters are."""
-        grads = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in self.parameters]
-        columns = [grad.flatten(1) if grad.dim() > 1 else grad[:, None] for grad in grads]
+        return self.join(self.gradient_parts())
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return D, given the gradients of the weight and, if it has a column, of the bias."""
+        columns = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
         matrix = torch.cat(columns, 1) if self.has_bias else columns[0]
         return matrix.to(wide_dtype(matrix.dtype))
 
     def write_gradient(self, matrix: Tensor) -> None:
         """Copy a matrix ``[d_out, d_in (+1)]`` into the parameters' gradients, in place."""
-        start = 0
-        for parameter in self.parameters:
-            width = parameter[0].numel()
-            if parameter.grad is not None:
-                parameter.grad.copy_(matrix[:, start : start + width].reshape(parameter.shape))
-            start += width
+        for part, new in zip(self.gradient_parts(), self.split(matrix), strict=True):
+            part.copy_(new)
 
-    def split_gradient(self) -> tuple[Tensor, Tensor | None]:
-        """Return D's columns for the weight ``[d_out, d_w]`` and for the bias ``[d_out]``, if there is one.
-
-        In float32, or in float64 if the parameters are: views of the gradients where their dtype and layout allow.
-        """
-        weight = self.module.weight
-        assert weight.grad is not None
-        dtype = wide_dtype(weight.dtype)
-        return weight.grad.flatten(1).contiguous().to(dtype), self.bias_gradient().to(dtype) if self.has_bias else None
-
-    def write_split_gradient(self, weight: Tensor, bias: Tensor | None) -> None:
-        """Copy what `split_gradient` returned, changed in place, into the gradients of which it is no view."""
-        for parameter, part in zip(self.parameters, (weight, bias), strict=False):
-            if part is not None and parameter.grad is not None and part.data_ptr() != parameter.grad.data_ptr():
-                parameter.grad.copy_(part.view(parameter.shape))
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """Return the parts of a matrix like D for the weight and, if it has a column, for the bias, in their shapes."""
+        shapes = [parameter.shape for parameter in self.parameters]
+        parts = matrix.split([shape[1:].numel() for shape in shapes], 1)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def locations(self, output: Tensor) -> int:
         """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""

@@ -13,9 +13,12 @@ from torch.distributed import ProcessGroup
 from mkor_core import comm
 from mkor_core.capture import Sums
 from mkor_core.diagnostics import NOT_FINITE, Diagnostics
+from mkor_core.kl_clip import KLClipping
 from mkor_core.layer import Layer
 from mkor_core.method import LayerState, LearningRate, Method, Update
+from mkor_core.owners import Owners, assigned
 from mkor_core.sharing import Sharing
+from mkor_core.stacks import GradientParts
 from mkor_core.states import LayerStates
 
 
@@ -28,9 +31,12 @@ class LayerwiseEngine:
         diagnostics: gets the reports.
         phases: returns the context manager of a phase of the work.
         group: the ranks that share the work.
+        by_owners: whether each layer's owner preconditions it alone, because gradients are sharded or the caller wants
+            to divide the work.
 
     Raises:
-        ValueError: the method's worker fraction does not fit the number of ranks.
+        ValueError: the method's worker fraction does not fit the number of ranks, or not the owners.
+        TypeError: the method cannot work by owners.
     """
 
     def __init__(
@@ -40,6 +46,8 @@ class LayerwiseEngine:
         diagnostics: Diagnostics,
         phases: Callable[[str], AbstractContextManager[object]],
         group: ProcessGroup | None,
+        *,
+        by_owners: bool,
     ) -> None:
         self._layers = layers
         self._method = method
@@ -48,6 +56,7 @@ class LayerwiseEngine:
         # Other methods have the same states on all ranks, and each rank preconditions all layers.
         shares = comm.world_size(group) > 1 and (method.refreshed or method.worker_fraction < 1)
         self._sharing = Sharing(list(layers.values()), method, group) if shares else None
+        self._owners = self._make_owners(group) if by_owners else None
         self._states = LayerStates(layers, method, self._sharing, diagnostics.report_failure)
 
     def update(
@@ -83,29 +92,40 @@ class LayerwiseEngine:
             rates: their learning rates.
             scale: the loss scale by which the gradients are multiplied; None for 1. Updates are multiplied by it too.
         """
-        ready = [self._method.has_statistics(self._states[layer.name]) for layer in layers]
-        chosen = [
-            (layer, rate, flag) for layer, rate, flag in zip(layers, rates, ready, strict=True) if flag is not False
-        ]
+        parts: GradientParts
+        if self._owners is None:
+            parts, own = {layer.name: layer.gradient_parts() for layer in layers}, layers
+        else:
+            with self._phases("communication"):
+                parts = self._owners.gather(layers)
+            own = [layer for layer in layers if layer.name in parts]
+        rate_of = {layer.name: rate for layer, rate in zip(layers, rates, strict=True)}
+        ready = [self._method.has_statistics(self._states[layer.name]) for layer in own]
+        chosen = [(layer, flag) for layer, flag in zip(own, ready, strict=True) if flag is not False]
         values: dict[str, Tensor] = {}
         with self._phases("precondition"):
             # The method sees unscaled gradients. A fused optimizer unscales in its step, so V is scaled again below.
-            grads = [layer.gradient() if scale is None else layer.gradient() / scale for layer, _, _ in chosen]
-            for (layer, _, flag), grad in zip(chosen, grads, strict=True):
+            wholes = [layer.join(parts[layer.name]) for layer, _ in chosen]
+            grads = wholes if scale is None else [whole / scale for whole in wholes]
+            for (layer, flag), grad in zip(chosen, grads, strict=True):
                 works = self._sharing is None or self._sharing.works_on(layer.name)
                 # A receiver's D only has the right shape; share_updates replaces it.
                 value = self._method.precondition(self._states[layer.name], grad) if works else grad
                 values[layer.name] = torch.where(flag, value, grad) if isinstance(flag, Tensor) else value
-        if self._sharing is not None:
+        if self._sharing is not None and self._owners is None:
             with self._phases("communication"):
                 self._sharing.share_updates(values)
         with self._phases("precondition"):
             updates = [
-                Update(grad, values[layer.name], rate, flag)
-                for (layer, rate, flag), grad in zip(chosen, grads, strict=True)
+                Update(grad, values[layer.name], rate_of[layer.name], flag)
+                for (layer, flag), grad in zip(chosen, grads, strict=True)
             ]
-            for (layer, _, _), value in zip(chosen, self._method.finish(updates), strict=True):
-                layer.write_gradient(value if scale is None else value * scale)
+            for (layer, _), value in zip(chosen, self._finished(updates), strict=True):
+                for part, new in zip(parts[layer.name], layer.split(value), strict=True):
+                    part.copy_(new if scale is None else new * scale)
+        if self._owners is not None:
+            with self._phases("communication"):
+                self._owners.scatter(layers, parts)
 
     def bytes_by_tensor(self, layers: Sequence[Layer]) -> dict[str, int]:
         """Return the bytes of layers' states by tensor name (``left``, ``right``, ...)."""
@@ -138,6 +158,26 @@ class LayerwiseEngine:
     def clear(self) -> None:
         """Forget all states."""
         self._states.clear()
+
+    def _make_owners(self, group: ProcessGroup | None) -> Owners:
+        method, name, world = self._method, type(self._method).__name__, comm.world_size(group)
+        if not isinstance(method, KLClipping) and type(method).finish is not Method.finish:
+            raise TypeError(f"{name}.finish needs the updates of all layers, which no rank has if layers have owners.")
+        layers = list(self._layers.values())
+        if self._sharing is None:
+            return Owners(layers, assigned(layers, group), group)
+        if method.worker_fraction * world > 1:
+            raise ValueError(
+                f"{name} has {method.worker_fraction * world:g} gradient workers for each layer, which need its whole "
+                f"gradient: pass grad_worker_fraction=1/{world}, one worker for each layer."
+            )
+        return Owners(layers, {layer.name: self._sharing.owner(layer.name) for layer in layers}, group)
+
+    def _finished(self, updates: Sequence[Update]) -> list[Tensor]:
+        """Return the final updates of this rank's layers."""
+        if self._owners is not None and isinstance(self._method, KLClipping):
+            return self._method.finish(updates, self._owners.terms_of_all)
+        return self._method.finish(updates)
 
     def _accumulate(
         self, statistics: Mapping[str, Sums], step: int, will_step: Tensor | None, scale: Tensor | None

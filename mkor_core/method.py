@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from mkor_core.blocks import Block
 from mkor_core.capture import Captured, Rows, Statistic
 from mkor_core.products import Gradient
 from mkor_core.ranges import checked_values
@@ -179,6 +180,28 @@ class Method(ABC):
         return False
 
 
+class BlockSums(NamedTuple):
+    """What a block of D adds to sums over the blocks of a layer, which ranks hold."""
+
+    over_rows: tuple[Tensor, ...] = ()
+    """Summed over the blocks of the same columns."""
+    over_columns: tuple[Tensor, ...] = ()
+    """Summed over the blocks of the same rows."""
+    over_all: tuple[Tensor, ...] = ()
+
+
+def cut_to_block(state: LayerState, block: Block, *, has_bias: bool) -> LayerState:
+    """Return a state with only a block's rows of ``left`` and columns of ``right``, which are their last dimension."""
+    cut = dict(state)
+    if "left" in state:
+        cut["left"] = state["left"][..., slice(*block.rows)]
+    right = state["right"]
+    d_w = right.shape[-1] - has_bias
+    if block.columns != (0, d_w):
+        cut["right"] = torch.cat([right[..., slice(*block.columns)], right[..., d_w:]], -1)
+    return cut
+
+
 class Prepared(NamedTuple):
     """What a clipped `StackedMethod` computes of a stack before it changes any gradient."""
 
@@ -208,6 +231,16 @@ class StackedMethod(Method):
     @property
     def needs_gradient_norms(self) -> bool:
         """Whether `accumulate` uses the norms of D."""
+        return False
+
+    @property
+    def works_on_blocks(self) -> bool:
+        """Whether blocks of D on different ranks can be preconditioned where they are (`block_sums`)."""
+        return False
+
+    @property
+    def keeps_norm(self) -> bool:
+        """Whether V is to have the norm of D, which `apply` does not see to for a block of D."""
         return False
 
     @property
@@ -278,6 +311,28 @@ class StackedMethod(Method):
     def prepare(self, state: LayerState, grad: Gradient) -> Prepared:
         """Return what `apply` needs if it must know all layers first; only called if `clip` is not None."""
         raise NotImplementedError(f"{type(self).__name__} has a clip, so it must define prepare.")
+
+    def block_sums(self, state: LayerState, grad: Gradient, block: Block) -> BlockSums:
+        """Return what a block of D adds to the sums that `apply_to_block` needs; only if `works_on_blocks`."""
+        raise NotImplementedError(f"{type(self).__name__} works on blocks, so it must define block_sums.")
+
+    def prepare_block(self, state: LayerState, sums: BlockSums) -> Prepared:
+        """Return what `prepare` returns for all of D, given the sums over its blocks; only if `clip` is not None."""
+        raise NotImplementedError(f"{type(self).__name__} works on blocks, so it must define prepare_block.")
+
+    def apply_to_block(
+        self, state: LayerState, grad: Gradient, block: Block, sums: BlockSums, nu: Tensor | None = None
+    ) -> None:
+        """Replace a block of D by that of V, which gets D's norm afterwards if `keeps_norm`.
+
+        Args:
+            state: the state.
+            grad: the block, which is overwritten.
+            block: its place in D.
+            sums: over the blocks of the layer.
+            nu: see `apply`.
+        """
+        raise NotImplementedError(f"{type(self).__name__} works on blocks, so it must define apply_to_block.")
 
     @abstractmethod
     def apply(

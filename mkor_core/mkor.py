@@ -11,10 +11,11 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core import inverses, linalg
+from mkor_core.blocks import Block
 from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
 from mkor_core.inverses import DenseInverse, Inverse, Rule, WindowedInverse
-from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
-from mkor_core.products import Gradient, precondition_
+from mkor_core.method import BlockSums, LayerShape, LayerState, Prepared, StackedMethod, cut_to_block
+from mkor_core.products import BlockProducts, Gradient, block_products, precondition_, precondition_block_
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload
 
@@ -216,6 +217,40 @@ class MKOR(StackedMethod):
         dtype = torch.bfloat16 if narrow else weight.dtype
         left = self._inverse(state, "left", dtype) if self.sides == "both" else None
         precondition_(left, grad, self._inverse(state, "right", dtype), rescale=self.rescale)
+
+    @property
+    @override
+    def works_on_blocks(self) -> bool:
+        return self.window is not None
+
+    @property
+    @override
+    def keeps_norm(self) -> bool:
+        return self.rescale
+
+    @override
+    def block_sums(self, state: LayerState, grad: Gradient, block: Block) -> BlockSums:
+        outer, across, inner = block_products(*self._windows(state, grad, block), block)
+        return BlockSums(() if across is None else tuple(across.parts()), (outer,), () if inner is None else (inner,))
+
+    @override
+    def apply_to_block(
+        self, state: LayerState, grad: Gradient, block: Block, sums: BlockSums, nu: Tensor | None = None
+    ) -> None:
+        across = Gradient(*sums.over_rows, *[None] * (2 - len(sums.over_rows))) if sums.over_rows else None
+        products = BlockProducts(sums.over_columns[0], across, next(iter(sums.over_all), None))
+        precondition_block_(*self._windows(state, grad, block), products, block, rescale=self.rescale)
+
+    def _windows(
+        self, state: LayerState, grad: Gradient, block: Block
+    ) -> tuple[WindowedInverse | None, Gradient, WindowedInverse]:
+        """Return J_L, a block of D and J_R, of whose columns those that concern the block."""
+        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
+        left = self._inverse(cut, "left", grad.weight.dtype) if self.sides == "both" else None
+        right = self._inverse(cut, "right", grad.weight.dtype)
+        assert isinstance(left, WindowedInverse | None)
+        assert isinstance(right, WindowedInverse)
+        return left, grad, right
 
     def _grams(self, state: LayerState, number: int) -> dict[str, Tensor]:
         """Return the gram matrices of the windows that are full before an update (from 0)."""

@@ -16,17 +16,17 @@ from torch.optim import Optimizer
 from mkor_core import comm
 from mkor_core.attachment import Attachment
 from mkor_core.autograd import matmul_precision, without_autocast
+from mkor_core.blocks import ranks_of_a_batch
 from mkor_core.capture import Capture, Sums
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
+from mkor_core.engines import make_engine
 from mkor_core.exchange import exchange
 from mkor_core.layer import Layer
-from mkor_core.layerwise import LayerwiseEngine
 from mkor_core.losses import LossHistory
-from mkor_core.method import LearningRate, Method, StackedMethod
+from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.row_capture import RowCapture
-from mkor_core.stacked import StackedEngine
 from mkor_core.transfers import DeferredScalar
 
 Precision = Literal["highest", "high", "medium"]
@@ -41,7 +41,8 @@ class Preconditioner:
     between the backward pass and ``optimizer.step()``. A trainer that clips gradients does so before that.
 
     Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
-    the first two kinds are logged once, by name. A layer without a gradient in a step is left alone.
+    the first two kinds are logged once, by name. A layer without a gradient in a step is left alone. The parameters may
+    be sharded by ``fully_shard``, tensor parallelism or both, before the preconditioner is made.
 
     Args:
         model: the model, which may be in a data-parallel wrapper.
@@ -53,11 +54,14 @@ class Preconditioner:
         process_group: the ranks that share the global batch; None means all.
         precision: that of the matrix products on gradients; None means ``high`` on CUDA and ``highest`` elsewhere.
             Factors are updated in ``highest``.
+        owners: whether each layer has one owner among the ranks, which alone holds its state, gets its whole gradient
+            and sends back the update: less memory and work on every rank for more communication. None means only if
+            the parameters are sharded and the method cannot work on their blocks.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
             precondition.
-        TypeError: ``method`` is not a method, or the model's parameters are sharded.
+        TypeError: ``method`` is not a method, or parameters are sharded in a way that it cannot work with.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class Preconditioner:
         grad_scale: float | Any | Callable[[], Tensor | float] = 1.0,
         process_group: ProcessGroup | None = None,
         precision: Precision | None = None,
+        owners: bool | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r} is not an instance of Method; pass one, such as MKOR().")
@@ -91,14 +96,9 @@ class Preconditioner:
         self._group = process_group
         self._layers = find_layers(model, exclude)
         self._diagnostics = Diagnostics(type(method).__name__)
-        world = comm.world_size(process_group)
-        self._capture = self._make_capture(accumulation_steps, world)
+        self._capture = self._make_capture(model, accumulation_steps)
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
-        self._engine: StackedEngine | LayerwiseEngine
-        if isinstance(method, StackedMethod):
-            self._engine = StackedEngine(self._layers, method, self._diagnostics, self._phase)
-        else:
-            self._engine = LayerwiseEngine(self._layers, method, self._diagnostics, self._phase, process_group)
+        self._engine = make_engine(self._layers, method, self._diagnostics, self._phase, process_group, owners)
         self._attachment: Attachment | None = None
         self._step = 0
         self._released = False
@@ -230,14 +230,22 @@ class Preconditioner:
             self.switch_step = state["switch_step"]
             self._release()
 
-    def _make_capture(self, micro_batches: int, world: int) -> Capture | RowCapture:
-        statistic, by_rank = self.method.statistic, self.method.rank_rows
-        shard = (0, 1) if by_rank else (comm.rank(self._group), world)
-        make = RowCapture if statistic.kind == "rows" else partial(Capture, statistic=statistic, shard=shard)
+    def _make_capture(self, model: nn.Module, micro_batches: int) -> Capture | RowCapture:
+        statistic, world = self.method.statistic, comm.world_size(self._group)
+        sharers = ranks_of_a_batch(model, world)
+        if sharers > 1 and statistic.kind != "mean":
+            raise TypeError(
+                f"This {type(self.method).__name__} needs whole rows of inputs and gradients, which tensor-parallel "
+                "ranks do not have: use MKOR with rank=1, or Eva."
+            )
+        place = 0 if self.method.rank_rows else comm.rank(self._group) // sharers
+        make: Callable[..., Capture | RowCapture] = RowCapture
+        if statistic.kind != "rows":
+            make = partial(Capture, statistic=statistic, place=place, sharers=sharers)
         return make(
             self._layers,
             micro_batches=micro_batches,
-            shares=1 if by_rank else world,
+            shares=1 if self.method.rank_rows else world // sharers,
             grad_scale=self._loss_scale,
             phases=self._phase,
         )
@@ -262,7 +270,8 @@ class Preconditioner:
             with matmul_precision("highest"):
                 updates = self._engine.update(layers, statistics, self._step, will_step, self._grad_scale_of_step)
         with matmul_precision(self.precision):
-            self._precondition([layer for layer in layers if layer.has_gradient()])
+            # Ranks with an empty block take part in the sums.
+            self._precondition([layer for layer in layers if layer.has_gradient() or layer.block is not None])
         self._count_step(will_step)
         if self._losses and updates:
             self._follow_loss(self._losses)
@@ -345,7 +354,8 @@ class Preconditioner:
             else:
                 captured = self._capture.take()
         with self.phases("communication"):
-            statistics, loss = exchange(layers, captured, loss, method=self.method, group=self._group)
+            scale = self._grad_scale_of_step
+            statistics, loss = exchange(layers, captured, loss, method=self.method, group=self._group, scale=scale)
         self._diagnostics.check_weights(self._layers.values())
         self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mkor_core import linalg
+from mkor_core.blocks import Block
 from mkor_core.inverses import DenseInverse, Inverse, WindowedInverse
 
 CANCELLATION = 1e-3
@@ -139,34 +140,57 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
 
 def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
     """Replace D by ``c_L c_R D - columns rows``, of inner size w or 2 w ("Applying both sides at once")."""
-    has_bias = grad.bias is not None
-    rows = _split(right.rows, has_bias)
     outer = grad.right_product(right.rows)  # Q = D U_R
     middle = _gram_weights(right)
     removed = _trace(middle, outer.mT @ outer)
-    if left is None:
-        scale, columns = right.scale, outer * right.weights[..., None, :]
-    else:
+    across, inner, scale = None, None, right.scale
+    if left is not None:
         scale = left.scale * right.scale
         across = grad.left_product(left.rows)  # P = U_L^T D
         inner = left.rows @ outer  # R = U_L^T D U_R
         left_middle = _gram_weights(left)
         removed = left.scale.square() * removed + right.scale.square() * _trace(left_middle, across.gram())
         removed = removed - _trace(inner.mT, left_middle @ inner @ middle)
-        core = left.weights[..., :, None] * inner * right.weights[..., None, :]
-        fade = right.scale[..., None] * left.weights
-        columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
-        weight, bias = torch.cat([fade[..., None] * across.weight - core @ rows.weight, rows.weight], -2), None
-        if rows.bias is not None:
-            assert across.bias is not None
-            bias = torch.cat([fade * across.bias - linalg.matvec(core, rows.bias), rows.bias], -1)
-        rows = Gradient(weight, bias)
+    columns, rows = _removed(left, right, grad.bias is not None, outer, across, inner)
     whole = grad.square_norm()
     square = scale.square() * whole - removed
     if _on_host(grad):
         _subtract_on_host_(grad, columns, rows, *_numbers(scale, whole, square), rescale=rescale)
     else:
         _subtract_on_device_(grad, columns, rows, scale, whole, square, rescale=rescale)
+
+
+def _removed(
+    left: WindowedInverse | None,
+    right: WindowedInverse,
+    has_bias: bool,
+    outer: Tensor,
+    across: Gradient | None,
+    inner: Tensor | None,
+) -> tuple[Tensor, Gradient]:
+    """Return the factors of ``c_L c_R D - V``: columns ``[..., d_out, w or 2 w]`` and rows ``[..., w or 2 w, d_in]``.
+
+    Args:
+        left: J_L; None for the identity.
+        right: J_R.
+        has_bias: whether D's last column is the bias's.
+        outer: ``Q = D U_R`` ``[..., d_out, w]``.
+        across: ``P = U_L^T D`` ``[..., w, d_in]``; None without J_L.
+        inner: ``R = U_L^T D U_R`` ``[..., w, w]``; None without J_L.
+    """
+    rows = _split(right.rows, has_bias)
+    if left is None:
+        return outer * right.weights[..., None, :], rows
+    assert across is not None
+    assert inner is not None
+    core = left.weights[..., :, None] * inner * right.weights[..., None, :]
+    fade = right.scale[..., None] * left.weights
+    columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
+    weight, bias = torch.cat([fade[..., None] * across.weight - core @ rows.weight, rows.weight], -2), None
+    if rows.bias is not None:
+        assert across.bias is not None
+        bias = torch.cat([fade * across.bias - linalg.matvec(core, rows.bias), rows.bias], -1)
+    return columns, Gradient(weight, bias)
 
 
 def _subtract_on_host_(
@@ -194,7 +218,15 @@ def _subtract_on_device_(
 ) -> None:
     """Do as `_subtract_on_host_`, without reading a value."""
     usable = square.isfinite()
-    scale = torch.where(usable, scale, 1)
+    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+    if rescale:
+        rescale_(grad, whole, grad.square_norm())
+
+
+def _combine_on_device_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, usable: Tensor, *, rescale: bool
+) -> None:
+    """Replace D by ``scale D - columns rows``, divided by ``scale`` if it will be rescaled; D where not ``usable``."""
     # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
     columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
     rows = Gradient(
@@ -204,9 +236,69 @@ def _subtract_on_device_(
     if not rescale:
         grad.multiply_(scale)
     grad.combine_(columns, rows, 1.0, 1.0)
-    if rescale:
-        factor = (whole / grad.square_norm()).sqrt()
-        grad.multiply_(torch.where(factor.isfinite(), factor, 1))
+
+
+class BlockProducts(NamedTuple):
+    """What a block of D contributes to the products of all of D with windows, or their sums over the blocks."""
+
+    outer: Tensor
+    """``Q = D U_R`` ``[..., rows, w]``; a sum over the blocks of the same rows."""
+    across: Gradient | None
+    """``P = U_L^T D`` ``[..., w, columns]``; a sum over the blocks of the same columns. None without J_L."""
+    inner: Tensor | None
+    """``R = U_L^T D U_R`` ``[..., w, w]``; a sum over all blocks. None if P or Q gives it."""
+
+
+def block_products(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, block: Block) -> BlockProducts:
+    """Return the products of a block of D; the columns of U_L and U_R are those of the block."""
+    counted = counted_part(grad, block)
+    outer = counted.right_product(right.rows if counted.bias is not None or grad.bias is None else right.rows[..., :-1])
+    if left is None:
+        return BlockProducts(outer, None, None)
+    inner = left.rows @ outer if block.row_groups and block.column_groups else None
+    return BlockProducts(outer, grad.left_product(left.rows), inner)
+
+
+def precondition_block_(
+    left: WindowedInverse | None,
+    grad: Gradient,
+    right: WindowedInverse,
+    sums: BlockProducts,
+    block: Block,
+    *,
+    rescale: bool,
+) -> None:
+    """Replace a block of D by that of V, divided by ``c_L c_R`` if it is rescaled; keep D where V is not finite.
+
+    Args:
+        left: J_L; of its columns U_L those of the block's rows. None for the identity.
+        grad: the block, which is overwritten.
+        right: J_R; of its columns U_R those of the block's columns.
+        sums: the sums of `block_products` over the blocks.
+        block: the place of the block in D.
+        rescale: whether V gets the norm of D afterwards (`rescale_`).
+    """
+    inner, scale, total = sums.inner, right.scale, sums.outer.sum((-2, -1))
+    if left is not None:
+        assert sums.across is not None
+        if inner is None:
+            inner = left.rows @ sums.outer if block.column_groups else sums.across.right_product(right.rows)
+        # What is not finite in D, U_L or U_R is not finite in R, which all ranks have: they decide alike.
+        scale, total = left.scale * scale, inner.sum((-2, -1)) + left.weights.sum(-1)
+    usable = (total + right.weights.sum(-1) + scale).isfinite()
+    columns, rows = _removed(left, right, grad.bias is not None, sums.outer, sums.across, inner)
+    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+
+
+def rescale_(grad: Gradient, whole: Tensor, square: Tensor) -> None:
+    """Multiply V so that its square norm is ``whole`` in place of ``square``; not if the factor is not finite."""
+    factor = (whole / square).sqrt()
+    grad.multiply_(torch.where(factor.isfinite(), factor, 1))
+
+
+def counted_part(grad: Gradient, block: Block) -> Gradient:
+    """Return the part of a block that counts as this rank's in sums over all blocks."""
+    return grad if block.counts_bias else Gradient(grad.weight, None)
 
 
 def _gram_weights(inverse: WindowedInverse) -> Tensor:

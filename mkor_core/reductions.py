@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from mkor_core.blocks import WHOLE, Share
 from mkor_core.layer import Layer, wide_dtype
+
+GradScale = Callable[[], Tensor | float | None]
+"""Returns the loss scale by which gradient rows are multiplied; None: they are not scaled."""
 
 Parts = dict[str, Tensor]
 """A layer's sums by name: x, g, number."""
@@ -61,6 +67,19 @@ def average_locations(rows: Tensor, locations: int) -> Tensor:
     return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
 
 
+def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
+    """Return rows / number, both scalars, and 1 where there are none."""
+    return (rows / number.clamp(min=1)).clamp(min=1)
+
+
+def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:
+    """Return what gradient rows must be divided by; None for 1."""
+    scale = grad_scale()
+    if scale is None:
+        return None if shares == 1 else shares
+    return shares * scale
+
+
 Taken = int | Tensor | None
 """Which of a micro-batch's examples count: the number of the first ones that do; or booleans on the device, for each of
 the first ones whether it does; None: all."""
@@ -80,6 +99,7 @@ def input_vector(
     limit: float | None = None,
     taken: Taken = None,
     vectors: Vectors | None = None,
+    share: Share = WHOLE,
 ) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
 
@@ -90,6 +110,7 @@ def input_vector(
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
         taken: the examples that count.
         vectors: where the result is cut from; None for a tensor of its own.
+        share: the columns of the rows that ``inputs`` has; the others are 0 here.
 
     Returns:
         ``[d_w + 1]`` with the number of rows for a Linear, ``[d_w + 2]`` with the numbers of examples and of rows for a
@@ -103,17 +124,26 @@ def input_vector(
         vector = vectors.cut(d_w + 1, number, inputs)
     if isinstance(taken, Tensor):
         vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
+    part = vector[:d_w]
+    if share.column_shards > 1:
+        part = part.zero_()[share.offset : share.offset + inputs.shape[-1]]
     if limit is not None:
         rows = average_locations(layer.patches(inputs.to(dtype)), locations)
-        torch.sum(rows.clamp(-limit, limit), 0, out=vector[:d_w])
+        torch.sum(rows.clamp(-limit, limit), 0, out=part)
     elif layer.is_convolution:
-        torch.div(layer.patch_sum(inputs), locations, out=vector[:d_w])
+        torch.div(layer.patch_sum(inputs), locations, out=part)
     else:
-        torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=vector[:d_w])
+        torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=part)
+    if share.column_shards > 1:
+        part.mul_(share.column_shards)
+    if share.weight != 1:
+        vector.mul_(share.weight)
     return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
 
 
-def gradient_sum(layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None) -> Tensor:
+def gradient_sum(
+    layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None, share: Share = WHOLE
+) -> Tensor:
     """Return the sum of gradient rows / locations ``[d_out]``, in `wide_dtype`.
 
     Args:
@@ -121,12 +151,19 @@ def gradient_sum(layer: Layer, grad: Tensor, locations: int, limit: Tensor | flo
         grad: the gradient of its output, with a batch dimension.
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
+        share: the columns of the rows that ``grad`` has; the others are 0 here.
     """
     if limit is None:
         total = layer.gradient_sum(grad)
-        return total if locations == 1 else total / locations
-    rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
-    return rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
+        total = total if locations == 1 else total / locations
+    else:
+        rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
+        total = rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
+    if share == WHOLE:
+        return total
+    whole = total.new_zeros(layer.d_out)
+    whole[share.offset : share.offset + len(total)] = total * (share.column_shards * share.weight)
+    return whole
 
 
 def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts:

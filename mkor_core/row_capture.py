@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture import GradScale, Rows, divisor
+from mkor_core.blocks import Share
+from mkor_core.capture import Rows
 from mkor_core.hooks import Hooks
 from mkor_core.layer import Layer, wide_dtype
+from mkor_core.reductions import GradScale, divisor
 
 
 class RowCapture(Hooks[list[Rows]]):
@@ -49,14 +51,16 @@ class RowCapture(Hooks[list[Rows]]):
         return taken
 
     @override
-    def _take_input(self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype) -> Callable[[Tensor], None]:
+    def _take_input(
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
+    ) -> Callable[[Tensor, Share], None]:
         # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
         # backward pass.
         kept = layer.with_batch_dimension(inputs.detach()).to(dtype)
         added: tuple[list[Rows], int] | None = None
         """The step's rows to which this call has added its own, and their index there."""
 
-        def add(grad: Tensor) -> None:
+        def add(grad: Tensor, _: Share) -> None:
             nonlocal added
             rows = self._pending.setdefault(layer.name, [])
             if grad.numel() == 0:  # an empty micro-batch

@@ -44,6 +44,10 @@ class Sharing:
         """Return whether this rank refreshes the layer."""
         return self._assignments[name].owner == self._rank
 
+    def owner(self, name: str) -> int:
+        """Return the rank that refreshes the layer."""
+        return self._assignments[name].owner
+
     def works_on(self, name: str) -> bool:
         """Return whether this rank preconditions the layer."""
         return self._assignments[name].column == self._rank % self._grid.columns
@@ -62,7 +66,7 @@ class Sharing:
             layers = [name for name in in_column if self._assignments[name].owner == owner]
             keys = [(name, key) for name in layers for key in self._refreshed]
             bucket = [states[name][key] for name, key in keys]
-            received = comm.broadcast(bucket, self._global(owner), self._column_group)
+            received = comm.broadcast(bucket, comm.global_rank(owner, self._group), self._column_group)
             for (name, key), tensor in zip(keys, received, strict=True):
                 states[name][key] = tensor
 
@@ -73,7 +77,9 @@ class Sharing:
         row = self._rank // self._grid.columns
         for column, source in enumerate(self._grid.row(row)):
             names = [name for name in updates if self._assignments[name].column == column]
-            received = comm.broadcast([updates[name] for name in names], self._global(source), self._row_group)
+            received = comm.broadcast(
+                [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group
+            )
             updates.update(zip(names, received, strict=True))
 
     def gather(
@@ -97,7 +103,7 @@ class Sharing:
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}
-            owner = self._global(self._assignments[name].owner)
+            owner = comm.global_rank(self._assignments[name].owner, self._group)
             tensors = [full[key] for key in self._refreshed]
             # LAPACK returns matrices in column-major order, and the memory layout decides how products are rounded.
             # Send the layout along and restore it, so that a resumed run equals the uninterrupted one bit by bit.
@@ -110,9 +116,6 @@ class Sharing:
                 restored = _transposed_where([tensor.cpu() for tensor in received], column_major)
                 whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
         return whole
-
-    def _global(self, rank: int) -> int:
-        return rank if self._group is None else dist.get_global_rank(self._group, rank)
 
 
 def _is_column_major(tensor: Tensor) -> bool:

@@ -3,75 +3,32 @@
 A *stack* holds the layers of one shape, dtype and device. Its state tensors have a leading dimension ``[L]``. On a GPU
 the gradients of a stack are gathered, preconditioned by a few kernels and scattered. On a CPU, where a kernel costs
 nothing to start and a copy does, each layer is preconditioned in its own ``.grad``.
+
+Of sharded parameters a rank has blocks of D. A method that works on blocks preconditions them where they are, and all
+ranks hold all states; or else a layer's owner gets all of D, and alone holds its state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.distributed import ProcessGroup
 
+from mkor_core import comm
+from mkor_core.blocks import Groups
+from mkor_core.blockwise import Blockwise
 from mkor_core.capture import Captured, Sums
 from mkor_core.diagnostics import NOISE, NOT_FINITE, Diagnostics
 from mkor_core.kl_clip import clip_factor, split_rates
 from mkor_core.layer import Layer, wide_dtype
-from mkor_core.method import LayerShape, LayerState, LearningRate, Prepared, StackedMethod
-from mkor_core.products import Gradient
+from mkor_core.method import LayerState, LearningRate, Prepared, StackedMethod
+from mkor_core.owners import Owners
+from mkor_core.stacks import GradientParts, Kind, Stack, Unit, units
 from mkor_core.states import fitted, local_name, unknown_layer
 from mkor_core.transfers import Deferred
-
-
-class Kind(NamedTuple):
-    """What the layers of a stack have in common."""
-
-    shape: LayerShape
-    has_bias: bool
-    dtype: torch.dtype
-    """That of the weights."""
-    device: torch.device
-
-    @classmethod
-    def of(cls, layer: Layer) -> Kind:
-        """Return a layer's kind."""
-        weight = layer.module.weight
-        return cls(LayerShape(layer.d_out, layer.d_in), layer.has_bias, weight.dtype, weight.device)
-
-
-@dataclass
-class Stack:
-    """Layers of one kind, and their state."""
-
-    kind: Kind
-    layers: list[Layer]
-    state: LayerState
-    host: dict[str, Tensor | Deferred] = field(default_factory=dict)
-    """What the next refresh wants on the host."""
-    refreshed: int | None = None
-    """The step of the last refresh, after which `host` was requested; None before the first."""
-
-    def state_of(self, index: int) -> LayerState:
-        """Return one layer's state, as views."""
-        return {key: tensor[index] for key, tensor in self.state.items()}
-
-    def state_for(self, layers: Sequence[Layer]) -> LayerState:
-        """Return the state of some of the layers, in the stack's order; copied unless they are all."""
-        if len(layers) == len(self.layers):
-            return self.state
-        chosen = {layer.name for layer in layers}
-        indices = [index for index, layer in enumerate(self.layers) if layer.name in chosen]
-        return {key: torch.stack([tensor[index] for index in indices]) for key, tensor in self.state.items()}
-
-
-class Unit(NamedTuple):
-    """Gradients that are preconditioned together: those of a stack, or that of one layer."""
-
-    layers: Sequence[Layer]
-    state: LayerState
-    grad: Gradient
 
 
 class StackedEngine:
@@ -82,6 +39,8 @@ class StackedEngine:
         method: the method.
         diagnostics: gets the reports.
         phases: returns the context manager of a phase of the work.
+        owners: the owners of the layers; None: every rank preconditions all layers, or its blocks of them.
+        group: the ranks.
     """
 
     def __init__(
@@ -90,12 +49,19 @@ class StackedEngine:
         method: StackedMethod,
         diagnostics: Diagnostics,
         phases: Callable[[str], AbstractContextManager[object]],
+        owners: Owners | None,
+        group: ProcessGroup | None,
     ) -> None:
         self._layers = layers
+        self._owners = owners
+        self._group = group
         self._method = method
         self._diagnostics = diagnostics
         self._phases = phases
+        self._blockwise = Blockwise(method, phases)
         self._stacks: dict[Kind, Stack] = {}
+        self._whole: dict[str, LayerState] = {}
+        """What `consolidate` gathered."""
         self._kinds: dict[str, Kind] = {}
         """The kinds of the layers that have a state, when they were stacked."""
 
@@ -118,11 +84,12 @@ class StackedEngine:
         """
         if not statistics:
             return False
+        norms = self._gradient_norms(layers, scale) if self._method.needs_gradient_norms else {}
         with self._phases("factor"):
             updated = [
                 stack for stack in self._ensure(layers) if any(layer.name in statistics for layer in stack.layers)
             ]
-            wrong = [~self._update_stack(stack, statistics, step, will_step, scale) for stack in updated]
+            wrong = [~self._update_stack(stack, statistics, norms, step, will_step, scale) for stack in updated]
             if will_step is not None:
                 wrong = [flags & will_step for flags in wrong]
             names = [layer.name for stack in updated for layer in stack.layers]
@@ -140,23 +107,40 @@ class StackedEngine:
             rates: their learning rates.
             scale: the loss scale by which the gradients are multiplied; None for 1. Updates are multiplied by it too.
         """
-        with self._phases("precondition"):
-            present = {layer.name for layer in layers}
-            stacks = [
-                (stack, chosen)
-                for stack in self._ensure(layers)
-                if (chosen := [layer for layer in stack.layers if layer.name in present])
-            ]
-            clip = self._method.clip
-            if clip is None:
+        if self._owners is None:
+            gradients: GradientParts = {layer.name: layer.gradient_parts() for layer in layers}
+        else:
+            with self._phases("communication"):
+                gradients = self._owners.gather(layers)
+        whole, blocks = self._chosen(gradients, in_blocks=False), list(self._chosen(gradients, in_blocks=True))
+        sums = self._blockwise.sums(blocks)
+        if self._method.clip is None:
+            with self._phases("precondition"):
                 # One stack's gradients live at a time. V is linear in D, so that the loss scale does not matter.
-                for stack, chosen in stacks:
-                    for unit in _units(stack, chosen):
-                        self._method.apply(unit.state, unit.grad)
-                        _write_back(unit)
-            else:
+                for unit in whole:
+                    self._method.apply(unit.state, unit.grad)
+                    unit.write_back()
+            nu = None
+        else:
+            units_of_whole = list(whole)
+            with self._phases("precondition"):
+                prepared = [self._method.prepare(unit.state, unit.grad) for unit in units_of_whole]
+                of_blocks = [self._method.prepare_block(u.state, s) for u, s in zip(blocks, sums, strict=True)]
                 by_name = {layer.name: rate for layer, rate in zip(layers, rates, strict=True)}
-                self._precondition_clipped([unit for pair in stacks for unit in _units(*pair)], clip, by_name, scale)
+                pairs = zip([*units_of_whole, *blocks], [*prepared, *of_blocks], strict=True)
+                terms = [_term(unit, one, by_name, scale) for unit, one in pairs]
+            if self._owners is not None:
+                with self._phases("communication"):
+                    terms = self._owners.terms_of_all(terms)
+            nu = clip_factor(terms, self._method.clip)
+            with self._phases("precondition"):
+                for unit, one in zip(units_of_whole, prepared, strict=True):
+                    self._method.apply(unit.state, unit.grad, one, nu.to(unit.grad.weight.device))
+                    unit.write_back()
+        self._blockwise.apply(blocks, sums, nu)
+        if self._owners is not None:
+            with self._phases("communication"):
+                self._owners.scatter(layers, gradients)
 
     def bytes_by_tensor(self, layers: Sequence[Layer]) -> dict[str, int]:
         """Return the bytes of layers' states by tensor name (``left``, ``right``, ...)."""
@@ -178,13 +162,33 @@ class StackedEngine:
         return [name for name in self._layers if name in wrong]
 
     def consolidate(self, rank: int | None) -> None:
-        """Do nothing: every rank holds all states."""
+        """Gather the states of all owners in host memory, for the next `saved`; see `Preconditioner.consolidate`."""
+        if self._owners is None:
+            return
+        own = self.saved()
+        self._whole = {}
+        for name, layer in self._layers.items():
+            initial = self._initial(Kind.of(layer), ())
+            state = own.get(name, initial)
+            source = comm.global_rank(self._owners.owner(name), self._group)
+            # One flat broadcast of the tensors of each dtype.
+            received: LayerState = {}
+            for dtype in sorted({tensor.dtype for tensor in state.values()}, key=str):
+                keys = [key for key, tensor in state.items() if tensor.dtype == dtype]
+                received.update(
+                    zip(keys, comm.broadcast([state[key] for key in keys], source, self._group), strict=True)
+                )
+            if rank in (None, comm.rank(self._group)):
+                self._whole[name] = {key: received[key].to("cpu", copy=True) for key in state}
 
     def forget_consolidated(self) -> None:
-        """Do nothing, as `consolidate`."""
+        """Drop what `consolidate` gathered: the states are about to change."""
+        self._whole = {}
 
     def saved(self) -> dict[str, LayerState]:
-        """Return the states by layer, as views."""
+        """Return the states by layer, consolidated ones if `consolidate` was called in this step; otherwise views."""
+        if self._whole:
+            return dict(self._whole)
         states = {
             layer.name: stack.state_of(index)
             for stack in self._stacks.values()
@@ -203,17 +207,28 @@ class StackedEngine:
             name = local_name(self._layers, saved_name)
             if name not in self._layers:
                 raise ValueError(unknown_layer(name))
+            if self._owners is not None and not self._owners.owns(name):
+                continue
             states[name] = fitted(name, self._initial(Kind.of(self._layers[name]), ()), state)
+        if saved and self._owners is not None:
+            missing = [name for name in self._layers if self._owners.owns(name) and name not in states]
+            if missing:
+                raise ValueError(
+                    f"The saved state lacks layer {missing[0]!r}, which this rank owns: call consolidate() before "
+                    "saving it, or save every rank's with torch.distributed.checkpoint."
+                )
+        self._whole = {}
         self._stack(states)
 
     def clear(self) -> None:
         """Forget all states."""
-        self._stacks, self._kinds = {}, {}
+        self._stacks, self._kinds, self._whole = {}, {}, {}
 
     def _update_stack(
         self,
         stack: Stack,
         statistics: Mapping[str, Sums],
+        norms: Mapping[str, Tensor],
         step: int,
         will_step: Tensor | None,
         scale: Tensor | None,
@@ -226,7 +241,6 @@ class StackedEngine:
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        norms = _gradient_norms(stack, scale) if method.needs_gradient_norms else None
         if method.decomposes:
             for index, layer in enumerate(stack.layers):
                 one = Captured(captured.x[index], captured.g[index], captured.number[index])
@@ -236,7 +250,8 @@ class StackedEngine:
                     accept[index] = False
                     self._diagnostics.report_failure(layer.name)
         else:
-            method.accumulate(state, captured, step, accept, norms)
+            of_stack = torch.stack([norms[layer.name] for layer in stack.layers]) if norms else None
+            method.accumulate(state, captured, step, accept, of_stack)
         if method.refreshes(step):
             # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
             is_later = stack.refreshed is not None and stack.refreshed < step
@@ -246,18 +261,30 @@ class StackedEngine:
             stack.refreshed = step
         return finite
 
-    def _precondition_clipped(
-        self, units: Sequence[Unit], clip: float, rates: Mapping[str, LearningRate], scale: Tensor | None
-    ) -> None:
-        prepared = [self._method.prepare(unit.state, unit.grad) for unit in units]
-        nu = clip_factor([_term(unit, one, rates, scale) for unit, one in zip(units, prepared, strict=True)], clip)
-        for unit, one in zip(units, prepared, strict=True):
-            self._method.apply(unit.state, unit.grad, one, nu.to(unit.grad.weight.device))
-            _write_back(unit)
+    def _chosen(self, gradients: GradientParts, *, in_blocks: bool) -> Iterator[Unit]:
+        """Yield the gradients, gathered, that are blocks of D, or the others."""
+        for stack in self._ensure(self._layers[name] for name in gradients):
+            block = stack.kind.block if self._owners is None else None
+            chosen = [layer for layer in stack.layers if layer.name in gradients]
+            if chosen and (block is not None) == in_blocks:
+                yield from units(stack, chosen, gradients, block)
+
+    def _gradient_norms(self, layers: Sequence[Layer], scale: Tensor | None) -> dict[str, Tensor]:
+        """Return ``|D|`` by layer, 0 for one without a gradient; scale: that of the gradients."""
+        squares: list[tuple[Tensor, Groups]] = []
+        with self._phases("factor"):
+            for layer in layers:
+                square = sum(torch.linalg.vector_norm(part).square() for part in _counted_parts(layer))
+                groups = () if layer.block is None else layer.block.row_groups + layer.block.column_groups
+                squares.append((torch.as_tensor(square), groups))
+        totals = self._blockwise.summed(squares)
+        roots = [total.sqrt() if scale is None else total.sqrt() / scale for total in totals]
+        return dict(zip((layer.name for layer in layers), roots, strict=True))
 
     def _ensure(self, layers: Iterable[Layer]) -> list[Stack]:
         """Return all stacks, the layers' among them; stack anew if a layer is new, or its weight has moved."""
-        kinds = {layer.name: Kind.of(layer) for layer in layers}
+        owners = self._owners
+        kinds = {layer.name: Kind.of(layer) for layer in layers if owners is None or owners.owns(layer.name)}
         if any(self._kinds.get(name) != kind for name, kind in kinds.items()):
             states = self.saved()
             for name, kind in kinds.items():
@@ -310,56 +337,10 @@ def _biases(layers: Sequence[Layer], dtype: torch.dtype) -> Tensor:
     return torch.stack([layer.bias_gradient() for layer in layers]).to(dtype)
 
 
-def _gradient_norms(stack: Stack, scale: Tensor | None) -> Tensor:
-    """Return ``|D|`` of every layer ``[L]``, 0 for one without a gradient; scale: that of the gradients."""
-    none = torch.zeros((), dtype=wide_dtype(stack.kind.dtype), device=stack.kind.device)
-    norms = [torch.linalg.vector_norm(layer.gradient()) if layer.has_gradient() else none for layer in stack.layers]
-    return torch.stack(norms) if scale is None else torch.stack(norms) / scale
-
-
-def _units(stack: Stack, layers: Sequence[Layer]) -> Iterable[Unit]:
-    """Yield the gradients of a stack's layers: one layer at a time on a CPU, together elsewhere."""
-    if _goes_alone(stack.kind.device):
-        indices = {layer.name: index for index, layer in enumerate(stack.layers)}
-        for layer in layers:
-            yield Unit([layer], stack.state_of(indices[layer.name]), Gradient(*layer.split_gradient()))
-        return
-    weights = [_required(layer.module.weight.grad) for layer in layers]
-    dtype = wide_dtype(stack.kind.dtype)
-    d_out, d_in = stack.kind.shape
-    weight = weights[0].new_empty((len(layers), d_out, d_in - stack.kind.has_bias), dtype=dtype)
-    torch._foreach_copy_([part.view(grad.shape) for part, grad in zip(weight, weights, strict=True)], weights)
-    bias = None
-    if stack.kind.has_bias:
-        bias = _biases(layers, dtype)
-    yield Unit(layers, stack.state_for(layers), Gradient(weight, bias))
-
-
-def _goes_alone(device: torch.device) -> bool:
-    """Return whether each layer is preconditioned in its own gradient."""
-    return device.type == "cpu"
-
-
-def _write_back(unit: Unit) -> None:
-    """Write the updates of a unit into the gradients that do not share its memory."""
-    weight, bias = unit.grad
-    if weight.dim() == 2:
-        unit.layers[0].write_split_gradient(weight, bias)
-        return
-    grads = [_required(layer.module.weight.grad) for layer in unit.layers]
-    parts = [part.view(grad.shape) for part, grad in zip(weight, grads, strict=True)]
-    if bias is not None:
-        for layer, part in zip(unit.layers, bias, strict=True):
-            grad = layer.parameters[1].grad
-            if grad is not None:
-                grads.append(grad)
-                parts.append(part)
-    torch._foreach_copy_(grads, parts)
-
-
-def _required(grad: Tensor | None) -> Tensor:
-    assert grad is not None
-    return grad
+def _counted_parts(layer: Layer) -> list[Tensor]:
+    """Return the parts of a layer's gradient that count as this rank's, in at least float32."""
+    parts = layer.gradient_parts()[: None if layer.block is None or layer.block.counts_bias else 1]
+    return [part.to(wide_dtype(part.dtype)) for part in parts]
 
 
 def _term(unit: Unit, prepared: Prepared, rates: Mapping[str, LearningRate], scale: Tensor | None) -> Tensor:

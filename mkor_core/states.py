@@ -40,7 +40,7 @@ class LayerStates:
         # preconditioner was constructed.
         if name not in self._states:
             self._states[name] = self._local_part(name, self._initial(name))
-        state, weight = self._states[name], self._layers[name].module.weight
+        state, weight = self._states[name], self._layers[name].parameters[0]
         if self._dtypes.setdefault(name, weight.dtype) != weight.dtype:
             initial = self._initial(name)
             state.update({key: tensor.to(initial[key].dtype) for key, tensor in state.items()})
@@ -119,7 +119,7 @@ class LayerStates:
         """
         renamed = {local_name(self._layers, name): state for name, state in saved.items()}
         self._states = {name: self._loaded(name, state) for name, state in renamed.items()}
-        self._dtypes = {name: self._layers[name].module.weight.dtype for name in renamed}
+        self._dtypes = {name: self._layers[name].parameters[0].dtype for name in renamed}
         self._whole = None
 
     def clear(self) -> None:
@@ -129,7 +129,7 @@ class LayerStates:
 
     def _initial(self, name: str) -> LayerState:
         layer = self._layers[name]
-        weight = layer.module.weight
+        weight = layer.parameters[0]
         return self._method.initial_state(
             LayerShape(layer.d_out, layer.d_in), wide_dtype(weight.dtype), torch.device(weight.device)
         )

@@ -163,7 +163,7 @@ def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
     model = nn.Sequential(linear() if kind == "linear" else convolution())
     inputs = vectors(9) if kind == "linear" else images()
     by_rows, _ = capture(model, ROWS, shares=ranks)
-    by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shares=ranks, shard=(0, ranks))
+    by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shares=ranks, place=0)
     (model(inputs).square().sum() / micro_batches).backward()
     rows, means = take_rows(by_rows), take_sums(by_means)
     x, g = average_locations(rows.x, rows.locations), average_locations(rows.g, rows.locations)
@@ -202,7 +202,7 @@ def test_only_rows_of_the_first_examples_are_kept():
 @pytest.mark.parametrize(("rank", "kept"), [(0, 4), (1, 2), (2, None)])
 def test_the_first_examples_are_counted_over_ranks(rank, kept):
     model = nn.Sequential(linear())
-    hooks, _ = capture(model, MEAN.first(6), shard=(rank, 3))
+    hooks, _ = capture(model, MEAN.first(6), place=rank)
     model(vectors(4)).square().mean().backward()
     taken = hooks.take()
     assert (taken["0"].number == kept) if kept else taken == {}
@@ -320,7 +320,7 @@ def test_statistics_of_a_skipped_step_are_dropped(set_to_none):
 def test_the_first_examples_of_every_step_are_those_of_its_first_micro_batches(rank, first, taken, skipped):
     """Ranks with three micro-batches of two examples; the first of the global batch count, in every step anew."""
     model = nn.Sequential(linear(bias=False))
-    hooks, _ = capture(model, MEAN.first(first), micro_batches=3, shard=(rank, 2))
+    hooks, _ = capture(model, MEAN.first(first), micro_batches=3, place=rank)
     for step, inputs in enumerate(vectors(2, 6)):
         model.zero_grad()
         for part in inputs.split(2):

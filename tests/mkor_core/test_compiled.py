@@ -180,7 +180,7 @@ def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_captur
 def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device():
     """One graph for any number of micro-batches. The third holds one of the first seven on rank 0, none on rank 1."""
     model = linear(bias=False)
-    ranks = [capture(model, MEAN.first(7), micro_batches=12, shard=(rank, 2)) for rank in range(2)]
+    ranks = [capture(model, MEAN.first(7), micro_batches=12, place=rank) for rank in range(2)]
     compiled = Compiled(model)
     for _ in range(2):
         parts = [rows(part, 3, 2) for part in range(12)]
@@ -266,7 +266,7 @@ def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompil
     for traced in sums:
         model = Network()
         layers = {name: Layer(name, module) for name, module in model.named_children()}
-        options: dict[str, Any] = {"micro_batches": 2, "shares": world, "shard": (world - 1, world)}
+        options: dict[str, Any] = {"micro_batches": 2, "shares": world, "place": world - 1}
         hooks = Capture(layers, statistic, grad_scale=lambda: 8.0, **options)
         for step in range(2):
             model.zero_grad()

@@ -14,8 +14,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Statistic, Sums, mean_locations
+from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Statistic, Sums
 from mkor_core.layer import Layer
+from mkor_core.reductions import mean_locations
 from mkor_core.row_capture import RowCapture
 from tests.support import reference
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import Eva
-from mkor_core import MKOR, Preconditioner, linalg, stacked
+from mkor_core import MKOR, Preconditioner, linalg, stacked, stacks
 from mkor_core.method import StackedMethod
 from workflow.bench import workloads
 
@@ -73,7 +73,7 @@ def trained(
 def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
     """On a GPU the gradients of a stack are gathered; on a CPU each layer is preconditioned in place."""
     alone, _ = trained(method, frozen=frozen)
-    monkeypatch.setattr(stacked, "_goes_alone", lambda device: False)
+    monkeypatch.setattr(stacks, "goes_alone", lambda device: False)
     together, _ = trained(method, frozen=frozen)
     assert_close(together, alone, rtol=1e-10, atol=1e-12)
 
@@ -82,7 +82,7 @@ def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_of_any_precision_and_layout_are_written_back(dtype, together, monkeypatch):
     """A bfloat16 gradient, or one in channels_last, is no view of what is preconditioned."""
-    monkeypatch.setattr(stacked, "_goes_alone", lambda device: not together)
+    monkeypatch.setattr(stacks, "goes_alone", lambda device: not together)
     torch.manual_seed(0)
     model = nn.Conv2d(4, 6, 3).to(dtype).to(memory_format=torch.channels_last)
     truth = nn.Conv2d(4, 6, 3)

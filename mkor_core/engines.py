@@ -1,0 +1,50 @@
+"""The choice of the engine: what a method works on, and which ranks hold the layers' states."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+
+from torch.distributed import ProcessGroup
+
+from mkor_core.diagnostics import Diagnostics
+from mkor_core.layer import Layer
+from mkor_core.layerwise import LayerwiseEngine
+from mkor_core.method import Method, StackedMethod
+from mkor_core.owners import Owners, assigned
+from mkor_core.stacked import StackedEngine
+
+
+def make_engine(
+    layers: Mapping[str, Layer],
+    method: Method,
+    diagnostics: Diagnostics,
+    phases: Callable[[str], AbstractContextManager[object]],
+    group: ProcessGroup | None,
+    owners: bool | None,
+) -> StackedEngine | LayerwiseEngine:
+    """Return the engine for a method.
+
+    Args:
+        layers: the layers by name.
+        method: the method.
+        diagnostics: gets the reports.
+        phases: returns the context manager of a phase of the work.
+        group: the ranks.
+        owners: whether layers have owners; None: if gradients are sharded and the method cannot work on their blocks.
+
+    Raises:
+        ValueError: ``owners`` is false, and the method cannot work on the blocks.
+    """
+    is_sharded = any(layer.block is not None for layer in layers.values())
+    needs_owners = is_sharded and not (isinstance(method, StackedMethod) and method.works_on_blocks)
+    if owners is False and needs_owners:
+        raise ValueError(
+            f"owners=False: this {type(method).__name__} needs whole gradients, and the parameters are sharded."
+        )
+    by_owners = needs_owners if owners is None else owners
+    if not isinstance(method, StackedMethod):
+        return LayerwiseEngine(layers, method, diagnostics, phases, group, by_owners=by_owners)
+    in_order = list(layers.values())
+    chosen = Owners(in_order, assigned(in_order, group), group) if by_owners else None
+    return StackedEngine(layers, method, diagnostics, phases, chosen, group)
