@@ -4,11 +4,8 @@
 floors of BERT-Large's layers and, beside what ``steps.csv`` says was reached, those of one encoder layer. ``--page
 docs/performance.md`` writes both tables into the page.
 
-A layer's gradient D is ``[m, n]``; its factors are ``[m, m]`` and ``[n, n]``; N rows (tokens) reach it in a step. Each
-tensor is read and written once by each operation that needs it, in float32; activations have ``ACTIVATION_BYTES``. The
-bias, a border of D of ``m`` numbers, is left out. The floor of a layer's piece is the larger of bytes over bandwidth
-and operations over rate; pieces follow one another. No program that does these operations is faster, unless tensors
-stay in a cache between them.
+The formulas are those of `workflow.bench.probes._costs`. No program that does these operations is faster than a floor,
+unless tensors stay in a cache between them.
 """
 
 from __future__ import annotations
@@ -17,9 +14,8 @@ import argparse
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import pandas as pd
 import torch
@@ -27,143 +23,36 @@ import torch
 from benchmarks.page import fill
 from benchmarks.step_rows import ADAMW, FACTOR, FACTOR_BLOCK, SGD
 from workflow.bench.probes import _turns
+from workflow.bench.probes._costs import (
+    BERT_LARGE,
+    ENCODER_LAYER,
+    FLOAT,
+    Cost,
+    Layer,
+    Machine,
+    adamw,
+    both_updates,
+    capture_means,
+    capture_moments,
+    decompose_kaisa,
+    factor_update,
+    least_ms,
+    precondition_dense,
+    precondition_eva,
+    precondition_kaisa,
+    precondition_windowed,
+    sgd,
+)
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
-FLOAT: Final = 4
-ACTIVATION_BYTES: Final = 2
-EIGEN_OPERATIONS: Final = 9
-"""Operations of a symmetric eigendecomposition with vectors, in multiples of d^3 (Golub and Van Loan, section 8.3)."""
 TOKENS: Final = 4096
-
-
-class Layer(NamedTuple):
-    """A linear layer, without its bias."""
-
-    m: int
-    """Outputs."""
-    n: int
-    """Inputs."""
-    shares_input: bool = False
-    """Whether another layer has the same input, whose rows are read once for both."""
-
-
-ENCODER_LAYER: Final = (
-    Layer(1024, 1024),
-    Layer(1024, 1024, shares_input=True),
-    Layer(1024, 1024, shares_input=True),
-    Layer(1024, 1024),
-    Layer(4096, 1024),
-    Layer(1024, 4096),
-)
-BERT_LARGE: Final = (*24 * ENCODER_LAYER, Layer(1024, 1024), Layer(1024, 1024))
-"""The 146 layers that are preconditioned."""
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What some work must do: operations (a multiplication and an addition are two), and bytes read and written."""
-
-    operations: float
-    bytes: float
-
-    def milliseconds(self, machine: Machine) -> float:
-        """Return the least time on a machine."""
-        return 1000 * max(self.bytes / machine.bandwidth, self.operations / machine.rate)
-
-    def times(self, factor: float) -> Cost:
-        """Return the cost of a share or a multiple of the work."""
-        return Cost(factor * self.operations, factor * self.bytes)
-
-
-class Machine(NamedTuple):
-    """A machine's peaks."""
-
-    name: str
-    bandwidth: float
-    """Bytes a second, read and written together."""
-    rate: float
-    """Operations of matrix products a second."""
-
 
 H100: Final = Machine("H100 (3 TB/s, TF32 at 400 TFLOP/s)", 3.0e12, 4.0e14)
 """Round numbers below the data sheet's, to reckon with where no GPU is at hand."""
 
-
-def capture_means(layer: Layer, rows: int) -> Cost:
-    """Return the cost of the mean input row; the mean gradient row is the bias's gradient, which costs nothing."""
-    read = 0 if layer.shares_input else rows * layer.n
-    return Cost(read, ACTIVATION_BYTES * read + FLOAT * layer.n * (not layer.shares_input))
-
-
-def capture_moments(layer: Layer, rows: int) -> Cost:
-    """Return the cost of KAISA's ``X^T X`` and ``G^T G``."""
-    squares = layer.m**2 + layer.n**2
-    return Cost(2 * rows * squares, ACTIVATION_BYTES * rows * (layer.m + layer.n) + FLOAT * squares)
-
-
-def factor_update(d: int) -> Cost:
-    """Return the cost of a dense factor's update, ``u = J v``, ``J += c u u^T``: J is read twice and written once."""
-    return Cost(4 * d**2, FLOAT * (3 * d**2 + 4 * d))
-
-
-def windowed_update(d: int, window: int) -> Cost:
-    """Return the cost of a windowed factor's new column ``c v - U (s * U^T v)``: U is read twice."""
-    return Cost(4 * window * d, FLOAT * (2 * window * d + 3 * d + 2 * window))
-
-
-def precondition_dense(layer: Layer) -> Cost:
-    """Return the cost of ``J_L D J_R``; the product in between is written and read."""
-    m, n = layer.m, layer.n
-    return Cost(2 * m * n * (m + n), FLOAT * (m**2 + n**2 + 4 * m * n))
-
-
-def precondition_windowed(layer: Layer, window: int) -> Cost:
-    """Return the cost for factors of ``window`` columns.
-
-    D is read for its products with U_L and U_R, once for both at best; then ``D -= A B^T`` of inner size 2w reads and
-    writes it.
-    """
-    m, n, w = layer.m, layer.n, window
-    return Cost(8 * w * m * n, FLOAT * (3 * m * n + 4 * w * (m + n)))
-
-
-def precondition_eva(layer: Layer) -> Cost:
-    """Return the cost of ``(D - c g a^T) / damping`` with ``c`` of ``g^T D a``: D is read twice and written once."""
-    m, n = layer.m, layer.n
-    return Cost(4 * m * n, FLOAT * (3 * m * n + 2 * (m + n)))
-
-
-def precondition_kaisa(layer: Layer) -> Cost:
-    """Return the cost of ``Q_L ((Q_L^T D Q_R) / (eigenvalues)) Q_R^T``, four products and a division."""
-    m, n = layer.m, layer.n
-    return Cost(4 * m * n * (m + n) + m * n, FLOAT * (2 * m**2 + 2 * n**2 + 10 * m * n))
-
-
-def decompose_kaisa(layer: Layer) -> Cost:
-    """Return the cost of both factors' eigendecompositions."""
-    return Cost(EIGEN_OPERATIONS * (layer.m**3 + layer.n**3), 2 * FLOAT * (layer.m**2 + layer.n**2))
-
-
-def sgd(layer: Layer) -> Cost:
-    """Return the cost of SGD's step with momentum: weight, gradient and velocity are read, two of them written."""
-    return Cost(4 * layer.m * layer.n, 5 * FLOAT * layer.m * layer.n)
-
-
-def adamw(layer: Layer) -> Cost:
-    """Return the cost of AdamW's step: four tensors are read, three written."""
-    return Cost(12 * layer.m * layer.n, 7 * FLOAT * layer.m * layer.n)
-
-
 Piece = Callable[[Layer], Sequence[Cost]]
 """A layer's costs, of works that follow one another."""
-
-
-def both_updates(layer: Layer, window: int | None = None) -> Sequence[Cost]:
-    """Return the costs of the updates of a layer's two factors; window: None for dense ones."""
-    sides = (layer.m, layer.n)
-    return [factor_update(d) if window is None else windowed_update(d, window) for d in sides]
-
 
 PIECES: Final[Mapping[str, Piece]] = {
     "SGD with momentum": lambda layer: [sgd(layer)],
@@ -184,11 +73,6 @@ PIECES: Final[Mapping[str, Piece]] = {
 def costs_of(piece: Piece, layers: Iterable[Layer]) -> list[Cost]:
     """Return the costs of a piece in some layers."""
     return [cost for layer in layers for cost in piece(layer)]
-
-
-def least_ms(costs: Iterable[Cost], machine: Machine) -> float:
-    """Return the least time of works that follow one another."""
-    return sum(cost.milliseconds(machine) for cost in costs)
 
 
 def floors_table(machines: Sequence[Machine]) -> Iterator[str]:

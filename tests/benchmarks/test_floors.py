@@ -12,9 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks import floors
 from benchmarks.counting import META, Counting, bert_large
-from benchmarks.floors import BERT_LARGE, Cost, Layer, Machine
 from benchmarks.page import fill
 from tests.support.formulas import value
+from workflow.bench.probes import _costs as costs
+from workflow.bench.probes._costs import BERT_LARGE, Cost, Layer, Machine
 from workflow.bench.support.config import ROOT, ConfigError
 
 M, N, W, ROWS = 48, 32, 4, 64
@@ -72,13 +73,13 @@ D_READ_AGAIN = 4 * M * N
 VALUES_READ = 4 * M * N
 """KAISA's quotients divide by m + n eigenvalues, here by a matrix."""
 BYTES = {
-    "precondition_dense": (dense, floors.precondition_dense(LAYER), 0),
-    "precondition_windowed": (windowed, floors.precondition_windowed(LAYER, W), D_READ_AGAIN),
-    "precondition_kaisa": (kaisa, floors.precondition_kaisa(LAYER), VALUES_READ),
-    "precondition_eva": (eva, floors.precondition_eva(LAYER), 0),
-    "factor_update": (dense_update, floors.factor_update(N), 0),
-    "windowed_update": (windowed_update, floors.windowed_update(N, W), 0),
-    "capture_means": (means, floors.capture_means(LAYER, ROWS), 0),
+    "precondition_dense": (dense, costs.precondition_dense(LAYER), 0),
+    "precondition_windowed": (windowed, costs.precondition_windowed(LAYER, W), D_READ_AGAIN),
+    "precondition_kaisa": (kaisa, costs.precondition_kaisa(LAYER), VALUES_READ),
+    "precondition_eva": (eva, costs.precondition_eva(LAYER), 0),
+    "factor_update": (dense_update, costs.factor_update(N), 0),
+    "windowed_update": (windowed_update, costs.windowed_update(N, W), 0),
+    "capture_means": (means, costs.capture_means(LAYER, ROWS), 0),
 }
 
 
@@ -91,22 +92,22 @@ def test_bytes_are_those_of_the_operations(name):
 
 
 TABLE = {
-    "SGD with momentum": floors.sgd(LAYER),
-    "AdamW": floors.adamw(LAYER),
-    "capture of a mean input row": floors.capture_means(LAYER, ROWS),
-    "capture of moments": floors.capture_moments(LAYER, ROWS),
-    "update of a dense factor": floors.factor_update(N),
-    "update of a windowed factor": floors.windowed_update(N, W),
-    "preconditioning, dense": floors.precondition_dense(LAYER),
-    "preconditioning, windows": floors.precondition_windowed(LAYER, W),
-    "preconditioning, Eva": floors.precondition_eva(LAYER),
-    "preconditioning, KAISA": floors.precondition_kaisa(LAYER),
-    "KAISA's decompositions": floors.decompose_kaisa(LAYER),
+    "SGD with momentum": costs.sgd(LAYER),
+    "AdamW": costs.adamw(LAYER),
+    "capture of a mean input row": costs.capture_means(LAYER, ROWS),
+    "capture of moments": costs.capture_moments(LAYER, ROWS),
+    "update of a dense factor": costs.factor_update(N),
+    "update of a windowed factor": costs.windowed_update(N, W),
+    "preconditioning, dense": costs.precondition_dense(LAYER),
+    "preconditioning, windows": costs.precondition_windowed(LAYER, W),
+    "preconditioning, Eva": costs.precondition_eva(LAYER),
+    "preconditioning, KAISA": costs.precondition_kaisa(LAYER),
+    "KAISA's decompositions": costs.decompose_kaisa(LAYER),
 }
 
 
 def test_the_page_has_the_same_formulas():
-    section = (ROOT / "docs" / "performance.md").read_text().split("## Floors")[1].split("\n\n`benchmarks")[0]
+    section = (ROOT / "docs" / "performance.md").read_text().split("## Floors")[1].split("\n\n`workflow")[0]
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")][1:]
     letters = {"m": M, "n": N, "N": ROWS, "d": N, "w": W}
     assert len(lines) == len(TABLE)
@@ -124,10 +125,10 @@ def moments() -> None:
 @pytest.mark.parametrize(
     ("work", "cost", "elementwise"),
     [
-        (dense, floors.precondition_dense(LAYER), 0),
-        (windowed, floors.precondition_windowed(LAYER, W), 0),
-        (kaisa, floors.precondition_kaisa(LAYER), M * N),
-        (moments, floors.capture_moments(LAYER, ROWS), 0),
+        (dense, costs.precondition_dense(LAYER), 0),
+        (windowed, costs.precondition_windowed(LAYER, W), 0),
+        (kaisa, costs.precondition_kaisa(LAYER), M * N),
+        (moments, costs.capture_moments(LAYER, ROWS), 0),
     ],
 )
 def test_operations_are_those_of_the_products(work, cost, elementwise):
