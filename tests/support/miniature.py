@@ -25,6 +25,7 @@ MADE_UP = {
     "cost_scaling": synthetic_probes.cost_scaling,
     "half_precision": synthetic_claims.half_precision,
     "memory": synthetic_tables.memory,
+    "projection": synthetic_probes.projection,
     "rank1_error": synthetic_probes.rank1_error,
     "scaling": synthetic_probes.scaling,
     "step_breakdown": synthetic_probes.step_breakdown,

@@ -149,8 +149,8 @@ def memory(mkor: int = 1_000_000, kaisa: int = 2_000_000) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def scaling(efficiency: Mapping[int, float], model: float = 0.5) -> pd.DataFrame:
-    """Return rows of probes/scaling.csv: MKOR's measured efficiency by workers, and the model's at 64."""
+def scaling(efficiency: Mapping[int, float]) -> pd.DataFrame:
+    """Return rows of probes/scaling.csv: MKOR's measured efficiency by workers; and rows of an earlier model."""
     rows = []
     for workers, share in {1: 1.0, **efficiency}.items():
         rows += [
@@ -158,8 +158,20 @@ def scaling(efficiency: Mapping[int, float], model: float = 0.5) -> pd.DataFrame
             for repeat in range(3)
         ]
     rows += [{"source": "model", "workers": 1, "value": 100.0}]
-    rows += [{"source": "model", "workers": 64, "value": 100 / (64 * model)}]
+    rows += [{"source": "model", "workers": 64, "value": 100 / 64}]
     return pd.DataFrame(rows).assign(quantity="step_ms", optimizer="mkor", cores=2)
+
+
+def projection(efficiency: float = 0.5) -> pd.DataFrame:
+    """Return rows of probes/projection.csv: the model's efficiency of MKOR at 64 GPUs over 8, on two systems."""
+    return pd.DataFrame(
+        [
+            {"system": system, "workload": workload, "optimizer": label, "workers": gpus, "step_ms": ms}
+            for system, share in (("A", efficiency), ("B", efficiency / 2))
+            for workload, label, fast in (("bert_large", "mkor", 1), ("bert_large", "lamb", 2), ("gpt_7b", "mkor", 3))
+            for gpus, ms in ((8, 800.0 / fast), (64, 100 / share))
+        ]
+    )
 
 
 def rank1_error(

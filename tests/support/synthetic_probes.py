@@ -97,19 +97,38 @@ def step_breakdown() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def scaling(*, model: bool = True, cores: int = 2) -> pd.DataFrame:
-    """Return rows of probes/scaling.csv: efficiency 1 / p ** 0.5 as measured, 1 / p ** 0.25 by the model."""
+def scaling(*, cores: int = 2) -> pd.DataFrame:
+    """Return rows of probes/scaling.csv: efficiency 1 / p ** 0.5."""
     rows = []
-    blank = {"workload": "wide_autoencoder", "cores": cores, "bytes": None, "collective": None, "threads": 1, **ORIGIN}
+    blank = {"workload": "wide_autoencoder", "cores": cores, "collective": None, "threads": 1, **ORIGIN}
     for label in ("sgd", "mkor", "kaisa"):
         for workers in (1, 2, 4):
             for repeat in range(3):
                 about = {"quantity": "step_ms", "source": "measured", "optimizer": label, "workers": workers}
                 value = 64 * (1 + 0.1 * repeat) / workers**0.5
                 rows.append({**about, "batch": 1024 // workers, "repeat": repeat, "value": value, **blank})
-        for workers in (1, 2, 4, 64, 1024) if model else ():
-            about = {"quantity": "step_ms", "source": "model", "optimizer": label, "workers": workers}
-            rows.append({**about, "batch": 1024 // workers, "value": 60 / workers**0.75, **blank})
+    return pd.DataFrame(rows)
+
+
+PROJECTED = {"mkor": 1.5, "mkor_windowed": 1.1, "kaisa": 2.0}
+"""Steps of the projection over the base optimizer's."""
+
+
+def projection() -> pd.DataFrame:
+    """Return rows of probes/projection.csv: a base step of 64 s over the GPUs, and `PROJECTED` times that."""
+    rows = []
+    models = (("bert_large", "Polaris", "lamb", 1e9), ("gpt_7b", "DGX H100", "adamw", 1e11))
+    for workload, system, base, size in models:
+        for suffix in ("", "_sharded"):
+            for label, factor in {base: 1.0, **PROJECTED}.items():
+                for workers in (8, 64, 1024):
+                    state = 0.0 if label == base else size / 10
+                    divided = size / workers if suffix else size
+                    about = {"source": "model", "system": system, "gpu": "H100", "gpu_memory_bytes": 8e10}
+                    about |= {"workload": workload, "optimizer": f"{label}{suffix}", "workers": workers}
+                    sizes = {"memory_bytes": divided + state, "state_bytes": state, "sent_bytes": state / 100}
+                    about |= {"step_ms": 64_000 / workers * factor, **sizes, "gradient_bytes": size / 4}
+                    rows.append({**about, "git_commit": ORIGIN["git_commit"]})
     return pd.DataFrame(rows)
 
 
@@ -162,6 +181,7 @@ PROBES = {
     "spectra": spectra,
     "step_breakdown": step_breakdown,
     "scaling": scaling,
+    "projection": projection,
     "cost_scaling": cost_scaling,
     "communication": communication,
 }

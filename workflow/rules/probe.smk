@@ -5,6 +5,8 @@ for probe in PROBES:
     rule:
         name:
             probe.name
+        input:
+            files_of(probe),
         output:
             f"{R}/probes/{probe.name}.csv",
         log:

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workflow.bench.analysis import fits
-from workflow.bench.analysis.fits import AlphaBeta, Collective
 
 positive = st.floats(1e-6, 1e3)
 
@@ -61,63 +60,3 @@ def test_width_law_is_the_mean_of_the_repeats_laws(repeats, once):
 def test_width_laws_leave_out_a_repeat_that_lacks_a_width():
     times = _timed({2: [1.0, 1.0, 1.0], 4: [4.0, 8.0]})
     assert {repeat: law.exponent for repeat, law in fits.width_laws(times).items()} == pytest.approx({0: 2, 1: 3})
-
-
-@given(constant=positive, slope=positive)
-def test_affine_recovers_constant_and_slope(constant, slope):
-    law = fits.affine([1, 16, 256, 1024], [constant + slope * x for x in (1, 16, 256, 1024)])
-    assert law.at(512) == pytest.approx(constant + slope * 512, rel=1e-6)
-
-
-def test_affine_of_two_points_is_the_line_through_them():
-    """Truth: by hand; the first point is the constant."""
-    assert fits.affine([0, 4], [3.0, 5.0]) == pytest.approx((3.0, 0.5))
-
-
-def test_alpha_beta_of_two_times_is_exact():
-    """Truth: by hand; a tree of 2 sends one message, of 1000 bytes in 3 s and of 3000 in 7 s."""
-    timed = [Collective(2, 1000, 3.0), Collective(2, 3000, 7.0)]
-    assert fits.alpha_beta("broadcast", timed) == pytest.approx((1.0, 0.002))
-
-
-def test_affine_never_turns_negative():
-    """Times that fall with the batch (noise) are best met by a constant."""
-    assert fits.affine([1, 2, 4], [3.0, 2.5, 2.0]).slope == 0
-    with pytest.raises(ValueError, match="two points"):
-        fits.affine([2, 2], [1.0, 1.0])
-
-
-@pytest.mark.parametrize("collective", ["all_gather", "all_reduce", "broadcast"])
-@given(alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-12, 1e-8))
-def test_alpha_beta_recovers_the_links(collective, alpha, beta):
-    cost = AlphaBeta(alpha, beta)
-    timed = [
-        Collective(workers, size, fits.collective_seconds(collective, workers, size, cost))
-        for workers in (2, 4)
-        for size in (256, 65536, 8388608)
-    ]
-    cost = fits.alpha_beta(collective, timed)
-    for one in timed:
-        again = fits.collective_seconds(collective, one.workers, one.payload_bytes, cost)
-        assert again == pytest.approx(one.seconds, rel=1e-6)
-
-
-def test_collectives_cost_what_the_textbook_says():
-    """Truth: by hand. A ring of 4 sends 6 messages of a quarter of the payload; a tree of 8 has 3 rounds.
-
-    To gather, a ring of 4 passes every rank's payload on 3 times.
-    """
-    assert fits.all_reduce_terms(4, 1000) == (6, 1500)
-    assert fits.broadcast_terms(8, 1000) == (3, 3000)
-    assert fits.broadcast_terms(5, 1000) == (3, 3000)
-    assert fits.all_gather_terms(4, 1000) == (3, 3000)
-    assert fits.collective_seconds("all_reduce", 4, 1000, AlphaBeta(1, 0.001)) == pytest.approx(7.5)
-    assert fits.collective_seconds("all_reduce", 1, 1000, AlphaBeta(1, 1)) == 0
-    assert fits.collective_seconds("broadcast", 8, 0, AlphaBeta(1, 1)) == 0
-
-
-def test_a_collective_without_a_model_is_refused():
-    with pytest.raises(ValueError, match="reduce_scatter"):
-        fits.alpha_beta("reduce_scatter", [])
-    with pytest.raises(ValueError, match="two times"):
-        fits.alpha_beta("broadcast", [Collective(2, 1, 1.0)])

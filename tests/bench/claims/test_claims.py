@@ -19,6 +19,7 @@ from tests.support.synthetic_claims import (
     hybrid,
     learning_rates,
     memory,
+    projection,
     rank1_error,
     runs_to_target,
     scaling,
@@ -58,6 +59,7 @@ def _write(root: Path) -> Path:
         "numerics": numerics(),
         "half_precision": half_precision(),
         "scaling": scaling({2: 0.9}),
+        "projection": projection(),
     }
     for name, rows in probes.items():
         write_probe(root, name, rows)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import iteration_times
-from tests.support.synthetic_claims import communication, cost_scaling, memory, scaling
+from tests.support.synthetic_claims import communication, cost_scaling, memory, projection, scaling
 from workflow.bench.claims.timing import (
     decide_bytes,
     decide_memory,
@@ -144,30 +144,37 @@ def test_c13_without_a_method_is_not_tested():
     assert decide_memory(sizes[sizes["optimizer"] != "kaisa"], _conditions("C13")).verdict == "not tested"
 
 
+NO_MODEL = projection().head(0)
+
+
 @pytest.mark.parametrize(("share", "verdict"), [(0.9, "confirmed"), (0.5, "refuted")])
 def test_c24_at_64_measured_workers(share, verdict):
-    decision = decide_scaling(scaling({2: 0.95, 64: share}), _conditions("C24"))
+    decision = decide_scaling(scaling({2: 0.95, 64: share}), NO_MODEL, _conditions("C24"))
     assert decision.verdict == verdict
     assert decision.measured == f"{share:g}"
 
 
 def test_c24_never_takes_a_model_for_a_measurement():
-    decision = decide_scaling(scaling({2: 0.95, 4: 0.9}, model=0.99), _conditions("C24"))
+    decision = decide_scaling(scaling({2: 0.95, 4: 0.9}), projection(0.98), _conditions("C24"))
     assert decision.verdict == "not tested"
     assert decision.measured == ""
     assert decision.why == "Needs 64 measured GPUs; here at most 4 worker processes on 2 cores were measured."
     assert "Efficiency measured: 0.95 [0.95, 0.95] at 2, 0.9 [0.9, 0.9] at 4." in decision.details
-    assert "which is no measurement, gives 0.99 at 64" in decision.details
+    assert "which is no measurement, gives 0.98 on A, 0.49 on B at 64 GPUs over 8." in decision.details
+    assert "probes/projection.csv: workload=bert_large, optimizer=mkor" in str(decision.data)
 
 
 def test_c24_is_about_the_step_of_mkor():
     """Rows of another quantity and of another optimizer stand in the same file."""
     times = scaling({2: 0.95, 64: 0.9})
     others = [times.assign(quantity="bytes", value=1.0), times.assign(optimizer="kaisa", value=1.0)]
-    assert decide_scaling(pd.concat([times, *others]), _conditions("C24")) == decide_scaling(times, _conditions("C24"))
+    alone = decide_scaling(times, NO_MODEL, _conditions("C24"))
+    assert decide_scaling(pd.concat([times, *others]), NO_MODEL, _conditions("C24")) == alone
+    assert "model" not in alone.details
+    assert "projection" not in str(alone.data)
 
 
 def test_c24_on_one_worker_is_not_tested():
-    decision = decide_scaling(scaling({}), _conditions("C24"))
+    decision = decide_scaling(scaling({}), NO_MODEL, _conditions("C24"))
     assert decision.verdict == "not tested"
     assert decision.why == "Needs 64 measured GPUs; the probe scaling has no more than one worker of MKOR."

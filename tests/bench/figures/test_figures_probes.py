@@ -17,12 +17,13 @@ from matplotlib.patches import Rectangle
 
 from tests.support import synthetic_probes
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
-from tests.support.synthetic_probes import PHASE_MS, REFRESH, SLOPES, write_probes
+from tests.support.synthetic_probes import PHASE_MS, PROJECTED, REFRESH, SLOPES, write_probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
 from workflow.bench.figures import fig09_scalability as fig09
 from workflow.bench.figures import fig15_communication as fig15
+from workflow.bench.figures._axes import amount
 from workflow.bench.make_artefact import main
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -220,13 +221,10 @@ def test_fig08_draws_the_weight_of_the_start(draw):
 def test_fig09_speedups_are_paired_by_repeat(draw):
     """Truth: the step of p workers takes 1 / p ** 0.5 of the step of one worker in every repeat."""
     figure = draw("fig09_scalability")
-    speedup, efficiency = figure.axes
+    speedup, efficiency = figure.axes[:2]
     for label in ("sgd", "mkor", "kaisa"):
         assert [ys(line)[0] for line in lines(speedup, label)] == pytest.approx([1, 2**0.5, 2])
         assert [ys(line)[0] for line in lines(efficiency, label)] == pytest.approx([1, 2**-0.5, 0.5])
-        (model,) = lines(efficiency, label, dashed=True)
-        assert ys(model) == pytest.approx([p**-0.25 for p in (1, 2, 4, 64, 1024)])
-    assert "model" in legend_of(figure)
     assert "on a machine of 2 cores" in caption_of(figure)
 
 
@@ -236,11 +234,37 @@ def test_fig09_leaves_a_repeat_without_its_pair_out():
     assert fig09.speedups(steps[steps["workers"] == 2]) == {}
 
 
-def test_fig09_without_a_model_gives_the_reason(draw):
-    rows = synthetic_probes.scaling(model=False)
-    figure = draw("fig09_scalability", scaling=rows[rows["workers"] == 1])
+def test_fig09_draws_the_model_dashed_and_labels_it(draw):
+    """Truth: `PROJECTED`; a sharded base keeps 1e11 bytes over the ranks, a method 1e10 more on each."""
+    figure = draw("fig09_scalability")
+    panels = figure.axes[2:]
+    assert all(axes.get_ylabel().endswith(", model") for axes in panels)
+    for label, factor in PROJECTED.items():
+        for axes in panels[:2]:
+            assert ys(lines(axes, label, dashed=True)[0]) == pytest.approx([factor] * 3)
+        memory = [ys(line) for line in lines(panels[2], label, dashed=True)]
+        assert [pytest.approx([1e11 / gpus + 1e10 for gpus in (8, 64, 1024)])] == memory[:1]
+        assert ys(lines(panels[3], label, dashed=True)[0]) == pytest.approx([1e8] * 3)
+    # Under DistributedDataParallel dense MKOR and the base optimizer alone, beyond a GPU's memory.
+    assert [ys(line) for line in lines(panels[2], "mkor", dashed=True)][1] == pytest.approx([1.1e11] * 3)
+    assert "model" in legend_of(figure)
+    assert "computed, not measured" in caption_of(figure)
+    assert "at 64 GPUs over 8: LAMB 1, MKOR, exact rule 1" in caption_of(figure)
+
+
+def test_fig09_without_a_projection_says_so(draw):
+    figure = draw("fig09_scalability", projection=synthetic_probes.projection().head(0))
+    assert len(figure.axes) == 2
     assert "model" not in legend_of(figure)
-    assert "there is no model" in caption_of(figure)
+    assert "No results yet: probe projection" in caption_of(figure)
+
+
+def test_fig09_leaves_an_earlier_model_of_this_machines_links_out(draw):
+    """Results of earlier versions have rows of a model beside those measured."""
+    rows = synthetic_probes.scaling()
+    model = rows[rows["repeat"] == 0].assign(source="model", workers=512, value=1.0)
+    figure = draw("fig09_scalability", scaling=pd.concat([rows, model]))
+    assert max(x for line in figure.axes[0].lines for x in xs(line)) < 8
 
 
 def test_fig14_puts_the_fitted_slopes_in_the_legend(draw):
@@ -277,7 +301,7 @@ def test_fig15_counts_the_cases_in_which_the_formula_is_wrong(draw):
 
 @pytest.mark.parametrize(("size", "text"), [(12, "12 B"), (1000, "1 kB"), (10**7, "10 MB"), (2 * 10**9, "2 GB")])
 def test_amounts_of_bytes(size, text):
-    assert fig15.amount(size) == text
+    assert amount(size) == text
 
 
 def test_a_probe_without_rows_is_no_data(tmp_path):

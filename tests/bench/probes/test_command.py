@@ -17,10 +17,11 @@ from baselines import limits, method_class
 from mkor_core import comm
 from tests.support import experiments
 from tests.support.small_models import autoencoder
-from workflow.bench.plan.artefacts import available, describe, planned_probes
-from workflow.bench.probes import _command, _ranks
+from workflow.bench.plan.artefacts import available, describe, files_of, planned_probes
+from workflow.bench.probes import _command, _links, _ranks
 from workflow.bench.probes._models import bert_large, probe_models, resnet50
 from workflow.bench.probes._optimizers import VARIANTS, TimedOptimizer, method_of, optimizers
+from workflow.bench.support.config import ROOT
 
 
 class Row(NamedTuple):
@@ -159,11 +160,18 @@ def test_probes_of_experiments_need_one_in_the_plan(folder):
     assert {"numerics", "half_precision", "communication", "cost_scaling"} <= left
 
 
-def test_probes_state_their_needs_as_literals():
+SYSTEMS = "workflow/systems.yaml"
+
+
+def test_probes_state_their_needs_as_literals(monkeypatch):
+    monkeypatch.chdir(ROOT)
     needs = {name: describe("probes", name) for name in available("probes")}
-    on_the_cpu = {"communication", "half_precision", "numerics", "sizes"}
+    on_the_cpu = {"communication", "half_precision", "numerics", "projection", "sizes"}
     assert {name for name, probe in needs.items() if not probe.uses_gpu} == on_the_cpu
     alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown"}
     assert {name for name, probe in needs.items() if probe.cores == "all"} == alone
     assert needs["communication"].cores == 4
+    assert {name: probe.files for name, probe in needs.items() if probe.files} == {"projection": (SYSTEMS,)}
+    assert files_of(needs["projection"]) == [SYSTEMS]
+    assert (ROOT / SYSTEMS).samefile(_links.SYSTEMS)
     assert {name for name, probe in needs.items() if probe.timing} == alone | {"communication", "memory"}

@@ -1,17 +1,13 @@
-"""Laws fitted to measured times: powers of a width, affine costs of a batch, alpha-beta costs of a message.
-
-Pure functions on numbers. All fits minimize relative errors, because times span decades.
-"""
+"""Laws of measured times: powers of a width, fitted to relative errors because times span decades; means of a cycle."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
-from scipy.optimize import nnls
 
 Milliseconds = TypeVar("Milliseconds", float, pd.Series)
 
@@ -21,32 +17,6 @@ class PowerLaw(NamedTuple):
 
     coefficient: float
     exponent: float
-
-
-class Affine(NamedTuple):
-    """``y = constant + slope * x``, both at least 0."""
-
-    constant: float
-    slope: float
-
-    def at(self, x: float) -> float:
-        """Return y at x."""
-        return self.constant + self.slope * x
-
-
-class AlphaBeta(NamedTuple):
-    """The cost of a message: alpha seconds to start it, beta seconds a byte."""
-
-    alpha: float
-    beta: float
-
-
-class Collective(NamedTuple):
-    """One timed collective; its payload is that of one rank."""
-
-    workers: int
-    payload_bytes: float
-    seconds: float
 
 
 def cycle_mean(refresh_ms: Milliseconds, other_ms: Milliseconds, period: float) -> Milliseconds:
@@ -103,70 +73,3 @@ def width_law(times: pd.DataFrame) -> PowerLaw | None:
     """
     means = mean_by_width(times)
     return power_law([float(d) for d in means.index], list(means)) if len(means) > 1 else None
-
-
-def affine(x: Sequence[float], y: Sequence[float]) -> Affine:
-    """Fit ``y = c + s x`` with c, s >= 0 to positive y.
-
-    Raises:
-        ValueError: there are fewer than two different x.
-    """
-    if len(set(x)) < 2:
-        raise ValueError(f"An affine law needs two points, got {sorted(set(x))}.")
-    constant, slope = _relative_fit([[1.0, value] for value in x], y)
-    return Affine(constant, slope)
-
-
-def all_reduce_terms(workers: int, payload_bytes: float) -> tuple[float, float]:
-    """Return a ring all-reduce's factors of alpha and beta: ``2 (p - 1)`` messages of ``n / p`` bytes each."""
-    return 2.0 * (workers - 1), 2.0 * (workers - 1) / workers * payload_bytes
-
-
-def broadcast_terms(workers: int, payload_bytes: float) -> tuple[float, float]:
-    """Return a binomial tree broadcast's factors of alpha and beta: ``ceil(log2 p)`` messages of n bytes."""
-    rounds = float(math.ceil(math.log2(workers)))
-    return rounds, rounds * payload_bytes
-
-
-def all_gather_terms(workers: int, payload_bytes: float) -> tuple[float, float]:
-    """Return a ring all-gather's factors of alpha and beta: ``p - 1`` messages of a rank's n bytes."""
-    return workers - 1.0, (workers - 1.0) * payload_bytes
-
-
-Terms = Callable[[int, float], tuple[float, float]]
-TERMS: dict[str, Terms] = {
-    "all_reduce": all_reduce_terms,
-    "broadcast": broadcast_terms,
-    "all_gather": all_gather_terms,
-}
-
-
-def alpha_beta(collective: str, timed: Sequence[Collective]) -> AlphaBeta:
-    """Fit alpha and beta, both at least 0, to one collective's times.
-
-    Raises:
-        ValueError: there are fewer than two times, or the collective has no model in `TERMS`.
-    """
-    if collective not in TERMS:
-        raise ValueError(f"{collective!r} has no alpha-beta model; {', '.join(TERMS)} have one.")
-    if len(timed) < 2:
-        raise ValueError(f"alpha and beta need two times, got {len(timed)}.")
-    terms = [list(TERMS[collective](one.workers, one.payload_bytes)) for one in timed]
-    return AlphaBeta(*_relative_fit(terms, [one.seconds for one in timed]))
-
-
-def collective_seconds(collective: str, workers: int, payload_bytes: float, cost: AlphaBeta) -> float:
-    """Return the modeled seconds of one collective; 0 for one worker or an empty payload."""
-    if workers == 1 or payload_bytes == 0:
-        return 0.0
-    starts, sent = TERMS[collective](workers, payload_bytes)
-    return starts * cost.alpha + sent * cost.beta
-
-
-def _relative_fit(terms: Sequence[Sequence[float]], values: Sequence[float]) -> tuple[float, float]:
-    """Return non-negative coefficients that minimize the sum of squared relative errors."""
-    matrix = np.asarray(terms, float) / np.asarray(values, float)[:, None]
-    scales = matrix.max(axis=0)  # columns differ by many decades, which nnls does not handle well
-    solution, _ = nnls(matrix / scales, np.ones(len(values)))
-    first, second = solution / scales
-    return float(first), float(second)

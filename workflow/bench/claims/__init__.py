@@ -64,6 +64,13 @@ def _half_precision(results: Results, _: str) -> Decision:
     return numerics.decide_half_precision(rows) if len(rows) else not_tested("The probe half_precision has not run.")
 
 
+def _scaling(results: Results, holds_when: str) -> Decision:
+    times, model = results.probe("scaling"), results.probe("projection")
+    if times.empty:
+        return not_tested("The probe scaling has not run.")
+    return timing.decide_scaling(times, model, parse_conditions(holds_when))
+
+
 def _sensitivity(results: Results, _: str) -> Decision:
     """Decide C18, whose entry has no threshold."""
     return sensitivity.decide_sensitivity(results.runs("resnet_cifar10_lr"))
@@ -135,7 +142,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "C21": partial(_of_probe, "numerics", numerics.decide_inverse),
     "C22": _half_precision,
     "C23": partial(_of_probe, "numerics", numerics.decide_descent),
-    "C24": partial(_of_probe, "scaling", timing.decide_scaling),
+    "C24": _scaling,
     "C25": _switch,
 }
 """The rule of each claim in ``workflow/paper/claims.csv``."""

@@ -224,13 +224,15 @@ def _published_overheads() -> str:
 
 GPUS: Final = 64
 """The number of workers in the claim."""
+MODELED: Final = "bert_large"
+"""The model whose projected times the claim's details give."""
 
 
-def decide_scaling(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+def decide_scaling(times: pd.DataFrame, model: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """Decide C24: MKOR's measured efficiency at 64 workers, ``t(1) / (64 t(64))``, from ``scaling.csv``.
 
     A model is no measurement: without 64 measured workers the claim is not tested, and the details give the
-    efficiencies at the measured numbers of workers and that of the model.
+    efficiencies at the measured numbers of workers and, from ``projection.csv``, those of the model.
     """
     steps = times[(times["quantity"] == "step_ms") & (times["optimizer"] == "mkor")]
     measured = steps[steps["source"] == "measured"]
@@ -240,8 +242,10 @@ def decide_scaling(times: pd.DataFrame, conditions: Sequence[Condition]) -> Deci
     at_others = ", ".join(
         f"{with_interval(share)} at {workers}" for workers, share in efficiencies.items() if workers > 1
     )
-    modeled = _modeled_efficiency(steps)
-    data = from_rows("probes/scaling.csv", quantity="step_ms", optimizer="mkor")
+    modeled = _modeled_efficiency(model)
+    data = from_rows("probes/scaling.csv", quantity="step_ms", source="measured", optimizer="mkor")
+    if modeled:
+        data += from_rows("probes/projection.csv", workload=MODELED, optimizer="mkor")
     if GPUS not in efficiencies:
         return not_tested(
             f"Needs {GPUS} measured GPUs; here at most {max(efficiencies)} worker processes on "
@@ -271,10 +275,16 @@ def _efficiencies(measured: pd.DataFrame) -> dict[int, Estimate]:
     return {workers: speedup.scaled(1 / workers) for workers, speedup in speedups.items() if speedup is not None}
 
 
-def _modeled_efficiency(steps: pd.DataFrame) -> str:
-    """Return a sentence on the efficiency by the scaling model; empty without the model's times."""
-    model = steps[steps["source"] == "model"].set_index("workers")["value"].astype(float)
-    if not {1, GPUS} <= set(model.index):
+def _modeled_efficiency(model: pd.DataFrame) -> str:
+    """Return a sentence on the efficiencies by the model; empty without its times."""
+    times = model[(model["workload"] == MODELED) & (model["optimizer"] == "mkor")]
+    if GPUS not in set(times["workers"]):
         return ""
-    efficiency = number(float(model[1] / (GPUS * model[GPUS])))
-    return f"The model of this machine's links, which is no measurement, gives {efficiency} at {GPUS}."
+    fewest = int(times["workers"].min())
+    steps = {gpus: rows.set_index("system")["step_ms"] for gpus, rows in times.groupby("workers")}
+    efficiencies = (fewest * steps[fewest] / (GPUS * steps[GPUS])).items()
+    return (
+        "A model of BERT-Large's training on published link speeds, which is no measurement, gives "
+        f"{', '.join(f'{number(efficiency)} on {system}' for system, efficiency in efficiencies)} at {GPUS} GPUs over "
+        f"{fewest}."
+    )

@@ -105,6 +105,21 @@ def plain_log_ticks(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     which.set_minor_formatter(NullFormatter())
 
 
+def amount(size: float) -> str:
+    """Return bytes in the unit that is easy to read."""
+    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size:g} B"
+
+
+def byte_axis(axes: Axes) -> None:
+    """Set a logarithmic y axis of bytes."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+
+
 def period_axis(axes: Axes, periods: Iterable[float]) -> None:
     """Set a logarithmic axis of inverse update periods, with a tick at each of them."""
     values = sorted({float(period) for period in periods})

@@ -73,6 +73,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor": MethodStyle("MKOR, exact rule", "#0072B2", "o", _DASHES["solid"]),
     "mkor_bfloat16": MethodStyle("MKOR, bfloat16", "#3F51B5", "P", _DASHES["dotted"]),
     "mkor_windowed": MethodStyle("MKOR, windowed", "#8E63CE", "*", _DASHES["even dash"]),
+    "mkor_owners": MethodStyle("MKOR by owners", "#00B0C8", "H", _DASHES["sparse dots"]),
     "mkor_released": MethodStyle("MKOR, released rule", "#56B4E9", "D", _DASHES["short dash"]),
     "mkor_released_600": MethodStyle("MKOR, released, 600 steps", "#A6CEE3", "D", _DASHES["short dash"]),
     "mkor_released_1000": MethodStyle("MKOR, released, 1,000 steps", "#5B8DB8", "D", _DASHES["short dash"]),
@@ -94,6 +95,8 @@ WORKLOADS: Final[dict[str, str]] = {
     "resnet": "ResNet",
     "resnet20": "ResNet-20",
     "resnet50": "ResNet-50",
+    "bert_large": "BERT-Large",
+    "gpt_7b": "GPT 7B",
 }
 _FONT_SCALE: Final = 0.885
 """8.5 points for titles and labels of axes, 7.8 for ticks and legends."""

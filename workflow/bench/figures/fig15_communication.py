@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import fixed_ticks
+from workflow.bench.figures._axes import byte_axis, fixed_ticks
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
-UNITS: Final = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def of_update(rows: pd.DataFrame) -> pd.DataFrame:
@@ -33,14 +30,6 @@ def of_update(rows: pd.DataFrame) -> pd.DataFrame:
     most = by_rank.groupby(keys, as_index=False)[["bytes", "predicted_bytes"]].max()
     paper = rows.groupby(keys, as_index=False)["paper_bytes"].first()
     return most.merge(paper, on=keys)
-
-
-def amount(size: float) -> str:
-    """Return bytes in the unit that is easy to read."""
-    for scale, unit in UNITS:
-        if size >= scale:
-            return f"{size / scale:g} {unit}"
-    return f"{size:g} B"
 
 
 def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
@@ -96,9 +85,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     _draw(panels[1], at_width, "workers")
     panels[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
     panels[1].set(xlabel="workers", title=f"d = {width:g}")
-    panels[0].set_yscale("log")
-    panels[0].yaxis.set_major_locator(LogLocator(numticks=12))
-    panels[0].yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    byte_axis(panels[0])
     legend = [_entry(at_workers, label) for label in style.in_order(sent["optimizer"])]
     legend.append(Line2D([], [], color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, label="formula"))
     if sent["paper_bytes"].notna().any():

@@ -7,6 +7,7 @@ literals. They are read without importing the module, so that planning needs no 
 - ``EXPERIMENTS``: experiments whose tidy CSVs it reads; ``("*",)`` means all of the tier.
 - ``PROBES``: names of ``probes/<name>.csv``.
 - ``PUBLISHED``: names of ``workflow/paper/<name>.csv``.
+- ``FILES``: other files of the repository that a probe reads.
 - ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.compared`).
 - ``CORES`` (a number, or ``"all"``), ``USES_GPU`` and ``TIMING`` state what a probe needs.
 """
@@ -20,12 +21,12 @@ from typing import Any, Literal
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.literals import read_literals
-from workflow.bench.support.config import checked_stem
+from workflow.bench.support.config import ROOT, checked_stem
 from workflow.bench.support.source_code import reachable
 
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
-_INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED")
+_INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED", "FILES")
 _FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
 
 
@@ -39,6 +40,8 @@ class Artefact:
     experiments: tuple[str, ...] = ()
     probes: tuple[str, ...] = ()
     published: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    """Other files of the repository that it reads, relative to its root."""
     compares: bool = False
     """Whether it also shows other machines' results."""
     cores: int | Literal["all"] = 1
@@ -99,6 +102,11 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
         "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
         "code": [_relative(file) for file in sources(artefact.module)],
     }
+
+
+def files_of(probe: Artefact) -> list[str]:
+    """Return the files of the repository that a probe reads; it is made again when one of them changes."""
+    return [_relative(ROOT / file) for file in probe.files]
 
 
 def description(artefact: Artefact) -> str:

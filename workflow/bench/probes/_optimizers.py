@@ -90,11 +90,17 @@ def variant_of(label: str) -> Variant:
     return VARIANTS.get(label, Variant(label, {}))
 
 
-def method_of(label: str) -> Method | None:
-    """Return the second-order method of a label; None for a first-order optimizer."""
+def method_of(label: str, period: int | None = None) -> Method | None:
+    """Return the second-order method of a label; None for a first-order optimizer.
+
+    period: of its refreshes, if it has such a period; None leaves the method's default.
+    """
     variant = variant_of(label)
     cls = None if label == BASE else method_class(variant.method)
-    return None if cls is None else cls(**variant.hyperparameters)
+    if cls is None:
+        return None
+    name = None if period is None else period_field(variant.method)
+    return cls(**variant.hyperparameters, **({} if name is None else {name: period}))
 
 
 def period_field(method: str) -> str | None:

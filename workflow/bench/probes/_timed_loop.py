@@ -52,7 +52,6 @@ class TimedLoop:
         model: the model with its batches.
         optimizer: the optimizer.
         device: ``cpu`` or ``cuda``.
-        batch_size: number of examples of each batch to use; all by default.
         by_phase: whether the preconditioner's phases are clocked too; on a GPU that queues four events a layer, so that
             a step with capture is a little longer. Otherwise its time belongs to the phases around it.
     """
@@ -63,7 +62,6 @@ class TimedLoop:
         optimizer: TimedOptimizer,
         device: str,
         *,
-        batch_size: int | None = None,
         by_phase: bool = True,
     ) -> None:
         world, rank = comm.world_size(), comm.rank()
@@ -80,8 +78,8 @@ class TimedLoop:
         )
         self._loss = model.data.loss
         self._by_phase = by_phase
-        used = model.data.batch_size if batch_size is None else batch_size
-        share = slice(rank * used // world, (rank + 1) * used // world)
+        examples = model.data.batch_size
+        share = slice(rank * examples // world, (rank + 1) * examples // world)
         self._batches = cycle([_part(batch, share, device) for batch in islice(model.data.batches(seed=0), _BATCHES)])
         self._steps_done = 0
 

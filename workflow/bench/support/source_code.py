@@ -26,7 +26,7 @@ _FOLDERS: Final = (_CORE, _METHODS, _DATA, _WORKLOADS, _TRAINING, _PROBES)
 """Folders whose code trains and measures. A probe's rows depend on all of them, a run on a part."""
 
 _FITS: Final = "workflow/bench/analysis/fits.py"
-"""Laws that some probes' rows are computed with: the mean of a cycle, and the model of scaling."""
+"""The mean of a cycle, by which some probes' rows are computed."""
 
 
 def code_fingerprint(specs: Iterable[Mapping[str, Any]], root: Path = ROOT) -> str:

@@ -32,6 +32,7 @@ PROBES = (
     "numerics",
     "half_precision",
     "scaling",
+    "projection",
 )
 PUBLISHED = ("claims", "iteration_time_ms", "memory_gb")
 

@@ -1,0 +1,213 @@
+"""The projection: bytes, memory and seconds of a rank by hand, and what must hold for all of its rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from tests.bench.probes.test_links import TEST
+from workflow.bench.probes import _sharding, projection
+from workflow.bench.probes._costs import Layer
+from workflow.bench.probes._sharding import Setup
+from workflow.bench.probes._state_bytes import META
+from workflow.bench.probes.projection import Model
+
+A, B = Layer(4, 6, has_bias=True), Layer(8, 3)
+LAYERS = (A, B)
+TINY = Model("tiny", "adamw", LAYERS, parameters=100, depth=2, width=4, vocabulary=10, sequences=64, tokens=16)
+EVERY_STEP = 1
+PER_PERIOD = 1 / 10
+
+
+def statistics(label: str) -> int:
+    return _sharding.statistic_bytes(Setup.of(label), LAYERS)
+
+
+def test_bytes_of_statistics_by_hand():
+    """Means: 7 + 3 inputs and a number a layer; 8 outputs of B, which has no bias, and of A only where it is cut."""
+    assert statistics("mkor") == 4 * (7 + 1 + 3 + 1 + 8)
+    assert statistics("mkor_windowed_sharded") == 4 * (7 + 1 + 3 + 1 + 8 + 4)
+    # Eva takes few examples, so that no bias's gradient has their sum.
+    assert statistics("eva") == statistics("eva_sharded") == 4 * (7 + 1 + 4 + 3 + 1 + 8)
+    assert statistics("kaisa") == 4 * (7 * 8 // 2 + 4 * 5 // 2 + 1 + 3 * 4 // 2 + 8 * 9 // 2 + 1)
+
+
+def test_bytes_of_blocks_by_hand():
+    """A window of 4 columns: 4 rows like D's, and two norms; Eva: four sums a layer."""
+    assert _sharding.block_bytes(Setup.of("mkor_windowed_sharded"), LAYERS) == 4 * (4 * 7 + 2 + 4 * 3 + 2)
+    assert _sharding.block_bytes(Setup.of("eva_sharded"), LAYERS) == 4 * 2 * 4
+    assert _sharding.block_bytes(Setup.of("mkor_windowed"), LAYERS) == 0
+
+
+def test_bytes_of_owners_by_hand():
+    """D has 28 numbers of A and 24 of B. Each of two ranks owns one layer."""
+    setup = Setup.of("mkor_owners_sharded")
+    assert set(_sharding.owned(setup.method, LAYERS, 2)) == {(A,), (B,)}
+    # Its half of B's rows to their owner, and the other half of A's update back.
+    assert _sharding.exchanged_bytes(setup, LAYERS, (A,), 2) == 4 * (24 / 2 + 28 / 2)
+    assert _sharding.sent_bytes(setup, LAYERS, 2) == statistics("mkor_windowed_sharded") / 10 + 4 * 26
+    assert _sharding.sent_bytes(Setup.of("mkor_owners_ddp"), LAYERS, 2) == statistics("mkor") / 10 + 4 * 28
+    # KAISA's owners broadcast eigenvectors and values in one step of 10, or the updates in every step.
+    of_b = 4 * (8 * 8 + 8 + 3 * 3 + 3)
+    assert _sharding.sent_bytes(Setup.of("kaisa"), LAYERS, 2) == (statistics("kaisa") + of_b) / 10
+    assert _sharding.sent_bytes(Setup.of("kaisa_mem_opt"), LAYERS, 2) == statistics("kaisa") / 10 + 4 * 28
+
+
+@pytest.mark.parametrize("label", projection.OPTIMIZERS)
+def test_one_rank_sends_nothing(label):
+    assert _sharding.sent_bytes(Setup.of(label), LAYERS, 1) == 0
+
+
+def test_memory_by_hand():
+    """Dense MKOR: two factors with a vector and a scale each, and a counter of 8 bytes a layer."""
+    of_a, of_b = 4 * (7 * 8 + 4 * 5 + 2) + 8, 4 * (3 * 4 + 8 * 9 + 2) + 8
+    assert _sharding.state_bytes(Setup.of("mkor"), LAYERS, 2) == of_a + of_b
+    for label in ("mkor_owners_ddp", "mkor_owners_sharded"):
+        assert _sharding.state_bytes(Setup.of(label), LAYERS, 2) == max(of_a, of_b)
+    # Eva: two means and a counter, wherever it runs.
+    for label in ("eva", "eva_sharded"):
+        assert _sharding.state_bytes(Setup.of(label), LAYERS, 2) == 4 * (7 + 4 + 3 + 8) + 2 * 8
+    windowed = _sharding.state_bytes(Setup.of("mkor_windowed"), LAYERS, 2)
+    assert windowed == _sharding.state_bytes(Setup.of("mkor_windowed_sharded"), LAYERS, 2)
+    # KAISA's factors are on every rank, what it computes from them at the owner alone.
+    factors, vectors = 4 * (7 * 7 + 4 * 4 + 3 * 3 + 8 * 8) + 16, 4 * (8 * 8 + 8 + 3 * 3 + 3)
+    assert _sharding.state_bytes(Setup.of("kaisa_mem_opt"), LAYERS, 2) == factors + vectors
+    assert _sharding.state_bytes(Setup.of("base"), LAYERS, 2) == 0
+    assert _sharding.model_bytes(100, 4, is_sharded=False) == 4 * 100 * 4
+    assert _sharding.model_bytes(100, 4, is_sharded=True) == 100 * 4
+
+
+def test_published_sizes():
+    """Truth: transformers' BertForPreTraining of bert-large-uncased, and Llama 2's 7B model as published."""
+    assert projection.bert_large().parameters == 336_226_108
+    assert projection.gpt_7b().parameters == 6_738_415_616
+    assert len(projection.bert_large().layers) == 146
+    assert len(projection.gpt_7b().layers) == 7 * 32
+
+
+class Block(nn.Module):
+    """One head of attention and a product, without biases; then the vocabulary's product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value, self.output = (nn.Linear(8, 8, bias=False) for _ in range(4))
+        self.head = nn.Linear(8, 50, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        shape = lambda layer: layer(x)[:, None]  # noqa: E731
+        attended = functional.scaled_dot_product_attention(shape(self.query), shape(self.key), shape(self.value))
+        return self.head(self.output(attended[:, 0])).sum()
+
+
+def test_operations_are_those_of_forward_and_backward():
+    """Truth: PyTorch's counter on the meta device."""
+    with META:
+        block, x = Block(), torch.empty(3, 16, 8, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        block(x).backward()
+    square = Layer(8, 8)
+    model = Model("m", "sgd", 4 * (square,), 0, depth=1, width=8, vocabulary=50, sequences=3, tokens=16)
+    assert model.operations == counter.get_total_flops()
+
+
+def test_seconds_by_hand():
+    """Truth: 1e12 operations and 1e9 bytes a second; two ranks own a layer each, B costs most."""
+    own = Setup.of("mkor_owners_ddp")
+    whole = Setup.of("mkor")
+    assert projection.compute_ms(TINY, TEST, 2) == pytest.approx(TINY.operations / 2 / 1e9)
+    dense_a, dense_b = 4 * (16 + 36 + 4 * 24) / 1e6, 4 * (64 + 9 + 4 * 24) / 1e6
+    assert projection.precondition_ms(whole, TINY, TEST, 2) == pytest.approx(dense_a + dense_b)
+    assert projection.precondition_ms(own, TINY, TEST, 2) == pytest.approx(max(dense_a, dense_b))
+    of_a = 4 * (3 * 16 + 4 * 4 + 3 * 36 + 4 * 6) / 1e6
+    of_b = 4 * (3 * 64 + 4 * 8 + 3 * 9 + 4 * 3) / 1e6
+    assert projection.factor_ms(whole, TINY, TEST, 2) == pytest.approx((of_a + of_b) / 10)
+    assert projection.factor_ms(own, TINY, TEST, 2) == pytest.approx(max(of_a, of_b) / 10)
+    # Two ranks divide windowed layers by rows: 2 and 4 of A's and B's.
+    blocks = Setup.of("mkor_windowed_sharded")
+    windows = sum(4 * (3 * m * n + 16 * (m + n)) for m, n in ((2, 6), (4, 3))) / 1e6
+    assert projection.precondition_ms(blocks, TINY, TEST, 2) == pytest.approx(windows)
+    assert projection.update_ms(blocks, TINY, TEST, 2) == pytest.approx(7 * 4 * 50 / 1e6)
+    assert projection.update_ms(own, TINY, TEST, 2) == pytest.approx(7 * 4 * 100 / 1e6)
+
+
+def test_eva_captures_few_examples():
+    rows = {label: projection.capture_ms(Setup.of(label).method, TINY, TEST, 2) for label in ("eva", "mkor")}
+    read = lambda examples: sum(2 * examples * 16 * n + 4 * n for n in (6, 3)) / 1e6  # noqa: E731
+    assert rows["eva"] == pytest.approx(EVERY_STEP * read(16))
+    assert rows["mkor"] == pytest.approx(PER_PERIOD * read(32))
+    assert projection.capture_ms(None, TINY, TEST, 2) == 0
+
+
+def test_communication_by_hand():
+    """Two ranks of a node: gradients of 400 bytes in one bucket; sharded parameters of 200, twice, in three parts."""
+    base, sharded = Setup.of("base"), Setup.of("base_sharded")
+    assert projection.gradients_ms(base, TINY, TEST, 2) == pytest.approx(1000 * (1000 + 2 * 10 + 400 / 100))
+    three = 3 * (1000 + 10)
+    assert projection.gradients_ms(sharded, TINY, TEST, 2) == pytest.approx(1000 * (3 * three + 2 * 1 + 2))
+    assert (projection.gradient_bytes(base, TINY), projection.gradient_bytes(sharded, TINY)) == (400, 800)
+    assert projection.communication_ms(base, TINY, TEST, 2) == 0
+    statistic = (1000 + 2 * 10 + statistics("mkor") / 100) / 10
+    assert projection.communication_ms(Setup.of("mkor"), TINY, TEST, 2) == pytest.approx(1000 * statistic)
+    updates = 2 * (1000 + 20) + 4 * 52 / 50
+    assert projection.communication_ms(Setup.of("mkor_owners_ddp"), TINY, TEST, 2) == pytest.approx(
+        1000 * (statistic + updates)
+    )
+    cut = (1000 + 2 * 10 + statistics("mkor_windowed_sharded") / 100) / 10
+    exchange = 2 * (1000 + 10 + 4 * 28 / 2 / 100)
+    assert projection.communication_ms(Setup.of("mkor_owners_sharded"), TINY, TEST, 2) == pytest.approx(
+        1000 * (cut + exchange)
+    )
+    blocks = 2 * (1000 + 2 * 10) + 4 * (4 * 10 + 4) / 100
+    assert projection.communication_ms(Setup.of("mkor_windowed_sharded"), TINY, TEST, 2) == pytest.approx(
+        1000 * (cut + blocks)
+    )
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[projection.Row]:
+    return list(projection.rows(workers=(8, 1024)))
+
+
+def test_every_row_is_a_model_and_adds_up(rows):
+    assert {row.source for row in rows} == {"model"}
+    assert len({(row.system, row.workload, row.optimizer, row.workers) for row in rows}) == len(rows)
+    assert len(rows) == 3 * 2 * len(projection.OPTIMIZERS) * 2
+    parts = [field for field in projection.Row._fields if field.endswith("_ms") and field != "step_ms"]
+    for row in rows:
+        assert row.step_ms == pytest.approx(sum(getattr(row, part) for part in parts))
+        assert all(math.isfinite(value) and value >= 0 for value in row if isinstance(value, float))
+
+
+def test_more_gpus_are_faster_and_sharded_ranks_keep_less(rows):
+    by_key = {(row.system, row.workload, row.optimizer, row.workers): row for row in rows}
+    for (system, workload, label, workers), row in by_key.items():
+        if workers == 1024:
+            fewer = by_key[system, workload, label, 8]
+            assert row.step_ms < fewer.step_ms
+            assert row.memory_bytes <= fewer.memory_bytes
+        if label.endswith("_sharded") and "windowed" in label:
+            # In blocks no gradient leaves its rank: about one per cent of what is exchanged anyway.
+            assert row.sent_bytes < 0.01 * row.gradient_bytes
+            replicated = by_key[system, workload, label.removesuffix("_sharded"), workers]
+            assert row.memory_bytes < replicated.memory_bytes
+
+
+def test_the_large_model_fits_no_gpu_without_sharding(rows):
+    for row in rows:
+        if row.workload == "gpt_7b":
+            fits = row.memory_bytes < row.gpu_memory_bytes
+            assert fits == row.optimizer.endswith("_sharded"), row
+
+
+def test_a_label_with_suffixes_is_its_variant():
+    assert Setup.of("mkor_owners_ddp").placement == Setup.of("mkor_owners_sharded").placement == "owners"
+    assert Setup.of("mkor_windowed_sharded").placement == "blocks"
+    assert Setup.of("mkor_windowed").placement == Setup.of("kaisa").placement == "replicated"
+    assert Setup.of("kaisa_mem_opt").placement == "owners"
+    assert dataclasses.replace(Setup.of("mkor_owners_ddp"), label="mkor").method == Setup.of("mkor").method

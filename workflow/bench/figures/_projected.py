@@ -1,0 +1,153 @@
+"""Panels of the probe projection: a model of 8 to 1,024 GPUs, from published link speeds. Every line is dashed."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import amount, byte_axis, fixed_ticks
+
+HEIGHT: Final = 4.6
+"""Inches of the panels."""
+SHARDED: Final = "_sharded"
+"""The suffix of labels that are trained under ``fully_shard``; others are under DistributedDataParallel."""
+SMALL: Final = ("bert_large", "Polaris")
+"""The model that fits one GPU, and the system on which its times are drawn."""
+LARGE: Final = ("gpt_7b", "DGX H100")
+"""The model that does not."""
+_MODEL: Final[Any] = {"linestyle": style.MODEL_LINE, "linewidth": 1.0, "markersize": 3.2}
+_GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
+
+
+def look_of(label: str) -> style.MethodStyle:
+    """Return the look of an optimizer, wherever its state is: the panel's title says what divides the training."""
+    return style.style_of(label.removesuffix(SHARDED).removesuffix("_ddp"))
+
+
+def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
+    """Draw times over the base optimizer's, and a rank's memory and bytes; return the labels of the looks."""
+    (small, large), (memory, sent) = panels
+    shown: set[str] = set()
+    for axes, (model, system), sharded in ((small, SMALL, False), (large, LARGE, True)):
+        of_panel = _of(rows, model, system, sharded=sharded)
+        shown |= _lines(axes, _over_base(of_panel), "ratio")
+        axes.axhline(1, **_GUIDE)
+        axes.set_ylabel("step over the base's, model")
+        axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
+    rank = _of(rows, *LARGE, sharded=True)
+    shown |= _lines(memory, rank, "memory_bytes")
+    _limit(memory, rank)
+    _replicated(memory, _of(rows, *LARGE, sharded=False))
+    memory.set_ylabel("memory a rank, model")
+    shown |= _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
+    exchanged = rank.drop_duplicates("workers").sort_values("workers")
+    sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
+    _annotate(sent, float(exchanged["gradient_bytes"].iloc[0]), "gradients and parameters", above=False)
+    sent.set_ylabel("bytes a rank and step, model")
+    for axes in (memory, sent):
+        axes.set_title(f"{_name(LARGE[0])}, {_parallel(sharded=True)}")
+        byte_axis(axes)
+    memory.set_ylim(top=3 * memory.get_ylim()[1])
+    for axes in panels.flat:
+        _gpu_axis(axes, rows)
+    return shown
+
+
+def notes(rows: pd.DataFrame) -> list[str]:
+    """Return the caption's sentences on the model."""
+    model, system = SMALL
+    efficiencies = []
+    for label, times in _of(rows, model, system, sharded=False).groupby("optimizer", sort=False):
+        by_gpus = times.set_index("workers")["step_ms"]
+        fewest = by_gpus.index.min()
+        if 64 in by_gpus:
+            efficiency = fewest * by_gpus[fewest] / (64 * by_gpus[64])
+            efficiencies.append(f"{look_of(str(label)).name} {number(float(efficiency))}")
+    return [
+        "model (dashed): computed, not measured, from published speeds of GPUs and links (workflow/systems.yaml) and "
+        "from operations and bytes counted by formulas; a fixed global batch; nothing overlaps; 40 % of the peak of "
+        "matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; memory: parameters, gradients "
+        "and optimizer state, without activations; bytes: handed to the method's collectives",
+        f"by the model, efficiency of {_name(model)} on {system} at 64 GPUs over {rows['workers'].min()}: "
+        f"{', '.join(efficiencies)}",
+    ]
+
+
+def _of(rows: pd.DataFrame, model: str, system: str, *, sharded: bool) -> pd.DataFrame:
+    chosen = rows[(rows["workload"] == model) & (rows["system"] == system)]
+    return chosen[chosen["optimizer"].str.endswith(SHARDED) == sharded]
+
+
+def _over_base(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of methods, with the time over that of the base optimizer, which has no state to keep."""
+    is_base = rows["state_bytes"] == 0
+    base = rows[is_base].set_index("workers")["step_ms"]
+    methods = rows[~is_base]
+    return methods.assign(ratio=methods["step_ms"] / methods["workers"].map(base))
+
+
+def _lines(axes: Axes, rows: pd.DataFrame, column: str) -> set[str]:
+    """Draw a line a method, and return the labels of their looks."""
+    drawn = set()
+    for label, of_label in rows.groupby("optimizer", sort=False):
+        look = look_of(str(label))
+        line = of_label.sort_values("workers")
+        axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **_MODEL)
+        drawn.add(str(label).removesuffix(SHARDED).removesuffix("_ddp"))
+    return drawn
+
+
+def _limit(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw a line at the memory of a GPU."""
+    size = float(rows["gpu_memory_bytes"].iloc[0])
+    axes.axhline(size, **_GUIDE)
+    _annotate(axes, size, f"one {rows['gpu'].iloc[0]}", above=False)
+
+
+def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw what the base optimizer and dense MKOR would keep under DistributedDataParallel."""
+    texts, highest = [], 0.0
+    kept = rows[(rows["state_bytes"] == 0) | (rows["optimizer"] == "mkor")]
+    for label, of_label in kept.sort_values("memory_bytes", ascending=False).groupby("optimizer", sort=False):
+        line, look = of_label.sort_values("workers"), look_of(str(label))
+        axes.plot(line["workers"], line["memory_bytes"], color=look.color, **_MODEL)
+        size = float(line["memory_bytes"].iloc[0])
+        texts.append(f"{look.name.partition(',')[0]} {amount(float(f'{size:.3g}'))}")
+        highest = max(highest, size)
+    _annotate(axes, highest, f"{_parallel(sharded=False)}: {'; '.join(texts)}", above=True)
+
+
+def _annotate(axes: Axes, height: float, text: str, *, above: bool) -> None:
+    """Write a text at the right end of a horizontal line."""
+    axes.annotate(
+        text,
+        (1.0, height),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, 2 if above else -2.5),
+        textcoords="offset points",
+        ha="right",
+        va="bottom" if above else "top",
+        fontsize=6.0,
+        color=style.GUIDE,
+    )
+
+
+def _gpu_axis(axes: Axes, rows: pd.DataFrame) -> None:
+    gpus = sorted(rows["workers"].unique())
+    axes.set_xscale("log", base=2)
+    fixed_ticks(axes.xaxis, [*gpus[:-2:2], gpus[-1]])
+    axes.set_xlim(gpus[0] / 1.4, gpus[-1] * 1.4)
+    axes.set_xlabel("GPUs")
+
+
+def _name(model: str) -> str:
+    return style.workload_name(model)
+
+
+def _parallel(sharded: bool) -> str:
+    return "sharded" if sharded else "DDP"
