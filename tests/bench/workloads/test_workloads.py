@@ -360,6 +360,15 @@ def test_the_loss_falls(made, name, steps, rate, below):
     assert after < below < 0.9 * start
 
 
+def test_every_parameter_gets_a_gradient_in_every_step(workload):
+    """Ranks, each with its share of a batch, wait for all of them."""
+    model = workload.model(0).train()
+    for batch in islice(workload.sliced_batches(0, 0, slice(0, 4)), 3):
+        model.zero_grad()
+        workload.loss(model, batch).backward()
+        assert [name for name, parameter in model.named_parameters() if parameter.grad is None] == []
+
+
 def test_modules_to_exclude_exist(workload):
     names = [name for name, _ in workload.model(0).named_modules()]
     for pattern in workload.exclude:

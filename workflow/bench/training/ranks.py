@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import GradBucket, PrefixStore, Store, TCPStore
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from typing_extensions import override
 
 from mkor_core import comm
 from workflow.bench.training.launcher import MeetingError, Place
@@ -133,14 +134,11 @@ class Ranks:
     def parallel(self, model: nn.Module, device: torch.device) -> DistributedDataParallel:
         """Return ``model`` wrapped so that all ranks start from the first one's weights and average their gradients.
 
-        The bytes sent for gradients are counted as ``gradient_all_reduce``.
+        All parameters must get a gradient in every step. The bytes sent for gradients are counted as
+        ``gradient_all_reduce``.
         """
-        # With find_unused_parameters, torch does not regroup its buckets after the first step. Sums over more than two
-        # ranks depend on where a gradient lies in its bucket, and the first step after a checkpoint is not the first of
-        # the run: without this, a resumed run would differ in the last bits.
-        wrapped = DistributedDataParallel(
-            model, device_ids=[device.index] if device.type == "cuda" else None, find_unused_parameters=True
-        )
+        wrapped = DistributedDataParallel(model, device_ids=[device.index] if device.type == "cuda" else None)
+        _let_gradients_arrive(wrapped, device)
         # A lambda, because torch checks annotations, and those of functions in this file are strings.
         wrapped.register_comm_hook(None, lambda state, bucket: _count_and_reduce(bucket))  # noqa: ARG005
         return wrapped
@@ -155,6 +153,33 @@ class Ranks:
 
 
 ALONE: Final = Ranks(Place())
+
+
+class _SumOfParameters(nn.Module):
+    """Returns the sum of a model's trained parameters times a factor."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._summed = model
+
+    @override
+    def forward(self, factor: Tensor) -> Tensor:
+        return factor * sum(parameter.sum() for parameter in self._summed.parameters() if parameter.requires_grad)
+
+
+def _let_gradients_arrive(wrapped: DistributedDataParallel, device: torch.device) -> None:
+    """Take a backward pass with gradients of 0, which arrive from the last parameter to the first.
+
+    After the first pass torch regroups its buckets, once, in the order in which gradients arrived. Sums over more than
+    two ranks depend on where a gradient lies in its bucket, and the first step after a checkpoint is not the first of
+    the run: without this pass, a resumed run would differ in the last bits.
+    """
+    model = wrapped.module
+    wrapped.module = _SumOfParameters(model)
+    wrapped(torch.zeros((), device=device)).backward()
+    wrapped.module = model
+    for parameter in model.parameters():
+        parameter.grad = None
 
 
 def _count_and_reduce(bucket: GradBucket) -> torch.futures.Future[Tensor]:

@@ -120,7 +120,9 @@ class Workload(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Return the mean loss of ``batch``, a scalar on the model's device.
+        """Return the mean loss of ``batch``, a scalar on the model's device, on which all parameters have an influence.
+
+        Ranks that train together wait for the gradients of all parameters, in every step.
 
         If the batch has a ``loss_weight``, it multiplies the part of the loss that `loss_terms` counts.
         """
