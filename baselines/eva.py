@@ -141,8 +141,10 @@ class Eva(StackedMethod):
         (share,) = prepared.tensors
         whole = torch.full_like(share, 1 / self.damping)
         scale = torch.where(prepared.keeps, 1, whole if nu is None else nu.to(share.dtype) * whole)
-        factor = torch.where(prepared.keeps, 0, scale * share)
-        grad.combine_rank_one_(scale, factor[..., None] * state["left"], state["right"])
+        keeps, factor = prepared.keeps[..., None], (scale * share)[..., None]
+        # Both masked: 0 times what is not finite is not 0.
+        column, row = torch.where(keeps, 0, factor * state["left"]), torch.where(keeps, 0, state["right"])
+        grad.combine_rank_one_(scale, column, row)
 
 
 def _inner_products(

@@ -23,11 +23,12 @@ from mkor_core import autograd
 from mkor_core.blocks import WHOLE, Share, is_sharded
 from mkor_core.ghosts import Ghosts, GraphNumbers
 from mkor_core.hooks import Hooks, is_dense
-from mkor_core.layer import Layer
+from mkor_core.layer import Layer, wide_dtype
 from mkor_core.reductions import (
     GradScale,
     Parts,
     PendingSums,
+    Scale,
     Taken,
     Vectors,
     add_parts,
@@ -297,7 +298,7 @@ class Capture(Hooks[PendingSums]):
             self._enter_micro_batch(compiled=True)
             self._graph_numbers.set_micro_batch((self._micro_batch + 1) % self._micro_batches, value)
             pending = self._pending.setdefault(layer.name, PendingSums())
-            weight = layer.weight
+            weight = layer.module._parameters.get("weight")
             if weight is not None and layer.name not in self._weight_handles:
                 # In the next pass, weights may get their gradients before this hook runs: see then what was cleared.
                 self._weight_handles[layer.name] = weight.register_hook(lambda _: self._forget_cleared())
@@ -340,15 +341,7 @@ class Capture(Hooks[PendingSums]):
             last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         return last.vector
 
-    def _reduced(
-        self,
-        call: _Call,
-        kept: Tensor,
-        grad: Tensor,
-        taken: Taken,
-        scale: Tensor | float | None,
-        share: Share,
-    ) -> Parts:
+    def _reduced(self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Scale, share: Share) -> Parts:
         """Return the sums of a call; scale: by what gradient rows are multiplied, where they are clamped."""
         layer, locations, sums_gradients, _ = call
         if self._statistic.kind == "moment":
@@ -392,6 +385,8 @@ class Capture(Hooks[PendingSums]):
         return {"x": (layer.d_w + 1 + layer.is_convolution,), "g": (layer.d_out,)}
 
     def _sums(self, layer: Layer, total: Parts) -> Sums:
+        weight = layer.module.weight if layer.weight is None else layer.weight  # FSDP's may be wider
+        total = {name: part.to(weight.device, wide_dtype(weight.dtype)) for name, part in total.items()}
         if self._statistic.kind == "moment":
             return Sums(total["x"], total["g"], total["number"][0])
         vector, g, number = total["x"], total.get("g"), total["x"][layer.d_w]

@@ -49,8 +49,14 @@ class Diagnostics:
         self.report(DECOMPOSITION, [layer])
 
     def check_weights(self, layers: Iterable[Layer]) -> None:
-        """Report layers of which the weight or gradient has become one that cannot be preconditioned."""
+        """Report layers of which the weight or gradient has become one that cannot be preconditioned.
+
+        Raises:
+            RuntimeError: a layer has been sharded since it was found.
+        """
         layers = list(layers)
+        if late := [layer.name for layer in layers if layer.was_sharded_later]:
+            raise RuntimeError(f"Layer {late[0]!r} has been sharded: make the Preconditioner after fully_shard.")
         self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
         self.report(SPARSE_GRADIENT, [layer.name for layer in layers if layer.has_sparse_gradient()])
 

@@ -83,6 +83,11 @@ class Layer:
         own = [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
         return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
 
+    @property
+    def was_sharded_later(self) -> bool:
+        """Whether the weight has been sharded since the layer was found."""
+        return self.block is None and is_sharded(self.module._parameters.get("weight"))
+
     def _parameter(self, key: str) -> nn.Parameter | None:
         """Return a parameter; under FSDP its shard, also while the module holds it whole."""
         own: Any = self.module._parameters.get(key)

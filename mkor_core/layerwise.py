@@ -143,6 +143,11 @@ class LayerwiseEngine:
         """Drop what `consolidate` gathered: the states are about to change."""
         self._states.forget_consolidated()
 
+    def prepare_states(self, layers: Sequence[Layer]) -> None:
+        """Make the states of layers that have none yet."""
+        for layer in layers:
+            self._states[layer.name]
+
     def saved(self) -> dict[str, LayerState]:
         """Return the states by layer, not copied."""
         return self._states.saved()

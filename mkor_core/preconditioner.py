@@ -180,9 +180,15 @@ class Preconditioner:
         return self._engine.non_finite()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading."""
+        """Return the step, the method and every layer's tensors (not copied), fit for ``weights_only`` loading.
+
+        Layers that have had no statistics yet have the state of the first step, so that
+        `torch.distributed.checkpoint.load` knows what to load.
+        """
         self._settle_step()
         self._diagnostics.settle()
+        if not self._released:
+            self._engine.prepare_states(self._active_layers())
         return {
             "method": type(self.method).__name__,
             "hyperparameters": {key: _plain(value) for key, value in asdict(self.method).items()},

@@ -10,8 +10,10 @@ from torch import Tensor
 from mkor_core.blocks import WHOLE, Share
 from mkor_core.layer import Layer, wide_dtype
 
-GradScale = Callable[[], Tensor | float | None]
-"""Returns the loss scale by which gradient rows are multiplied; None: they are not scaled."""
+Scale = Tensor | float | None
+"""The loss scale by which gradient rows are multiplied; None: they are not scaled."""
+
+GradScale = Callable[[], Scale]
 
 Parts = dict[str, Tensor]
 """A layer's sums by name: x, g, number."""

@@ -65,7 +65,8 @@ class RowCapture(Hooks[list[Rows]]):
             rows = self._pending.setdefault(layer.name, [])
             if grad.numel() == 0:  # an empty micro-batch
                 return
-            g = layer.gradient_rows(grad.to(wide_dtype(grad.dtype)))
+            dtype = torch.promote_types(wide_dtype(grad.dtype), layer.parameters[0].dtype)
+            g = layer.gradient_rows(grad.to(dtype))
             scale = divisor(self._shares, self._grad_scale)
             g = g if scale is None else g / scale
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.

@@ -89,13 +89,16 @@ class StackedEngine:
             updated = [
                 stack for stack in self._ensure(layers) if any(layer.name in statistics for layer in stack.layers)
             ]
-            wrong = [~self._update_stack(stack, statistics, norms, step, will_step, scale) for stack in updated]
-            if will_step is not None:
-                wrong = [flags & will_step for flags in wrong]
+            flags = [self._update_stack(stack, statistics, norms, step, will_step, scale) for stack in updated]
+            wrong = [~finite if will_step is None else ~finite & will_step for finite, _ in flags]
+            noise = [
+                ignored & accepted
+                for stack, (_, accepted) in zip(updated, flags, strict=True)
+                if (ignored := self._method.noise(stack.state)) is not None
+            ]
             names = [layer.name for stack in updated for layer in stack.layers]
             self._diagnostics.settle()
             self._diagnostics.note(NOT_FINITE, names, wrong)
-            noise = [flags for stack in updated if (flags := self._method.noise(stack.state)) is not None]
             self._diagnostics.note(NOISE, names, noise)
         return True
 
@@ -185,6 +188,10 @@ class StackedEngine:
         """Drop what `consolidate` gathered: the states are about to change."""
         self._whole = {}
 
+    def prepare_states(self, layers: Sequence[Layer]) -> None:
+        """Make the states of layers that have none yet."""
+        self._ensure(layers)
+
     def saved(self) -> dict[str, LayerState]:
         """Return the states by layer, consolidated ones if `consolidate` was called in this step; otherwise views."""
         if self._whole:
@@ -232,8 +239,12 @@ class StackedEngine:
         step: int,
         will_step: Tensor | None,
         scale: Tensor | None,
-    ) -> Tensor:
-        """Update one stack; return which of its layers have finite statistics, all those without any among them."""
+    ) -> tuple[Tensor, Tensor]:
+        """Update one stack.
+
+        Returns:
+            Which of its layers have finite statistics, all those without any among them; and which are updated.
+        """
         method, state = self._method, stack.state
         captured = _joined(stack, statistics, scale)
         finite = (captured.x.flatten(1).sum(1) + captured.g.flatten(1).sum(1)).isfinite()
@@ -259,7 +270,7 @@ class StackedEngine:
             method.refresh(state, step, accept, will_step, host)
             stack.host = {key: _requested(tensor) for key, tensor in method.host_inputs(state, step).items()}
             stack.refreshed = step
-        return finite
+        return finite, accept
 
     def _chosen(self, gradients: GradientParts, *, in_blocks: bool) -> Iterator[Unit]:
         """Yield the gradients, gathered, that are blocks of D, or the others."""

@@ -1,0 +1,227 @@
+"""Blocks of D, and what refuses them. Truth: V of all of D, and one rank that holds sharded parameters whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch._C._distributed_c10d import HashStore
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.testing import assert_close
+
+from baselines import KAISA, Eva, HyLo
+from mkor_core import MKOR, Method, Preconditioner, preconditioner
+from mkor_core.blocks import Block
+from mkor_core.capture import MEAN, Captured, Statistic
+from mkor_core.method import BlockSums, LayerShape, StackedMethod, Update
+from mkor_core.products import Gradient, counted_part, rescale_
+
+D_OUT, D_W = 6, 5
+METHODS: dict[str, StackedMethod] = {
+    "window": MKOR(window=4, inverse_update_period=1),
+    "window, input side": MKOR(window=4, inverse_update_period=1, sides="input"),
+    "window, not rescaled": MKOR(window=4, inverse_update_period=1, rescale=False),
+    "eva": Eva(kl_clip=None),
+}
+
+
+def state_after_updates(method: StackedMethod, has_bias: bool) -> Any:
+    shape, generator = LayerShape(D_OUT, D_W + has_bias), torch.Generator().manual_seed(0)
+    state = method.initial_state(shape, torch.float64, torch.device("cpu"))
+    for step in range(3):
+        x = torch.randn(shape.d_in, generator=generator, dtype=torch.float64)
+        g = torch.randn(shape.d_out, generator=generator, dtype=torch.float64)
+        method.accumulate(state, Captured(x, g, torch.ones((), dtype=torch.float64)), step)
+        if method.refreshes(step):
+            method.refresh(state, step)
+    return state
+
+
+def slices(size: int, cuts: list[int]) -> list[tuple[int, int]]:
+    edges = [0, *sorted(min(cut, size) for cut in cuts), size]
+    return list(pairwise(edges))
+
+
+@given(
+    name=st.sampled_from(sorted(METHODS)),
+    has_bias=st.booleans(),
+    row_cuts=st.lists(st.integers(0, D_OUT), max_size=3),
+    column_cuts=st.lists(st.integers(0, D_W), max_size=2),
+)
+def test_blocks_of_any_cut_give_the_blocks_of_the_update(name, has_bias, row_cuts, column_cuts):
+    """Sums over the blocks are taken as ranks would take them; blocks may be empty."""
+    method = METHODS[name]
+    state = state_after_updates(method, has_bias)
+    whole = Gradient(
+        torch.randn(D_OUT, D_W, dtype=torch.float64), torch.randn(D_OUT, dtype=torch.float64) if has_bias else None
+    )
+    truth = Gradient(*(None if part is None else part.clone() for part in whole))
+    method.apply(state, truth)
+    rows, columns = slices(D_OUT, row_cuts), slices(D_W, column_cuts)
+    others = [cast("Any", ("others",)) if len(cuts) > 1 else () for cuts in (rows, columns)]
+    places = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
+    blocks = {(i, j): Block(rows[i], columns[j], *others, counts_bias=j == 0, row_shards=len(rows)) for i, j in places}
+    grads = {place: cut(whole, block) for place, block in blocks.items()}
+    sums = {place: method.block_sums(state, grads[place], block) for place, block in blocks.items()}
+    before = sum(counted_part(grads[place], block).square_norm() for place, block in blocks.items())
+    for (i, j), block in blocks.items():
+        total = BlockSums(
+            added([sums[k, j].over_rows for k in range(len(rows))]),
+            added([sums[i, k].over_columns for k in range(len(columns))]),
+            added([one.over_all for one in sums.values()]),
+        )
+        method.apply_to_block(state, grads[i, j], block, total)
+    after = sum(counted_part(grads[place], block).square_norm() for place, block in blocks.items())
+    for place, block in blocks.items():
+        if method.keeps_norm:
+            rescale_(grads[place], torch.as_tensor(before), torch.as_tensor(after))
+        assert_close(list(grads[place]), list(cut(truth, block)), rtol=1e-9, atol=1e-11)
+
+
+def cut(grad: Gradient, block: Block) -> Gradient:
+    """Return a copy of a block."""
+    rows = slice(*block.rows)
+    bias = None if grad.bias is None else grad.bias[rows].clone()
+    return Gradient(grad.weight[rows, slice(*block.columns)].clone(), bias)
+
+
+def added(parts: list[tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+    return tuple(torch.stack(tensors).sum(0) for tensors in zip(*parts, strict=True))
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_a_state_that_is_not_finite_leaves_blocks_as_they_are(name):
+    """Eva's inner products and R = U_L^T D U_R tell all ranks."""
+    method = METHODS[name]
+    state = state_after_updates(method, has_bias=True)
+    state["right"].fill_(torch.nan)
+    weight, bias = torch.randn(3, D_W, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    block = Block((0, 3), (0, D_W), cast("Any", ("others",)), (), counts_bias=True, row_shards=2)
+    grad = Gradient(weight.clone(), bias.clone())
+    method.apply_to_block(state, grad, block, method.block_sums(state, grad, block))
+    assert_close([grad.weight, grad.bias], [weight, bias], rtol=0, atol=0)
+
+
+@pytest.fixture
+def one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(model: nn.Module, method: Method, **options: Any) -> list[Tensor]:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Preconditioner(model, method, **options).attach(optimizer)
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, generator=generator, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+    parameters: list[Any] = [*model.parameters()]
+    return [p.full_tensor() if hasattr(p, "full_tensor") else p.detach() for p in parameters]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3)).double()
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    "method",
+    [MKOR(inverse_update_period=1), MKOR(inverse_update_period=1, window=2), Eva(), KAISA(), HyLo(update_period=1)],
+    ids=lambda method: f"{type(method).__name__} {getattr(method, 'window', '')}",
+)
+@pytest.mark.parametrize("owners", [None, True])
+def test_one_rank_with_sharded_parameters_trains_as_without(method, owners):
+    sharded = fully_shard(network())
+    assert_close(train(sharded, method, owners=owners), train(network(), method), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_model_that_is_sharded_after_its_preconditioner_is_refused():
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    Preconditioner(model, MKOR()).attach(optimizer)
+    fully_shard(model)
+    model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    with pytest.raises(RuntimeError, match=r"Layer '0' has been sharded: .* after fully_shard"):
+        optimizer.step()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_owners_can_only_be_refused_where_blocks_suffice():
+    Preconditioner(fully_shard(network()), MKOR(window=4), owners=False)
+    with pytest.raises(ValueError, match=r"owners=False: this MKOR needs whole gradients, and the parameters are"):
+        Preconditioner(fully_shard(network()), MKOR(), owners=False)
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_cut_of_which_d_has_no_blocks_is_refused_by_name():
+    mesh = init_device_mesh("cpu", (1,))
+    convolution = nn.Sequential(nn.Conv2d(2, 3, 3, bias=False))
+    convolution[0].weight = nn.Parameter(distribute_tensor(convolution[0].weight.detach(), mesh, [Shard(1)]))
+    with pytest.raises(TypeError, match=r"The weight of layer '0' is placed as S\(1\): only its rows can be divided"):
+        Preconditioner(convolution, MKOR())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shortened(Method):
+    """Halves gradients, layer by layer."""
+
+    @property
+    def statistic(self) -> Statistic:
+        return MEAN
+
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
+        return {"half": torch.full((), 0.5, dtype=dtype, device=device)}
+
+    def accumulates(self, step: int) -> bool:
+        return True
+
+    def refreshes(self, step: int) -> bool:
+        return False
+
+    def accumulate(self, state: dict[str, Tensor], captured: Captured, step: int) -> None:
+        pass
+
+    def refresh(self, state: dict[str, Tensor], step: int) -> None:
+        pass
+
+    def precondition(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:
+        return state["half"] * grad
+
+
+class Finishing(Shortened):
+    """A method that needs the updates of all layers together."""
+
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        return [update.value for update in updates]
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_method_that_finishes_all_updates_together_has_no_owners():
+    assert_close(train(network(), Shortened(), owners=True), train(network(), Shortened()), rtol=1e-12, atol=1e-12)
+    with pytest.raises(TypeError, match=r"Finishing.finish needs the updates of all layers"):
+        Preconditioner(network(), Finishing(), owners=True)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("method", [KAISA(), HyLo(), MKOR(rank=2)], ids=lambda method: type(method).__name__)
+def test_tensor_parallel_layers_are_refused_where_whole_rows_are_needed(method, monkeypatch):
+    """As if the mesh's one rank were two: a model that no rank divides is not tensor-parallel."""
+    model = parallelize_module(network(), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
+    monkeypatch.setattr(preconditioner, "ranks_of_a_batch", lambda model, world: 2)
+    with pytest.raises(TypeError, match=r"needs whole rows of inputs and gradients, which tensor-parallel ranks"):
+        Preconditioner(model, method)

@@ -1,0 +1,191 @@
+"""Sharded models. Truth: the full batch on one process with whole parameters, in float64, to 1e-12."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.multiprocessing.spawn import start_processes
+from torch.testing import assert_close
+
+from mkor_core.assignment import Grid, assign
+from tests.support import sharded_ranks as ranks
+
+START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
+KINDS = {2: ("ddp", "fsdp", "tensor"), 4: ("fsdp", "hsdp", "2d")}
+RUNS = [
+    (world, kind, case) for world, kinds in KINDS.items() for kind in kinds for case in ranks.cases_for(kind, world)
+]
+Results = dict[tuple[str, str], dict[str, Any]]
+"""By kind of parallelism and case."""
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, bool], dict[str, Any]]:
+    """Every case's result on one process, by case and whether widths are even."""
+    keys = [(case, even) for case in ranks.CASES for even in (False, True)]
+    return {(case, even): ranks.train(case, "alone", ranks.Place(), even=even) for case, even in keys}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Results]]:
+    """The results by number of ranks and rank."""
+    results = {}
+    for world, kinds in KINDS.items():
+        folder = tmp_path_factory.mktemp(f"sharded{world}")
+        start_processes(ranks.run_kinds, (world, str(folder), kinds), nprocs=world, start_method=START_METHOD)
+        results[world] = torch.load(folder / "results.pt")
+    return results
+
+
+@pytest.mark.parametrize(("world", "kind", "case"), RUNS)
+def test_sharded_training_is_that_of_one_process(trained, alone, world, kind, case):
+    """With uneven blocks, empty ones (one row on four ranks), and a layer without a gradient; at least one step."""
+    truth = alone[case, kind in ("tensor", "2d")]
+    result = trained[world][0][kind, case]
+    assert_close(result["weights"], truth["weights"], rtol=1e-12, atol=1e-12)
+    if case in ranks.LONG and (kind, world) == ("fsdp", 2):
+        assert_close(result["end"], truth["end"], rtol=1e-12, atol=1e-12)
+    for other in trained[world]:
+        assert_close(other[kind, case]["weights"], result["weights"], rtol=0, atol=0)
+
+
+LAYERS = {"convolution": (3, 7), "first": (7, 7), "second": (5, 8), "third": (7, 5), "last": (1, 8), "unused": (3, 4)}
+"""d_out and d_in, the bias included."""
+NUMBER = 8
+"""Bytes of a float64."""
+
+
+def updates(period: int) -> int:
+    return -(-ranks.FEW // period)
+
+
+def statistics(*, bias_gradients: bool) -> int:
+    """Return the numbers that ranks add up in an update: a and a count; g without a bias; if asked, bias gradients."""
+    numbers = sum(d_in + 1 for _, d_in in LAYERS.values()) + 1  # a Conv2d has a second count
+    biases = sum(d_out for name, (d_out, _) in LAYERS.items() if name != "third")
+    return numbers + LAYERS["third"][0] + biases * bias_gradients
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_windowed_step_sends_a_small_product_and_two_numbers_for_each_layer(trained, world):
+    """P = U_L^T D is w x d_in; the gradients of biases travel with the statistics. Every step takes the same."""
+    products = sum(4 * d_in + 2 for _, d_in in LAYERS.values())
+    numbers = updates(1) * statistics(bias_gradients=True) + ranks.FEW * products
+    for result in trained[world]:
+        assert result["fsdp", "window"]["bytes"] == {"all_reduce": NUMBER * numbers}
+
+
+def test_the_norm_of_g_takes_one_more_number_for_each_layer(trained):
+    for result in trained[2]:
+        more = result["fsdp", "window, norm of g"]["bytes"]["all_reduce"]
+        assert more == result["fsdp", "window"]["bytes"]["all_reduce"] + NUMBER * ranks.FEW * len(LAYERS)
+
+
+def test_a_window_of_the_input_side_sends_two_numbers_for_each_layer(trained):
+    a_and_counts = sum(d_in + 1 for _, d_in in LAYERS.values()) + 1
+    numbers = updates(2) * a_and_counts + ranks.FEW * 2 * len(LAYERS)
+    for result in trained[2]:
+        assert result["fsdp", "window, input side"]["bytes"] == {"all_reduce": NUMBER * numbers}
+
+
+def test_eva_sends_four_numbers_for_each_layer(trained):
+    """The g of every layer travels, because it is that of a few examples."""
+    both = sum(d_out + d_in + 1 for d_out, d_in in LAYERS.values())
+    for result in trained[2]:
+        assert result["fsdp", "eva"]["bytes"] == {"all_reduce": NUMBER * ranks.FEW * (both + 4 * len(LAYERS))}
+
+
+def rows_of(d_out: int, rank: int, world: int) -> int:
+    """Return the rows that `fully_shard` gives a rank."""
+    chunk = -(-d_out // world)
+    return max(0, min(chunk, d_out - rank * chunk))
+
+
+def owners(world: int) -> dict[str, int]:
+    costs = {name: float(d_out * d_in * (d_out + d_in)) for name, (d_out, d_in) in LAYERS.items()}
+    order = ("convolution", "first", "second", "third", "last", "unused")
+    return {name: place.owner for name, place in assign({n: costs[n] for n in order}, Grid(1, world)).items()}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_owners_get_blocks_and_send_blocks_back(trained, world):
+    """A rank sends its block of every layer that another one owns, and the other ranks' blocks of V of its own."""
+    for rank, result in enumerate(trained[world]):
+        numbers = 0
+        for name, owner in owners(world).items():
+            d_out, d_in = LAYERS[name]
+            own = rows_of(d_out, rank, world) * d_in
+            numbers += d_out * d_in - own if owner == rank else own
+        sent = result["fsdp", "dense"]["bytes"]
+        assert sent["all_to_all"] == NUMBER * ranks.FEW * numbers
+        assert sent["all_reduce"] == NUMBER * updates(2) * statistics(bias_gradients=True)
+
+
+def test_owners_under_data_parallelism_send_whole_updates(trained):
+    """Layers without a gradient on any rank take no part."""
+    for rank, result in enumerate(trained[2]):
+        own = [LAYERS[name] for name, owner in owners(2).items() if owner == rank and name != "unused"]
+        numbers = sum(d_out * d_in for d_out, d_in in own)
+        assert result["ddp", "window by owners"]["bytes"]["broadcast"] == NUMBER * ranks.FEW * numbers
+
+
+def test_an_owner_alone_holds_a_state(trained, alone):
+    for world, kind in ((2, "fsdp"), (4, "fsdp"), (4, "hsdp")):
+        shares = [result[kind, "dense"]["memory"] for result in trained[world]]
+        assert sum(shares) == alone["dense", False]["memory"]
+        assert max(shares) < alone["dense", False]["memory"]
+
+
+@pytest.fixture(scope="module")
+def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    folder = tmp_path_factory.mktemp("ways")
+    start_processes(ranks.run_ways, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    results: dict[str, Any] = torch.load(folder / "results.pt")
+    return results
+
+
+@pytest.mark.parametrize("case", ranks.IN_WAYS)
+@pytest.mark.parametrize("way", ["micro-batches, True", "micro-batches, False", "checkpointing"])
+def test_other_ways_of_training_are_that_of_one_process(ways, alone, case, way):
+    """Micro-batches of which all synchronize or only the last one does, and a layer that runs forward twice."""
+    assert_close(ways[f"{case}, {way}"], alone[case, False]["weights"], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", ranks.IN_WAYS)
+def test_mixed_precision_trains_nearly_alike(ways, alone, case):
+    """Layers compute in float32; gradients are reduced and kept in float64."""
+    assert_close(ways[f"{case}, mixed"], alone[case, False]["weights"], rtol=1e-4, atol=1e-4)
+
+
+def test_a_windowed_step_takes_less_memory_than_a_full_gradient(ways):
+    """A rank's blocks are half of it; what is counted are the tensors that the step makes, all live at a time."""
+    assert 0 < ways["live"]["peak"] < ways["live"]["gradients"]
+
+
+def test_parameters_that_are_cut_by_columns_are_refused_by_name(ways):
+    assert ways["by columns"] == "The bias of layer '' is not divided at the rows of its weight."
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, dict[tuple[str, str], Any]]]:
+    folder = tmp_path_factory.mktemp("saved")
+    start_processes(ranks.run_saving, (4, str(folder)), nprocs=4, start_method=START_METHOD)
+    loaded = {}
+    for world in (2, 4):
+        (folder / str(world)).mkdir()
+        start_processes(ranks.run_loading, (world, str(folder)), nprocs=world, start_method=START_METHOD)
+        loaded[world] = torch.load(folder / str(world) / "loaded.pt")
+    return torch.load(folder / "saved.pt"), loaded
+
+
+@pytest.mark.parametrize("case", ranks.SAVED)
+def test_a_distributed_checkpoint_continues_bitwise_on_other_ranks(saved, case):
+    """Saved on four ranks. On four, the run goes on; on two, as one that is given the whole tensors."""
+    before, loaded = saved
+    assert_close(loaded[4][case, "sharded"], before[case]["end"], rtol=0, atol=0)
+    for world in (2, 4):
+        assert_close(loaded[world][case, "loaded"], before[case]["weights"], rtol=0, atol=0)
+        assert_close(loaded[world][case, "sharded"], loaded[world][case, "whole"], rtol=0, atol=0)
+    assert_close(loaded[2][case, "sharded"], before[case]["end"], rtol=1e-12, atol=1e-12)

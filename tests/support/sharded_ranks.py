@@ -1,0 +1,373 @@
+"""The training of sharded models that the processes of a test run; spawned processes import this module by name."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from baselines import KAISA, Eva, HyLo
+from mkor_core import MKOR, Method, Preconditioner, comm
+
+BATCH, STEPS, FEW = 24, 50, 6
+OPTIONS: dict[str, Mapping[str, Any]] = {
+    "window": {"window": 4, "inverse_update_period": 1},
+    "window, input side": {"window": 4, "inverse_update_period": 2, "sides": "input"},
+    "window, norm of g": {"window": 4, "inverse_update_period": 1, "gradient_norm": 1.0},
+    "window, not rescaled": {"window": 4, "inverse_update_period": 2, "rescale": False},
+    "window, released": {"window": 4, "inverse_update_period": 1, "update_rule": "released"},
+    "dense": {"inverse_update_period": 2},
+    "dense, norm of g": {"inverse_update_period": 2, "gradient_norm": 1.0},
+    "rank 2": {"inverse_update_period": 2, "rank": 2},
+}
+LONG = ("window", "dense")
+"""Cases that two ranks train `STEPS` steps under `fully_shard`; otherwise it is `FEW`."""
+NEEDS_ROWS = ("rank 2", "kaisa", "hylo")
+"""Cases that tensor-parallel ranks cannot train."""
+CASES = (*OPTIONS, "window by owners", "eva", "eva by owners", "kaisa", "hylo")
+ON_FOUR = ("window", "window, norm of g", "window, input side", "dense", "eva", "kaisa")
+"""Cases that four ranks train."""
+
+
+class Place(NamedTuple):
+    """A rank."""
+
+    rank: int = 0
+    world: int = 1
+
+
+def method(case: str, world: int) -> Method:
+    """Return the method of a case on some ranks."""
+    case = case.removesuffix(" by owners")
+    match case:
+        case "eva":
+            return Eva()
+        case "kaisa":
+            return KAISA(factor_update_period=1, inverse_update_period=2, grad_worker_fraction=1 / world)
+        case "hylo":
+            return HyLo(update_period=2, sample_fraction=0.4)
+    return MKOR(**OPTIONS[case])
+
+
+class Network(nn.Module):
+    """A Conv2d, Linears with and without a bias, of odd and even widths and with a single row, and an unused one."""
+
+    def __init__(self, *, even: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        hidden, inner = (8, 6) if even else (7, 5)
+        self.convolution = nn.Conv2d(1, 3, (2, 3))
+        self.first, self.second = nn.Linear(6, hidden), nn.Linear(hidden, inner)
+        self.third, self.last = nn.Linear(inner, hidden, bias=False), nn.Linear(hidden, 1)
+        self.unused = nn.Linear(3, 3)
+        self.checkpoints = False
+        self.double()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        images = inputs.unflatten(-1, (2, 3))[:, None]
+        hidden = inputs + self.convolution(images).flatten(1).repeat(1, 2)
+        if self.checkpoints:
+            hidden = checkpoint(lambda h: torch.tanh(self.first(h)), hidden, use_reentrant=False)
+        else:
+            hidden = torch.tanh(self.first(hidden))
+        output: Tensor = self.last(torch.tanh(self.third(torch.tanh(self.second(hidden)))))
+        return output
+
+
+def sharded(model: Network, kind: str, world: int, **options: Any) -> nn.Module:
+    """Return a model under a kind of parallelism."""
+    match kind:
+        case "ddp":
+            return DistributedDataParallel(model, find_unused_parameters=True)
+        case "fsdp" | "hsdp":
+            names = ("replicate", "shard")
+            mesh = None if kind == "fsdp" else init_device_mesh("cpu", (2, world // 2), mesh_dim_names=names)
+            for part in (model.first, model.second, model):  # of the first two, hooks run before they are whole again
+                fully_shard(part, mesh=mesh, **options)
+        case "tensor" | "2d":
+            mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("data", "tensor"))
+            by_rows, by_columns = ColwiseParallel(), RowwiseParallel()
+            plan = {"first": by_rows, "second": by_columns, "third": by_rows, "last": by_columns}
+            parallelize_module(model, mesh["tensor"], plan)
+            if kind == "2d":
+                for part in (model.first, model):
+                    fully_shard(part, mesh=mesh["data"], **options)
+    return model
+
+
+class Training:
+    """A network, its optimizer and its preconditioner on one rank.
+
+    Args:
+        case: the method.
+        kind: the kind of parallelism.
+        place: this rank.
+        even: whether tensor parallelism can divide the network's widths.
+        options: of `fully_shard`.
+    """
+
+    def __init__(self, case: str, kind: str, place: Place, *, even: bool = False, **options: Any) -> None:
+        self.place = place
+        self.model = Network(even=even)
+        self.network = sharded(self.model, kind, place.world, **options)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.05, momentum=0.9)
+        owners = True if case.endswith(" by owners") else None
+        self.method = method(case, place.world)
+        self.preconditioner = Preconditioner(self.network, self.method, owners=owners).attach(self.optimizer)
+        self.is_tensor_parallel = kind in ("tensor", "2d")
+
+    def batch(self, step: int) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of a global batch."""
+        generator = torch.Generator().manual_seed(step)
+        inputs = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
+        targets = torch.randn(BATCH, 1, generator=generator, dtype=torch.float64)
+        shared = 2 if self.is_tensor_parallel else 1
+        ranks, rank = self.place.world // shared, self.place.rank // shared
+        part = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
+        return inputs[part], targets[part]
+
+    def step(self, step: int, *, micro_batches: int = 1, syncs: bool = True) -> None:
+        """Take a step; syncs: whether gradients are reduced in every micro-batch, or in the last alone."""
+        self.optimizer.zero_grad()
+        parts = [tensor.chunk(micro_batches) for tensor in self.batch(step)]
+        for index, (inputs, targets) in enumerate(zip(*parts, strict=True), start=1):
+            if not syncs:
+                self.network.set_requires_gradient_sync(index == micro_batches)
+            loss = (self.network(inputs) - targets).square().mean() / micro_batches
+            loss.backward()
+        self.optimizer.step()
+
+    def weights(self) -> list[Tensor]:
+        """Return the whole parameters."""
+        return [whole(parameter) for parameter in self.model.parameters()]
+
+
+def whole(parameter: Any) -> Tensor:
+    """Return all of a parameter, sharded or not."""
+    tensor: Tensor = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
+    return tensor.detach().clone()
+
+
+def cases_for(kind: str, world: int) -> list[str]:
+    """Return the cases that are trained under a kind of parallelism."""
+    chosen = CASES if world == 2 else ON_FOUR
+    return [case for case in chosen if not (kind in ("tensor", "2d") and case in NEEDS_ROWS)]
+
+
+def train(case: str, kind: str, place: Place, *, even: bool) -> dict[str, Any]:
+    """Train a case; return the weights after `FEW` steps and at the end, the bytes sent and those of the state."""
+    training = Training(case, kind, place, even=even)
+    comm.reset_bytes_sent()
+    for step in range(FEW):
+        training.step(step)
+    result = {
+        "bytes": comm.bytes_sent(),
+        "memory": training.preconditioner.memory_bytes(),
+        "weights": training.weights(),
+    }
+    if case in LONG and (kind == "alone" or (kind, place.world) == ("fsdp", 2)):
+        for step in range(FEW, STEPS):
+            training.step(step)
+    return {**result, "end": training.weights()}
+
+
+SAVED = ("window", "dense", "eva by owners")
+"""Cases that are saved and loaded."""
+IN_WAYS = ("window", "dense", "eva")
+"""Cases that are trained with micro-batches, checkpointing and mixed precision."""
+
+
+def start(rank: int, world: int, folder: str) -> Place:
+    """Join the ranks of a test."""
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+    return Place(rank, world)
+
+
+def run_kinds(rank: int, world: int, folder: str, kinds: Sequence[str]) -> None:
+    """Train the cases under kinds of parallelism; write all ranks' results to ``<folder>/results.pt``."""
+    place = start(rank, world, folder)
+    results: dict[tuple[str, str], Any] = {}
+    for kind in kinds:
+        for case in cases_for(kind, world):
+            results[kind, case] = train(case, kind, place, even=kind in ("tensor", "2d"))
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, results)
+    if rank == 0:
+        torch.save(everyone, Path(folder) / "results.pt")
+    dist.destroy_process_group()
+
+
+def run_ways(rank: int, world: int, folder: str) -> None:
+    """Train with accumulation, mixed precision, activation checkpointing and fewer gradients under `fully_shard`."""
+    place = start(rank, world, folder)
+    results: dict[str, Any] = {}
+    for case in IN_WAYS:
+        for syncs in (True, False):
+            training = Training(case, "fsdp", place)
+            training.preconditioner.remove()
+            training.preconditioner = Preconditioner(training.network, method(case, world), accumulation_steps=2)
+            training.preconditioner.attach(training.optimizer)
+            for step in range(FEW):
+                training.step(step, micro_batches=2, syncs=syncs)
+            results[f"{case}, micro-batches, {syncs}"] = training.weights()
+        training = Training(case, "fsdp", place)
+        training.model.checkpoints = True
+        for step in range(FEW):
+            training.step(step)
+        results[f"{case}, checkpointing"] = training.weights()
+        policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)
+        training = Training(case, "fsdp", place, mp_policy=policy)
+        for step in range(FEW):
+            training.step(step)
+        results[f"{case}, mixed"] = training.weights()
+    results["by columns"] = refusal(lambda p: Shard(1) if p.dim() > 1 else Shard(0))
+    results["live"] = live_bytes()
+    if rank == 0:
+        torch.save(results, Path(folder) / "results.pt")
+    dist.destroy_process_group()
+
+
+def refusal(placement: Callable[[nn.Parameter], Shard]) -> str:
+    """Return why a model is refused whose parameters `fully_shard` places in another way than by rows."""
+    model = fully_shard(nn.Linear(6, 7), shard_placement_fn=placement)
+    try:
+        Preconditioner(model, MKOR())
+    except TypeError as refused:
+        return str(refused)
+    return ""
+
+
+class LiveBytes(TorchDispatchMode):
+    """The most bytes of new tensors that were alive at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.peak = 0
+        self._storages: dict[StorageWeakRef, int] = {}
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = {t.untyped_storage().data_ptr() for t in tree_leaves((args, kwargs)) if type(t) is Tensor}
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if type(tensor) is Tensor and tensor.untyped_storage().data_ptr() not in before:
+                self._storages[StorageWeakRef(tensor.untyped_storage())] = tensor.untyped_storage().nbytes()
+        self._storages = {ref: size for ref, size in self._storages.items() if not ref.expired()}
+        self.peak = max(self.peak, sum(self._storages.values()))
+        return result
+
+
+def live_bytes() -> dict[str, int]:
+    """Return the most bytes that a step of a windowed preconditioner takes on two ranks, and those of all gradients."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Linear(128, 128) for _ in range(4)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    preconditioner = Preconditioner(model, MKOR(window=4, inverse_update_period=1))
+    model(torch.randn(8, 128)).square().mean().backward()
+    with LiveBytes() as live:
+        preconditioner.step()
+    return {"peak": live.peak, "gradients": sum(4 * parameter.numel() for parameter in model.parameters())}
+
+
+def run_saving(rank: int, world: int, folder: str) -> None:
+    """Save after half of the steps on these ranks, then train on; see `run_loading`."""
+    place = start(rank, world, folder)
+    results = {}
+    for case in SAVED:
+        training = Training(case, "fsdp", place)
+        for step in range(FEW // 2):
+            training.step(step)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        state = {"model": model, "optimizer": optimizer, "preconditioner": training.preconditioner.state_dict()}
+        save(state, checkpoint_id=f"{folder}/{case}")
+        training.preconditioner.consolidate()
+        consolidated = copy.deepcopy(training.preconditioner.state_dict())
+        saved = {"weights": training.weights(), "preconditioner": consolidated, "momenta": momenta(training)}
+        for step in range(FEW // 2, FEW):
+            training.step(step)
+        results[case] = {**saved, "end": training.weights()}
+    if rank == 0:
+        torch.save(results, f"{folder}/saved.pt")
+    dist.destroy_process_group()
+
+
+def momenta(training: Training) -> list[Tensor]:
+    """Return the optimizer's whole momenta."""
+    states = training.optimizer.state
+    return [whole(states[p]["momentum_buffer"]) for p in training.model.parameters() if p in states]
+
+
+def run_loading(rank: int, world: int, folder: str) -> None:
+    """Load what `run_saving` saved, with `torch.distributed.checkpoint` and from whole tensors, and train on."""
+    place = start(rank, world, f"{folder}/{world}")
+    whole_states = torch.load(f"{folder}/saved.pt")
+    results: dict[tuple[str, str], Any] = {}
+    for case in SAVED:
+        training = Training(case, "fsdp", place)
+        model, optimizer = get_state_dict(training.model, training.optimizer)
+        state = {"model": model, "optimizer": optimizer, "preconditioner": training.preconditioner.state_dict()}
+        # The unused layer has no momentum in the checkpoint.
+        load(state, checkpoint_id=f"{folder}/{case}", planner=DefaultLoadPlanner(allow_partial_load=True))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The optimizer's state dict holds no preconditioner state")
+            set_state_dict(
+                training.model, training.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"]
+            )
+        training.preconditioner.load_state_dict(state["preconditioner"])
+        results[case, "loaded"] = training.weights()
+        for step in range(FEW // 2, FEW):
+            training.step(step)
+        results[case, "sharded"] = training.weights()
+
+        other = Training(case, "fsdp", place)
+        saved = whole_states[case]
+        with torch.no_grad():
+            for parameter, tensor in zip(other.model.parameters(), saved["weights"], strict=True):
+                own(parameter).copy_(cut(tensor, parameter))
+        used = [parameter for name, parameter in other.model.named_parameters() if "unused" not in name]
+        for parameter, tensor in zip(used, saved["momenta"], strict=True):
+            buffer = torch.zeros_like(parameter).detach()
+            own(buffer).copy_(cut(tensor, parameter))
+            other.optimizer.state[parameter]["momentum_buffer"] = buffer
+        other.preconditioner.load_state_dict(saved["preconditioner"])
+        for step in range(FEW // 2, FEW):
+            other.step(step)
+        results[case, "whole"] = other.weights()
+    if rank == 0:
+        torch.save(results, f"{folder}/{world}/loaded.pt")
+    dist.destroy_process_group()
+
+
+def cut(tensor: Tensor, parameter: Any) -> Tensor:
+    """Return the rows of a whole tensor that a sharded parameter has on this rank."""
+    (chunk,) = parameter.__create_chunk_list__()
+    return tensor[chunk.offsets[0] : chunk.offsets[0] + chunk.sizes[0]]
+
+
+def own(tensor: Any) -> Tensor:
+    """Return the part of a sharded tensor that this rank has."""
+    part: Tensor = tensor.to_local()
+    return part
