@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -26,7 +27,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from baselines import KAISA, Eva, HyLo
-from mkor_core import MKOR, Method, Preconditioner, comm
+from mkor_core import MKOR, Method, Preconditioner, comm, stacks
 
 BATCH, STEPS, FEW = 24, 50, 6
 OPTIONS: dict[str, Mapping[str, Any]] = {
@@ -241,6 +242,12 @@ def run_ways(rank: int, world: int, folder: str) -> None:
         for step in range(FEW):
             training.step(step)
         results[f"{case}, mixed"] = training.weights()
+    for case in IN_WAYS:  # as on a GPU, where the gradients of a stack are gathered
+        with mock.patch.object(stacks, "goes_alone", return_value=False):
+            training = Training(case, "fsdp", place)
+            for step in range(FEW):
+                training.step(step)
+        results[f"{case}, gathered"] = training.weights()
     results["by columns"] = refusal(lambda p: Shard(1) if p.dim() > 1 else Shard(0))
     results["live"] = live_bytes()
     if rank == 0:
