@@ -45,7 +45,7 @@ def test_sharded_training_is_that_of_one_process(trained, alone, world, kind, ca
     truth = alone[case, kind in ("tensor", "2d")]
     result = trained[world][0][kind, case]
     assert_close(result["weights"], truth["weights"], rtol=1e-12, atol=1e-12)
-    if case in ranks.LONG and (kind, world) == ("fsdp", 2):
+    if case in ranks.LONG and kind == "fsdp":
         assert_close(result["end"], truth["end"], rtol=1e-12, atol=1e-12)
     for other in trained[world]:
         assert_close(other[kind, case]["weights"], result["weights"], rtol=0, atol=0)
