@@ -28,6 +28,7 @@ MADE_UP = {
     "projection": synthetic_probes.projection,
     "rank1_error": synthetic_probes.rank1_error,
     "scaling": synthetic_probes.scaling,
+    "sharding": synthetic_probes.sharding,
     "step_breakdown": synthetic_probes.step_breakdown,
 }
 """Rows of the probes that take long; the others measure. Each probe's command is tested in tests/bench/probes."""

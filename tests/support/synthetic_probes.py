@@ -132,6 +132,33 @@ def projection() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def sharding() -> pd.DataFrame:
+    """Return rows of probes/sharding.csv: 4 GB over the ranks where sharded, 1 GB of state, 20 and 2 MB sent.
+
+    One formula is wrong by a byte.
+    """
+    rows: list[dict[str, Any]] = []
+    for workers in (2, 4):
+        for label in ("sgd", "mkor_windowed", "sgd_sharded", "mkor_windowed_sharded"):
+            parts = workers if label.endswith("_sharded") else 1
+            sizes = {"parameters": 1e9 / parts, "gradients": 1e9 / parts, "first_order_state": 2e9 / parts}
+            sent = {}
+            if label.startswith("mkor"):
+                sizes["preconditioner_state"] = 1e9
+                sent = {"sent_refreshing": 2e7, "sent_otherwise": 2e6}
+            for rank in range(workers):
+                about = {"workload": "wide_autoencoder", "optimizer": label, "workers": workers, "rank": rank, **ORIGIN}
+                for quantity, size in {**sizes, **sent}.items():
+                    collective = "all_reduce" if quantity in sent else None
+                    rows.append(
+                        {**about, "quantity": quantity, "collective": collective, "bytes": size, "computed_bytes": size}
+                    )
+                if label.startswith("mkor"):
+                    rows.append({**about, "quantity": "peak_live", "bytes": 3e6, "computed_bytes": None})
+    rows[0]["computed_bytes"] += 1
+    return pd.DataFrame(rows)
+
+
 SLOPES = {
     ("copy", "floor"): 2.0,
     ("mkor", "factor"): 2.1,
@@ -182,6 +209,7 @@ PROBES = {
     "step_breakdown": step_breakdown,
     "scaling": scaling,
     "projection": projection,
+    "sharding": sharding,
     "cost_scaling": cost_scaling,
     "communication": communication,
 }

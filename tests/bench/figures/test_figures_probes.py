@@ -237,7 +237,7 @@ def test_fig09_leaves_a_repeat_without_its_pair_out():
 def test_fig09_draws_the_model_dashed_and_labels_it(draw):
     """Truth: `PROJECTED`; a sharded base keeps 1e11 bytes over the ranks, a method 1e10 more on each."""
     figure = draw("fig09_scalability")
-    panels = figure.axes[2:]
+    panels = figure.axes[4:]
     assert all(axes.get_ylabel().endswith(", model") for axes in panels)
     for label, factor in PROJECTED.items():
         for axes in panels[:2]:
@@ -247,16 +247,37 @@ def test_fig09_draws_the_model_dashed_and_labels_it(draw):
         assert ys(lines(panels[3], label, dashed=True)[0]) == pytest.approx([1e8] * 3)
     # Under DistributedDataParallel dense MKOR and the base optimizer alone, beyond a GPU's memory.
     assert [ys(line) for line in lines(panels[2], "mkor", dashed=True)][1] == pytest.approx([1.1e11] * 3)
-    assert "model" in legend_of(figure)
+    assert "formula, model" in legend_of(figure)
     assert "computed, not measured" in caption_of(figure)
     assert "at 64 GPUs over 8: LAMB 1, MKOR, exact rule 1" in caption_of(figure)
 
 
-def test_fig09_without_a_projection_says_so(draw):
-    figure = draw("fig09_scalability", projection=synthetic_probes.projection().head(0))
-    assert len(figure.axes) == 2
-    assert "model" not in legend_of(figure)
-    assert "No results yet: probe projection" in caption_of(figure)
+def test_fig09_draws_what_ranks_keep_and_send_beside_the_formulas(draw):
+    """Truth: 4 GB over the ranks where sharded, and 1 GB of state; a refresh in 10 steps sends 20 MB, others 2 MB."""
+    figure = draw("fig09_scalability")
+    memory, sent = figure.axes[2:4]
+    for label in ("sgd", "mkor_windowed"):
+        state = 0.0 if label == "sgd" else 1e9
+        whole, cut = [4e9 + state] * 2, [4e9 / ranks + state for ranks in (2, 4)]
+        assert [ys(line) for line in lines(memory, label)] == [pytest.approx(whole), pytest.approx(cut)]
+        # One formula is wrong by 1 byte.
+        assert [ys(line) for line in lines(memory, label, dashed=True)] == [pytest.approx(whole), pytest.approx(cut)]
+    assert [ys(line) for line in lines(sent, "mkor_windowed")] == [pytest.approx([(20e6 + 9 * 2e6) / 10] * 2)] * 2
+    assert xs(lines(sent, "mkor_windowed")[0])[0] < xs(lines(sent, "mkor_windowed")[1])[0]
+    assert "formulas, exact in 107 of 108 cases" in caption_of(figure)
+    assert "Tensors that windowed MKOR makes in a sharded step: 3 MB at any time, beside 1 GB" in caption_of(figure)
+
+
+@pytest.mark.parametrize(
+    ("missing", "panels"), [(("projection",), 4), (("sharding",), 6), (("projection", "sharding"), 2)]
+)
+def test_fig09_names_the_probes_that_have_not_run(draw, missing, panels):
+    tables = {"projection": synthetic_probes.projection(), "sharding": synthetic_probes.sharding()}
+    figure = draw("fig09_scalability", **{name: tables[name].head(0) for name in missing})
+    assert len(figure.axes) == panels
+    assert ("formula, model" in legend_of(figure)) == (panels > 2)
+    named = ", ".join(f"probe {name}" for name in ("sharding", "projection") if name in missing)
+    assert f"No results yet: {named}." in caption_of(figure)
 
 
 def test_fig09_leaves_an_earlier_model_of_this_machines_links_out(draw):
@@ -299,7 +320,9 @@ def test_fig15_counts_the_cases_in_which_the_formula_is_wrong(draw):
     assert "exact in 22 of 24 cases" in caption_of(figure)
 
 
-@pytest.mark.parametrize(("size", "text"), [(12, "12 B"), (1000, "1 kB"), (10**7, "10 MB"), (2 * 10**9, "2 GB")])
+@pytest.mark.parametrize(
+    ("size", "text"), [(12, "12 B"), (1000, "1 kB"), (10**7, "10 MB"), (2 * 10**9, "2 GB"), (10**12, "1 TB")]
+)
 def test_amounts_of_bytes(size, text):
     assert amount(size) == text
 

@@ -166,12 +166,12 @@ SYSTEMS = "workflow/systems.yaml"
 def test_probes_state_their_needs_as_literals(monkeypatch):
     monkeypatch.chdir(ROOT)
     needs = {name: describe("probes", name) for name in available("probes")}
-    on_the_cpu = {"communication", "half_precision", "numerics", "projection", "sizes"}
+    on_the_cpu = {"communication", "half_precision", "numerics", "projection", "sharding", "sizes"}
     assert {name for name, probe in needs.items() if not probe.uses_gpu} == on_the_cpu
     alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown"}
     assert {name for name, probe in needs.items() if probe.cores == "all"} == alone
-    assert needs["communication"].cores == 4
+    assert needs["communication"].cores == needs["sharding"].cores == 4
     assert {name: probe.files for name, probe in needs.items() if probe.files} == {"projection": (SYSTEMS,)}
     assert files_of(needs["projection"]) == [SYSTEMS]
     assert (ROOT / SYSTEMS).samefile(_links.SYSTEMS)
-    assert {name for name, probe in needs.items() if probe.timing} == alone | {"communication", "memory"}
+    assert {name for name, probe in needs.items() if probe.timing} == alone | {"communication", "memory", "sharding"}

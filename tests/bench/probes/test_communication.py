@@ -7,21 +7,26 @@ import pytest
 from baselines import available, method_class
 from workflow.bench.analysis import fits
 from workflow.bench.probes import communication
-from workflow.bench.probes._optimizers import method_of
-from workflow.bench.probes.communication import OPTIMIZERS, ROWS, of_paper, predicted
+from workflow.bench.probes._sharding import Setup
+from workflow.bench.probes.communication import OPTIMIZERS, PLACED, ROWS, of_paper, predicted
 
 DIMENSIONS = (8, 16, 32)
 FLOAT32_BYTES = 4
-METHODS = sorted({*OPTIMIZERS, *(name for name in available() if method_class(name) is not None)})
+METHODS = sorted(
+    {*OPTIMIZERS, *PLACED, "kaisa_mem_opt_sharded", *(name for name in available() if method_class(name) is not None)}
+)
 
 
-def formula(label: str, d: int) -> dict[str, int]:
+def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     """Return the bytes of one layer's factor update by collective: of a rank, or, for a broadcast, of its source.
 
+    Of a sharded layer a rank has d^2 / workers numbers. It sends them to the owner, rank 0, which sends d^2 / workers
+    numbers of the update to every other rank; or a window of 4 columns adds 4 d numbers and two norms, Eva four sums.
     MKOR and Eva add mean vectors and a count, MKOR-H also the loss; in half precision the count goes separately. KAISA
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
     gradient workers, or the update to the other ranks. HyLo gathers the rows.
     """
+    exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
         "mkor": {"all_reduce": FLOAT32_BYTES * (2 * d + 1)},
         "mkor_h": {"all_reduce": FLOAT32_BYTES * (2 * d + 2)},
@@ -29,6 +34,11 @@ def formula(label: str, d: int) -> dict[str, int]:
         "mkor_bfloat16": {"all_reduce": FLOAT32_BYTES + 2 * 2 * d},
         "kaisa": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * 2 * (d * d + d)},
         "kaisa_mem_opt": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * d * d},
+        "mkor_owners_ddp": {"all_reduce": FLOAT32_BYTES * (2 * d + 1), "broadcast": FLOAT32_BYTES * d * d},
+        "mkor_owners_sharded": {"all_reduce": FLOAT32_BYTES * (2 * d + 1), "all_to_all": exchanged},
+        "mkor_windowed_sharded": {"all_reduce": FLOAT32_BYTES * (2 * d + 1 + 4 * d + 2)},
+        "eva_sharded": {"all_reduce": FLOAT32_BYTES * (2 * d + 1 + 4)},
+        "kaisa_mem_opt_sharded": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 2), "all_to_all": exchanged},
         "hylo": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
     }[label]
 
@@ -48,13 +58,14 @@ def test_every_method_s_collectives_send_the_predicted_bytes(rows):
 
 def test_bytes_are_those_of_the_formulas(rows):
     for row in rows:
-        assert row.bytes == formula(row.optimizer, row.dimension)[row.collective], row
+        assert row.bytes == formula(row.optimizer, row.dimension, row.workers, row.rank)[row.collective], row
 
 
-def test_only_kaisa_broadcasts_and_only_from_its_owner(rows):
+def test_only_owners_broadcast(rows):
     assert {(row.optimizer, row.rank) for row in rows if row.collective == "broadcast"} == {
         ("kaisa", 0),
         ("kaisa_mem_opt", 0),
+        ("mkor_owners_ddp", 0),
     }
     assert {row.optimizer for row in rows if row.collective == "all_gather"} == {"hylo"}
     assert {row.rank for row in rows if row.workers == 4 and row.collective == "all_reduce"} == {0, 1, 2, 3}
@@ -64,8 +75,8 @@ def test_only_kaisa_broadcasts_and_only_from_its_owner(rows):
 def test_orders_in_d_are_those_of_table_1(label, order):
     """Truth: Table 1's order, which the predictions reach for large d."""
     sizes = [4096, 8192, 16384]
-    method = method_of(label)
-    slope = fits.power_law(sizes, [sum(predicted(method, d, 2, 0).values()) for d in sizes]).exponent
+    setup = Setup.of(label)
+    slope = fits.power_law(sizes, [sum(predicted(setup, d, 2, 0).values()) for d in sizes]).exponent
     assert slope == pytest.approx(order, abs=1e-3)
     if label != "hylo":  # its b^2 does not depend on d
         assert fits.power_law(sizes, [of_paper(label, d, 2) for d in sizes]).exponent == pytest.approx(order)

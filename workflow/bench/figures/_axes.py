@@ -107,7 +107,7 @@ def plain_log_ticks(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
 
 def amount(size: float) -> str:
     """Return bytes in the unit that is easy to read."""
-    for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= scale:
             return f"{size / scale:g} {unit}"
     return f"{size:g} B"

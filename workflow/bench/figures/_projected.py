@@ -12,7 +12,7 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import amount, byte_axis, fixed_ticks
 
-HEIGHT: Final = 4.6
+HEIGHT: Final = 4.4
 """Inches of the panels."""
 SHARDED: Final = "_sharded"
 """The suffix of labels that are trained under ``fully_shard``; others are under DistributedDataParallel."""
@@ -24,9 +24,14 @@ _MODEL: Final[Any] = {"linestyle": style.MODEL_LINE, "linewidth": 1.0, "markersi
 _GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
 
 
+def variant_of(label: str) -> str:
+    """Return the label without the suffix for what divides the training, which the panels say."""
+    return label.removesuffix(SHARDED).removesuffix("_ddp")
+
+
 def look_of(label: str) -> style.MethodStyle:
-    """Return the look of an optimizer, wherever its state is: the panel's title says what divides the training."""
-    return style.style_of(label.removesuffix(SHARDED).removesuffix("_ddp"))
+    """Return the look of an optimizer, whatever divides the training."""
+    return style.style_of(variant_of(label))
 
 
 def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
@@ -41,18 +46,26 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
         axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
     rank = _of(rows, *LARGE, sharded=True)
     shown |= _lines(memory, rank, "memory_bytes")
-    _limit(memory, rank)
-    _replicated(memory, _of(rows, *LARGE, sharded=False))
     memory.set_ylabel("memory a rank, model")
     shown |= _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
     exchanged = rank.drop_duplicates("workers").sort_values("workers")
     sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
-    _annotate(sent, float(exchanged["gradient_bytes"].iloc[0]), "gradients and parameters", above=False)
-    sent.set_ylabel("bytes a rank and step, model")
+    sent.annotate(
+        "gradients and parameters",
+        (1.0, float(exchanged["gradient_bytes"].iloc[0])),
+        xycoords=("axes fraction", "data"),
+        xytext=(-2, -2.5),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+        fontsize=6.0,
+        color=style.GUIDE,
+    )
+    sent.set_ylabel("bytes a step, model")
     for axes in (memory, sent):
         axes.set_title(f"{_name(LARGE[0])}, {_parallel(sharded=True)}")
         byte_axis(axes)
-    memory.set_ylim(top=3 * memory.get_ylim()[1])
+    _replicated(memory, _of(rows, *LARGE, sharded=False))
     for axes in panels.flat:
         _gpu_axis(axes, rows)
     return shown
@@ -98,40 +111,28 @@ def _lines(axes: Axes, rows: pd.DataFrame, column: str) -> set[str]:
         look = look_of(str(label))
         line = of_label.sort_values("workers")
         axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **_MODEL)
-        drawn.add(str(label).removesuffix(SHARDED).removesuffix("_ddp"))
+        drawn.add(variant_of(str(label)))
     return drawn
 
 
-def _limit(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw a line at the memory of a GPU."""
-    size = float(rows["gpu_memory_bytes"].iloc[0])
-    axes.axhline(size, **_GUIDE)
-    _annotate(axes, size, f"one {rows['gpu'].iloc[0]}", above=False)
-
-
 def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw what the base optimizer and dense MKOR would keep under DistributedDataParallel."""
-    texts, highest = [], 0.0
+    """Draw what the base optimizer and dense MKOR would keep under DistributedDataParallel, and a GPU's memory."""
+    texts = []
     kept = rows[(rows["state_bytes"] == 0) | (rows["optimizer"] == "mkor")]
     for label, of_label in kept.sort_values("memory_bytes", ascending=False).groupby("optimizer", sort=False):
         line, look = of_label.sort_values("workers"), look_of(str(label))
         axes.plot(line["workers"], line["memory_bytes"], color=look.color, **_MODEL)
-        size = float(line["memory_bytes"].iloc[0])
-        texts.append(f"{look.name.partition(',')[0]} {amount(float(f'{size:.3g}'))}")
-        highest = max(highest, size)
-    _annotate(axes, highest, f"{_parallel(sharded=False)}: {'; '.join(texts)}", above=True)
-
-
-def _annotate(axes: Axes, height: float, text: str, *, above: bool) -> None:
-    """Write a text at the right end of a horizontal line."""
-    axes.annotate(
-        text,
-        (1.0, height),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, 2 if above else -2.5),
-        textcoords="offset points",
+        size = float(f"{line['memory_bytes'].iloc[0]:.3g}")
+        texts.append(f"{look.name.partition(',')[0]} {amount(size)}")
+    axes.axhline(float(rows["gpu_memory_bytes"].iloc[0]), **_GUIDE)
+    axes.set_ylim(top=12 * axes.get_ylim()[1])
+    axes.text(
+        0.97,
+        0.97,
+        f"{_parallel(sharded=False)}: {'; '.join(texts)}\nsolid: memory of one {rows['gpu'].iloc[0]}",
+        transform=axes.transAxes,
         ha="right",
-        va="bottom" if above else "top",
+        va="top",
         fontsize=6.0,
         color=style.GUIDE,
     )

@@ -15,15 +15,17 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.captions import footer
-from workflow.bench.figures import _legend, _probes, _projected
+from workflow.bench.figures import _legend, _of_ranks, _probes, _projected
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import fixed_ticks
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
-PROBES = ("scaling", "projection")
+PROBES = ("scaling", "sharding", "projection")
 APART: Final = 1.2
 """Factor between the methods' markers at one number of workers."""
+HEIGHT: Final = 2.0
+"""Inches of the panels of speedup and efficiency."""
 _CORES_LINE: Final[Any] = {"color": "#000000", "linewidth": 0.8, "linestyle": (0, (1, 1.2))}
 
 
@@ -46,26 +48,32 @@ def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw the measured speedup and efficiency of workers that share one batch, and below the projected panels.
+    """Draw the measured speedup and efficiency, below them the measured memory and bytes of a rank, and the model.
 
     Raises:
         NoDataError: the probe scaling has no rows.
     """
     rows = _probes.read(results, "scaling")
-    projected = results.probe("projection")
+    sharding, projected = results.probe("sharding"), results.probe("projection")
     # Results of earlier versions have rows of a model of this machine's links.
     measured = rows[(rows["quantity"] == "step_ms") & (rows["source"] == "measured")].astype({"workers": int})
-    height = 2.4 + (_projected.HEIGHT if len(projected) else 0.0)
-    figure, panels = style.new_figure(3 if len(projected) else 1, 2, height=height)
+    further = [
+        (frame, module, lines)
+        for frame, module, lines in ((sharding, _of_ranks, 1), (projected, _projected, 2))
+        if not frame.empty
+    ]
+    height = HEIGHT + sum(module.HEIGHT for _, module, _ in further)
+    figure, panels = style.new_figure(1 + sum(lines for *_, lines in further), 2, height=height)
     cores = int(measured["cores"].max())
     _draw_measured(panels[0], measured, cores)
-    shown = {*measured["optimizer"]}
-    notes = _notes(measured, cores)
-    if len(projected):
-        shown |= _projected.draw(panels[1:], projected)
-        notes += _projected.notes(projected)
-    legend = _entries(shown, cores if cores < measured["workers"].max() else None, with_model=len(projected) > 0)
-    caption = footer(results, rows, notes=notes, absent=[] if len(projected) else ["probe projection"])
+    shown, notes, first = {*measured["optimizer"]}, _notes(measured, cores), 1
+    for frame, module, lines in further:
+        shown |= module.draw(np.squeeze(panels[first : first + lines]), frame)
+        notes += module.notes(frame)
+        first += lines
+    legend = _entries(shown, cores if cores < measured["workers"].max() else None, with_model=bool(further))
+    absent = [f"probe {name}" for name in PROBES[1:] if results.probe(name).empty]
+    caption = footer(results, rows, notes=notes, absent=absent)
     return save(figure, folder, "fig09_scalability", legend=legend, caption=caption)
 
 
@@ -126,7 +134,9 @@ def _entries(labels: Iterable[str], cores: int | None, *, with_model: bool) -> l
     if cores is not None:
         entries.append(Line2D([], [], **_CORES_LINE, label=f"the machine's {cores} cores"))
     if with_model:
-        entries.append(Line2D([], [], color=style.GUIDE, linewidth=1.0, linestyle=style.MODEL_LINE, label="model"))
+        entries.append(
+            Line2D([], [], color=style.GUIDE, linewidth=1.0, linestyle=style.MODEL_LINE, label="formula, model")
+        )
     return entries
 
 

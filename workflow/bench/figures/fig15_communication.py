@@ -36,7 +36,7 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
     """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over a column."""
     labels = style.in_order(sent["optimizer"])
     values = sorted(sent[over].unique())
-    step = 1.05 if len(values) > 2 else 1.02
+    step = 1 + (0.3 if len(values) > 2 else 0.12) / len(labels)
     for place, label in enumerate(labels):
         look = style.style_of(label)
         rows = sent[sent["optimizer"] == label].sort_values(over)

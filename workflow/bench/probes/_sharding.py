@@ -14,6 +14,7 @@ counts with their share; methods with a period refresh in one step of 10. Activa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -23,8 +24,10 @@ import torch
 
 from mkor_core import Method
 from mkor_core.assignment import assign, make_grid
+from mkor_core.kl_clip import KLClipping
 from mkor_core.method import LayerShape, StackedMethod
 from mkor_core.mkor import MKOR
+from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.probes._costs import FLOAT, Layer
 from workflow.bench.probes._optimizers import PERIOD, method_of
 from workflow.bench.probes._state_bytes import META
@@ -49,16 +52,20 @@ class Setup:
     placement: Placement
 
     @classmethod
-    def of(cls, label: str) -> Setup:
+    def of(cls, label: str, period: int = PERIOD) -> Setup:
         """Return the setup of a label: a variant of `_optimizers`, to which suffixes may be added.
 
-        ``_owners`` places it at owners, ``_sharded`` means ``fully_shard``, and ``_ddp`` nothing more.
+        ``_owners`` places it at owners, ``_sharded`` means ``fully_shard``, and ``_ddp`` nothing more. period: steps
+        between refreshes.
         """
         is_sharded = label.endswith("_sharded")
         variant = label.removesuffix("_sharded").removesuffix("_ddp")
-        method = method_of(variant.removesuffix("_owners"), PERIOD)
+        method = method_of(variant.removesuffix("_owners"), period)
         at_owners = variant.endswith("_owners") or (method is not None and method.worker_fraction < 1)
-        return cls(label, method, is_sharded, "owners" if at_owners else "blocks" if is_sharded else "replicated")
+        in_blocks = method is None or (isinstance(method, StackedMethod) and method.works_on_blocks)
+        if at_owners or (is_sharded and not in_blocks):
+            return cls(label, method, is_sharded, "owners")
+        return cls(label, method, is_sharded, "blocks" if is_sharded else "replicated")
 
 
 def numbers(layer: Layer) -> int:
@@ -90,25 +97,24 @@ def block_numbers(method: Method, layer: Layer) -> int:
     return EVA_SUMS
 
 
-def owned(method: Method, layers: Layers, ranks: int) -> tuple[Layers, ...]:
+def owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
     """Return the layers of each rank that owns any: at most one rank a layer does."""
     return _owned(method, layers, min(ranks, len(layers)))
 
 
 @cache
-def _owned(method: Method, layers: Layers, ranks: int) -> tuple[Layers, ...]:
+def _owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
     costs = {str(index): owner_cost(method, layer) for index, layer in enumerate(layers)}
     by_rank: dict[int, list[Layer]] = {}
     for index, place in assign(costs, make_grid(ranks, 1 / ranks)).items():
         by_rank.setdefault(place.owner, []).append(layers[int(index)])
-    return tuple(map(tuple, by_rank.values()))
+    return {rank: tuple(own) for rank, own in by_rank.items()}
 
 
 def owner_cost(method: Method, layer: Layer) -> float:
-    """Return the cost by which a layer is assigned: of a refresh, or, where that is cheap, of preconditioning D."""
-    if isinstance(method, StackedMethod):
-        return float(layer.m * layer.n * (layer.m + layer.n))
-    return method.refresh_cost(LayerShape(layer.m, layer.n + layer.has_bias))
+    """Return the cost by which a layer is assigned: of a refresh, if only owners refresh; else of ``J_L D J_R``."""
+    shape = LayerShape(layer.m, layer.n + layer.has_bias)
+    return method.refresh_cost(shape) if method.refreshed else float(numbers(layer) * sum(shape))
 
 
 def statistic_bytes(setup: Setup, layers: Layers) -> int:
@@ -124,6 +130,11 @@ def block_bytes(setup: Setup, layers: Layers) -> int:
     return FLOAT * sum(block_numbers(setup.method, layer) for layer in layers)
 
 
+def clip_bytes(setup: Setup) -> int:
+    """Return the bytes that a rank hands to an all-reduce in every step for kl_clip, whose terms only owners have."""
+    return FLOAT * (isinstance(setup.method, KLClipping) and setup.placement == "owners" and setup.is_sharded)
+
+
 def refreshed_bytes(setup: Setup, layers: Layers) -> int:
     """Return the bytes of some layers that their owners broadcast in a step that refreshes."""
     method = setup.method
@@ -137,29 +148,44 @@ def update_bytes(setup: Setup, layers: Layers) -> int:
     return FLOAT * sum(map(numbers, layers)) if setup.placement == "owners" and not setup.is_sharded else 0
 
 
-def exchanged_bytes(setup: Setup, layers: Layers, own: Layers, ranks: int) -> float:
+def shard_rows(rows: int, ranks: int, rank: int) -> int:
+    """Return the rows of a parameter that ``fully_shard`` leaves a rank: equal parts, rounded up, and a rest."""
+    part = math.ceil(rows / ranks)
+    return max(0, min(part, rows - rank * part))
+
+
+def exchanged_bytes(setup: Setup, layers: Layers, own: Layers, ranks: int, rank: int) -> int:
     """Return the bytes that a rank hands to all-to-alls in every step.
 
-    They are its rows of D, to the owners of the other layers, and the others' rows of V of its own layers. Its rows are
-    taken as the whole over the number of ranks.
+    They are its rows of D, to the owners of the other layers, and the others' rows of V of its own layers.
     """
     if setup.placement != "owners" or not setup.is_sharded:
-        return 0.0
-    of_own = sum(map(numbers, own))
-    return FLOAT * ((sum(map(numbers, layers)) - of_own) / ranks + of_own * (ranks - 1) / ranks)
+        return 0
+    mine = {layer: shard_rows(layer.m, ranks, rank) * (layer.n + layer.has_bias) for layer in layers}
+    return FLOAT * (sum(mine[layer] for layer in layers) + sum(numbers(layer) - 2 * mine[layer] for layer in own))
 
 
-def sent_bytes(setup: Setup, layers: Layers, ranks: int) -> float:
-    """Return the bytes that the busiest rank hands to the method's collectives in a step, on average."""
+def sent_bytes(setup: Setup, layers: Layers, ranks: int, rank: int, step: int) -> dict[str, int]:
+    """Return the bytes that a rank hands to the method's collectives in a step; refreshes begin with step 0."""
     method = setup.method
     if method is None or ranks == 1:
-        return 0.0
-    same = statistic_bytes(setup, layers) * share_of_steps(method.accumulates) + block_bytes(setup, layers)
-    refreshes = share_of_steps(method.refreshes)
-    return same + max(
-        refreshed_bytes(setup, own) * refreshes + update_bytes(setup, own) + exchanged_bytes(setup, layers, own, ranks)
-        for own in owned(method, layers, ranks)
-    )
+        return {}
+    own = owned(method, layers, ranks).get(rank, ())
+    statistics = statistic_bytes(setup, layers) * method.accumulates(step)
+    sizes = {
+        "all_reduce": statistics + block_bytes(setup, layers) + clip_bytes(setup),
+        "broadcast": refreshed_bytes(setup, own) * method.refreshes(step) + update_bytes(setup, own),
+        "all_to_all": exchanged_bytes(setup, layers, own, ranks, rank),
+    }
+    return {collective: size for collective, size in sizes.items() if size}
+
+
+def most_sent_bytes(setup: Setup, layers: Layers, ranks: int) -> float:
+    """Return the bytes of all collectives, in a mean step, of the rank that sends most."""
+    owners = [0] if setup.method is None else owned(setup.method, layers, ranks)
+    steps = 0, 1  # one of a cycle refreshes, the others are alike
+    sent = [[sum(sent_bytes(setup, layers, ranks, rank, step).values()) for step in steps] for rank in owners]
+    return max(cycle_mean(refresh, other, PERIOD) for refresh, other in sent)
 
 
 def share_of_steps(happens: Callable[[int], bool]) -> float:
@@ -183,23 +209,32 @@ def _layer_state(method: Method, shape: LayerShape) -> Mapping[str, int]:
     return {name: tensor.numel() * tensor.element_size() for name, tensor in state.items()}
 
 
-def state_bytes(setup: Setup, layers: Layers, ranks: int) -> int:
-    """Return the bytes of the method's state on the rank that keeps most.
+def state_bytes(setup: Setup, layers: Layers, ranks: int, rank: int) -> int:
+    """Return the bytes of the method's state on a rank.
 
-    Under DistributedDataParallel a method that refreshes at owners (KAISA) keeps its statistics on every rank.
+    A method that refreshes at owners (KAISA) keeps the tensors that it accumulates on every rank.
     """
     method = setup.method
     if method is None:
         return 0
+    everywhere = state_by_tensor(method, layers)
     if setup.placement != "owners":
-        return sum(state_by_tensor(method, layers).values())
-    by_rank = [state_by_tensor(method, of_rank) for of_rank in owned(method, layers, ranks)]
-    if setup.is_sharded or not method.refreshed:
-        return max(sum(sizes.values()) for sizes in by_rank)
-    everywhere = {name: size for name, size in state_by_tensor(method, layers).items() if name not in method.refreshed}
-    return sum(everywhere.values()) + max(sum(sizes[name] for name in method.refreshed) for sizes in by_rank)
+        return sum(everywhere.values())
+    own = state_by_tensor(method, owned(method, layers, ranks).get(rank, ()))
+    if not method.refreshed:
+        return sum(own.values())
+    return sum(own.get(name, 0) if name in method.refreshed else size for name, size in everywhere.items())
 
 
-def model_bytes(parameters: int, ranks: int, *, is_sharded: bool) -> float:
-    """Return the bytes of parameters, gradients and first-order state on a rank, all in float32."""
-    return FLOAT * parameters * (2 + FIRST_ORDER_NUMBERS) / (ranks if is_sharded else 1)
+def most_state_bytes(setup: Setup, layers: Layers, ranks: int) -> int:
+    """Return the bytes of the method's state on the rank that keeps most."""
+    owners = [0] if setup.method is None else owned(setup.method, layers, ranks)
+    return max(state_bytes(setup, layers, ranks, rank) for rank in owners)
+
+
+def model_bytes(parameters: float, first_order: int = FIRST_ORDER_NUMBERS) -> float:
+    """Return the bytes of a rank's parameters, their gradients and first-order state, all in float32.
+
+    parameters: the rank's; first_order: numbers that the base optimizer keeps of each.
+    """
+    return FLOAT * parameters * (2 + first_order)

@@ -6,7 +6,9 @@ optimizer, width, number of workers, rank and collective. Each measures one step
 every optimizer, is left out. Bytes do not depend on the device, so the probe runs on the CPU at every tier. Columns:
 
 - optimizer: a second-order method, e.g. mkor, mkor_bfloat16 (half precision, as the paper assumes), kaisa (COMM-OPT),
-  kaisa_mem_opt (one gradient worker), eva, hylo.
+  kaisa_mem_opt (one gradient worker), eva, hylo. With ``_sharded`` the layer is cut by ``fully_shard``: windowed MKOR
+  and Eva precondition its rows where they are, others send them to the layer's owner, rank 0. With ``_owners_ddp``
+  every rank has the gradient, and the owner sends the update.
 - dimension d, workers, rank, collective.
 - bytes: the payload that the rank handed to the collective, counted there (`mkor_core.comm.bytes_sent`); a broadcast
   counts at its source.
@@ -24,23 +26,25 @@ from typing import Final, NamedTuple
 
 import torch
 
-from mkor_core import Method, Preconditioner, comm
-from mkor_core.assignment import make_grid
-from mkor_core.method import LayerShape
+from mkor_core import comm
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._optimizers import method_of
+from workflow.bench.probes import _command, _ranks, _sharding
+from workflow.bench.probes._costs import Layer
+from workflow.bench.probes._parallel import parallelize, preconditioner_of
+from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META, captured
 
 CORES: Final = 4
 USES_GPU: Final = False
 TIMING: Final = True
 OPTIMIZERS: Final = ("mkor", "mkor_bfloat16", "kaisa", "kaisa_mem_opt", "eva", "hylo")
+PLACED: Final = ("mkor_owners_ddp", "mkor_owners_sharded", "mkor_windowed_sharded", "eva_sharded")
+"""Labels with suffixes (`Setup.of`), measured in addition."""
 DIMENSIONS: Final = (64, 128, 256, 512, 1024)
 WORKERS: Final = (2, 4)
 ROWS: Final = 32
 FLOAT32_BYTES: Final = 4
-COLLECTIVES: Final = ("all_reduce", "all_gather", "broadcast")
+COLLECTIVES: Final = ("all_reduce", "all_gather", "all_to_all", "broadcast")
 
 
 class Row(NamedTuple):
@@ -57,14 +61,15 @@ class Row(NamedTuple):
     hardware: str
 
 
-def predicted(method: Method, d: int, workers: int, rank: int) -> dict[str, int]:
+def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
     """Return the bytes that a rank hands to each collective in one update of a layer ``[d, d]``.
 
     The statistic has the shapes that the method's own code gives on the ``meta`` device. Ranks gather its rows, or they
     add it up with a count: second moments as upper triangles, and in half precision the count separately in float32. A
-    method that follows the loss adds up the loss as well. Then the layer's owner, rank 0, broadcasts the tensors that
-    it refreshed to the other gradient workers, and each gradient worker the update to the other ranks of its row.
+    method that follows the loss adds up the loss as well. The rest depends on where the method is placed (`_sharding`).
     """
+    method, layer = setup.method, Layer(d, d)
+    assert method is not None  # see `rows`
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)
     sizes = {"all_reduce": FLOAT32_BYTES if method.follows_loss else 0}
@@ -76,13 +81,10 @@ def predicted(method: Method, d: int, workers: int, rank: int) -> dict[str, int]
             numbers = d * (d + 1)  # two upper triangles
         number = FLOAT32_BYTES if method.exchange_dtype is None else method.exchange_dtype.itemsize
         sizes["all_reduce"] += FLOAT32_BYTES + number * numbers
-    if method.refreshed:
-        grid = make_grid(workers, method.worker_fraction)
-        state = method.initial_state(LayerShape(d, d), torch.float32, META)
-        refreshed = sum(state[name].numel() * state[name].element_size() for name in method.refreshed)
-        is_owner, is_worker = rank == 0, rank % grid.columns == 0
-        update = FLOAT32_BYTES * d * d
-        sizes["broadcast"] = refreshed * (is_owner and grid.rows > 1) + update * (is_worker and grid.columns > 1)
+    own = (layer,) if rank == 0 else ()
+    sizes["all_reduce"] += _sharding.block_bytes(setup, (layer,)) + _sharding.clip_bytes(setup)
+    sizes["broadcast"] = _sharding.refreshed_bytes(setup, own) + _sharding.update_bytes(setup, own)
+    sizes["all_to_all"] = _sharding.exchanged_bytes(setup, (layer,), own, workers, rank)
     return sizes
 
 
@@ -101,12 +103,11 @@ def sent(labels: Sequence[str], dimensions: Sequence[int]) -> Sent:
     """Return the bytes that a rank sends in one factor update; runs on every rank."""
     counted: Sent = {}
     for label in labels:
-        method = method_of(label)
-        assert method is not None  # see `rows`
+        setup = Setup.of(label)
         for d in dimensions:
             torch.manual_seed(0)  # the same weights on every rank
-            layer = torch.nn.Linear(d, d, bias=False)
-            preconditioner = Preconditioner(layer, method, lr=1.0)
+            layer = parallelize(torch.nn.Linear(d, d, bias=False), is_sharded=setup.is_sharded)
+            preconditioner = preconditioner_of(setup, layer)
             x = torch.randn(ROWS, d, generator=torch.Generator().manual_seed(comm.rank()))
             layer(x).square().mean().backward()
             comm.reset_bytes_sent()
@@ -118,13 +119,13 @@ def sent(labels: Sequence[str], dimensions: Sequence[int]) -> Sent:
 
 def rows(labels: Sequence[str], dimensions: Sequence[int], workers: Iterable[int], hardware: str) -> Iterator[Row]:
     """Yield the rows of some optimizers, widths and numbers of workers; first-order optimizers send nothing."""
-    methods = {label: method for label in labels if (method := method_of(label)) is not None}
+    setups = {label: setup for label in labels if (setup := Setup.of(label)).method is not None}
     for number in workers:
-        by_rank = _ranks.run(number, sent, tuple(methods), dimensions)
-        for label, method in methods.items():
+        by_rank = _ranks.run(number, sent, tuple(setups), dimensions)
+        for label, setup in setups.items():
             for d in dimensions:
                 for rank, of_rank in enumerate(by_rank):
-                    counted, computed = of_rank[label, d], predicted(method, d, number, rank)
+                    counted, computed = of_rank[label, d], predicted(setup, d, number, rank)
                     for collective in COLLECTIVES:
                         sizes = counted.get(collective, 0), computed.get(collective, 0)
                         if any(sizes):
@@ -133,7 +134,7 @@ def rows(labels: Sequence[str], dimensions: Sequence[int], workers: Iterable[int
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows."""
-    return rows(labels, DIMENSIONS, WORKERS, plan.hardware)
+    return rows([*labels, *PLACED], DIMENSIONS, WORKERS, plan.hardware)
 
 
 if __name__ == "__main__":

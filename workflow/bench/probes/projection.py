@@ -186,8 +186,8 @@ def layer_ms(method: Method, layer: Layer, system: System) -> float:
 def slowest_ms(setup: Setup, model: Model, ranks: int, ms: Callable[[Layer], float], *, by_owners: bool) -> float:
     """Return the time of the rank with most work; ms: that of one layer."""
     assert setup.method is not None
-    by_rank = _sharding.owned(setup.method, model.layers, ranks) if by_owners else (model.layers,)
-    return max(sum(map(ms, of_rank)) for of_rank in by_rank)
+    by_rank = _sharding.owned(setup.method, model.layers, ranks) if by_owners else {0: model.layers}
+    return max(sum(map(ms, of_rank)) for of_rank in by_rank.values())
 
 
 def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
@@ -252,7 +252,7 @@ def communication_ms(setup: Setup, model: Model, system: System, ranks: int) -> 
     seconds += _links.broadcast_seconds(system, ranks, _sharding.update_bytes(setup, layers), len(by_rank))
     if setup.placement == "owners" and setup.is_sharded:
         # Who owns most receives most rows of D, and sends most rows of V.
-        most = FLOAT * max(sum(map(_sharding.numbers, own)) for own in by_rank)
+        most = FLOAT * max(sum(map(_sharding.numbers, own)) for own in by_rank.values())
         seconds += 2 * _links.exchange_seconds(system, ranks, most)
     return 1000 * seconds
 
@@ -267,7 +267,8 @@ def row(setup: Setup, model: Model, system: System, ranks: int) -> Row:
             for piece in (factor_ms, precondition_ms, communication_ms, update_ms, gradients_ms)
         },
     }
-    state = _sharding.state_bytes(setup, model.layers, ranks)
+    state = _sharding.most_state_bytes(setup, model.layers, ranks)
+    parameters = model.parameters / (ranks if setup.is_sharded else 1)
     return Row(
         source="model",
         system=system.name,
@@ -278,9 +279,9 @@ def row(setup: Setup, model: Model, system: System, ranks: int) -> Row:
         workers=ranks,
         step_ms=sum(parts.values()),
         **parts,
-        memory_bytes=_sharding.model_bytes(model.parameters, ranks, is_sharded=setup.is_sharded) + state,
+        memory_bytes=_sharding.model_bytes(parameters) + state,
         state_bytes=state,
-        sent_bytes=_sharding.sent_bytes(setup, model.layers, ranks),
+        sent_bytes=_sharding.most_sent_bytes(setup, model.layers, ranks),
         gradient_bytes=gradient_bytes(setup, model),
     )
 
