@@ -30,6 +30,15 @@ def _rule_of(label: str) -> dict[str, str]:
     return {"update_rule": RULES[label]} if label in RULES else {}
 
 
+def reaching(step: float | None, second: float) -> dict[str, float | None]:
+    """Return the columns of a run that reaches its target at a step, as its evaluations and as its smoothed metric do.
+
+    step: None for a run that never does; second: the training seconds of a step.
+    """
+    took = None if step is None else second * step
+    return {"steps_to_target": step, "seconds_to_target": took, "crossing_step": step, "crossing_seconds": took}
+
+
 def run_rows(
     experiment: str,
     workload: str,
@@ -94,8 +103,7 @@ def run_rows(
                 "start_from": None,
                 "steps": steps,
                 "steps_done": last,
-                "steps_to_target": None if reaches is None else reaches + seed,
-                "seconds_to_target": None if reaches is None else 0.03 * (reaches + seed),
+                **reaching(None if reaches is None else reaches + seed, 0.03),
                 "train_seconds": last * (0.05 if label == "kaisa" else 0.03),
                 "parameters": 123456,
                 "model": f"{workload} model",

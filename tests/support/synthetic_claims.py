@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from tests.support.synthetic import run_rows
+from tests.support.synthetic import reaching, run_rows
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import published
@@ -33,10 +33,7 @@ def runs_to_target(
     for label, steps in reaches.items():
         runs = run_rows(experiment, experiment, label, range(len(steps)), period=10, target=target)[1]
         second = 0.05 if label == "kaisa" else 0.03
-        rows += [
-            run | {"steps_to_target": step, "seconds_to_target": None if step is None else second * step} | about
-            for run, step in zip(runs, steps, strict=True)
-        ]
+        rows += [run | reaching(step, second) | about for run, step in zip(runs, steps, strict=True)]
     return pd.DataFrame(rows)
 
 

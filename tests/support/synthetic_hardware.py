@@ -72,7 +72,7 @@ def write_machine(folder: Path, name: str, *, speed: float = 1.0, runs: bool = T
                 if row["inverse_update_period"] is not None:
                     given["inverse_update_period"] = row["inverse_update_period"]
                 row |= {"hyperparameters": given, "hardware": name}
-                if row["seconds_to_target"] is not None:
-                    row["seconds_to_target"] /= speed
+                if row["crossing_seconds"] is not None:
+                    row["crossing_seconds"] /= speed
         write_experiment(root, "bert_pretraining", parts)
     return root

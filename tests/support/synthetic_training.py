@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.support.synthetic import RULES, run_rows, write_experiment
+from tests.support.synthetic import RULES, reaching, run_rows, write_experiment
 from workflow.bench.plan.targets import Target
 
 RATES = {"sgd": 0.03, "kaisa": 0.06, "eva": 0.04, "hylo": 0.02, "mkor": 0.08, "mkor_released": 0.07}
@@ -43,8 +43,7 @@ def accuracy_rows(
         identity = {key: run[key] for key in ("experiment", "optimizer", "method", "update_rule", "run", "workload")}
         identity |= {"inverse_update_period": run["inverse_update_period"], "seed": run["seed"], "status": status}
         run |= {
-            "steps_to_target": None,
-            "seconds_to_target": None,
+            **reaching(None, SECONDS[label]),
             "status": status,
             "target": target,
             "dataset": f"{workload} data",
@@ -62,7 +61,7 @@ def accuracy_rows(
                 for (split, metric), number in values.items()
             ]
             if target and run["steps_to_target"] is None and value >= target.limit:
-                run |= {"steps_to_target": step, "seconds_to_target": step * SECONDS[label]}
+                run |= reaching(step, SECONDS[label])
     return metrics, runs
 
 

@@ -311,8 +311,8 @@ def _runs(**columns) -> pd.DataFrame:
 RUNS = _runs(
     seed=[0, 1, 2, 3, 4],
     status=["finished", "finished", "diverged", "skipped", "out_of_memory"],
-    steps_to_target=[30.0, math.nan, math.nan, math.nan, 20.0],
-    seconds_to_target=[1.5, math.nan, math.nan, math.nan, 0.8],
+    crossing_step=[30.0, math.nan, math.nan, math.nan, 20.0],
+    crossing_seconds=[1.5, math.nan, math.nan, math.nan, 0.8],
 )
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.synthetic import iteration_times, numerics, run_rows, write_experiment, write_rows
+from tests.support.synthetic import iteration_times, numerics, reaching, run_rows, write_experiment, write_rows
 from tests.support.synthetic_claims import (
     communication,
     cost_scaling,
@@ -148,7 +148,7 @@ def test_the_named_runs_hold_the_measured_number(table, root):
     row = table.set_index("id").loc["C03"]
     runs = Results(root).runs("bert_pretraining")
     named = runs[runs["run"].isin(re.findall(r"[0-9a-f]{16}", str(row["data"])))]
-    steps = named.pivot_table(index="seed", columns="optimizer", values="steps_to_target")
+    steps = named.pivot_table(index="seed", columns="optimizer", values="crossing_step")
     ratio = np.exp(np.log(steps["mkor"] / steps["lamb"]).mean())
     assert float(str(row["measured"])) == pytest.approx(ratio, rel=5e-3)
 
@@ -174,7 +174,7 @@ def test_runs_that_are_planned_and_missing_change_no_claim_that_has_others(root,
     for file in partial.glob("*.csv"):
         rows = pd.read_csv(file)
         last = rows["seed"] == rows["seed"].max()
-        empty: dict[str, Any] = dict.fromkeys(rows.columns.intersection(["steps_to_target", "seconds_to_target"]))
+        empty: dict[str, Any] = dict.fromkeys(rows.columns.intersection([*reaching(None, 1.0)]))
         rows.loc[last, [*empty]] = np.nan
         rows.assign(status=rows["status"].where(~last, "missing")).to_csv(file, index=False)
     before, after = (decide_all(Results(folder)).set_index("id") for folder in (root, partial))

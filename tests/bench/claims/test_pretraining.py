@@ -81,7 +81,7 @@ def test_c03_states_the_released_rule_beside_the_exact_one():
 @pytest.mark.parametrize(("status", "reason"), [("missing", "not trained yet"), ("skipped", "text not found at data")])
 def test_runs_without_values_are_the_reason_and_no_result(status, reason):
     runs = _pretraining(lamb=[100.0, 110.0], mkor=[60.0, 66.0])
-    runs.loc[runs["optimizer"] == "mkor", ["status", "reason", "steps_to_target"]] = [status, reason, None]
+    runs.loc[runs["optimizer"] == "mkor", ["status", "reason", "crossing_step"]] = [status, reason, None]
     decision = _c03(runs)
     assert decision.verdict == "not tested"
     assert f"No run of mkor in bert_pretraining has ended: {status} ({reason})." in decision.why
@@ -89,7 +89,7 @@ def test_runs_without_values_are_the_reason_and_no_result(status, reason):
 
 def test_a_missing_seed_is_left_out_and_named():
     runs = _pretraining(lamb=[100.0, 110.0, 120.0], mkor=[60.0, 66.0, 72.0])
-    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 1), ["status", "steps_to_target"]] = ["failed", None]
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 1), ["status", "crossing_step"]] = ["failed", None]
     decision = _c03(runs)
     assert (decision.verdict, decision.seeds) == ("confirmed", "0, 2")
     assert "Left out: 1 failed of mkor." in decision.details

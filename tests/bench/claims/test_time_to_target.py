@@ -73,7 +73,7 @@ def test_a_target_that_nobody_reaches_is_open_and_counted():
 def test_a_target_met_before_the_first_step_is_open():
     """0 iterations over 0 are no ratio, even where a clock has run."""
     runs = runs_to_target("resnet50_imagenet", {"sgd": [0.0, 0.0], "mkor": [0.0, 0.0]})
-    runs["seconds_to_target"] = 0.001
+    runs["crossing_seconds"] = 0.001
     decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
     assert (decision.verdict, decision.interval) == ("inconclusive", "")
 

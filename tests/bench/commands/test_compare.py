@@ -236,7 +236,7 @@ def test_runs_on_a_gpu_project_nothing(here, bare):
 def test_a_target_that_most_runs_miss_is_projected_as_never(here, bare):
     file = here / "bert_pretraining.runs.csv"
     runs = pd.read_csv(file)
-    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] > 0), ["steps_to_target", "seconds_to_target"]] = np.nan
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] > 0), ["crossing_step", "crossing_seconds"]] = np.nan
     runs.to_csv(file, index=False)
     mkor = _compared(here, bare)["fast-cpu", "mkor"]
     assert math.isinf(mkor.seconds.value)

@@ -15,7 +15,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
-from tests.support.synthetic import iteration_times, run_rows, write_experiment, write_results
+from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results
 from tests.support.synthetic_probes import write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
@@ -344,9 +344,9 @@ def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
         for label, at in (("lamb", 120.0), ("mkor", 80.0), ("kaisa", 90.0))
     ]
     for run, steps in zip(parts[1][1], (80.0, 242 / 3, 244 / 3), strict=True):  # LAMB's 120, 121, 122
-        run["steps_to_target"] = steps
+        run["crossing_step"] = steps
     for run in parts[2][1][1:]:
-        run["steps_to_target"] = run["seconds_to_target"] = None
+        run |= reaching(None, 0.03)
     write_experiment(tmp_path, "bert_pretraining", parts)
     assert main(["time_to_target", "--results", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
@@ -368,7 +368,7 @@ def test_a_run_that_was_too_short_gives_no_ratio(tmp_path):
         for label, at in (("lamb", 120.0), ("mkor", 80.0))
     )
     for run, status in zip(lamb[1][1:], ("finished", "diverged"), strict=True):
-        run.update(status=status, steps_done=70, train_seconds=2.1, steps_to_target=None, seconds_to_target=None)
+        run.update(reaching(None, 0.03), status=status, steps_done=70, train_seconds=2.1)
     write_experiment(tmp_path, "bert_pretraining", [lamb, mkor])
     assert main(["time_to_target", "--results", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")

@@ -97,7 +97,7 @@ def test_one_machine_alone_has_no_projection(here):
 def test_censored_runs_are_counted_beside_their_bar(here):
     file = here / "bert_pretraining.runs.csv"
     runs = pd.read_csv(file)
-    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["steps_to_target", "seconds_to_target"]] = None
+    runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["crossing_step", "crossing_seconds"]] = None
     runs.to_csv(file, index=False)
     figure = _draw(here)
     assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3 reached", "2 of 3 reached"]

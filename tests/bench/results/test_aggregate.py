@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.support import records
@@ -12,6 +13,8 @@ from tests.support.experiments import block, load, make_folder, optimizer, optio
 from workflow.bench import aggregate, train
 from workflow.bench.plan import Plan
 from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import CROSSING
+from workflow.bench.results.tables import Results
 from workflow.bench.support.provenance import package_versions
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.clocks import PHASES
@@ -93,6 +96,8 @@ def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
                 reached = Target.parse(TARGET).first_reached(rows(RunFolder.of(plan.results, run).metrics))
                 assert reached is not None
                 assert (int(row["steps_to_target"]), float(row["seconds_to_target"])) == reached
+                crossing = Target.parse(TARGET).crossing(rows(RunFolder.of(plan.results, run).metrics))
+                assert (float(row["crossing_step"]), float(row["crossing_seconds"])) == crossing
             case "slow":
                 assert (row["status"], row["steps_to_target"], row["seconds_to_target"]) == ("finished", "", "")
                 assert row["preconditioner_bytes"] == "0"
@@ -134,3 +139,13 @@ def test_a_stale_or_absent_csv_is_one_line(tmp_path: Path, capsys: pytest.Captur
     assert aggregate.main(["one", *options(folder)]) == 1
     assert "one/sgd.csv: its runs are not the planned ones; run " in capsys.readouterr().err
     assert not (load(folder).results / "one.csv").exists()
+
+
+def test_tables_of_earlier_versions_get_their_crossings_from_the_evaluations(folder, tmp_path):
+    plan = load(folder)
+    now = Results(plan.results).runs("one")
+    assert now["crossing_step"].notna().any()
+    for suffix in (".csv", ".runs.csv"):
+        rows_now = pd.read_csv(plan.results / f"one{suffix}")
+        rows_now.drop(columns=rows_now.columns.intersection(CROSSING)).to_csv(tmp_path / f"one{suffix}", index=False)
+    pd.testing.assert_frame_equal(Results(tmp_path).runs("one")[[*CROSSING]], now[[*CROSSING]])

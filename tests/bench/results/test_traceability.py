@@ -9,8 +9,10 @@ import statistics
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from scipy.optimize import isotonic_regression
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import aggregate, train
@@ -100,14 +102,26 @@ def reached(root: Path, run: str) -> tuple[int, float] | None:
     return next(((step, epoch) for step, epoch, value in metrics(root, run, "loss") if value <= TARGET), None)
 
 
+def crossed(root: Path, run: str) -> float | None:
+    """Step at which a run's loss, fitted by SciPy's isotonic regression, crosses the target, interpolated."""
+    steps, _, losses = zip(*metrics(root, run, "loss"), strict=True)
+    fitted = isotonic_regression(losses, increasing=False).x
+    if fitted[-1] > TARGET:
+        return None
+    at = int(np.argmax(fitted <= TARGET))
+    around = slice(max(at - 1, 0), at + 1)
+    return float(np.interp(-TARGET, -fitted[around], steps[around]))
+
+
 def follow_time_to_target(row: pd.Series, root: Path) -> Followed:
     """Iterations to the target."""
     runs = about(root, row["experiment"]).loc[named(row, row["experiment"])]
     of_label = runs[(runs["optimizer"] == row["optimizer"]) & (runs["lr"] == float(row["rate"]))]
-    targets = [reached(root, run) for run in of_label.index]
-    if None in targets:
+    steps = [crossed(root, run) for run in of_label.index]
+    reached = [step for step in steps if step is not None]
+    if len(reached) < len(steps):
         return [(row["iterations"].split()[0], "not")]  # reached: no run, or not all of two
-    return [(row["iterations"].split()[0], statistics.mean(step for step, _ in filter(None, targets)))]
+    return [(row["iterations"].split()[0], statistics.mean(reached))]
 
 
 def follow_table5(row: pd.Series, root: Path) -> Followed:

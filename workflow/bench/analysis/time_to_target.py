@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import pandas as pd
@@ -15,7 +15,8 @@ from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
 
 Quantity = Literal["steps", "seconds"]
-"""The unit of a run's time to its target: iterations or training seconds."""
+"""The unit of a run's time to its target: iterations, or training seconds as the run itself measured them."""
+_COLUMN: Final[Mapping[Quantity, str]] = {"steps": "crossing_step", "seconds": "crossing_seconds"}
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,13 @@ def censored(value: float | None) -> float:
 def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
     """Return one label's iterations or seconds to the target by seed, from rows of ``<experiment>.runs.csv``.
 
+    They are those at which its smoothed metric crosses the target (`Target.crossing`), between two evaluations.
+
     A run that finished or broke down without reaching the target is censored, which counts as infinity: it would have
     taken longer than its budget. Skipped, interrupted and missing runs are left out.
     """
     ended = runs[runs["status"].isin(ENDED)]
-    return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[f"{quantity}_to_target"], strict=True)}
+    return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[_COLUMN[quantity]], strict=True)}
 
 
 def too_short(

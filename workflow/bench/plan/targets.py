@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal, NamedTuple
 
 
@@ -11,6 +13,13 @@ class Reached(NamedTuple):
     """The first evaluation at which a target holds: optimizer steps and training seconds so far."""
 
     step: int
+    train_seconds: float
+
+
+class Crossing(NamedTuple):
+    """Where the smoothed metric of a run crosses a target, interpolated between two evaluations."""
+
+    step: float
     train_seconds: float
 
 
@@ -47,3 +56,37 @@ class Target:
             if (row["split"], row["metric"]) == (self.split, self.metric) and self.holds(float(row["value"])):
                 return Reached(int(row["step"]), float(row["train_seconds"]))
         return None
+
+    def crossing(self, evaluations: Iterable[Mapping[str, Any]]) -> Crossing | None:
+        """Return where a run's smoothed metric crosses the target; None if it never does (censored).
+
+        The metric is smoothed by the monotone curve nearest to it (`monotone`), so that a noisy first hit, after which
+        the metric falls back, does not count. Between two evaluations the curve is a straight line. Evaluations from
+        the first one on that is not finite are left out: training had broken down.
+        """
+        rows = [row for row in evaluations if (row["split"], row["metric"]) == (self.split, self.metric)]
+        rows = list(takewhile(lambda row: math.isfinite(float(row["value"])), rows))
+        values = monotone([float(row["value"]) for row in rows], rising=self.direction == "above")
+        at = next((index for index, value in enumerate(values) if self.holds(value)), None)
+        if at is None:
+            return None
+        before = max(at - 1, 0)
+        share = (self.limit - values[before]) / (values[at] - values[before]) if at else 0.0
+        ends = [(float(row["step"]), float(row["train_seconds"])) for row in (rows[before], rows[at])]
+        return Crossing(*(start + share * (end - start) for start, end in zip(*ends, strict=True)))
+
+
+def monotone(values: Sequence[float], *, rising: bool) -> list[float]:
+    """Return the monotone sequence nearest to ``values`` in least squares (pool adjacent violators).
+
+    A sequence that is monotone already is returned as it is.
+    """
+    sign = 1.0 if rising else -1.0
+    pools: list[tuple[float, int]] = []  # mean and number of neighbors that have one value
+    for value in values:
+        mean, size = sign * value, 1
+        while pools and pools[-1][0] >= mean:
+            previous, count = pools.pop()
+            mean, size = (previous * count + mean * size) / (count + size), count + size
+        pools.append((mean, size))
+    return [sign * mean for mean, size in pools for _ in range(size)]

@@ -56,6 +56,8 @@ RUN_COLUMNS: Final[Columns] = {
     "steps_done": int,
     "steps_to_target": int,
     "seconds_to_target": float,
+    "crossing_step": float,
+    "crossing_seconds": float,
     "target": Target,
     "model": str,
     "dataset": str,
@@ -87,6 +89,9 @@ PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
 
 FORMER_VALUES: Final[Mapping[str, str]] = {"precision": "float32"}
 """Columns that probes of earlier versions did not write, as in results/reference, and the value that they had."""
+
+CROSSING: Final = ("crossing_step", "crossing_seconds")
+"""Columns of `RUN_COLUMNS` that earlier versions did not write; they follow from the evaluations."""
 
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 """Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""

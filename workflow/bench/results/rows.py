@@ -12,7 +12,7 @@ from typing import Any
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
-from workflow.bench.results.columns import RUN_COLUMNS
+from workflow.bench.results.columns import CROSSING, RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import write_atomically
@@ -52,7 +52,9 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
     for planned in job.planned:
         run, target = planned.run, planned.target
         evaluations, summary = _record(plan, job, planned, forgiving)
-        reached = target.first_reached(evaluations) if target and summary["status"] != "failed" else None
+        aimed = evaluations if target and summary["status"] != "failed" else []
+        reached = target.first_reached(aimed) if target else None
+        crossing = target.crossing(aimed) if target else None
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
         on_gpu = str(summary.get("device")).startswith("cuda")
         yield {
@@ -67,6 +69,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "steps": run.spec["steps"],
             "steps_to_target": reached.step if reached else None,
             "seconds_to_target": reached.train_seconds if reached else None,
+            **dict(zip(CROSSING, crossing or (None, None), strict=True)),
             "target": target,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,

@@ -16,10 +16,12 @@ import pandas as pd
 
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import (
+    CROSSING,
     EVALUATION_COLUMNS,
     FORMER_VALUES,
     MAY_BE_INFINITE,
     RUN_COLUMNS,
+    WITHOUT_VALUES,
     Columns,
     probe_columns,
 )
@@ -43,7 +45,7 @@ def _read(
     columns: Columns,
     *,
     may_be_infinite: frozenset[str] = frozenset(),
-    former: Mapping[str, str] = MappingProxyType({}),
+    former: Mapping[str, str | None] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return the rows of the CSV file at ``path``, with values of the types in ``columns``.
 
@@ -174,9 +176,28 @@ class Results:
     def runs(self, experiment: str) -> pd.DataFrame:
         """Return the rows of ``<experiment>.runs.csv``, one per run; none if the experiment has not run.
 
-        The column ``target`` holds a `Target` or None, ``hyperparameters`` a dict.
+        The column ``target`` holds a `Target` or None, ``hyperparameters`` a dict. If the columns `CROSSING`
+        are empty, as in files of earlier versions, they are computed from the evaluations.
         """
-        return _read(self.root / f"{experiment}.runs.csv", RUN_COLUMNS)
+        path = self.root / f"{experiment}.runs.csv"
+        runs = _read(path, RUN_COLUMNS, former=dict.fromkeys(CROSSING))
+        return (
+            runs if runs.empty or runs[[*CROSSING]].notna().any(axis=None) else self._with_crossings(runs, experiment)
+        )
+
+    def _with_crossings(self, runs: pd.DataFrame, experiment: str) -> pd.DataFrame:
+        """Return runs with the columns `CROSSING`, computed from ``<experiment>.csv``."""
+        aimed = runs.loc[runs["target"].notna() & ~runs["status"].isin(WITHOUT_VALUES), ["run", "target"]]
+        if aimed.empty:
+            return runs
+        evaluations = {str(run): rows.to_dict("records") for run, rows in self.metrics(experiment).groupby("run")}
+        crossings = {
+            place: target.crossing(evaluations.get(str(run), [])) for place, run, target in aimed.itertuples(name=None)
+        }
+        found = pd.DataFrame.from_dict(
+            {place: crossing for place, crossing in crossings.items() if crossing}, orient="index", columns=[*CROSSING]
+        )
+        return runs.assign(**{name: found[name].reindex(runs.index).astype(float) for name in CROSSING})
 
     def probe(self, name: str) -> pd.DataFrame:
         """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""

@@ -10,7 +10,14 @@ from typing import Any
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.runs import PlannedRun, Spec, run_id
-from workflow.bench.results.columns import EVALUATION_COLUMNS, FORMER_VALUES, RUN_COLUMNS, STATUSES, probe_columns
+from workflow.bench.results.columns import (
+    CROSSING,
+    EVALUATION_COLUMNS,
+    FORMER_VALUES,
+    RUN_COLUMNS,
+    STATUSES,
+    probe_columns,
+)
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ConfigError, shown_key, shown_path, shown_value
 from workflow.bench.support.provenance import package_versions
@@ -161,7 +168,7 @@ def version_differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:
 def _rows(file: Path, columns: Collection[str]) -> Rows:
     """Return a table's rows. Raise `VerificationError` if it has none, or other columns than ``columns``.
 
-    A table of an earlier version may lack the columns in `FORMER_VALUES`.
+    A table of an earlier version may lack the columns in `FORMER_VALUES` and `CROSSING`.
     """
     try:
         rows = read_csv(file)
@@ -171,7 +178,8 @@ def _rows(file: Path, columns: Collection[str]) -> Rows:
         raise VerificationError(file, "does not exist") from None
     if not rows:
         raise VerificationError(file, "has no rows")
-    missing, unknown = set(columns) - rows[0].keys() - FORMER_VALUES.keys(), rows[0].keys() - set(columns)
+    later = {*FORMER_VALUES, *CROSSING}
+    missing, unknown = set(columns) - rows[0].keys() - later, rows[0].keys() - set(columns)
     if missing or unknown:
         parts = [
             f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names

@@ -134,7 +134,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         "A factor above 1, paired by seed, favors the optimizer. It is ∞ if the other side diverged, or took longer "
         "without reaching the target; seeds on which neither side reaches it are undecided and left out. Too short to "
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
-        "is faster. Targets are checked at evaluations only",
+        "is faster. A target is reached where the metric, smoothed by the monotone curve nearest to it, crosses it "
+        "between two evaluations",
     ]
     return write_table(
         table,
