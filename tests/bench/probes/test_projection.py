@@ -183,6 +183,19 @@ def test_seconds_by_hand():
     assert projection.update_ms(own, TINY, TEST, 2) == pytest.approx(7 * 4 * 100 / 1e6)
 
 
+def test_seconds_of_kaisa_by_hand():
+    """Truth: 9 d^3 operations a decomposition, which owners share even where every rank preconditions all layers."""
+    of_b = 9 * (8**3 + 3**3) / 1e9
+    for label in ("kaisa", "kaisa_mem_opt"):
+        assert projection.factor_ms(Setup.of(label), TINY, TEST, 2) == pytest.approx(of_b / 10)
+    four = [4 * (2 * m * m + 2 * n * n + 10 * m * n) / 1e6 for m, n in ((4, 6), (8, 3))]
+    assert projection.precondition_ms(Setup.of("kaisa"), TINY, TEST, 2) == pytest.approx(sum(four))
+    assert projection.precondition_ms(Setup.of("kaisa_mem_opt"), TINY, TEST, 2) == pytest.approx(max(four))
+    # Moments of 512 rows of a rank, in one step of 10; their operations take less time than their bytes.
+    moments = sum(2 * 512 * (m + n) + 4 * (m * m + n * n) for m, n in ((4, 6), (8, 3))) / 1e6
+    assert projection.capture_ms(Setup.of("kaisa").method, TINY, TEST, 2) == pytest.approx(moments / 10)
+
+
 def test_eva_captures_few_examples():
     rows = {label: projection.capture_ms(Setup.of(label).method, TINY, TEST, 2) for label in ("eva", "mkor")}
     read = lambda examples: sum(2 * examples * 16 * n + 4 * n for n in (6, 3)) / 1e6  # noqa: E731

@@ -46,6 +46,14 @@ def test_owners_exchange_blocks_and_blocks_exchange_sums(rows):
     assert ("mkor_windowed_sharded", "sent_otherwise", "all_reduce") in sent
 
 
+def test_an_owner_has_the_whole_gradient_of_a_layer_at_some_time(rows):
+    """Truth: the two largest layers have 390 and 448 numbers, and an owner each; windows need no whole gradient."""
+    live = {(row.optimizer, row.rank): row.bytes for row in rows if row.quantity == "peak_live"}
+    assert sum(live["mkor_owners_sharded", rank] >= 4 * 390 for rank in range(3)) >= 2
+    assert 0 < live["eva_sharded", 0] < live["mkor_owners_sharded", 0]
+    assert ("sgd_sharded", 0) not in live
+
+
 def test_live_bytes_are_those_of_memory_that_is_not_freed():
     given = torch.ones(100)
     with LiveBytes() as live:
