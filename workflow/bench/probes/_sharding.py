@@ -117,12 +117,14 @@ def owner_cost(method: Method, layer: Layer) -> float:
     return method.refresh_cost(shape) if method.refreshed else float(numbers(layer) * sum(shape))
 
 
+@cache
 def statistic_bytes(setup: Setup, layers: Layers) -> int:
     """Return the bytes that a rank hands to the all-reduce of a step with statistics."""
     assert setup.method is not None
     return FLOAT * sum(statistic_numbers(setup.method, layer, is_sharded=setup.is_sharded) for layer in layers)
 
 
+@cache
 def block_bytes(setup: Setup, layers: Layers) -> int:
     """Return the bytes that a rank hands to all-reduces in every step, because it preconditions blocks."""
     if setup.method is None or setup.placement != "blocks":
@@ -180,11 +182,24 @@ def sent_bytes(setup: Setup, layers: Layers, ranks: int, rank: int, step: int) -
     return {collective: size for collective, size in sizes.items() if size}
 
 
+def busy_ranks(setup: Setup, layers: Layers, ranks: int) -> list[int]:
+    """Return ranks among which is the one that keeps and sends most: of those with the same layers the first.
+
+    Its shards have at least as many rows as the others'.
+    """
+    if setup.method is None:
+        return [0]
+    by_rank = owned(setup.method, layers, ranks)
+    return list({own: rank for rank, own in sorted(by_rank.items(), reverse=True)}.values())
+
+
 def most_sent_bytes(setup: Setup, layers: Layers, ranks: int) -> float:
     """Return the bytes of all collectives, in a mean step, of the rank that sends most."""
-    owners = [0] if setup.method is None else owned(setup.method, layers, ranks)
     steps = 0, 1  # one of a cycle refreshes, the others are alike
-    sent = [[sum(sent_bytes(setup, layers, ranks, rank, step).values()) for step in steps] for rank in owners]
+    sent = [
+        [sum(sent_bytes(setup, layers, ranks, rank, step).values()) for step in steps]
+        for rank in busy_ranks(setup, layers, ranks)
+    ]
     return max(cycle_mean(refresh, other, PERIOD) for refresh, other in sent)
 
 
@@ -228,8 +243,7 @@ def state_bytes(setup: Setup, layers: Layers, ranks: int, rank: int) -> int:
 
 def most_state_bytes(setup: Setup, layers: Layers, ranks: int) -> int:
     """Return the bytes of the method's state on the rank that keeps most."""
-    owners = [0] if setup.method is None else owned(setup.method, layers, ranks)
-    return max(state_bytes(setup, layers, ranks, rank) for rank in owners)
+    return max(state_bytes(setup, layers, ranks, rank) for rank in busy_ranks(setup, layers, ranks))
 
 
 def model_bytes(parameters: float, first_order: int = FIRST_ORDER_NUMBERS) -> float:

@@ -186,8 +186,9 @@ def layer_ms(method: Method, layer: Layer, system: System) -> float:
 def slowest_ms(setup: Setup, model: Model, ranks: int, ms: Callable[[Layer], float], *, by_owners: bool) -> float:
     """Return the time of the rank with most work; ms: that of one layer."""
     assert setup.method is not None
+    of_layer = {layer: ms(layer) for layer in set(model.layers)}
     by_rank = _sharding.owned(setup.method, model.layers, ranks) if by_owners else {0: model.layers}
-    return max(sum(map(ms, of_rank)) for of_rank in by_rank.values())
+    return max(sum(of_layer[layer] for layer in own) for own in by_rank.values())
 
 
 def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
@@ -257,33 +258,37 @@ def communication_ms(setup: Setup, model: Model, system: System, ranks: int) -> 
     return 1000 * seconds
 
 
-def row(setup: Setup, model: Model, system: System, ranks: int) -> Row:
-    """Return the row of one optimizer on one number of GPUs."""
-    parts = {
-        "compute_ms": compute_ms(model, system, ranks),
-        "capture_ms": capture_ms(setup.method, model, system, ranks),
-        **{
-            f"{piece.__name__}": piece(setup, model, system, ranks)
-            for piece in (factor_ms, precondition_ms, communication_ms, update_ms, gradients_ms)
-        },
-    }
+def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
+    """Yield the rows of one optimizer on one number of GPUs of every system."""
     state = _sharding.most_state_bytes(setup, model.layers, ranks)
     parameters = model.parameters / (ranks if setup.is_sharded else 1)
-    return Row(
-        source="model",
-        system=system.name,
-        gpu=system.gpu.name,
-        gpu_memory_bytes=system.gpu.memory,
-        workload=model.name,
-        optimizer=setup.label,
-        workers=ranks,
-        step_ms=sum(parts.values()),
-        **parts,
-        memory_bytes=_sharding.model_bytes(parameters) + state,
-        state_bytes=state,
-        sent_bytes=_sharding.most_sent_bytes(setup, model.layers, ranks),
-        gradient_bytes=gradient_bytes(setup, model),
-    )
+    sizes = {
+        "memory_bytes": _sharding.model_bytes(parameters) + state,
+        "state_bytes": state,
+        "sent_bytes": _sharding.most_sent_bytes(setup, model.layers, ranks),
+        "gradient_bytes": gradient_bytes(setup, model),
+    }
+    for system in _links.systems():
+        parts = {
+            "compute_ms": compute_ms(model, system, ranks),
+            "capture_ms": capture_ms(setup.method, model, system, ranks),
+            **{
+                piece.__name__: piece(setup, model, system, ranks)
+                for piece in (factor_ms, precondition_ms, communication_ms, update_ms, gradients_ms)
+            },
+        }
+        yield Row(
+            source="model",
+            system=system.name,
+            gpu=system.gpu.name,
+            gpu_memory_bytes=system.gpu.memory,
+            workload=model.name,
+            optimizer=setup.label,
+            workers=ranks,
+            step_ms=sum(parts.values()),
+            **parts,
+            **sizes,
+        )
 
 
 def rows(workers: Iterable[int] = WORKERS) -> Iterator[Row]:
@@ -293,7 +298,7 @@ def rows(workers: Iterable[int] = WORKERS) -> Iterator[Row]:
             setup = Setup.of(label)
             setup = replace(setup, label=label.replace(BASE, model.base))
             for ranks in workers:
-                yield from (row(setup, model, system, ranks) for system in _links.systems())
+                yield from rows_of(setup, model, ranks)
 
 
 def measure(plan: Plan) -> Iterator[Row]:
