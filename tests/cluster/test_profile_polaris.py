@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import yaml
 from tests.support import experiments, records
 from tests.support.pbs.cluster import PROFILE, ROOT, Cluster
 from tests.support.pbs.standin import LIMIT
-from workflow.bench.plan import Plan
+from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.support.config import ConfigError, schema
 from workflow.bench.training.record import RunFolder, sealed
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
@@ -439,6 +440,20 @@ def test_the_estimate_covers_the_remaining_steps(tmp_path):
     assert (estimate.runs, estimate.steps) == (1, (5,))
 
 
+def test_the_estimate_counts_what_ranks_share(tmp_path):
+    """BERT's second phase draws 1/64 of a batch in each step; ImageNet is read by all ranks, in 381 evaluations."""
+    plan = Plan.load(tier="paper", hardware="test", results=str(tmp_path))
+    cluster = settings.Cluster.load("polaris", plan)
+    estimates = {each.experiment: each for each in preflight.cost_estimates(plan, cluster)}
+    _, costs = rank_shares.measured()
+    drawn, read = costs["draw", "bert_pretraining", 512], costs["evaluate", "resnet50", 224]
+    bert, resnet = estimates["bert_pretraining"], estimates["resnet50_imagenet"]
+    assert bert.step_seconds == pytest.approx(20 + drawn.seconds(32768, 64))
+    assert resnet.step_seconds == pytest.approx(0.15 + read.seconds(50000, 64) / 7 * 381 / 234375)
+    assert resnet.hours == pytest.approx(234375 * resnet.step_seconds / 3600)
+    assert estimates["bert_glue"].shared_seconds == 0
+
+
 def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Call Snakemake as a user does, in the repository."""
     return subprocess.run(
@@ -455,12 +470,13 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     """The exact command of the documentation."""
     dry_run = snakemake("-n", MKOR_DATA=str(tmp_path))
     assert dry_run.returncode == 0, dry_run.stderr
-    rows = {
-        line.split()[0]: line.split() for line in dry_run.stderr.splitlines() if line.startswith("  ") and line.split()
-    }
+    said, _, shared = dry_run.stderr.partition("seconds that ranks save")
+    rows = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("  ") and line.split()}
     assert rows["bert_pretraining"][1:3] == ["prod", "16"]
     hours = [float(row[-1].replace(",", "")) for name, row in rows.items() if len(row) == 7 and name != "experiment"]
     assert sum(hours) == pytest.approx(float(rows["all"][-1].replace(",", "")), abs=0.1 * len(hours))
+    assert re.search(r"^  resnet50_imagenet +an evaluation: reading the images +64 +8 ", shared, re.MULTILINE)
+    assert re.search(r"^  bert_pretraining +a step: drawing the batch +64 +8 .* 11,652 ", shared, re.MULTILINE)
     assert "recorded as skipped: bert_pretraining/hylo: hylo keeps the rows of all layers, 464 GB" in dry_run.stderr
     assert "\nrule refuse:\n    output: results/polaris/paper/bert_pretraining/hylo.csv\n" in dry_run.stdout
     assert "account: none yet" in dry_run.stderr

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workflow.bench.data.folder import data_folder
-from workflow.bench.plan import Plan
+from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.runs import Run
+from workflow.bench.support.columns import aligned
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record
@@ -32,17 +33,24 @@ class CostEstimate:
     """Remaining steps of each unfinished job."""
     runs: int
     """Number of unfinished runs."""
+    shared_seconds: float = 0.0
+    """Seconds for each step in which ranks draw batches and read an evaluation's images, each its part."""
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds per step, with what comes beside the training."""
+        return self.need.step_seconds + self.shared_seconds
 
     @property
     def hours(self) -> float:
         """Hours of training, if the jobs run one after the other."""
-        return sum(self.steps) * self.need.step_seconds / 3600
+        return sum(self.steps) * self.step_seconds / 3600
 
     @property
     def slices(self) -> int:
         """Jobs at the scheduler; each trains for its minutes less the margin."""
         minutes = self.need.minutes - self.margin_minutes
-        return sum(math.ceil(steps * self.need.step_seconds / 60 / minutes) for steps in self.steps)
+        return sum(math.ceil(steps * self.step_seconds / 60 / minutes) for steps in self.steps)
 
     @property
     def node_hours(self) -> float:
@@ -55,6 +63,9 @@ def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
     counted: set[str] = set()
     estimates = []
     never = refused(plan, cluster)
+    shared: dict[str, float] = {}
+    for saving in rank_shares.savings(plan, cluster.place, rank_shares.measured()[1], never):
+        shared[saving.experiment] = shared.get(saving.experiment, 0.0) + saving.step_seconds
     for name, experiment in plan.experiments.items():
         steps, runs = [], 0
         for job in [each for each in experiment.jobs.values() if each not in never]:
@@ -64,7 +75,8 @@ def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
             if sum(left):
                 steps.append(sum(left))
         if steps:
-            estimates.append(CostEstimate(name, cluster.training(name), cluster.margin_minutes, tuple(steps), runs))
+            need, margin = cluster.training(name), cluster.margin_minutes
+            estimates.append(CostEstimate(name, need, margin, tuple(steps), runs, shared.get(name, 0.0)))
     return estimates
 
 
@@ -72,7 +84,9 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield notes for the user before the plan is submitted; none of them stops it."""
     estimates = cost_estimates(plan, cluster)
     yield from _table(plan, cluster, estimates)
-    yield from (f"not submitted, recorded as skipped: {reason}" for reason in refused(plan, cluster).values())
+    never = refused(plan, cluster)
+    yield from rank_shares.lines(plan, cluster.place, never)
+    yield from (f"not submitted, recorded as skipped: {reason}" for reason in never.values())
     yield f"account: {_account(cluster)}"
     needed = dict.fromkeys(name for each in estimates for name in each.need.data)
     missing = [name for name in needed if not (data_folder() / name).exists()]
@@ -125,12 +139,9 @@ def _table(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Itera
     runs, slices = sum(each.runs for each in estimates), sum(each.slices for each in estimates)
     node_hours = sum(each.node_hours for each in estimates)
     rows.append(("all", "", "", f"{runs}", "", f"{slices}", f"{node_hours:,.1f}"))
-    widths = [max(len(row[column]) for row in (heads, *rows)) for column in range(len(heads))]
     yield f"node-hours to train all that is left at tier '{plan.tier.name}', estimated from the seconds per step in"
     yield f"{shown_path(cluster.file)}, not measured:"
-    for names, numbers in ((row[:2], row[2:]) for row in (heads, *rows)):
-        cells = [cell.ljust(width) for cell, width in zip(names, widths[:2], strict=True)]
-        yield "  " + "  ".join(cells + [cell.rjust(width) for cell, width in zip(numbers, widths[2:], strict=True)])
+    yield from aligned([heads, *rows], names=2)
 
 
 def _disk(plan: Plan, estimates: list[CostEstimate]) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.plan import Plan
+from workflow.bench.plan.rank_shares import Place
 from workflow.bench.support.config import (
     ROOT,
     ConfigError,
@@ -122,6 +123,11 @@ class Cluster:
     def training(self, experiment: str) -> Training:
         """Return the resources that an experiment's training jobs request."""
         return self.trainings.get(experiment, self.trainings[_DEFAULT])
+
+    def place(self, experiment: str) -> Place:
+        """Return the ranks of an experiment's training jobs, and the cores of each."""
+        need = self.training(experiment)
+        return Place(need.ranks, self.cores_per_node // need.ranks_per_node)
 
     def check_plan(self, plan: Plan) -> None:
         """Raise `ConfigError` if a run's batch cannot be divided equally among the ranks."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 DATASETS: Final = ("imagenet",)
 
 CLASSES: Final = 1000
+VALIDATION_EXAMPLES: Final = 50000
 _REMEDY: Final = (
     "get ILSVRC2012_img_train.tar, ILSVRC2012_img_val.tar and ILSVRC2012_devkit_t12.tar.gz from image-net.org "
     '(after registration) into that folder; torchvision.datasets.ImageNet(folder, split), split "train" and "val", '

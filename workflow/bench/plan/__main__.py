@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
+from workflow.bench.plan import rank_shares
 from workflow.bench.plan.plan import add_arguments, load_from
 from workflow.bench.support.command_line import run_command
 
@@ -30,6 +31,8 @@ def _print_plan(options: argparse.Namespace) -> None:
         if options.experiment:
             for run in job.runs:
                 print(f"  {run.id}  {run.describe()}")
+    for line in rank_shares.lines(plan, lambda _: rank_shares.Place(plan.tier.ranks, plan.tier.threads)):
+        print(line)
     for note in plan.notes:
         print(f"note: {note}")
 

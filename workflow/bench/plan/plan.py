@@ -51,6 +51,8 @@ class Tier:
     """The dtype of forward passes, for blocks that give none."""
     checkpoint_steps: int | None = None
     """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
+    ranks: int = 1
+    """Processes that train a large run together; for estimates where no cluster is named."""
 
 
 @dataclass(frozen=True)

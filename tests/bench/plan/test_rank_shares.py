@@ -1,0 +1,92 @@
+"""Seconds that ranks save by sharing work: the model, the paper tier's table, and the measurements behind it."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from workflow.bench.plan import Plan, rank_shares
+from workflow.bench.plan.__main__ import main
+from workflow.bench.plan.rank_shares import Cost, Place
+
+COSTS = {
+    ("draw", "bert_pretraining", 512): Cost(1e-6, 30e-6),
+    ("evaluate", "resnet50", 224): Cost(0.0, 3.5e-3),
+}
+PAPER = Place(ranks=64, cores=8)
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.load(tier="paper", hardware="test")
+
+
+def test_savings_are_those_reckoned_by_hand(plan: Plan):
+    """32,768 pairs a step; 50,000 images by seven readers, after 60, 55 and 90 epochs' evaluations and at the start."""
+    found = {(each.experiment, each.work): each for each in rank_shares.savings(plan, lambda _: PAPER, COSTS)}
+    assert set(found) == {("bert_pretraining", "draw"), ("bert_inversion", "draw"), ("resnet50_imagenet", "evaluate")}
+    drawn, read = found["bert_pretraining", "draw"], found["resnet50_imagenet", "evaluate"]
+    assert drawn.alone == pytest.approx(32768 * 31e-6)
+    assert drawn.shared == pytest.approx(32768 * (1e-6 + 30e-6 / 64))
+    assert drawn.times == 5 * 1563 + 3 * 1000 + 4 * 600, "kaisa_1000 is a run of bert_inversion too"
+    assert read.alone == pytest.approx(50000 * 3.5e-3 / 7)
+    assert read.shared == pytest.approx(read.alone / 64)
+    assert read.times == 2 * 61 + 3 * 56 + 91
+    assert read.steps == 2 * 37500 + 3 * 34375 + 56250
+    assert read.step_seconds == pytest.approx(read.shared * read.times / read.steps)
+    assert drawn.step_seconds == pytest.approx(drawn.shared)
+    assert read.hours == pytest.approx((read.alone - read.shared) * read.times / 3600)
+
+
+def test_jobs_that_are_left_out_and_experiments_of_one_rank_save_nothing(plan: Plan):
+    hylo = plan.job("bert_pretraining", "hylo")
+    (drawn,) = rank_shares.savings(
+        plan, lambda name: PAPER if name == "bert_pretraining" else Place(1, 8), COSTS, without=[hylo]
+    )
+    assert drawn.times == 4 * 1563 + 4 * 1000 + 4 * 600
+
+
+def test_the_model_passes_through_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """One rank takes 2 s for 100 examples, and the part of one of 64 takes 0.1 s; two are not read."""
+    file = tmp_path / "machine" / "bench" / "rank_shares.csv"
+    file.parent.mkdir(parents=True)
+    with file.open("w", newline="") as out:
+        rows = csv.writer(out)
+        rows.writerow(["work", "workload", "size", "examples", "contender", "ranks", "seconds"])
+        for measured in (("whole", 1, 2.0), ("whole_again", 1, 9.0), ("shared", 2, 9.0), ("part", 64, 0.1)):
+            rows.writerow(["draw", "bert_pretraining", 512, 100, *measured])
+    monkeypatch.setattr(rank_shares, "REFERENCE", tmp_path)
+    found, costs = rank_shares.measured()
+    cost = costs["draw", "bert_pretraining", 512]
+    assert found == file
+    assert cost.seconds(100, 1) == pytest.approx(2.0)
+    assert cost.seconds(100, 64) == pytest.approx(0.1)
+
+
+def test_two_ranks_were_measured_between_one_and_the_part_of_one_of_64():
+    file, costs = rank_shares.measured()
+    seconds: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in csv.DictReader(file.open()):
+        of_work = seconds.setdefault((row["work"], row["workload"], int(row["size"])), {})
+        of_work[row["contender"]] = float(row["seconds"])
+        assert int(row["cores"]) == 1
+    assert seconds.keys() == costs.keys()
+    for each in seconds.values():
+        assert each["part"] < each["shared"] < each["whole"]
+
+
+def test_the_plan_of_the_paper_tier_alone_shows_the_table(capsys: pytest.CaptureFixture[str]):
+    assert main(["--tier", "paper", "--hardware", "test"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    heads, *rows = lines
+    assert heads[-5:] == ["shared", "saved", "times", "hours", "saved"]
+    assert {row[0] for row in rows} == {"bert_inversion", "bert_phase1", "bert_pretraining", "resnet50_imagenet"}
+    for row in rows:
+        alone, shared, saved = map(float, row[-5:-2])
+        assert row[-7:-5] == ["64", "8"]
+        assert saved == pytest.approx(alone - shared, abs=0.011)
+        assert saved > 0.5 * alone
+    assert main(["--tier", "embedded", "--hardware", "test"]) == 0
+    assert "seconds that ranks save" not in capsys.readouterr().out
