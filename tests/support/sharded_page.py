@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import runpy
 import sys
 import warnings
@@ -15,8 +16,11 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch._dynamo  # takes a second, which ranks that are forked afterwards need not
 import torch.distributed as dist
-from torch import nn
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -25,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from baselines import KAISA, Eva
 from docs.examples import sharded
 from mkor_core import MKOR, Method, Preconditioner, comm
-from tests.support.sharded_ranks import LiveBytes
+from tests.support.sharded_ranks import LiveBytes, whole
+from workflow.bench.support.config import ROOT
 
 W, ROWS = 4, 6
 SHAPES = [(16, 25), (8, 17)]
@@ -43,8 +48,15 @@ SETTINGS: dict[str, Mapping[str, Any]] = {
     "MKOR, dense, `owners=True` under DDP": {},
 }
 """The options of MKOR for rows of the page's table of bytes; the other rows are other methods."""
+PAGE = ROOT / "docs" / "sharded.md"
+NAMES: dict[str, Any] = {
+    function.__name__: function
+    for function in (fully_shard, get_state_dict, init_device_mesh, set_state_dict, MKOR, Preconditioner)
+}
+NAMES |= {"dcp": dcp, "torch": torch}
+"""What the page's Python takes as imported."""
 STEPS = 4
-"""Of the example, which restores its models halfway."""
+"""Of a small model of the example, which restores it halfway."""
 
 
 def method(row: str, world: int) -> Method:
@@ -93,6 +105,7 @@ def run(rank: int, world: int, folder: str, rows: list[str], port: int) -> None:
     results: dict[str, Any] = {row: count(row, world) for row in rows}
     results["live"] = live_bytes()
     if world == 2:
+        results["snippets"] = run_snippets(Path(folder) / "snippets")
         results["example"] = train_example(Path(folder) / "example")
     dist.destroy_process_group()
     if world == 2:
@@ -114,8 +127,42 @@ def live_bytes() -> int:
     return live.peak
 
 
+def run_snippets(folder: Path) -> dict[str, list[Tensor]]:
+    """Shard, train, save and load a model as the page's Python does; return the weights with and without loading."""
+    making, keeping = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    state, saving, loading = re.split(r"\n(?=dcp\.save|loaded =)", keeping)
+    making = making.replace('"cuda", (8,)', '"cpu", (2,)')
+    weights = {}
+    for way in ("saved", "loaded"):
+        torch.manual_seed(len(way))
+        model = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 5))
+        model.blocks = [model[0]]  # type: ignore[assignment]
+        names = {**NAMES, "model": model, "folder": folder}
+        exec(making + state, names)
+        if way == "saved":
+            steps(names, 0, 3)
+            exec(saving, names)
+        else:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", ".*holds no preconditioner state")
+                exec(loading, names)
+        steps(names, 3, 6)
+        weights[way] = [whole(parameter) for parameter in model.parameters()]
+    return weights
+
+
+def steps(names: Mapping[str, Any], first: int, last: int) -> None:
+    """Train a model of the page's Python."""
+    for step in range(first, last):
+        generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
+        names["optimizer"].zero_grad()
+        names["model"](torch.randn(ROWS, 6, generator=generator)).square().mean().backward()
+        names["optimizer"].step()
+
+
+@mock.patch.multiple(sharded, WIDTH=16, LENGTH=16, BATCH=8)
 def train_example(folder: Path) -> dict[str, Any]:
-    """Train the example's GPT with and without restoring it halfway."""
+    """Train the example's GPT, made smaller, with and without restoring it halfway."""
     options, device = sharded.parsed(["--steps", str(STEPS)]), torch.device("cpu")
     training = sharded.Training(options, device, causal=True)
     losses = []
@@ -130,9 +177,9 @@ def train_example(folder: Path) -> dict[str, Any]:
 
 
 def run_example(folder: Path) -> str:
-    """Run the example as a module; return what it prints."""
+    """Run the example as a script; return what it prints."""
     printed = io.StringIO()
-    arguments = ["sharded", "--steps", str(STEPS), "--save", str(folder / "saved")]
+    arguments = ["sharded", "--steps", "2", "--save", str(folder / "saved")]
     with mock.patch.object(sys, "argv", arguments), contextlib.redirect_stdout(printed):
-        runpy.run_module("docs.examples.sharded", run_name="__main__")
+        runpy.run_path(str(sharded.__file__), run_name="__main__")
     return printed.getvalue()
