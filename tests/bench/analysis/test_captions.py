@@ -48,7 +48,7 @@ def test_caption_names_tier_hardware_seeds_rule_and_commit():
     text = caption(RESULTS, _runs())
     assert text == (
         "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu; "
-        "seeds 0-5 (median, 95 % bootstrap interval). MKOR's update rule: mkor = sherman_morrison; "
+        "seeds 0-5 (median, 95 % order-statistics interval). MKOR's update rule: mkor = sherman_morrison; "
         "inverse update period 10. Tuned with equal trials: all optimizers. Commit 012345678."
     )
 
@@ -105,7 +105,10 @@ def test_seeds_are_told_by_workload_where_they_differ():
     other = _runs(seeds=range(1)).assign(workload="resnet20")
     runs = pd.concat([_runs(), other])
     text = caption(RESULTS, runs)
-    assert "; autoencoder seeds 0-5 (median, 95 % bootstrap interval); resnet20 seeds 0 (one run, no interval)." in text
+    assert (
+        "; autoencoder seeds 0-5 (median, 95 % order-statistics interval); resnet20 seeds 0 (one run, no interval)."
+        in text
+    )
     assert "; autoencoder seeds 0-5; resnet20 seeds 0." in caption(RESULTS, runs, summarized=False)
     assert "; seeds 0-1 (mean, 95 % t interval)." in caption(RESULTS, _runs(seeds=range(2)))
     planned = caption(RESULTS, _runs(seeds=range(3)).assign(status="skipped"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any, ClassVar
@@ -24,10 +25,9 @@ from tests.support.synthetic_claims import (
     runs_to_target,
     scaling,
     spectra,
-    step_breakdown,
 )
 from tests.support.synthetic_probes import write_probe
-from workflow.bench.claims import COLUMNS, RULES, decide_all
+from workflow.bench.claims import COLUMNS, RULES, decide_all, published_sizes
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
@@ -50,7 +50,6 @@ def _write(root: Path) -> Path:
     """Results that test every claim but the one that needs 64 GPUs."""
     probes = {
         "iteration_time": iteration_times(),
-        "step_breakdown": step_breakdown({"mkor": 0.1, "kaisa": 0.8, "hylo": 0.5}),
         "cost_scaling": cost_scaling(),
         "communication": communication(),
         "memory": memory(),
@@ -103,7 +102,7 @@ def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
     claims = published("claims")
     assert list(RULES) == claims["id"].tolist() == table["id"].tolist()
     assert list(table.columns) == list(COLUMNS)
-    assert set(table["verdict"]) <= {"confirmed", "refuted", "inconclusive", "not tested"}
+    assert set(table["verdict"]) <= {"confirmed", "refuted", "no difference", "inconclusive", "not tested"}
     assert table["why"].str.fullmatch(r"\S.{20,}\.").all()
     assert not table["why"].str.contains(r"\.\s+[A-Z]").any(), "a reason is one sentence; more stands in details"
 
@@ -117,6 +116,43 @@ def test_where_everything_was_measured_only_the_claim_of_64_gpus_is_not_tested(t
         assert tested[column].ne("").all(), column
     assert set(tested["tier"]) == {"embedded"}
     assert set(untested["tier"]) == {""}
+
+
+def test_a_row_says_whether_the_published_size_lies_inside_its_interval(table):
+    """Truth: by hand, from the intervals in the row; an undecided row states the smallest effect that it could see."""
+    rows = table.set_index("id")
+    for claim in ("C04", "C05"):
+        low, high = map(float, str(rows.loc[claim, "interval"]).strip("[]").split(", "))
+        (size,) = published_sizes(str(rows.loc[claim, "published"]))
+        assert rows.loc[claim, "published_inside"] == ("yes" if low <= size <= high else "no")
+    undecided = rows["verdict"].isin(("inconclusive", "no difference"))
+    assert rows.loc[~undecided, "smallest_visible"].eq("").all()
+
+
+@pytest.mark.parametrize(
+    ("text", "sizes"),
+    [
+        ("2.57", [2.57]),
+        ("0.8214 vs 0.8023", [0.8214 - 0.8023]),
+        ("1.31 / 1.26 / 1.58", [1.31, 1.26, 1.58]),
+        ("2 and 3", []),
+        ("up to 1.5", []),
+        ("4 of 4 rates converge", []),
+        ("O((gamma + 4 (1-gamma)/gamma^2 m^3 d^2) eps)", []),
+        ("", []),
+    ],
+)
+def test_published_sizes_are_read_where_they_are_effects(text, sizes):
+    assert published_sizes(text) == pytest.approx(sizes)
+
+
+def test_an_undecided_row_states_the_effect_that_it_could_have_seen(tmp_path):
+    """Truth: log ratios that deviate by .055 in three seeds show an effect of 14 %."""
+    root = tmp_path / "test-cpu" / "embedded"
+    reaches = {"lamb": [100.0] * 3, "mkor": [100 * math.exp(0.055 * sign) for sign in (-1, 0, 1)]}
+    write_rows(root / "bert_pretraining.runs.csv", RUN_COLUMNS, runs_to_target("bert_pretraining", reaches))
+    row = decide_all(Results(root)).set_index("id").loc["C03"]
+    assert (row["verdict"], row["smallest_visible"], row["published_inside"]) == ("inconclusive", "15 %", "no")
 
 
 def test_a_row_quotes_the_paper_and_has_no_missing_value(table):

@@ -51,7 +51,7 @@ def test_an_estimates_interval_or_why_it_has_none(of: Estimate, text: str):
 def test_statistics_are_named_once_each():
     used = [CONSTANT, estimate([1.0, 3.0]), CENSORED, extreme([1.0, 2.0], "maximum"), estimate([1.0] * 6)]
     assert statistics_used(used) == (
-        "mean, 95 % t interval; median, no interval; maximum of 2; median, 95 % bootstrap interval"
+        "mean, 95 % t interval; median, no interval; maximum of 2; median, 95 % order-statistics interval"
     )
 
 

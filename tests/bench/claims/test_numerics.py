@@ -8,26 +8,20 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import numerics
-from tests.support.synthetic_claims import half_precision
+from tests.support.synthetic_claims import conditions, half_precision
 from workflow.bench.claims.numerics import (
     decide_descent,
     decide_half_precision,
     decide_inverse,
     decide_positive_definite,
 )
-from workflow.bench.claims.verdicts import parse_conditions
-from workflow.bench.results.tables import published
-
-
-def _conditions(claim: str):
-    return parse_conditions(published("claims").set_index("id")["holds_when"][claim])
 
 
 @pytest.mark.parametrize(
     ("eigenvalue", "verdict"), [(0.01, "confirmed"), (-1e-3, "refuted"), (float("nan"), "refuted")]
 )
 def test_c20_positive_definite(eigenvalue, verdict):
-    decision = decide_positive_definite(numerics(eigenvalue=eigenvalue), _conditions("C20"))
+    decision = decide_positive_definite(numerics(eigenvalue=eigenvalue), conditions("C20"))
     assert decision.verdict == verdict
     assert "mathematics" in decision.evidence
     assert ("agrees" in decision.why) == (verdict == "confirmed")
@@ -36,20 +30,20 @@ def test_c20_positive_definite(eigenvalue, verdict):
 def test_c20_and_c23_state_every_rules_smallest_value():
     """Truth: the values rise with the trials, from 0.01 and from 0.2."""
     everyone = "published {0}, released {0}, sherman_morrison {0}."
-    eigenvalues = decide_positive_definite(numerics(), _conditions("C20"))
+    eigenvalues = decide_positive_definite(numerics(), conditions("C20"))
     assert eigenvalues.details == f"Smallest eigenvalue by rule: {everyone.format(0.01)}"
     assert eigenvalues.interval == "[0.01, 0.04] over all sequences"
-    assert decide_descent(numerics(), _conditions("C23")).details == f"Smallest by rule: {everyone.format(0.2)}"
+    assert decide_descent(numerics(), conditions("C23")).details == f"Smallest by rule: {everyone.format(0.2)}"
 
 
 def test_c20_says_where_a_sequence_was_cut():
     probe = numerics().assign(updates=50, of=200)
-    assert "4 of the sequences grew without bound" in decide_positive_definite(probe, _conditions("C20")).details
+    assert "4 of the sequences grew without bound" in decide_positive_definite(probe, conditions("C20")).details
 
 
 @pytest.mark.parametrize(("residual", "verdict"), [(0.5, "refuted"), (1e-12, "confirmed")])
 def test_c21_inverse(residual, verdict):
-    decision = decide_inverse(numerics(published_residual=residual), _conditions("C21"))
+    decision = decide_inverse(numerics(published_residual=residual), conditions("C21"))
     assert decision.verdict == verdict
     assert "sherman_morrison 1e-12" in decision.details
     assert ("the printed rule adds it" in decision.why) == (verdict == "refuted")
@@ -109,9 +103,9 @@ def test_c22_without_errors_or_sequences_of_the_printed_rule_is_not_tested(check
 
 @pytest.mark.parametrize(("cosine", "verdict"), [(0.2, "confirmed"), (-0.2, "refuted")])
 def test_c23_descent(cosine, verdict):
-    assert decide_descent(numerics(cosine=cosine), _conditions("C23")).verdict == verdict
+    assert decide_descent(numerics(cosine=cosine), conditions("C23")).verdict == verdict
 
 
 @pytest.mark.parametrize("decide", [decide_positive_definite, decide_inverse, decide_descent])
 def test_numerics_that_did_not_run_are_not_tested(decide):
-    assert decide(numerics().head(0), _conditions("C21")).verdict == "not tested"
+    assert decide(numerics().head(0), conditions("C21")).verdict == "not tested"

@@ -13,7 +13,7 @@ from workflow.bench.claims.sensitivity import decide_sensitivity
     [
         ([4, 4, 4], [3, 3, 3], [2, 2, 2], "confirmed"),
         ([1, 1, 1], [3, 3, 3], [2, 2, 2], "refuted"),
-        ([3, 3, 3], [4, 4, 4], [2, 2, 2], "inconclusive"),
+        ([3, 3, 3], [4, 4, 4], [2, 2, 2], "refuted"),
         ([4, 3, 2], [3, 3, 3], [3, 3, 3], "inconclusive"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import BOOTSTRAP_MINIMUM
+from workflow.bench.analysis.estimates import MEDIAN_MINIMUM
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
@@ -108,8 +108,8 @@ def _seeds(runs: pd.DataFrame, *, summarized: bool) -> str:
 
 def _statistic(seeds: int) -> str:
     """Return the statistic that `estimates.estimate` computes from a number of seeds."""
-    if seeds >= BOOTSTRAP_MINIMUM:
-        return "median, 95 % bootstrap interval"
+    if seeds >= MEDIAN_MINIMUM:
+        return "median, 95 % order-statistics interval"
     return "mean, 95 % t interval" if seeds >= 2 else "one run, no interval"
 
 

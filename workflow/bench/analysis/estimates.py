@@ -1,6 +1,6 @@
 """Statistics over seeds: estimates with intervals, and paired differences and ratios.
 
-Pure functions on numbers. Six or more seeds give a median with a bootstrap interval, two to five a mean with a
+Pure functions on numbers. Six or more seeds give a median with an interval, two to five a mean with a
 t interval, one seed a value without an interval.
 """
 
@@ -13,18 +13,16 @@ from typing import Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import bdtr, stdtrit
 
 LEVEL: Final = 0.95
 
-BOOTSTRAP_MINIMUM: Final = 6
-"""The fewest values that have a bootstrap interval; the resamples of fewer values cannot cover 95 %."""
-
-RESAMPLES: Final = 4000
+MEDIAN_MINIMUM: Final = 6
+"""The fewest values whose median has an interval: the range of fewer values does not cover it with 95 %."""
 
 StatisticName = Literal["median", "mean", "geometric mean", "minimum", "maximum", "single value"]
 
-IntervalMethod = Literal["bootstrap", "t", "range", "none"]
+IntervalMethod = Literal["order-statistics", "t", "range", "none"]
 
 
 @dataclass(frozen=True)
@@ -37,30 +35,53 @@ class Estimate:
     n: int
     statistic: StatisticName
     interval_method: IntervalMethod
+    is_ratio: bool = False
+    """Whether the value is a ratio, of which 1 means no effect, and not a difference."""
 
     @property
     def has_interval(self) -> bool:
         """Whether the estimate has an interval."""
         return not (math.isnan(self.low) or math.isnan(self.high))
 
+    @property
+    def smallest_visible(self) -> float | None:
+        """The smallest effect that such an interval sets apart from none: a factor of a ratio, or a difference.
+
+        None without a finite interval; half its length, on the scale of logarithms for a ratio.
+        """
+        if not self.has_interval or math.isinf(self.low) or math.isinf(self.high):
+            return None
+        if not self.is_ratio:
+            return (self.high - self.low) / 2
+        return math.sqrt(self.high / self.low) if self.low > 0 else None
+
     def scaled(self, factor: float) -> Estimate:
         """Return the estimate with value and bounds multiplied by ``factor``."""
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
 
-def bootstrap_interval(
-    values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL, resamples: int = RESAMPLES
-) -> tuple[float, float]:
-    """Return the percentile bootstrap interval of the median of ``values [n]``, which may be infinite but not NaN.
+def median_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL) -> tuple[float, float]:
+    """Return an interval of the median of six or more ``values [n]``, which may be infinite but not NaN.
 
-    The generator is seeded, so that equal values have equal intervals.
+    Between the k-th smallest and the k-th largest value the median lies with a probability that the binomial
+    distribution gives for any distribution of the values. The two pairs whose probabilities enclose ``level`` are
+    interpolated (Hettmansperger and Sheather, 1986). A bootstrap of the median would miss it in 8 % at eight values.
     """
-    sample = np.asarray(values, dtype=np.float64)
-    picks = np.random.default_rng(0).integers(len(sample), size=(resamples, len(sample)))
-    medians = np.median(sample[picks], axis=1)
-    # "nearest" never subtracts, so infinite (censored) values stay infinite and do not turn into NaN.
-    low, high = np.quantile(medians, [(1 - level) / 2, (1 + level) / 2], method="nearest")
-    return float(low), float(high)
+    sample = np.sort(np.asarray(values, dtype=np.float64))
+    n = len(sample)
+    coverage = 1 - 2 * bdtr(np.arange(n // 2), n, 0.5)  # of the (k + 1)-th smallest and largest
+    k = int(np.flatnonzero(coverage >= level)[-1])
+    inner, outer = (coverage[k + 1] if k + 1 < len(coverage) else 0.0), coverage[k]
+    excess = (outer - level) / (outer - inner)
+    share = (n - k - 1) * excess / (k + 1 + (n - 2 * (k + 1)) * excess)
+    return _between(sample[k], sample[k + 1], share), _between(sample[n - 1 - k], sample[n - 2 - k], share)
+
+
+def _between(start: float, end: float, share: float) -> float:
+    """Interpolate; next to an infinite value the start itself."""
+    if math.isinf(start) or math.isinf(end):
+        return float(start)
+    return float(start + share * (end - start))
 
 
 def t_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL) -> tuple[float, float]:
@@ -71,7 +92,7 @@ def t_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = 
 
 
 def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
-    """Return the median with a bootstrap interval of six or more values, the mean with a t interval of two to five.
+    """Return the median with `median_interval` of six or more values, the mean with a t interval of two to five.
 
     A single value is returned without an interval. Infinite values are censored or diverged runs: fewer than six
     values of which one is infinite give a median without an interval.
@@ -85,8 +106,8 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     if np.isnan(sample).any():
         raise ValueError("An estimate of NaN is undefined: leave out the runs without a value and name them.")
     n = len(sample)
-    if n >= BOOTSTRAP_MINIMUM:
-        return Estimate(float(np.median(sample)), *bootstrap_interval(sample), n, "median", "bootstrap")
+    if n >= MEDIAN_MINIMUM:
+        return Estimate(float(np.median(sample)), *median_interval(sample), n, "median", "order-statistics")
     if n == 1:
         return Estimate(float(sample[0]), math.nan, math.nan, 1, "single value", "none")
     if np.isinf(sample).any():
@@ -140,10 +161,11 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
         return None
     with np.errstate(divide="ignore"):
         ratios = a[kept] / b[kept]
-    if len(ratios) >= BOOTSTRAP_MINIMUM or len(ratios) == 1:
-        return estimate(ratios)
+    if len(ratios) >= MEDIAN_MINIMUM or len(ratios) == 1:
+        return replace(estimate(ratios), is_ratio=True)
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         # A ratio of 0 is censored like an infinite one, so there is no interval.
-        return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none")
+        return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
     logs = estimate(np.log(ratios))
-    return Estimate(math.exp(logs.value), math.exp(logs.low), math.exp(logs.high), logs.n, "geometric mean", "t")
+    bounds = math.exp(logs.low), math.exp(logs.high)
+    return Estimate(math.exp(logs.value), *bounds, logs.n, "geometric mean", "t", is_ratio=True)

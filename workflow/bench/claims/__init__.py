@@ -1,4 +1,4 @@
-"""The verdict on every claim of the paper: confirmed, refuted, inconclusive, or not tested.
+"""The verdict on every claim of the paper: confirmed, refuted, no difference, inconclusive, or not tested.
 
 Each ``decide_*`` is a pure function from tidy frames and the thresholds in ``workflow/paper/claims.csv`` to a
 `Decision`. Results of a small tier are evidence about a claim's direction, never a reproduction of its number.
@@ -7,12 +7,15 @@ Each ``decide_*`` is a pure function from tidy frames and the thresholds in ``wo
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final
 
 import pandas as pd
 
+from workflow.bench.analysis import wording
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.wording import capital
 from workflow.bench.claims import (
     factor_share,
@@ -38,84 +41,85 @@ COLUMNS: Final = (
     "interval",
     "seeds",
     "tier",
+    "published_inside",
     "verdict",
+    "smallest_visible",
     "evidence",
     "why",
     "details",
     "data",
 )
-Rule = Callable[[Results, str], Decision]
-"""A function from results and a claim's ``holds_when`` to a decision."""
+Rule = Callable[[Results, Sequence[Condition]], Decision]
+"""A function from results and a claim's thresholds to a decision."""
 Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
 """A function from a probe's rows and a claim's thresholds to a decision."""
 
 
-def _of_probe(name: str, judge: Judge, results: Results, holds_when: str) -> Decision:
+def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Condition]) -> Decision:
     """Decide a claim by the rows of one probe."""
     rows = results.probe(name)
     if rows.empty:
         return not_tested(f"The probe {name} has not run.")
-    return judge(rows, parse_conditions(holds_when))
+    return judge(rows, conditions)
 
 
-def _half_precision(results: Results, _: str) -> Decision:
+def _half_precision(results: Results, _: Sequence[Condition]) -> Decision:
     """Decide C22, whose entry has no threshold."""
     rows = results.probe("half_precision")
     return numerics.decide_half_precision(rows) if len(rows) else not_tested("The probe half_precision has not run.")
 
 
-def _scaling(results: Results, holds_when: str) -> Decision:
+def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
     times, model = results.probe("scaling"), results.probe("projection")
     if times.empty:
         return not_tested("The probe scaling has not run.")
-    return timing.decide_scaling(times, model, parse_conditions(holds_when))
+    return timing.decide_scaling(times, model, conditions)
 
 
-def _sensitivity(results: Results, _: str) -> Decision:
+def _sensitivity(results: Results, _: Sequence[Condition]) -> Decision:
     """Decide C18, whose entry has no threshold."""
     return sensitivity.decide_sensitivity(results.runs("resnet_cifar10_lr"))
 
 
-def _hybrid_time(results: Results, holds_when: str, *, rival: str) -> Decision:
+def _hybrid_time(results: Results, conditions: Sequence[Condition], *, rival: str) -> Decision:
     return pretraining.decide_hybrid_time(
         results.runs("bert_pretraining"),
         results.runs("bert_squad"),
         results.metrics("bert_squad"),
-        parse_conditions(holds_when),
+        conditions,
         rival=rival,
     )
 
 
-def _iterations(results: Results, holds_when: str) -> Decision:
+def _iterations(results: Results, conditions: Sequence[Condition]) -> Decision:
     return pretraining.decide_iterations_to_target(
-        results.runs("bert_pretraining"), results.runs("bert_squad"), parse_conditions(holds_when)
+        results.runs("bert_pretraining"), results.runs("bert_squad"), conditions
     )
 
 
-def _glue_average(results: Results, holds_when: str, *, contender: str) -> Decision:
+def _glue_average(results: Results, conditions: Sequence[Condition], *, contender: str) -> Decision:
     return finetuning.decide_glue_average(
-        results.metrics("bert_glue"), results.runs("bert_glue"), parse_conditions(holds_when), contender=contender
+        results.metrics("bert_glue"), results.runs("bert_glue"), conditions, contender=contender
     )
 
 
-def _switch(results: Results, holds_when: str) -> Decision:
+def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
     return finetuning.decide_switch(
         results.metrics("bert_glue"),
         results.runs("bert_glue"),
         results.runs("bert_pretraining"),
-        parse_conditions(holds_when),
+        conditions,
     )
 
 
-def _speedup(results: Results, holds_when: str, *, experiment: str, rivals: tuple[str, ...]) -> Decision:
-    return time_to_target.decide_speedup(
-        experiment, results.runs(experiment), parse_conditions(holds_when), rivals=rivals
-    )
+def _speedup(
+    results: Results, conditions: Sequence[Condition], *, experiment: str, rivals: tuple[str, ...]
+) -> Decision:
+    return time_to_target.decide_speedup(experiment, results.runs(experiment), conditions, rivals=rivals)
 
 
-def _period_loss(results: Results, holds_when: str) -> Decision:
-    names = ("autoencoder_inversion", "bert_inversion")
-    return periods.decide_period_loss({name: results.metrics(name) for name in names}, parse_conditions(holds_when))
+def _period_loss(results: Results, conditions: Sequence[Condition]) -> Decision:
+    return periods.decide_period_loss(results.metrics("autoencoder_inversion"), conditions)
 
 
 RULES: Final[Mapping[str, Rule]] = {
@@ -128,7 +132,7 @@ RULES: Final[Mapping[str, Rule]] = {
     "C07": partial(_speedup, experiment="resnet50_imagenet", rivals=("kaisa",)),
     "C08": partial(_of_probe, "iteration_time", timing.decide_period_cost),
     "C09": _period_loss,
-    "C10": partial(_of_probe, "step_breakdown", factor_share.decide_factor_share),
+    "C10": partial(_of_probe, "cost_scaling", factor_share.decide_factor_share),
     "C11": partial(_of_probe, "cost_scaling", timing.decide_update_cost),
     "C12": partial(_of_probe, "communication", timing.decide_bytes),
     "C13": partial(_of_probe, "memory", timing.decide_memory),
@@ -151,10 +155,60 @@ RULES: Final[Mapping[str, Rule]] = {
 def decide_all(results: Results) -> pd.DataFrame:
     """Return one row a claim, in the paper's order, with the columns `COLUMNS`."""
     rows = [
-        _row(claim, RULES[claim["id"]](results, claim["holds_when"]), results.tier)
+        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results.tier)
         for claim in published("claims").to_dict("records")
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def conditions_of(claim: Mapping[Hashable, Any]) -> tuple[Condition, ...]:
+    """Return the thresholds of a row of ``workflow/paper/claims.csv``; none if it sets no number."""
+    holds_when, margin = str(claim["holds_when"]), claim["margin"]
+    if not re.search(r"[<>]", holds_when):
+        return ()
+    return parse_conditions(holds_when, "" if isinstance(margin, float) else str(margin))
+
+
+def published_sizes(text: str) -> list[float]:
+    """Return the effects that a claim's ``published`` entry states: ``2.57``, ``0.82 vs 0.80`` or ``1.3 / 1.2 / 1.6``.
+
+    None if it states none that can be compared, such as an order of growth.
+    """
+    number = r"\d+(?:\.\d+)?"
+    if match := re.fullmatch(rf"({number}) vs ({number})", text):
+        return [float(match[1]) - float(match[2])]
+    return [float(part) for part in text.split(" / ")] if re.fullmatch(rf"{number}(?: / {number})*", text) else []
+
+
+def _published_inside(text: str, estimates: Mapping[str, Estimate]) -> str:
+    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told."""
+    sizes = published_sizes(text)
+    if len(sizes) != len(estimates) or not all(estimate.has_interval for estimate in estimates.values()):
+        return ""
+    inside = {
+        name: "yes" if estimate.low <= size <= estimate.high else "no"
+        for size, (name, estimate) in zip(sizes, estimates.items(), strict=True)
+    }
+    return _listed(inside)
+
+
+def _smallest_visible(decision: Decision) -> str:
+    """Return the smallest effects that an undecided claim's intervals could have seen; empty for other claims."""
+    if decision.verdict not in ("inconclusive", "no difference"):
+        return ""
+    visible = {name: _effect(estimate) for name, estimate in decision.estimates.items()}
+    return _listed({name: effect for name, effect in visible.items() if effect})
+
+
+def _effect(estimate: Estimate) -> str:
+    size = estimate.smallest_visible
+    if size is None:
+        return ""
+    return f"{100 * (size - 1):.2g} %" if estimate.is_ratio else wording.number(size)
+
+
+def _listed(by_part: Mapping[str, str]) -> str:
+    return "; ".join(f"{name}: {text}" if name else text for name, text in by_part.items())
 
 
 def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[str, Any]:
@@ -164,16 +218,19 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[s
         evidence = f"{tier} evidence"
         why = f"{capital(evidence)}, no reproduction of the paper's number: {why}"
     number = claim["published"]
+    stated = "" if isinstance(number, float) and math.isnan(number) else number
     return {
         "id": claim["id"],
         "source": claim["source"],
         "claim": claim["claim"],
-        "published": "" if isinstance(number, float) and math.isnan(number) else number,
+        "published": stated,
         "measured": decision.measured,
         "interval": decision.interval,
         "seeds": decision.seeds,
         "tier": tier if is_tested else "",
+        "published_inside": _published_inside(str(stated), decision.estimates),
         "verdict": decision.verdict,
+        "smallest_visible": _smallest_visible(decision),
         "evidence": evidence,
         "why": why,
         "details": decision.details,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.wording import number
-from workflow.bench.claims.verdicts import Condition, Verdict
+from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, Sources
 
@@ -30,6 +30,8 @@ class Decision:
     data: Sources = NO_SOURCES
     details: str = ""
     """Further sentences: the statistics used, and numbers that do not enter the verdict."""
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    """What the verdict rests on, by the name of the part, which is empty if there is only one."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,12 @@ class Part:
     verdict: Verdict
     measured: str
     interval: str = ""
+    estimate: Estimate | None = None
+
+    @classmethod
+    def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0) -> Part:
+        """Return the part that an estimate decides; fall: see `verdicts.Margin.around`."""
+        return cls(name, condition.judge(estimate, fall), number(estimate.value), interval_of(estimate), estimate)
 
 
 def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decision:
@@ -49,7 +57,6 @@ def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decis
 
 def decided(
     parts: Sequence[Part],
-    combine: Callable[[Sequence[Verdict]], Verdict],
     why: str,
     details: str,
     *,
@@ -57,9 +64,9 @@ def decided(
     data: Sources,
     evidence: str = "",
 ) -> Decision:
-    """Return one decision from several parts; ``combine`` is `verdicts.agreement` or `verdicts.all_of`."""
+    """Return the decision on a claim that needs all of its parts."""
     return Decision(
-        combine([part.verdict for part in parts]),
+        all_of([part.verdict for part in parts]),
         why,
         measured="; ".join(f"{part.name}: {part.measured}" for part in parts),
         interval="; ".join(f"{part.name}: {part.interval}" for part in parts if part.interval),
@@ -67,6 +74,7 @@ def decided(
         evidence=evidence,
         data=data,
         details=details,
+        estimates={part.name: part.estimate for part in parts if part.estimate is not None},
     )
 
 
@@ -99,6 +107,8 @@ def position(estimate: Estimate, condition: Condition) -> str:
             return f"is {goal} in its whole interval"
         case "refuted":
             return f"is not {goal} anywhere in its interval"
+        case "no difference":
+            return f"differs from {condition.threshold:g} by no more than the margin"
     return f"has {condition.threshold:g} inside its interval"
 
 

@@ -89,6 +89,7 @@ def _average_difference(
         interval=interval_of(difference),
         seeds=integer_ranges(seeds),
         data=from_runs("bert_glue.runs.csv", used),
+        estimates={"": difference},
     )
 
 

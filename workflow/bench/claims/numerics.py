@@ -12,7 +12,7 @@ import pandas as pd
 from workflow.bench.analysis.estimates import extreme
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.decision import Decision, Part, decided, extent, not_tested, position, sentences
-from workflow.bench.claims.verdicts import Condition, Verdict, all_of
+from workflow.bench.claims.verdicts import Condition, Verdict
 from workflow.bench.results.sources import from_rows
 
 EVERY_TIER: Final = "mathematics and numerics, the same at every tier"
@@ -118,7 +118,6 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     )
     return decided(
         parts,
-        all_of,
         why,
         f"For comparison, {comparison}." if comparison else "",
         seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "

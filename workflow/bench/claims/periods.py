@@ -2,119 +2,97 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import fmean
+from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
-from workflow.bench.analysis.estimates import Estimate, paired_difference
-from workflow.bench.analysis.wording import capital, integer_ranges, number
+from workflow.bench.analysis.estimates import paired_difference
+from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
     Decision,
     Part,
     decided,
-    interval_of,
     not_tested,
     part_verdicts,
-    sentences,
     statistics_used,
 )
-from workflow.bench.claims.verdicts import Condition, agreement
-from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
-from workflow.bench.results.tables import NoDataError
+from workflow.bench.claims.verdicts import Condition
+from workflow.bench.results.columns import BROKEN_DOWN, ENDED
+from workflow.bench.results.sources import from_runs
+
+EXPERIMENT: Final = "autoencoder_inversion"
 
 
-@dataclass(frozen=True)
-class _Contrast:
-    """One optimizer's loss at a long update period minus that at a short one, on one workload."""
+def _mean_losses(rows: pd.DataFrame) -> dict[int, float]:
+    """Return the mean loss over a training by seed, infinite for a run that broke down.
 
-    part: Part
-    workload: str
-    difference: Estimate
-    seeds: frozenset[int]
-    broken: int
-    """Runs that broke down."""
-    data: Sources
-
-
-def _contrast(experiment: str, rows: pd.DataFrame, condition: Condition, rare: int, often: int) -> _Contrast | None:
-    """Return the contrast of one optimizer's rows, or None if no seed has a value at both periods."""
-    try:
-        last, step = last_common_values(rows)
-    except NoDataError:
-        return None
-    by_period = {period: by_seed(at_period) for period, at_period in last.groupby("inverse_update_period")}
-    if set(by_period) != {rare, often}:
-        return None
-    difference = paired_difference(by_period[rare], by_period[often])
-    if difference is None:
-        return None
-    workload = str(last["workload"].iloc[0])
-    broken = int(np.isinf(last["value"].astype(float)).sum())
-    # Without the runs that broke down, the period at which they did would look better than it is.
-    verdict = "inconclusive" if broken else condition.judge(difference)
-    name = f"{workload} {last['optimizer'].iloc[0]} after {step:g}"
-    return _Contrast(
-        part=Part(name, verdict, number(difference.value), interval_of(difference)),
-        workload=workload,
-        difference=difference,
-        seeds=frozenset(by_period[rare].keys() & by_period[often].keys()),
-        broken=broken,
-        data=from_runs(f"{experiment}.csv", last),
-    )
+    It is the area under the loss curve, by the trapezoidal rule, over its length: at equal iterations, and less noisy
+    than the last value.
+    """
+    means: dict[int, float] = {}
+    for seed, run in rows.groupby("seed"):
+        curve = run.dropna(subset=["value"]).sort_values("step")
+        if run["status"].isin(BROKEN_DOWN).any() or len(curve) < 2:
+            means[int(str(seed))] = np.inf
+            continue
+        steps, values = curve["step"].to_numpy(float), curve["value"].to_numpy(float)
+        means[int(str(seed))] = float(np.trapezoid(values, steps) / (steps[-1] - steps[0]))
+    return means
 
 
-def _contrasts(metrics: Mapping[str, pd.DataFrame], condition: Condition, rare: int, often: int) -> list[_Contrast]:
-    """Return the contrast of every optimizer in every experiment that has one."""
-    contrasts = []
-    for experiment, rows in metrics.items():
-        is_test_loss = (rows["split"] == "validation") & (rows["metric"] == "loss")
-        # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
-        losses = rows[
-            (is_test_loss | rows["split"].isna())
-            & rows["inverse_update_period"].isin((rare, often))
-            & rows["status"].isin(ENDED)
-        ]
-        for _, of_label in losses.groupby("optimizer"):
-            contrast = _contrast(experiment, of_label, condition, rare, often)
-            contrasts += [] if contrast is None else [contrast]
-    return contrasts
+def _fall(rows: pd.DataFrame) -> float:
+    """Return what the loss falls by in training, the mean over the runs that finished."""
+    falls = []
+    for _, run in rows[rows["status"] == "finished"].dropna(subset=["value"]).groupby("run"):
+        values = run.sort_values("step")["value"].astype(float)
+        falls.append(float(values.iloc[0] - values.iloc[-1]))
+    return fmean(falls) if falls else np.nan
 
 
-def decide_period_loss(
-    metrics: Mapping[str, pd.DataFrame], conditions: Sequence[Condition], *, rare: int = 100, often: int = 10
-) -> Decision:
-    """Decide C09: the test loss at period ``rare`` minus that at ``often``, at equal iterations, paired by seed.
+def _parts(label: str, rows: pd.DataFrame, condition: Condition) -> list[Part]:
+    """Return an optimizer's parts: every period against the next shorter one, paired by seed."""
+    by_period = {float(str(period)): _mean_losses(at) for period, at in rows.groupby("inverse_update_period")}
+    fall, parts = _fall(rows), []
+    for shorter, longer in pairwise(sorted(by_period)):
+        name = f"{label} {longer:g} - {shorter:g}"
+        broken = sum(math.isinf(value) for period in (shorter, longer) for value in by_period[period].values())
+        difference = paired_difference(by_period[longer], by_period[shorter])
+        if broken:  # without those runs, the period at which they broke down would look better than it is
+            parts.append(Part(name, "inconclusive", f"{broken} runs broke down"))
+        elif difference is not None:
+            parts.append(Part.judged(name, difference, condition, fall))
+    return parts
 
-    The claim needs all contrasts, one for every workload and optimizer, to agree.
+
+def decide_period_loss(metrics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """Decide C09: the mean test loss over training at a period minus that at the next shorter one.
+
+    The paper shows the autoencoder. The claim needs every optimizer and every pair of neighbouring periods.
 
     Args:
-        metrics: rows of ``<experiment>.csv`` by experiment.
+        metrics: rows of ``autoencoder_inversion.csv``.
         conditions: the claim's thresholds.
-        rare: the longer inverse update period in steps.
-        often: the shorter one.
     """
-    contrasts = _contrasts(metrics, conditions[0], rare, often)
-    if not contrasts:
-        return not_tested(
-            f"No finished pair of periods {often} and {rare} in {' or '.join(metrics) or 'any experiment'}."
-        )
-    parts = [contrast.part for contrast in contrasts]
-    broken = ", ".join(f"{contrast.broken} of {contrast.part.name}" for contrast in contrasts if contrast.broken)
-    seeds: dict[str, frozenset[int]] = {}
-    for contrast in contrasts:
-        seeds[contrast.workload] = seeds.get(contrast.workload, frozenset()) | contrast.seeds
+    is_test_loss = (metrics["split"] == "validation") & (metrics["metric"] == "loss")
+    # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
+    losses = metrics[(is_test_loss | metrics["split"].isna()) & metrics["status"].isin(ENDED)]
+    parts = [
+        part
+        for label, rows in losses.groupby("optimizer")
+        for part in _parts(str(label), rows[rows["inverse_update_period"].notna()], conditions[0])
+    ]
+    if not parts:
+        return not_tested(f"No finished pair of periods in {EXPERIMENT}.")
+    estimates = [part.estimate for part in parts if part.estimate is not None]
     return decided(
         parts,
-        agreement,
-        f"Test loss at period {rare} minus that at {often}, each at its last iteration: {part_verdicts(parts)}.",
-        sentences(
-            f"{capital(statistics_used(contrast.difference for contrast in contrasts))}.",
-            f"Runs that did not finish: {broken}." if broken else "",
-        ),
-        seeds="; ".join(f"{workload} {integer_ranges(of_workload)}" for workload, of_workload in seeds.items()),
-        data=sum((contrast.data for contrast in contrasts), NO_SOURCES),
+        f"Mean test loss over training at a period minus that at the next shorter one: {part_verdicts(parts)}.",
+        f"{capital(statistics_used(estimates))}." if estimates else "",
+        seeds=f"seeds {integer_ranges(losses['seed'])}",
+        data=from_runs(f"{EXPERIMENT}.csv", losses),
     )

@@ -178,6 +178,7 @@ def _decide_ratio(comparison: _Comparison, condition: Condition) -> Decision:
         interval=interval_of(ratio),
         seeds=seeds,
         data=comparison.data,
+        estimates={"": ratio},
     )
 
 

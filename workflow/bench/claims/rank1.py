@@ -1,19 +1,19 @@
 """Claims about covariances: their distance from rank 1, and the conditioning of KFAC's factors (C14 to C17).
 
-The sample is a workload's layers. Each layer's side, activations or gradients, gives one value, its median over seeds
-and steps; the estimate is over these values. A claim needs the workloads to agree.
+A layer's side, activations or gradients, gives one value, its median over seeds and steps. The claims hold for both
+sides and on all models, so that every workload and side is a part, and each must hold.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
@@ -26,12 +26,12 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.verdicts import Condition, agreement
+from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_rows
 
 _LAYER: Final = ["layer", "side"]
 Summary = Callable[[pd.DataFrame], Estimate | None]
-"""A function from a workload's rows to the estimate that decides the claim; None without one."""
+"""A function from the rows of one side of a workload to the estimate that decides the claim; None without one."""
 
 
 def _errors(rows: pd.DataFrame, approximation: str) -> pd.Series:
@@ -40,69 +40,71 @@ def _errors(rows: pd.DataFrame, approximation: str) -> pd.Series:
     return errors.set_index(["seed", "step", *_LAYER])["error"].astype(float)
 
 
-def _over_layers(values: pd.Series) -> Estimate | None:
-    """Return the median over layers and sides of their medians over seeds and steps."""
-    by_layer = values.dropna().groupby(level=_LAYER).median()
-    return estimate(by_layer.to_numpy(float)) if len(by_layer) else None
-
-
-def _parts(rows: pd.DataFrame, condition: Condition, summary: Summary) -> Iterator[tuple[Part, Estimate, str]]:
-    """Yield each workload's part, its estimate over both sides, and the estimates of each side in words."""
-    for workload, of_workload in rows.groupby("workload"):
-        both = summary(of_workload)
-        if both is None:
-            continue
-        sides = []
-        for side, of_side in of_workload.groupby("side"):
-            alone = summary(of_side)
-            if alone is not None:
-                sides.append(f"{side}s {with_interval(alone)} {condition.judge(alone)}")
-        part = Part(str(workload), condition.judge(both), number(both.value), interval_of(both))
-        yield part, both, f"{workload} {', '.join(sides)}"
+def _by_layer(values: pd.Series) -> list[float]:
+    """Return the medians over seeds and steps of each layer."""
+    return [float(value) for value in values.dropna().groupby(level=_LAYER).median()]
 
 
 def _decide(rows: pd.DataFrame, condition: Condition, summary: Summary, quantity: str, further: str = "") -> Decision:
-    """Decide by a summary of every workload; ``quantity`` is its name, ``further`` a last sentence of details."""
-    workloads = list(_parts(rows, condition, summary))
-    if not workloads:
+    """Decide by a summary of each side of every workload; ``quantity`` is its name, ``further`` more details."""
+    parts: list[Part] = []
+    for (workload, side), of_side in rows.groupby(["workload", "side"]):
+        if (value := summary(of_side)) is not None:
+            parts.append(Part.judged(f"{workload} {side}s", value, condition))
+    if not parts:
         return not_tested("The probe rank1_error has no errors to compare.")
-    parts = [part for part, _, _ in workloads]
     layers = rows.groupby("workload")["layer"].nunique()
     listed = ", ".join(f"{count} of {workload}" for workload, count in layers.items())
     return decided(
         parts,
-        agreement,
-        f"{quantity}, activations and gradients of all layers together: {part_verdicts(parts)}.",
+        f"{quantity}: {part_verdicts(parts)}.",
         sentences(
-            f"Over layers ({listed}): {statistics_used(both for _, both, _ in workloads)}.",
-            f"Each side alone: {'; '.join(sides for _, _, sides in workloads)}.",
-            further,
+            f"Over layers ({listed}): {statistics_used(part.estimate for part in parts if part.estimate)}.", further
         ),
         seeds=f"seeds {integer_ranges(rows['seed'])}",
-        data=from_rows("probes/rank1_error.csv", workload=", ".join(part.name for part in parts)),
+        data=from_rows("probes/rank1_error.csv", workload=", ".join(str(workload) for workload in layers.index)),
     )
 
 
 def decide_rank1_error(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C14: the relative error of the best rank-1 approximation, median over layers and their sides."""
-    highest = _errors(rows, "best")
-    further = f"The largest error is {number(float(highest.max()))}." if len(highest) else ""
+    """Decide C14: the largest relative error of the best rank-1 approximation of any layer, side by side."""
+
+    def worst(of_side: pd.DataFrame) -> Estimate | None:
+        values = _by_layer(_errors(of_side, "best"))
+        return extreme(values, "maximum") if values else None
+
+    medians = "; ".join(
+        f"{workload} {side}s {number(float(np.median(values)))}"
+        for (workload, side), of_side in rows.groupby(["workload", "side"])
+        if (values := _by_layer(_errors(of_side, "best")))
+    )
     return _decide(
         rows,
         conditions[0],
-        lambda of_workload: _over_layers(_errors(of_workload, "best")),
-        "Relative error of the best rank-1 approximation",
-        further,
+        worst,
+        "The largest relative error of any layer's best rank-1 approximation",
+        f"Medians over layers: {medians}.",
     )
 
 
 def decide_mean_vector(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C15: the mean vector's error over the best rank-1 error, median over layers, activations and gradients."""
+    """Decide C15: the share of the best rank-1 approximation's energy that the mean's outer product captures.
+
+    The best approximation of C captures ``1 - error^2`` of ``|C|^2``, and so does the mean's outer product with the
+    factor that suits it best. A ratio of errors says little, since both saturate at 1.
+    """
+
+    def share(of_side: pd.DataFrame) -> Estimate | None:
+        captured = {name: 1 - _errors(of_side, name) ** 2 for name in ("scaled_mean", "best")}
+        values = _by_layer(captured["scaled_mean"] / captured["best"].where(captured["best"] > 0))
+        return estimate(values) if values else None
+
     return _decide(
         rows,
         conditions[0],
-        lambda of_workload: _over_layers(_errors(of_workload, "mean") / _errors(of_workload, "best")),
-        "Error of the mean vector's outer product over that of the best rank-1 approximation",
+        share,
+        "Share of the best rank-1 approximation's energy that the mean vector's captures, median over layers",
+        "The paper implies this claim and does not state it.",
     )
 
 
@@ -116,13 +118,24 @@ def _late_minus_early(rows: pd.DataFrame) -> Estimate | None:
 
 
 def decide_decay(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C16: the best rank-1 error at the last step minus that at the first, mean over seeds, paired by layer."""
-    steps = integer_ranges(rows["step"])
+    """Decide C16: the best rank-1 error at the last step minus that at the first, mean over seeds, paired by layer.
+
+    The paper shows ResNet alone; other workloads stand in the details.
+    """
+    is_resnet = rows["workload"].astype(str).str.startswith("resnet")
+    if not is_resnet.any():
+        return not_tested("The probe rank1_error has no ResNet.")
+    others = "; ".join(
+        f"{workload} {side}s {with_interval(change)}"
+        for (workload, side), of_side in rows[~is_resnet].groupby(["workload", "side"])
+        if (change := _late_minus_early(of_side)) is not None
+    )
     return _decide(
-        rows,
+        rows[is_resnet],
         conditions[0],
         _late_minus_early,
-        f"Best rank-1 error at the last step minus that at the first, of steps {steps}",
+        f"Best rank-1 error at the last step minus that at the first, of steps {integer_ranges(rows['step'])}",
+        f"Not in the paper: {others}." if others else "",
     )
 
 
@@ -143,55 +156,46 @@ def _growth(rows: pd.DataFrame, first: float, last: float) -> tuple[Estimate | N
     return paired_ratio(late, early), both, len(ends)
 
 
-def _batch_part(workload: str, ratio: Estimate | None, singular: int, layers: int, condition: Condition) -> Part:
-    """Return the part of a workload's batch factors; ``singular`` of the ``layers`` are singular at both steps."""
-    already = f"{singular} of {layers} layers singular at both ends"
+def _running_part(workload: str, running: pd.DataFrame, first: float, last: float, condition: Condition) -> Part:
+    """Return the part of a workload's running averages of its factors."""
+    ratio, _, layers = _growth(running, first, last)
+    at_end = running[running["step"] == last]
+    singular = at_end.loc[at_end["smallest"] <= at_end["resolution"], "layer"].nunique()
+    weight = number(float(at_end["start_weight"].max()))
+    about = f"{singular} of {layers} layers singular at the end, identity's weight {weight}"
     if ratio is None:
-        return Part(workload, "inconclusive", already)
+        return Part(workload, "inconclusive", about)
     growth = "infinite" if math.isinf(ratio.value) else number(ratio.value)
-    measured = f"{growth} over {ratio.n} layers{f' ({already})' if singular else ''}"
-    return Part(workload, condition.judge(ratio), measured, interval_of(ratio))
-
-
-def _running_growth(workload: str, running: pd.DataFrame, first: float, last: float) -> str:
-    """Return the growth of a workload's running averages in words; empty without any."""
-    growth, _, _ = _growth(running, first, last)
-    if growth is None:
-        return ""
-    weight = float(running.loc[running["step"] == last, "start_weight"].max())
-    return f"{workload} {with_interval(growth)} (identity's weight {number(weight)})"
+    return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio)
 
 
 def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C17: condition numbers of KFAC's right factors at the last step over those at the first, by layer.
+    """Decide C17: condition numbers of KFAC's running right factors at the last step over those at the first, by layer.
 
-    The factor of each batch decides. The eigenvalues of the running average are at least the weight of the identity
-    that it starts from, so the decay of that weight alone makes its condition number grow; that growth is only
-    reported.
+    The running average is what KFAC inverts. It starts from the identity, whose weight bounds its eigenvalues from
+    below: the claim is about what is left once that weight has faded. The factor of each batch stands in the details.
     """
-    parts, estimates, running_growth = [], [], []
+    parts, of_batches = [], []
     for workload, of_workload in rows.groupby("workload"):
         first, last = of_workload["step"].min(), of_workload["step"].max()
         if first == last:
             continue
-        ratio, singular, layers = _growth(of_workload[of_workload["factor"] == "batch"], first, last)
-        parts.append(_batch_part(str(workload), ratio, singular, layers, conditions[0]))
-        estimates += [] if ratio is None else [ratio]
-        running = of_workload[of_workload["factor"] == "running"]
-        running_growth.append(_running_growth(str(workload), running, first, last))
+        running, batch = (of_workload[of_workload["factor"] == kind] for kind in ("running", "batch"))
+        parts.append(_running_part(str(workload), running, first, last, conditions[0]))
+        growth, both, layers = _growth(batch, first, last)
+        if growth is not None:
+            of_batches.append(f"{workload} {with_interval(growth)}, {both} of {layers} layers singular at both ends")
     if not parts:
         return not_tested("The probe spectra has fewer than two steps to compare.")
-    growth = "; ".join(filter(None, running_growth))
+    estimates = [part.estimate for part in parts if part.estimate is not None]
     return decided(
         parts,
-        agreement,
-        f"Condition number of each batch's right factor at the last step over that at the first, of steps "
+        f"Condition number of the running right factor at the last step over that at the first, of steps "
         f"{integer_ranges(rows['step'])}: {part_verdicts(parts)}.",
         sentences(
             f"Over layers: {statistics_used(estimates)}." if estimates else "",
-            "A factor is singular if its smallest eigenvalue is within rounding in float32; if it is so at both ends, "
-            "its growth is unknown.",
-            f"The running averages start at the identity, so theirs must grow: {growth}." if growth else "",
+            "A factor is singular if its smallest eigenvalue is within rounding in float32.",
+            f"The factors of single batches: {'; '.join(of_batches)}." if of_batches else "",
         ),
         seeds=f"seeds {integer_ranges(rows['seed'])}",
         data=from_rows("probes/spectra.csv", factor="batch, running"),

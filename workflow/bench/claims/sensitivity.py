@@ -9,12 +9,11 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcomes
-from workflow.bench.analysis.wording import capital, integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
     Decision,
     Part,
     decided,
-    interval_of,
     lacking,
     left_out,
     mkor_of,
@@ -24,7 +23,7 @@ from workflow.bench.claims.decision import (
     statistics_used,
 )
 from workflow.bench.claims.time_to_target import target_of
-from workflow.bench.claims.verdicts import Condition, agreement
+from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_runs
 
 CLIPS: Final = {"kaisa": "KAISA with clip", "kaisa_no_clip": "KAISA without clip"}
@@ -56,7 +55,7 @@ def decide_sensitivity(runs: pd.DataFrame) -> Decision:
         if difference is None:
             return not_tested(f"{mkor} and its rivals share no seed that has ended at every learning rate.")
         estimates.append(difference)
-        parts.append(Part(name, _ABOVE_ZERO.judge(difference), number(difference.value), interval_of(difference)))
+        parts.append(Part.judged(name, difference, _ABOVE_ZERO))
         shared = counts[mkor].keys() & best.keys()
         larger.append(f"{sum(counts[mkor][seed] > best[seed] for seed in shared)} of {len(shared)} seeds")
     by_seed = (
@@ -64,7 +63,6 @@ def decide_sensitivity(runs: pd.DataFrame) -> Decision:
     )
     return decided(
         parts,
-        agreement,
         f"Of {ended['lr'].nunique()} learning rates, the number at which MKOR converges minus the best rival's: "
         f"{part_verdicts(parts)}.",
         sentences(

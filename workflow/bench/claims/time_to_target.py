@@ -30,7 +30,7 @@ from workflow.bench.claims.decision import (
     statistics_used,
     with_interval,
 )
-from workflow.bench.claims.verdicts import Condition, all_of
+from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_runs
 
 
@@ -77,7 +77,7 @@ def _compare(runs: Mapping[str, pd.DataFrame], mkor: str, rival: str, condition:
         return _Comparison(Part(name, "inconclusive", "neither reached the target"))
     early = ended_early(pair, seconds, "seconds")
     verdict = "inconclusive" if early else condition.judge(ratio)
-    part = Part(name, verdict, number(ratio.value), interval_of(ratio))
+    part = Part(name, verdict, number(ratio.value), interval_of(ratio), ratio)
     return _Comparison(part, ratio, f"{name} {with_interval(ratio_of_steps)}", early)
 
 
@@ -118,7 +118,6 @@ def decide_speedup(
     used = runs[runs["optimizer"].isin(by_label)]
     return decided(
         [comparison.part for comparison in comparisons],
-        all_of,
         f"Training seconds to {target_of(used)}: {_outcome(comparisons, conditions[0])}.",
         sentences(
             f"{capital(statistics_used(ratios))}." if ratios else "",

@@ -10,7 +10,8 @@ from typing import Final, Literal
 
 from workflow.bench.analysis.estimates import Estimate
 
-Verdict = Literal["confirmed", "refuted", "inconclusive", "not tested"]
+Verdict = Literal["confirmed", "refuted", "no difference", "inconclusive", "not tested"]
+"""``no difference``: none that is larger than the claim's margin."""
 
 
 _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
@@ -22,29 +23,84 @@ _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
 
 
 @dataclass(frozen=True)
+class Margin:
+    """A difference that is too small to matter, declared before the run."""
+
+    size: float
+    kind: Literal["ratio", "difference", "fall"]
+    """``ratio``: of a ratio, .05 for 5 %; ``difference``: in the quantity's unit; ``fall``: a share of what the loss
+    falls by in training."""
+
+    def around(self, threshold: float, fall: float) -> tuple[float, float]:
+        """Return the interval in which nothing differs from a threshold.
+
+        fall: what the loss falls by, for that kind.
+        """
+        if self.kind == "ratio":
+            return threshold / (1 + self.size), threshold * (1 + self.size)
+        half = self.size * (fall if self.kind == "fall" else 1)
+        return threshold - half, threshold + half
+
+
+@dataclass(frozen=True)
 class Condition:
-    """One threshold of a claim, such as ``KAISA >= 3``; ``subject`` is empty if the claim has only one threshold."""
+    """One threshold of a claim, such as ``KAISA >= 3``; ``subject`` is empty if the claim has only one threshold.
+
+    A claim of more or less (``>``, ``<``) whose interval lies within the margin around the threshold, on both sides of
+    it, sees no difference. A claim of no worse (``>=``, ``<=``) holds up to the margin: non-inferiority.
+    """
 
     subject: str
     comparison: str
     threshold: float
+    margin: Margin | None = None
 
-    def holds(self, value: float) -> bool:
-        """Return whether a number meets the condition."""
-        return _COMPARISONS[self.comparison](value, self.threshold)
+    def holds(self, value: float, fall: float = 1.0) -> bool:
+        """Return whether a number meets the condition; fall: see `Margin.around`."""
+        threshold = self.threshold
+        if self.margin is not None and self.comparison.endswith("="):
+            low, high = self.margin.around(threshold, fall)
+            threshold = low if self.comparison.startswith(">") else high
+        return _COMPARISONS[self.comparison](value, threshold)
 
-    def judge(self, estimate: Estimate) -> Verdict:
-        """Return confirmed or refuted if the whole interval is on one side of the threshold, else inconclusive."""
+    def judge(self, estimate: Estimate, fall: float = 1.0) -> Verdict:
+        """Return confirmed or refuted if the whole interval is on one side of the threshold.
+
+        Otherwise no difference, if all of it lies within the margin, or inconclusive. fall: see `Margin.around`.
+        """
         if not estimate.has_interval:
             return "inconclusive"
-        low, high = self.holds(estimate.low), self.holds(estimate.high)
-        if low != high:
-            return "inconclusive"
-        return "confirmed" if low else "refuted"
+        low, high = self.holds(estimate.low, fall), self.holds(estimate.high, fall)
+        if low == high:
+            return "confirmed" if low else "refuted"
+        if self.margin is not None and not self.comparison.endswith("="):
+            least, most = self.margin.around(self.threshold, fall)
+            if least <= estimate.low and estimate.high <= most:
+                return "no difference"
+        return "inconclusive"
 
 
-def parse_conditions(holds_when: str) -> tuple[Condition, ...]:
+def parse_margin(text: str) -> Margin | None:
+    """Return the margin that a claim declares: ``5 %``, ``0.01`` or ``2 % of the fall``; None for an empty entry.
+
+    Raises:
+        ValueError: the entry is none of these.
+    """
+    if not text:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)(?: %( of the fall)?)?", text)
+    if match is None:
+        raise ValueError(f"margin={text!r} is none of '5 %', '0.01' and '2 % of the fall'.")
+    size = float(match[1])
+    if "%" not in text:
+        return Margin(size, "difference")
+    return Margin(size / 100, "fall" if match[2] else "ratio")
+
+
+def parse_conditions(holds_when: str, margin: str = "") -> tuple[Condition, ...]:
     """Return the thresholds of a ``holds_when`` entry: ``"KAISA >= 3 and MKOR <= 1.5"`` has two.
+
+    margin: the claim's entry of that name, which all of them get.
 
     Raises:
         ValueError: the entry has no comparison with a number.
@@ -52,21 +108,20 @@ def parse_conditions(holds_when: str) -> tuple[Condition, ...]:
     comparisons = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
     if not comparisons:
         raise ValueError(f"{holds_when=} holds no comparison with a number, such as '> 1'.")
-    return tuple(Condition(subject, comparison, float(number)) for subject, comparison, number in comparisons)
-
-
-def agreement(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a claim judged in several places, such as workloads: inconclusive unless all agree."""
-    tested = set(verdicts) - {"not tested"}
-    if not tested:
-        return "not tested"
-    return tested.pop() if len(tested) == 1 else "inconclusive"
+    declared = parse_margin(margin)
+    return tuple(Condition(subject, comparison, float(number), declared) for subject, comparison, number in comparisons)
 
 
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict on a claim that needs every part: one refuted part refutes it, all confirmed confirm it."""
-    if all(verdict == "not tested" for verdict in verdicts):
+    """Return the verdict on a claim that holds in every part: on all models, in every layer, against every rival.
+
+    One refuted part refutes it, and all confirmed confirm it. If all are decided, one without a difference decides.
+    """
+    found = set(verdicts)
+    if found <= {"not tested"}:
         return "not tested"
-    if "refuted" in verdicts:
+    if "refuted" in found:
         return "refuted"
-    return "confirmed" if all(verdict == "confirmed" for verdict in verdicts) else "inconclusive"
+    if found & {"inconclusive", "not tested"}:
+        return "inconclusive"
+    return "no difference" if "no difference" in found else "confirmed"

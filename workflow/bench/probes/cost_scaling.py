@@ -4,8 +4,8 @@
 optimizer, part, width and repeat. It needs the machine to itself. Columns:
 
 - optimizer: a second-order method, e.g. ``mkor``, the dense factor with the exact rule; ``mkor_windowed``, 4 columns;
-  ``kaisa``, eigendecomposed; ``eva``. ``copy`` is the floor: a new copy of a float32 ``[d, d]``, including the
-  allocation, which is the least that an update takes if it makes a new matrix of an old one.
+  ``kaisa``, eigendecomposed; ``eva``. ``copy`` is the floor: a float32 ``[d, d]`` copied into another one that is
+  there already, which reads and writes a matrix once.
 - part: ``factor``, one factor of width d (the other side of the layer has width 1): the captured statistic is folded
   into the state, and the method refreshes; for KAISA this is the running average of the moment and its decomposition.
   ``precondition``: the update for a gradient ``[d, d]`` with factors of both sides. ``floor``.
@@ -86,7 +86,7 @@ def preconditioning(method: Method, d: int, device: torch.device) -> Call:
 
 def calls(labels: Sequence[str], d: int, device: torch.device) -> Iterator[tuple[str, str, Call]]:
     """Yield everything that is timed at a width: optimizer, part, call. First-order optimizers have no such parts."""
-    yield "copy", "floor", torch.ones(d, d, device=device).clone
+    yield "copy", "floor", partial(torch.zeros(d, d, device=device).copy_, torch.ones(d, d, device=device))
     for label in labels:
         if (method := method_of(label)) is not None:
             yield label, "factor", factor_update(method, d, device)

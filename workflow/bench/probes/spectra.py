@@ -36,7 +36,7 @@ from workflow.bench.probes._optimizers import optimizers
 from workflow.bench.training.precision import Precision
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
-STEPS: Final = (0, 10, 25, 50, 100)
+STEPS: Final = (0, 10, 25, 50, 100, 300)
 SEED: Final = 0
 
 

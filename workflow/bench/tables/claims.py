@@ -19,11 +19,9 @@ EXPERIMENTS = (
     "resnet_cifar10_lr",
     "alexnet_cifar100",
     "autoencoder_inversion",
-    "bert_inversion",
 )
 PROBES = (
     "iteration_time",
-    "step_breakdown",
     "cost_scaling",
     "communication",
     "memory",
