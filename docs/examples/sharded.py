@@ -1,7 +1,7 @@
 """MKOR on transformers whose parameters `fully_shard` divides among the ranks: a GPT-like and a BERT-like model.
 
 Both learn the bytes of Python's own documentation. Halfway, each is saved with `torch.distributed.checkpoint`, made
-anew and restored. From the repository, on any number of ranks:
+anew and restored. From the repository, on 1, 2, 3, 4, 6 or 12 ranks:
 
     torchrun --nproc-per-node 2 -m docs.examples.sharded
 """
@@ -161,7 +161,7 @@ class Training:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint holds."""
-        # Steps a new optimizer with zero gradients, so that it has a state; so has the preconditioner then.
+        # An optimizer without a state is stepped for this, with zero gradients and a learning rate of 0.
         model, optimizer = get_state_dict(self.model, self.optimizer)
         state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": step}
         if self.preconditioner is not None:
@@ -271,19 +271,25 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.steps < 2:
         parser.error(f"--steps {options.steps}: must be at least 2")
+    if not options.lr > 0:
+        parser.error(f"--lr {options.lr}: must be above 0")
     if "RANK" not in os.environ:
         parser.error("start it with torchrun, such as torchrun --nproc-per-node 2 -m docs.examples.sharded")
+    if BATCH // MICRO_BATCHES % (ranks := int(os.environ["WORLD_SIZE"])):
+        parser.error(f"--nproc-per-node {ranks}: ranks must divide a micro-batch of {BATCH // MICRO_BATCHES} sequences")
     return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train on this rank; rank 0 prints."""
     options = parsed(arguments)
-    device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo")
     try:
         names = ["gpt", "bert"] if options.model == "both" else [options.model]
         with tempfile.TemporaryDirectory() as own:

@@ -131,11 +131,21 @@ def test_the_example_explains_itself(capsys, monkeypatch):
     assert left.value.code == 0
     assert "--checkpoint-activations" in capsys.readouterr().out
     monkeypatch.delenv("RANK", raising=False)
-    for arguments, message in (([], "start it with torchrun"), (["--steps", "1"], "--steps 1: must be at least 2")):
+    refused = {
+        (): "start it with torchrun",
+        ("--steps", "1"): "--steps 1: must be at least 2",
+        ("--lr", "0"): "--lr 0.0: must be above 0",
+    }
+    for arguments, message in refused.items():
         with pytest.raises(SystemExit) as left:
             sharded.main(arguments)
         assert left.value.code == 2
         assert message in capsys.readouterr().err
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "5")
+    with pytest.raises(SystemExit):
+        sharded.main([])
+    assert "--nproc-per-node 5: ranks must divide a micro-batch of 12 sequences" in capsys.readouterr().err
 
 
 def test_the_pages_numbers_of_large_models_follow_from_its_formulas():
