@@ -101,6 +101,7 @@ def run(rank: int, world: int, folder: str, rows: list[str], port: int) -> None:
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     place = {"RANK": rank, "WORLD_SIZE": world, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ.update({key: str(value) for key, value in place.items()})  # as torchrun does
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # ranks share what GPUs there are, and NCCL wants one for each
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
     results: dict[str, Any] = {row: count(row, world) for row in rows}
     results["live"] = live_bytes()
