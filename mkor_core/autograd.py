@@ -102,8 +102,10 @@ class Passes:
             return set()
         self._is_open = True
         self.number += 1
-        # Called at the end of the pass, unless an exception ends it.
-        torch.autograd.Variable._execution_engine.queue_callback(self._leave)
+        # Called at the end of the pass, unless an exception ends it. FSDP may queue its callback, which sets the last
+        # gradients, later than the first of these two, but not later than the second.
+        queue = torch.autograd.Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._leave))
         weights = self._weights()
         stamps = {name: _grad_stamp(weight) for name, weight in weights.items()}
         before, self._stamps = self._stamps, {}  # none, if an exception ends this pass

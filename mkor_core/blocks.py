@@ -66,6 +66,22 @@ def local(tensor: Any) -> Tensor:
     return part
 
 
+def whole(tensor: Any) -> Tensor:
+    """Return all of a tensor; a collective call if it is divided among ranks, or to be added up."""
+    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    return full
+
+
+def place_gradient(parameter: Any) -> None:
+    """Divide a gradient among ranks as its parameter is, in place of sums that are still to be added up; collective.
+
+    Autograd leaves such sums where tensor-parallel ranks share a parameter and divide the tokens.
+    """
+    grad = parameter.grad
+    if is_sharded(grad) and grad.placements != parameter.placements:
+        parameter.grad = grad.redistribute(placements=parameter.placements)
+
+
 def block_of(name: str, weight: Any, bias: Any) -> Block | None:
     """Return the block of a layer's parameters; None if they are whole on every rank.
 

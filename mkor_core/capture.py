@@ -255,7 +255,7 @@ class Capture(Hooks[PendingSums]):
             nonlocal added
             pending = self._pending.setdefault(layer.name, PendingSums())
             came_before, added = added is pending, pending
-            if examples == 0 or grad.numel() == 0:  # none of its examples is taken, or the micro-batch is empty
+            if examples == 0 or layer.multiplicity(grad) == 0:  # no example is taken, or the micro-batch is empty
                 return
             scale = None if self._statistic.clamp is None else self._grad_scale()
             parts = self._reduced(call, kept, grad, examples, scale, share.shared_by(self._sharers))

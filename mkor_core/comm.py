@@ -50,6 +50,13 @@ def rank(group: ProcessGroup | None = None) -> int:
     return dist.get_rank(group) if is_distributed() else 0
 
 
+def require_rank(rank: int | None, group: ProcessGroup | None = None) -> None:
+    """Raise a ValueError unless ``group`` has a rank, or it is None."""
+    ranks = world_size(group)
+    if rank is not None and not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank!r} is not one of the {ranks} ranks of the group: 0 to {ranks - 1}.")
+
+
 def global_rank(rank: int, group: ProcessGroup | None = None) -> int:
     """Return the rank among all that a rank of ``group`` has."""
     return rank if group is None else dist.get_global_rank(group, rank)

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mkor_core.blocks import block_of, is_sharded, local
+from mkor_core.blocks import block_of, is_sharded, local, place_gradient
 
 Supported = nn.Linear | nn.Conv2d
 
@@ -127,6 +127,11 @@ class Layer:
         part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
         return part
 
+    def place_gradients(self) -> None:
+        """Divide the gradients among ranks as the parameters are; see `mkor_core.blocks.place_gradient`."""
+        for parameter in self.parameters:
+            place_gradient(parameter)
+
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
         weight = self.weight
@@ -189,7 +194,8 @@ class Layer:
     def patches(self, inputs: Tensor) -> Tensor:
         """Return the rows of X without the trailing 1 of a bias, ``[n, d_w]``."""
         if not isinstance(self.module, nn.Conv2d):
-            return inputs.reshape(-1, inputs.shape[-1])
+            # Not -1 rows: a tensor-parallel rank may have no columns.
+            return inputs.reshape(self.multiplicity(inputs), inputs.shape[-1])
         # [batch, C, out h, out w, kh, kw] -> [batch * locations, C kh kw], in one copy
         return _patches(self.module, inputs).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
 
@@ -198,7 +204,7 @@ class Layer:
         if self.is_convolution:
             # [batch, d_out, height, width] -> [batch * locations, d_out]
             return grad.flatten(2).transpose(1, 2).flatten(0, 1)
-        return grad.reshape(-1, grad.shape[-1])
+        return grad.reshape(self.multiplicity(grad), grad.shape[-1])
 
     def patch_sum(self, images: Tensor) -> Tensor:
         """Return the sum of a Conv2d's patches ``[d_w]`` in `wide_dtype`, without forming them."""

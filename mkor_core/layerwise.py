@@ -152,7 +152,7 @@ class LayerwiseEngine:
         """Return the states by layer, not copied."""
         return self._states.saved()
 
-    def load(self, saved: Mapping[str, LayerState]) -> None:
+    def load(self, saved: Mapping[str, LayerState], _: Sequence[Layer]) -> None:
         """Replace the states with copies of saved ones, of which this rank takes its part.
 
         Raises:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mkor_core.blocks import whole
 from mkor_core.layer import wide_dtype
 from mkor_core.transfers import DeferredScalar
 
@@ -39,7 +40,7 @@ class LossHistory:
 
     def put(self, source: str, loss: Tensor | float) -> None:
         """Add a micro-batch's loss from one of `SOURCES`."""
-        self._micro_batch_losses[source].append(loss.detach() if isinstance(loss, Tensor) else loss)
+        self._micro_batch_losses[source].append(whole(loss.detach()) if isinstance(loss, Tensor) else loss)
 
     def take(self, like: Tensor) -> Tensor:
         """End a step; return the mean loss since the last record, on the device of ``like``; NaN if there is none."""

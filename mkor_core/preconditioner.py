@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -22,10 +22,12 @@ from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.engines import make_engine
 from mkor_core.exchange import exchange
+from mkor_core.kl_clip import known
 from mkor_core.layer import Layer
 from mkor_core.losses import LossHistory
 from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
+from mkor_core.reductions import loss_scale
 from mkor_core.row_capture import RowCapture
 from mkor_core.transfers import DeferredScalar
 
@@ -105,7 +107,7 @@ class Preconditioner:
         self._skipped: DeferredScalar | None = None
         """Not 0 if the fused optimizer skipped the last step; None if that is known already."""
         self._stepped: set[int] | None = None
-        """The ids of the attached optimizer's parameters at the last step; None: all layers are preconditioned."""
+        """The ids of the attached optimizer's parameters; None: all layers are preconditioned."""
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and keep the state in ``optimizer.state_dict()``.
@@ -135,9 +137,7 @@ class Preconditioner:
         """
         if self.switch_step is not None:
             return
-        if self._attachment is not None:
-            # Read anew in every step: parameter groups can be added during training.
-            self._stepped = self._attachment.parameter_ids
+        self._read_stepped()
         if self._capture.reached or any(layer.has_gradient() for layer in self._active_layers()):
             with without_autocast(self._any_weight().device):
                 self._take_step()
@@ -187,6 +187,7 @@ class Preconditioner:
         """
         self._settle_step()
         self._diagnostics.settle()
+        self._read_stepped()
         if not self._released:
             self._engine.prepare_states(self._active_layers())
         return {
@@ -201,14 +202,16 @@ class Preconditioner:
     def consolidate(self, rank: int | None = None) -> None:
         """Gather every rank's part of the state in host memory, so that the `state_dict` of ``rank`` is complete.
 
-        A collective call; the result holds until the next step. Only needed if ranks hold different parts (KAISA with
-        ``grad_worker_fraction`` below 1) and one of them saves for all. Otherwise it does nothing.
+        A collective call; the result holds until the next step. Only needed if ranks hold different parts (layers
+        have owners, or KAISA's ``grad_worker_fraction`` is below 1) and one of them saves for all. Otherwise it does
+        nothing.
 
         rank: the rank of the process group that keeps the state; None: every rank does.
 
         Raises:
             ValueError: the process group has no such rank.
         """
+        comm.require_rank(rank, self._group)
         self._engine.consolidate(rank)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -225,7 +228,8 @@ class Preconditioner:
             raise ValueError(f"The state was saved by {state['method']}, but this Preconditioner's method is {method}.")
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
-        self._engine.load(state["layers"])
+        self._read_stepped()
+        self._engine.load(state["layers"], self._active_layers())
         self._step = state["step"]
         self._skipped = None
         self._capture.drop()
@@ -252,7 +256,7 @@ class Preconditioner:
             self._layers,
             micro_batches=micro_batches,
             shares=1 if self.method.rank_rows else world // sharers,
-            grad_scale=self._loss_scale,
+            grad_scale=partial(loss_scale, self._grad_scale),
             phases=self._phase,
         )
 
@@ -266,6 +270,8 @@ class Preconditioner:
         will_step = self._optimizer_will_step()
         loss = self._losses.take(self._any_weight()) if self._losses else None
         layers = self._active_layers()
+        for layer in layers:
+            layer.place_gradients()
         updates = self.method.accumulates(self._step)
         statistics: dict[str, Sums] = {}
         if updates:
@@ -294,14 +300,6 @@ class Preconditioner:
             self._engine.clear()
             self._step = 0
             self._capture.enabled = True
-
-    def _loss_scale(self) -> Tensor | float | None:
-        scale = self._grad_scale
-        if isinstance(scale, torch.amp.GradScaler):  # whose get_scale() would wait for the device
-            return (scale._init_scale if scale._scale is None else scale._scale) if scale.is_enabled() else None
-        if callable(scale):
-            return cast("Tensor | float", scale())
-        return None if scale == 1.0 else cast("float", scale)
 
     def _optimizer_will_step(self) -> Tensor | None:
         """Return whether the optimizer will take this step: None for yes, a device scalar if it is fused."""
@@ -339,6 +337,11 @@ class Preconditioner:
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
+
+    def _read_stepped(self) -> None:
+        # Read anew in every step: parameter groups can be added during training.
+        if self._attachment is not None:
+            self._stepped = self._attachment.parameter_ids
 
     def _active_layers(self) -> list[Layer]:
         """Return the layers whose weight is trained, by the attached optimizer if there is one."""
@@ -378,9 +381,11 @@ class Preconditioner:
         return None if self._attachment is None else self._attachment.grad_scale
 
     def _learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
-        if self._lr is not None or not self.method.needs_lr or self._attachment is None:
+        if self._lr is not None or not self.method.needs_lr:
             return [self._lr] * len(layers)
-        return self._attachment.learning_rates(layers)
+        rates = [None] * len(layers) if self._attachment is None else self._attachment.learning_rates(layers)
+        # Checked here: a rank that owns no layer would wait for those that raise an error.
+        return [known(rate) for rate in rates]
 
     def _release(self) -> None:
         self._released = True

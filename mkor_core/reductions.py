@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,6 +73,14 @@ def average_locations(rows: Tensor, locations: int) -> Tensor:
 def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
     """Return rows / number, both scalars, and 1 where there are none."""
     return (rows / number.clamp(min=1)).clamp(min=1)
+
+
+def loss_scale(source: Any) -> Scale:
+    """Return the scale by which losses are multiplied now; source: a number, a ``GradScaler`` or a callable."""
+    if isinstance(source, torch.amp.GradScaler):  # whose get_scale() would wait for the device
+        return (source._init_scale if source._scale is None else source._scale) if source.is_enabled() else None
+    scale: Tensor | float = source() if callable(source) else source
+    return scale if callable(source) or scale != 1.0 else None
 
 
 def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:

@@ -93,13 +93,7 @@ class Sharing:
             states: this rank's states.
             blank: returns a layer's initial state, for the shapes of the tensors to receive.
             rank: the rank of the group that gets the states, the others nothing; None: every rank gets them.
-
-        Raises:
-            ValueError: the group has no such rank.
         """
-        ranks = self._grid.rows * self._grid.columns
-        if rank is not None and not 0 <= rank < ranks:
-            raise ValueError(f"rank={rank!r} is not one of the {ranks} ranks of the group: 0 to {ranks - 1}.")
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
             full = {**blank(name), **state}

@@ -168,7 +168,7 @@ class StackedEngine:
         """Gather the states of all owners in host memory, for the next `saved`; see `Preconditioner.consolidate`."""
         if self._owners is None:
             return
-        own = self.saved()
+        own = self._states()
         self._whole = {}
         for name, layer in self._layers.items():
             initial = self._initial(Kind.of(layer), ())
@@ -196,6 +196,10 @@ class StackedEngine:
         """Return the states by layer, consolidated ones if `consolidate` was called in this step; otherwise views."""
         if self._whole:
             return dict(self._whole)
+        return self._states()
+
+    def _states(self) -> dict[str, LayerState]:
+        """Return the states of the layers that this rank holds, as views."""
         states = {
             layer.name: stack.state_of(index)
             for stack in self._stacks.values()
@@ -203,11 +207,16 @@ class StackedEngine:
         }
         return {name: states[name] for name in self._layers if name in states}
 
-    def load(self, saved: Mapping[str, LayerState]) -> None:
+    def load(self, saved: Mapping[str, LayerState], layers: Sequence[Layer]) -> None:
         """Replace the states with copies of saved ones.
 
+        Args:
+            saved: the states by layer.
+            layers: those that are trained, whose states their owners need.
+
         Raises:
-            ValueError: a layer that the model lacks, or a tensor that is missing, unknown or of another shape.
+            ValueError: a layer that the model lacks, one that this rank owns and ``saved`` lacks, or a tensor that is
+                missing, unknown or of another shape.
         """
         states: dict[str, LayerState] = {}
         for saved_name, state in saved.items():
@@ -218,7 +227,7 @@ class StackedEngine:
                 continue
             states[name] = fitted(name, self._initial(Kind.of(self._layers[name]), ()), state)
         if saved and self._owners is not None:
-            missing = [name for name in self._layers if self._owners.owns(name) and name not in states]
+            missing = [layer.name for layer in layers if self._owners.owns(layer.name) and layer.name not in states]
             if missing:
                 raise ValueError(
                     f"The saved state lacks layer {missing[0]!r}, which this rank owns: call consolidate() before "
@@ -297,7 +306,7 @@ class StackedEngine:
         owners = self._owners
         kinds = {layer.name: Kind.of(layer) for layer in layers if owners is None or owners.owns(layer.name)}
         if any(self._kinds.get(name) != kind for name, kind in kinds.items()):
-            states = self.saved()
+            states = self._states()
             for name, kind in kinds.items():
                 initial = self._initial(kind, ())
                 states[name] = fitted(name, initial, states[name]) if name in states else initial

@@ -16,14 +16,16 @@ from torch import Tensor, nn
 from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
-from mkor_core import MKOR, Method, Preconditioner, preconditioner
-from mkor_core.blocks import Block
-from mkor_core.capture import MEAN, Captured, Statistic
+from mkor_core import MKOR, Method, Preconditioner, engines, preconditioner
+from mkor_core.blocks import WHOLE, Block, Share, place_gradient
+from mkor_core.capture import MEAN, Capture, Captured, Statistic
+from mkor_core.layer import Layer
+from mkor_core.losses import LossHistory
 from mkor_core.method import BlockSums, LayerShape, StackedMethod, Update
 from mkor_core.products import Gradient, counted_part, rescale_
 
@@ -225,3 +227,103 @@ def test_tensor_parallel_layers_are_refused_where_whole_rows_are_needed(method, 
     monkeypatch.setattr(preconditioner, "ranks_of_a_batch", lambda model, world: 2)
     with pytest.raises(TypeError, match=r"needs whole rows of inputs and gradients, which tensor-parallel ranks"):
         Preconditioner(model, method)
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("method", [MKOR(inverse_update_period=1), Eva(), KAISA(factor_update_period=1)], ids=type)
+def test_a_step_that_a_gradient_scaler_skips_leaves_no_statistics_behind(method):
+    """FSDP sets the gradients of the root's own parameters at the very end of a backward pass."""
+    weights = []
+    for skipped in (0, 1):
+        model = fully_shard(network())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Preconditioner(model, method).attach(optimizer)
+        for step in range(3):
+            generator = torch.Generator().manual_seed(step)
+            for _ in range(skipped):
+                model(100 * torch.randn(8, 4, generator=torch.Generator(), dtype=torch.float64)).sum().backward()
+                optimizer.zero_grad()
+            model(torch.randn(8, 4, generator=generator, dtype=torch.float64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append([cast("Any", p).full_tensor() for p in model.parameters()])
+    assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(1.0)], ids=["mean", "clamped"])
+def test_a_rank_without_columns_counts_its_rows(statistic):
+    """Of 3 columns, the last of four ranks has none: neither of outputs nor, in the next layer, of inputs."""
+    inputs, grad = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
+    layer = Layer("0", nn.Linear(3, 3).double())
+    none = Share(offset=3, column_shards=4)
+    capture = Capture({"0": layer}, statistic)
+    capture._take_input(layer, inputs, 1, inputs.dtype, WHOLE)(grad[:, 3:], none)
+    by_rows = capture.take()["0"]
+    capture._take_input(layer, inputs[:, 3:], 1, inputs.dtype, none)(grad, WHOLE)
+    by_columns = capture.take()["0"]
+    x = inputs if statistic.clamp is None else inputs.clamp(-1, 1)
+    assert_close(by_rows.x, torch.cat([x.sum(0), x.new_full((1,), 5)]))
+    assert_close(by_columns.x, torch.tensor([0.0, 0, 0, 5], dtype=torch.float64))
+    assert by_rows.number == by_columns.number == 5
+    if by_rows.g is not None:
+        assert not by_rows.g.any()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_gradient_that_is_still_to_be_added_up_is_placed_as_its_parameter():
+    mesh = init_device_mesh("cpu", (1,))
+    parameter = nn.Parameter(distribute_tensor(torch.ones(2, 3), mesh, [Replicate()]))
+    parameter.grad = DTensor.from_local(torch.full((2, 3), 2.0), mesh, [Partial()])
+    place_gradient(parameter)
+    assert cast("Any", parameter.grad).placements == (Replicate(),)
+    grad = parameter.grad
+    place_gradient(parameter)
+    assert parameter.grad is grad
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_loss_that_ranks_hold_in_parts_is_added_up():
+    """As loss_parallel returns it."""
+    history = LossHistory(nn.Linear(1, 1), 1)
+    history.put("observe", DTensor.from_local(torch.tensor(2.0), init_device_mesh("cpu", (1,)), [Partial()]))
+    loss = history.take(torch.ones(1))
+    assert type(loss) is Tensor
+    assert loss == 2.0
+
+
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("method", [Eva(), KAISA()], ids=type)
+def test_a_rank_that_owns_no_layer_misses_the_learning_rate_too(method, monkeypatch):
+    """Otherwise it would wait for the others, which raise an error."""
+    monkeypatch.setattr(engines, "assigned", lambda layers, group: {layer.name: 1 for layer in layers})
+    model = network()
+    made = Preconditioner(model, method, owners=True)
+    model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()
+    with pytest.raises(ValueError, match="kl_clip needs the learning rate"):
+        made.step()
+
+
+@pytest.mark.usefixtures("one_rank")
+def test_a_rank_that_is_not_in_the_group_cannot_keep_the_state():
+    for method in (MKOR(), Eva(), KAISA()):
+        with pytest.raises(ValueError, match="rank=1 is not one of the 1 ranks of the group: 0 to 0"):
+            Preconditioner(network(), method).consolidate(1)
+
+
+def test_an_owner_loads_a_state_without_its_layers_that_are_not_trained():
+    """Frozen ones, and those that the optimizer does not step."""
+    model = network()
+    first, last = cast("nn.Linear", model[0]), cast("nn.Linear", model[2])
+    first.requires_grad_(False)
+    frozen = Preconditioner(model, MKOR(), owners=True)
+    state = frozen.state_dict()
+    assert state["layers"].keys() == {"2"}
+    frozen.load_state_dict(state)
+    first.requires_grad_()
+    with pytest.raises(ValueError, match="The saved state lacks layer '0', which this rank owns: call consolidate"):
+        frozen.load_state_dict(state)
+    for load_first in (False, True):
+        attached = Preconditioner(model, MKOR(), owners=True).attach(torch.optim.SGD(last.parameters()))
+        if load_first:
+            attached.load_state_dict(state)
+        assert attached.state_dict()["layers"].keys() == {"2"}

@@ -13,7 +13,7 @@ from mkor_core.assignment import Grid, assign
 from tests.support import sharded_ranks as ranks
 
 START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
-KINDS = {2: ("ddp", "fsdp", "tensor"), 4: ("fsdp", "hsdp", "2d")}
+KINDS = {2: ("ddp", "fsdp", "tensor", "rows"), 4: ("fsdp", "hsdp", "2d")}
 RUNS = [
     (world, kind, case) for world, kinds in KINDS.items() for kind in kinds for case in ranks.cases_for(kind, world)
 ]
@@ -178,6 +178,12 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
         start_processes(ranks.run_loading, (world, str(folder)), nprocs=world, start_method=START_METHOD)
         loaded[world] = torch.load(folder / str(world) / "loaded.pt")
     return torch.load(folder / "saved.pt"), loaded
+
+
+def test_a_state_that_is_gathered_before_the_first_step_leaves_each_owner_its_layers(saved, alone):
+    before, _ = saved
+    assert 0 < before["dense"]["memory"] < alone["dense", False]["memory"]
+    assert before["window"]["memory"] == alone["window", False]["memory"]
 
 
 @pytest.mark.parametrize("case", ranks.SAVED)
