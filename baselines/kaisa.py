@@ -111,6 +111,20 @@ class KAISA(KLClipping, Method):
         return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
 
     @override
+    def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
+        if self.compute_method == "inverse":
+            return {"left": state["left_inverse"] @ grad, "right": grad @ state["right_inverse"]}
+        left, right = state["left_vectors"], state["right_vectors"]
+        return {
+            "left": left @ ((left.T @ grad) / (state["left_values"][:, None] + self.damping)),
+            "right": ((grad @ right) / (state["right_values"] + self.damping)) @ right.T,
+        }
+
+    @override
+    def start_weight(self, state: LayerState) -> Tensor:
+        return torch.as_tensor(self.factor_decay, device=state["batches"].device) ** state["batches"]
+
+    @override
     def has_statistics(self, state: LayerState) -> Tensor:
         return state["batches"] > 0
 

@@ -114,6 +114,10 @@ class DenseInverse(NamedTuple):
         """Return J ``[..., d, d]``."""
         return self.scale[..., None, None] * self.matrix
 
+    def times(self, matrix: Tensor) -> Tensor:
+        """Return ``J M`` ``[..., d, n]``."""
+        return self.scale[..., None, None] * (self.matrix @ matrix)
+
 
 class WindowedInverse(NamedTuple):
     """``J = c I - U diag(s) U^T``: an inverse factor as at most w weighted columns ("Windowed factors").
@@ -183,6 +187,10 @@ class WindowedInverse(NamedTuple):
         """Return J ``[..., d, d]``."""
         identity = torch.eye(self.rows.shape[-1], dtype=self.rows.dtype, device=self.rows.device)
         return self.scale[..., None, None] * identity - self.rows.mT @ (self.weights[..., None] * self.rows)
+
+    def times(self, matrix: Tensor) -> Tensor:
+        """Return ``J M`` ``[..., d, n]``."""
+        return self.scale[..., None, None] * matrix - self.rows.mT @ (self.weights[..., None] * (self.rows @ matrix))
 
     def _diagonal(self) -> Tensor:
         """Return J's diagonal ``[..., d]``, ``c - sum_k s_k U_ik^2``."""

@@ -143,6 +143,11 @@ class LayerwiseEngine:
         """Drop what `consolidate` gathered: the states are about to change."""
         self._states.forget_consolidated()
 
+    def state(self, name: str) -> LayerState | None:
+        """Return a layer's state; None if this rank does not precondition the layer."""
+        works = self._sharing is None or self._sharing.works_on(name)
+        return self._states[name] if works and (self._owners is None or self._owners.owns(name)) else None
+
     def prepare_states(self, layers: Sequence[Layer]) -> None:
         """Make the states of layers that have none yet."""
         for layer in layers:

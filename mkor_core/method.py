@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -70,6 +70,11 @@ class Method(ABC):
 
     def __post_init__(self) -> None:
         checked_values(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+
+    def plain_hyperparameters(self) -> dict[str, Any]:
+        """Return the hyperparameters by name, dtypes as text."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {k: str(v).removeprefix("torch.") if isinstance(v, torch.dtype) else v for k, v in values.items()}
 
     @property
     @abstractmethod
@@ -161,6 +166,17 @@ class Method(ABC):
     def finish(self, updates: Sequence[Update]) -> list[Tensor]:
         """Return the final updates of all layers; a V that is not finite should become D."""
         return [update.value for update in updates]
+
+    def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
+        """Return the updates ``left`` and ``right`` of D that one side alone gives; empty for a method without sides.
+
+        Both are ``[d_out, d_in]``, of any length.
+        """
+        return {}
+
+    def start_weight(self, state: LayerState) -> Tensor | float | None:
+        """Return the weight that the identity, from which the factors start, still has in them; None if it has none."""
+        return None
 
     def refresh_cost(self, shape: LayerShape) -> float:
         """Return the cost of one refresh of a layer, in arbitrary units; used to balance layers over ranks."""

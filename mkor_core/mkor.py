@@ -218,6 +218,19 @@ class MKOR(StackedMethod):
         left = self._inverse(state, "left", dtype) if self.sides == "both" else None
         precondition_(left, grad, self._inverse(state, "right", dtype), rescale=self.rescale)
 
+    @override
+    def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
+        dtype = _wide(state)
+        sides = {"right": self._inverse(state, "right", dtype).times(grad.mT.to(dtype)).mT}
+        if self.sides == "both":
+            sides["left"] = self._inverse(state, "left", dtype).times(grad.to(dtype))
+        return sides
+
+    @override
+    def start_weight(self, state: LayerState) -> Tensor:
+        """Return ``gamma^t`` after t updates; the stabilizer, which blends J with the identity, is left out."""
+        return torch.as_tensor(self.decay, device=state["updates"].device) ** state["updates"]
+
     @property
     @override
     def works_on_blocks(self) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict
 from functools import partial
 from typing import Annotated, Any, Literal, Self
 
@@ -18,6 +17,7 @@ from mkor_core.attachment import Attachment
 from mkor_core.autograd import matmul_precision, without_autocast
 from mkor_core.blocks import ranks_of_a_batch
 from mkor_core.capture import Capture, Sums
+from mkor_core.comparison import Comparison, Comparisons
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
 from mkor_core.engines import make_engine
@@ -106,6 +106,7 @@ class Preconditioner:
         self._released = False
         self._skipped: DeferredScalar | None = None
         """Not 0 if the fused optimizer skipped the last step; None if that is known already."""
+        self._comparisons = Comparisons()
         self._stepped: set[int] | None = None
         """The ids of the attached optimizer's parameters; None: all layers are preconditioned."""
 
@@ -175,6 +176,14 @@ class Preconditioner:
         """Return the bytes of all layers' states by tensor name (``left``, ``right``, ...); empty once freed."""
         return self._engine.bytes_by_tensor([] if self._released else self._active_layers())
 
+    def compare_next_step(self) -> None:
+        """Compare every layer's update V with its gradient D in the next step, for `comparisons`."""
+        self._comparisons.request()
+
+    def comparisons(self) -> dict[str, Comparison]:
+        """Return what the last compared step found, by layer, without sharded layers; waits for the device."""
+        return self._comparisons.read()
+
     def non_finite_layers(self) -> list[str]:
         """Return the layers whose state holds a NaN or an infinity; waits for the device, so not for every step."""
         return self._engine.non_finite()
@@ -192,7 +201,7 @@ class Preconditioner:
             self._engine.prepare_states(self._active_layers())
         return {
             "method": type(self.method).__name__,
-            "hyperparameters": {key: _plain(value) for key, value in asdict(self.method).items()},
+            "hyperparameters": self.method.plain_hyperparameters(),
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": self._losses.state_dict() if self._losses else None,
@@ -261,8 +270,7 @@ class Preconditioner:
         )
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
-        # Looked up at every call: a clock may be set later.
-        return self.phases(name)
+        return self.phases(name)  # looked up at every call: a clock may be set later
 
     def _take_step(self) -> None:
         self._engine.forget_consolidated()
@@ -373,7 +381,9 @@ class Preconditioner:
 
     def _precondition(self, layers: Sequence[Layer]) -> None:
         """Replace the gradients D of layers by the updates V."""
+        self._comparisons.start(layers)
         self._engine.precondition(layers, self._learning_rates(layers), self._grad_scale_of_step)
+        self._comparisons.finish(layers, self.method, self._engine.state)
 
     @property
     def _grad_scale_of_step(self) -> Tensor | None:
@@ -393,7 +403,3 @@ class Preconditioner:
         self._engine.clear()
         if self._losses:
             self._losses.remove()
-
-
-def _plain(value: Any) -> Any:
-    return str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value

@@ -188,6 +188,14 @@ class StackedEngine:
         """Drop what `consolidate` gathered: the states are about to change."""
         self._whole = {}
 
+    def state(self, name: str) -> LayerState | None:
+        """Return a layer's state, as views; None if this rank has none."""
+        for stack in self._stacks.values():
+            for index, layer in enumerate(stack.layers):
+                if layer.name == name:
+                    return stack.state_of(index)
+        return None
+
     def prepare_states(self, layers: Sequence[Layer]) -> None:
         """Make the states of layers that have none yet."""
         self._ensure(layers)

@@ -104,6 +104,7 @@ def run_rows(
                 "steps": steps,
                 "steps_done": last,
                 **reaching(None if reaches is None else reaches + seed, 0.03),
+                "direction_cosine": 0.8 if second_order else None,
                 "train_seconds": last * (0.05 if label == "kaisa" else 0.03),
                 "parameters": 123456,
                 "model": f"{workload} model",

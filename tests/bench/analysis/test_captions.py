@@ -198,3 +198,11 @@ def test_the_footer_of_a_probe_names_the_workloads_trained_in_less_than_float32(
     ).assign(git_commit=None)
     assert "trained with autocast: autoencoder, bert in bfloat16" in footer(RESULTS, rows, notes=[]).lower()
     assert "autocast" not in footer(RESULTS, rows[2:3], notes=[])
+
+
+def test_a_caption_names_the_methods_that_are_inert():
+    """Truth: by hand; the median over seeds of the cosine of update and gradient."""
+    runs = pd.concat([_runs("mkor"), _runs("kaisa").assign(direction_cosine=[0.9, 0.9, 0.9995, 0.9995, 0.9999, 1.0])])
+    text = caption(RESULTS, runs)
+    assert "Inert (median cosine of update and gradient above 0.999): kaisa on autoencoder." in text
+    assert "nert (" not in caption(RESULTS, _runs("mkor"))

@@ -25,7 +25,7 @@ from workflow.bench.workloads import create
 FOLDER = ROOT / "workflow" / "bench" / "training"
 ROOM = "workflow.bench.training"
 LEVELS = [
-    {"launcher", "stop_signals", "lr_schedules", "peak_memory", "progress", "checkpoint_header", "fitting"},
+    {"launcher", "stop_signals", "lr_schedules", "peak_memory", "progress", "checkpoint_header", "fitting", "effects"},
     {"clocks"},
     {"device_clocks"},
     {"record"},

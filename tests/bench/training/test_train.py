@@ -288,7 +288,8 @@ def test_the_record_of_a_finished_run_is_complete(folder: Path, workload: Worklo
     assert len(summary["code_fingerprint"]) == 16
     assert not place.weights.exists()
 
-    metrics = read_metrics(place)
+    rows = read_metrics(place)
+    metrics = [row for row in rows if row["split"] != "preconditioner"]
     assert [(row["step"], row["split"], row["metric"]) for row in metrics] == [
         ("0", "validation", "loss"),
         ("10", "train", "loss"),
@@ -299,6 +300,11 @@ def test_the_record_of_a_finished_run_is_complete(folder: Path, workload: Worklo
     # The rate of the last step: 0.1 falls to zero over 20 steps.
     assert [float(row["lr"]) for row in metrics] == pytest.approx([0.1, 0.055, 0.055, 0.005, 0.005])
     assert float(metrics[1]["epoch"]) == pytest.approx(10 / workload.steps_per_epoch, rel=1e-5)
+    effects = [(row["step"], row["metric"]) for row in rows if row["split"] == "preconditioner"]
+    assert {step for step, _ in effects} == {"10", "20"}
+    assert {"cosine", "cosine_least", "cosine_left", "cosine_right", "length", "start_weight"} <= {
+        m for _, m in effects
+    }
 
 
 def test_the_mean_training_loss_is_that_of_a_bare_loop(folder: Path, workload: Workload, tmp_path: Path):

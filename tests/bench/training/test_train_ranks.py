@@ -99,8 +99,12 @@ def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any], imag
     return folders
 
 
-def values(place: RunFolder) -> list[float]:
-    return [float(row["value"]) for row in read_metrics(place)]
+OF_STATES = ("cosine_left", "cosine_right", "start_weight")
+"""Metrics that a rank has only if it has the states of all layers."""
+
+
+def values(place: RunFolder, *, of_states: bool = True) -> list[float]:
+    return [float(row["value"]) for row in read_metrics(place) if of_states or row["metric"] not in OF_STATES]
 
 
 @pytest.mark.parametrize("size", [2, 4])
@@ -111,7 +115,9 @@ def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, 
     truth = checkpoint.load(places[1].weights, run.id)
     for name, tensor in checkpoint.load(places[size].weights, run.id).items():
         assert_close(tensor, truth[name], rtol=1e-9, atol=1e-12, msg=name)
-    assert values(places[size]) == pytest.approx(values(places[1]), rel=1e-9)
+    # KAISA with fewer gradient workers than ranks has not all states anywhere.
+    found, alone = (values(places[ranks], of_states=case != "kaisa half") for ranks in (size, 1))
+    assert found == pytest.approx(alone, rel=1e-9)
     one, many = (read_summary(places[n]) for n in (1, size))
     assert [many[key] for key in ("switch_step", "steps_done", "parameters")] == [
         one[key] for key in ("switch_step", "steps_done", "parameters")
@@ -241,11 +247,12 @@ def test_under_torchrun_and_mpiexec_the_command_publishes_the_rows_of_one_proces
 
 
 def until_row(place: RunFolder, number: int) -> None:
-    """Wait until a run has this number of rows."""
+    """Wait until a run has this number of rows of losses."""
+    losses = lambda: sum(row["split"] != "preconditioner" for row in read_metrics(place))  # noqa: E731
     limit = time.monotonic() + PATIENCE
-    while len(read_metrics(place)) < number and time.monotonic() < limit:
+    while losses() < number and time.monotonic() < limit:
         time.sleep(0.01)
-    assert len(read_metrics(place)) >= number
+    assert losses() >= number
 
 
 @pytest.fixture

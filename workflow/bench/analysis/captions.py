@@ -17,6 +17,9 @@ from workflow.bench.results.tables import Results
 _WITH_REASON: Final = ("failed", "skipped")
 """Statuses whose reason a caption gives."""
 
+INERT: Final = 0.999
+"""A method whose median cosine between update and gradient exceeds this is inert: it is its base optimizer."""
+
 _NAMED: Final = 3
 """If no run of a workload finished, the most optimizers that a caption names; more are "all runs"."""
 
@@ -51,6 +54,16 @@ def _tuned(runs: pd.DataFrame) -> list[str]:
         return []
     optimizers = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
     return [f"Tuned with equal trials: {optimizers}"]
+
+
+def _inert(runs: pd.DataFrame) -> list[str]:
+    """Return a sentence on the preconditioners that hardly change the gradient's direction, if there are any."""
+    phrases = []
+    for workload, rows in runs.dropna(subset=["direction_cosine"]).groupby("workload"):
+        cosines = rows.groupby("optimizer")["direction_cosine"].median()
+        if labels := [str(label) for label, cosine in cosines.items() if cosine > INERT]:
+            phrases.append(f"{', '.join(labels)} on {workload}")
+    return [f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}"] if phrases else []
 
 
 def _unfinished(runs: pd.DataFrame) -> list[str]:
@@ -153,7 +166,7 @@ def caption(
         parts = [f"{tier}; {results.hardware}", *notes]
     else:
         parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarized=summarized)}"]
-        parts += [*_mkor(runs), *_tuned(runs), *notes, *_unfinished(runs), *_missing(runs)]
+        parts += [*_mkor(runs), *_tuned(runs), *_inert(runs), *notes, *_unfinished(runs), *_missing(runs)]
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
     if not runs.empty:

@@ -58,6 +58,7 @@ RUN_COLUMNS: Final[Columns] = {
     "seconds_to_target": float,
     "crossing_step": float,
     "crossing_seconds": float,
+    "direction_cosine": float,
     "target": Target,
     "model": str,
     "dataset": str,
@@ -92,6 +93,13 @@ FORMER_VALUES: Final[Mapping[str, str]] = {"precision": "float32"}
 
 CROSSING: Final = ("crossing_step", "crossing_seconds")
 """Columns of `RUN_COLUMNS` that earlier versions did not write; they follow from the evaluations."""
+
+DIRECTION: Final = ("preconditioner", "cosine")
+"""The split and the metric of the median cosine, over layers, of a preconditioner's update and the gradient."""
+
+LATER: Final = (*CROSSING, "direction_cosine")
+"""All columns of `RUN_COLUMNS` that earlier versions did not write. The last one is the median of `DIRECTION` over a
+run's evaluations."""
 
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 """Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""

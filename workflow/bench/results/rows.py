@@ -7,12 +7,13 @@ import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
-from workflow.bench.results.columns import CROSSING, RUN_COLUMNS
+from workflow.bench.results.columns import CROSSING, DIRECTION, RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import write_atomically
@@ -70,6 +71,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "steps_to_target": reached.step if reached else None,
             "seconds_to_target": reached.train_seconds if reached else None,
             **dict(zip(CROSSING, crossing or (None, None), strict=True)),
+            "direction_cosine": _direction(evaluations if summary["status"] != "failed" else []),
             "target": target,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
@@ -78,6 +80,12 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "cpu": machine.get("cpu"),
             "gpu": "; ".join(machine.get("gpus", [])) if on_gpu else None,
         }
+
+
+def _direction(evaluations: Iterable[Mapping[str, str]]) -> float | None:
+    """Return the median over evaluations of the cosine of a preconditioner's update and the gradient."""
+    cosines = [float(row["value"]) for row in evaluations if (row["split"], row["metric"]) == DIRECTION]
+    return median(cosines) if cosines else None
 
 
 def _record(

@@ -19,6 +19,7 @@ from workflow.bench.results.columns import (
     CROSSING,
     EVALUATION_COLUMNS,
     FORMER_VALUES,
+    LATER,
     MAY_BE_INFINITE,
     RUN_COLUMNS,
     WITHOUT_VALUES,
@@ -180,7 +181,7 @@ class Results:
         are empty, as in files of earlier versions, they are computed from the evaluations.
         """
         path = self.root / f"{experiment}.runs.csv"
-        runs = _read(path, RUN_COLUMNS, former=dict.fromkeys(CROSSING))
+        runs = _read(path, RUN_COLUMNS, former=dict.fromkeys(LATER))
         return (
             runs if runs.empty or runs[[*CROSSING]].notna().any(axis=None) else self._with_crossings(runs, experiment)
         )

@@ -11,9 +11,9 @@ from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.runs import PlannedRun, Spec, run_id
 from workflow.bench.results.columns import (
-    CROSSING,
     EVALUATION_COLUMNS,
     FORMER_VALUES,
+    LATER,
     RUN_COLUMNS,
     STATUSES,
     probe_columns,
@@ -168,7 +168,7 @@ def version_differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:
 def _rows(file: Path, columns: Collection[str]) -> Rows:
     """Return a table's rows. Raise `VerificationError` if it has none, or other columns than ``columns``.
 
-    A table of an earlier version may lack the columns in `FORMER_VALUES` and `CROSSING`.
+    A table of an earlier version may lack the columns in `FORMER_VALUES` and `LATER`.
     """
     try:
         rows = read_csv(file)
@@ -178,7 +178,7 @@ def _rows(file: Path, columns: Collection[str]) -> Rows:
         raise VerificationError(file, "does not exist") from None
     if not rows:
         raise VerificationError(file, "has no rows")
-    later = {*FORMER_VALUES, *CROSSING}
+    later = {*FORMER_VALUES, *LATER}
     missing, unknown = set(columns) - rows[0].keys() - later, rows[0].keys() - set(columns)
     if missing or unknown:
         parts = [

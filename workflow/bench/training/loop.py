@@ -18,6 +18,7 @@ from workflow.bench.training.early_ends import (
     OneRankDivergedError,
     non_finite,
 )
+from workflow.bench.training.effects import effects
 from workflow.bench.training.record import first_line
 from workflow.bench.training.state import TrainingState
 
@@ -80,6 +81,9 @@ class Loop:
         self._looked_at = clock.last
         while account.steps_done < self._steps:
             clock.switch("data")
+            next_step = account.steps_done + 1
+            if self._parts.preconditioner is not None and (next_step % evaluate_every == 0 or next_step == self._steps):
+                self._parts.preconditioner.compare_next_step()
             loss = self._step(micro_batches(next(batches), self._parts.share.micro_batches))
             # Kept, not read: reading a loss in every step would make the CPU wait for the GPU.
             state.losses.append(loss)
@@ -152,6 +156,7 @@ class Loop:
             raise DivergedError(f"the validation loss is {validation['loss']} after step {steps_done}")
         values = {} if losses is None else {("train", "loss"): losses.double().mean().item()}
         values |= {("train", metric): value for metric, value in training.items()}
+        values |= {("preconditioner", metric): value for metric, value in effects(self._parts.preconditioner).items()}
         # Metrics other than the loss may be undefined, such as a correlation with a constant: they get no row.
         values |= {("validation", metric): value for metric, value in validation.items() if math.isfinite(value)}
         self._note_preconditioner_size()
