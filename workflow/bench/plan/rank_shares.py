@@ -76,9 +76,11 @@ Costs = dict[tuple[str, str, int], Cost]
 """Costs by work, workload and size: the tokens of a sequence, or the pixels of a side."""
 
 
-def measured() -> tuple[Path, Costs]:
-    """Return the first machine's measurements, and their file."""
-    file = min(REFERENCE.glob(_MEASURED))
+def measured() -> tuple[Path | None, Costs]:
+    """Return the first machine's measurements, and their file; none in a copy without reference results."""
+    file = min(REFERENCE.glob(_MEASURED), default=None)
+    if file is None:
+        return None, {}
     seconds: dict[tuple[str, str, int], dict[int, float]] = {}
     with file.open(newline="", encoding="utf-8") as rows:
         for row in csv.DictReader(rows):
@@ -139,7 +141,7 @@ def lines(plan: Plan, place_of: Callable[[str], Place], without: Collection[Job]
     """Yield a table of the `savings`, and where its numbers are from; nothing if there are none."""
     file, costs = measured()
     found = list(savings(plan, place_of, costs, without))
-    if not found:
+    if file is None or not found:
         return
     yield "seconds that ranks save by sharing work that one rank, or each of them, did alone: reckoned for the ranks"
     yield f"and cores below from times of 1 and 2 ranks in {shown_path(file)}"
