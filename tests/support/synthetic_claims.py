@@ -244,7 +244,8 @@ def half_precision(errors: Mapping[str, float] | None = None, finite: Mapping[st
     """
     rows: list[dict[str, Any]] = []
     for rule in ("published", "sherman_morrison"):
-        shared = {"update_rule": rule, "dtype": "float16", "arithmetic": "half", "sequence": "independent"}
+        shared = {"update_rule": rule, "blend": 0.8, "dtype": "float16", "arithmetic": "half"}
+        shared |= {"sequence": "independent"}
         error = (errors or {}).get(rule, 0.1)
         rows += [
             shared | {"check": "error", "value": value, "bound": 1.0, "largest_entry": 2.0} for value in (0.01, error)

@@ -109,3 +109,14 @@ def test_c23_descent(cosine, verdict):
 @pytest.mark.parametrize("decide", [decide_positive_definite, decide_inverse, decide_descent])
 def test_numerics_that_did_not_run_are_not_tested(decide):
     assert decide(numerics().head(0), conditions("C21")).verdict == "not tested"
+
+
+def test_c22_states_the_blends_at_which_the_printed_rule_stays_finite():
+    """Truth: by hand; 0.8 fails in one of two sequences."""
+    rows = half_precision()
+    published = rows[(rows["check"] == "finite") & (rows["update_rule"] == "published")]
+    of_blend = published.assign(check="blend", bound=1000.0)
+    swept = [of_blend.assign(blend=blend, value=value) for blend, value in ((0.4, 1000.0), (0.8, 1000.0), (0.8, 12.0))]
+    details = decide_half_precision(pd.concat([rows, *swept])).details
+    assert "With the stabilizer's blend at 0.4 all sequences of 1,000 updates stay finite, at 0.8 some do" in details
+    assert "blend" not in decide_half_precision(rows).details

@@ -1,6 +1,6 @@
 """MKOR's update in half precision: its error and the paper's bound on it, and whether it stays finite.
 
-``python -m workflow.bench.probes.half_precision --out half_precision.csv`` writes rows of two checks for claim C22:
+``python -m workflow.bench.probes.half_precision --out half_precision.csv`` writes rows of three checks for claim C22:
 
 - ``error`` (Lemma 3.2): one update of an inverse factor that half precision represents exactly. ``value`` is the
   largest entry of the difference between the update in half precision and in float64. ``bound`` is
@@ -11,14 +11,17 @@
 - ``finite``: 10,000 successive updates, each after the stabilizer. ``value`` is the number of updates after which all
   entries were finite, ``bound`` the number of updates attempted; a smaller value is the update of the first infinity
   or NaN. ``largest_entry`` is that of the factor at the end, or at the last finite update.
+- ``blend``: the same for 1,000 updates of the ``published`` rule and several blends of the stabilizer (zeta, whose
+  value the paper does not state).
 
 In ``error``, a factor beyond the range of half precision has an infinite ``largest_entry``. An update that overflowed
 has an infinite ``value``, or none if it is NaN.
 
-Columns: check, update_rule, dtype, arithmetic, sequence, dimension, trial, value, bound, largest_entry,
-code_fingerprint, git_commit. ``arithmetic`` is ``stored`` if factors and vectors are stored in half precision and the
-update is computed in float32 (as in mkor_core), ``half`` if the whole recurrence runs in half precision (as in the
-released code). ``sequence``: ``independent`` vectors, or a ``persistent mean`` with noise; norms from 0.1 to 10.
+Columns: check, update_rule, blend (the stabilizer's zeta), dtype, arithmetic, sequence, dimension, trial, value, bound,
+largest_entry, code_fingerprint, git_commit. ``arithmetic`` is ``stored`` if factors and vectors are stored in half
+precision and the update is computed in float32 (as in mkor_core), ``half`` if the whole recurrence runs in half
+precision (as in the released code). ``sequence``: ``independent`` vectors, or a ``persistent mean`` with noise; norms
+from 0.1 to 10.
 
 It runs on the CPU at every tier, since rounding differs between devices only by the order of sums.
 """
@@ -48,6 +51,9 @@ TRIALS: Final = 6
 UPDATES: Final = 10_000
 FINITE_DIMENSION: Final = 32
 """The dimension of the factors in the check ``finite``."""
+BLENDS: Final = (0.2, 0.3, 0.4, 0.5, 0.6, 0.8)
+BLEND_UPDATES: Final = 1_000
+"""Updates in the check ``blend``; a factor that grows does so by a tenth or more in each."""
 HISTORY: Final = 20
 """Number of float64 updates that precede the update examined in the check ``error``."""
 
@@ -57,6 +63,7 @@ class Row(NamedTuple):
 
     check: str
     update_rule: str
+    blend: float
     dtype: str
     arithmetic: str
     sequence: str
@@ -102,12 +109,14 @@ def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Itera
         error = (updated(method, inverse, vector, arithmetic).double() - truth).abs().max().item()
         largest = max(inverse.abs().max().item(), vector.abs().max().item())
         bound = lemma_bound(method.decay, largest, dimension, dtype)
-        rule = method.update_rule
-        yield Row("error", rule, dtype_name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
+        rule = method.update_rule, method.stabilizer_blend
+        yield Row("error", *rule, dtype_name(dtype), arithmetic, sequence, dimension, trial, error, bound, largest)
 
 
-def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,)) -> Iterator[Row]:
-    """Yield the rows of the check ``finite``; by default for the largest vectors, the most difficult ones."""
+def finite_updates(
+    method: MKOR, number: int = UPDATES, trials: Iterable[int] = (TRIALS - 1,), check: str = "finite"
+) -> Iterator[Row]:
+    """Yield the rows of a check for finite factors; by default for the largest vectors, the most difficult ones."""
     for dtype, arithmetic, sequence, trial in itertools.product(DTYPES, ARITHMETICS, SEQUENCES, trials):
         inverse = torch.eye(FINITE_DIMENSION, dtype=dtype)
         done = number
@@ -118,10 +127,8 @@ def finite_updates(method: MKOR, number: int = UPDATES, trials: Iterable[int] = 
                 break
             inverse = result
         largest = inverse.abs().max().item()
-        rule = method.update_rule
-        yield Row(
-            "finite", rule, dtype_name(dtype), arithmetic, sequence, FINITE_DIMENSION, trial, done, number, largest
-        )
+        rule = method.update_rule, method.stabilizer_blend
+        yield Row(check, *rule, dtype_name(dtype), arithmetic, sequence, FINITE_DIMENSION, trial, done, number, largest)
 
 
 def measure(plan: Plan) -> Iterator[Row]:
@@ -130,6 +137,8 @@ def measure(plan: Plan) -> Iterator[Row]:
     for method in METHODS:
         yield from update_errors(method)
         yield from finite_updates(method)
+    for blend in BLENDS:
+        yield from finite_updates(MKOR(update_rule="published", stabilizer_blend=blend), BLEND_UPDATES, check="blend")
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ RUN_COLUMNS: Final[Columns] = {
 PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
 """The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
 
-FORMER_VALUES: Final[Mapping[str, str]] = {"precision": "float32"}
+FORMER_VALUES: Final[Mapping[str, str | float | None]] = {"precision": "float32", "blend": 0.8}
 """Columns that probes of earlier versions did not write, as in results/reference, and the value that they had."""
 
 CROSSING: Final = ("crossing_step", "crossing_seconds")

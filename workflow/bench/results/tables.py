@@ -46,7 +46,7 @@ def _read(
     columns: Columns,
     *,
     may_be_infinite: frozenset[str] = frozenset(),
-    former: Mapping[str, str | None] = MappingProxyType({}),
+    former: Mapping[str, str | float | None] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return the rows of the CSV file at ``path``, with values of the types in ``columns``.
 
