@@ -53,22 +53,22 @@ class Share(NamedTuple):
 WHOLE = Share()
 
 
-def is_sharded(value: object) -> bool:
+def is_dtensor(value: object) -> bool:
     """Return whether a tensor is a DTensor."""
-    # Nobody can have made one before this module is imported, which takes a while.
+    # There is none before this module has been imported, and to import it here would take a while.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(value, module.DTensor)
 
 
 def local(tensor: Any) -> Tensor:
     """Return the part of a tensor that this rank holds, the tensor itself if it is no DTensor; a view of its memory."""
-    part: Tensor = tensor.to_local() if is_sharded(tensor) else tensor
+    part: Tensor = tensor.to_local() if is_dtensor(tensor) else tensor
     return part
 
 
 def whole(tensor: Any) -> Tensor:
     """Return all of a tensor; a collective call if it is divided among ranks, or to be added up."""
-    full: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor
+    full: Tensor = tensor.full_tensor() if is_dtensor(tensor) else tensor
     return full
 
 
@@ -78,7 +78,7 @@ def place_gradient(parameter: Any) -> None:
     Autograd leaves such sums where tensor-parallel ranks share a parameter and divide the tokens.
     """
     grad = parameter.grad
-    if is_sharded(grad) and grad.placements != parameter.placements:
+    if is_dtensor(grad) and grad.placements != parameter.placements:
         parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
@@ -88,7 +88,7 @@ def block_of(name: str, weight: Any, bias: Any) -> Block | None:
     Raises:
         TypeError: the parameters of the layer ``name`` are cut in a way of which D has no blocks.
     """
-    if not is_sharded(weight):
+    if not is_dtensor(weight):
         return None
     (first_row, first_column, *_), (rows, columns, *_) = _chunk(weight)
     groups: dict[int, list[ProcessGroup]] = {0: [], 1: []}
@@ -128,13 +128,16 @@ def ranks_of_a_batch(model: nn.Module, world: int) -> int:
             for group in groups:
                 if group is not None:
                     return max(1, world // int(group.mesh_info.mesh.size()))
-    sharded: list[Any] = [parameter for parameter in model.parameters() if is_sharded(parameter)]
+    sharded: list[Any] = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
     return max((parameter.device_mesh.size() for parameter in sharded), default=1)
 
 
 def share_of(tensor: Any) -> Share:
-    """Return the share of an input or of an output's gradient, as if one rank had its batch."""
-    if not is_sharded(tensor):
+    """Return the share of an input or of an output's gradient, of which no other rank holds a replica.
+
+    `Share.shared_by` takes replicas into account.
+    """
+    if not is_dtensor(tensor):
         return WHOLE
     last = tensor.dim() - 1
     column_shards, row_shards = 1, 1
@@ -167,7 +170,7 @@ def _chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _rows(bias: Any) -> tuple[int, int]:
-    if not is_sharded(bias):
+    if not is_dtensor(bias):
         return 0, len(bias)
     (first, _), (rows, _) = _chunk(bias)
     return first, first + rows

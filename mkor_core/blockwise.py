@@ -17,7 +17,7 @@ class Blockwise:
     """The work on the blocks that a rank has.
 
     Args:
-        method: a method that works on blocks; another one gets none.
+        method: the method; it is given no blocks unless it works on them.
         phases: returns the context manager of a phase of the work.
     """
 

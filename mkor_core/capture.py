@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from mkor_core import autograd
-from mkor_core.blocks import WHOLE, Share, is_sharded
+from mkor_core.blocks import WHOLE, Share, is_dtensor
 from mkor_core.ghosts import Ghosts, GraphNumbers
 from mkor_core.hooks import Hooks, is_dense
 from mkor_core.layer import Layer, wide_dtype
@@ -277,7 +277,7 @@ class Capture(Hooks[PendingSums]):
         weight = layer.module._parameters.get("weight")
         if not (self._captures(layer) and layer.weight is not None and isinstance(weight, nn.Parameter)):
             return None
-        if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_sharded(inputs):
+        if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_dtensor(inputs):
             return None
         taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._graph_numbers.loss_scale
         share = WHOLE.shared_by(self._sharers)

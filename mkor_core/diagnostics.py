@@ -1,6 +1,6 @@
 """Reports of what a step could not use: layers without statistics, values that are not finite, failed decompositions.
 
-Each is logged once for each layer.
+Each is logged once for each layer; if layers have owners, what concerns a layer's state by its owner alone.
 """
 
 from __future__ import annotations

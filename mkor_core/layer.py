@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mkor_core.blocks import block_of, is_sharded, local, place_gradient
+from mkor_core.blocks import block_of, is_dtensor, local, place_gradient
 
 Supported = nn.Linear | nn.Conv2d
 
@@ -66,7 +66,7 @@ class Layer:
         """Columns of D, the bias included."""
         self.block = block_of(name, module.weight, module.bias if self.has_bias else None)
         """The part of D that this rank holds; None: all of it."""
-        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_sharded(value)}
+        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_dtensor(value)}
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -86,7 +86,7 @@ class Layer:
     @property
     def was_sharded_later(self) -> bool:
         """Whether the weight has been sharded since the layer was found."""
-        return self.block is None and is_sharded(self.module._parameters.get("weight"))
+        return self.block is None and is_dtensor(self.module._parameters.get("weight"))
 
     def _parameter(self, key: str) -> nn.Parameter | None:
         """Return a parameter; under FSDP its shard, also while the module holds it whole."""
@@ -94,7 +94,7 @@ class Layer:
         shard = self._shards.get(key)
         if shard is None or own is None:
             return cast("nn.Parameter | None", own)
-        if is_sharded(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
+        if is_dtensor(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
             self._shards[key] = own
         return cast("nn.Parameter", self._shards[key])
 

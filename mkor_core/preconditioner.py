@@ -56,9 +56,9 @@ class Preconditioner:
         process_group: the ranks that share the global batch; None means all.
         precision: that of the matrix products on gradients; None means ``high`` on CUDA and ``highest`` elsewhere.
             Factors are updated in ``highest``.
-        owners: whether each layer has one owner among the ranks, which alone holds its state, gets its whole gradient
-            and sends back the update: less memory and work on every rank for more communication. None means only if
-            the parameters are sharded and the method cannot work on their blocks.
+        owners: whether each layer has one owner among the ranks, which gets its whole gradient, sends back the update,
+            and alone holds the state (but all have KAISA's factors and HyLo's rows): less memory and work on every rank
+            for more communication. None: if the parameters are sharded and the method cannot work on their blocks.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
@@ -185,7 +185,7 @@ class Preconditioner:
         return self._comparisons.read()
 
     def non_finite_layers(self) -> list[str]:
-        """Return the layers whose state holds a NaN or an infinity; waits for the device, so not for every step."""
+        """Return the layers whose state on this rank has a NaN or an infinity; waits for the device."""
         return self._engine.non_finite()
 
     def state_dict(self) -> dict[str, Any]:

@@ -290,7 +290,7 @@ class StackedEngine:
         return finite, accept
 
     def _chosen(self, gradients: GradientParts, *, in_blocks: bool) -> Iterator[Unit]:
-        """Yield the gradients, gathered, that are blocks of D, or the others."""
+        """Yield the gradients that are blocks of D, or those that are all of D."""
         for stack in self._ensure(self._layers[name] for name in gradients):
             block = stack.kind.block if self._owners is None else None
             chosen = [layer for layer in stack.layers if layer.name in gradients]
