@@ -90,7 +90,8 @@ def block_of(name: str, weight: Any, bias: Any) -> Block | None:
     """
     if not is_dtensor(weight):
         return None
-    (first_row, first_column, *_), (rows, columns, *_) = _chunk(weight)
+    (chunk,) = weight.__create_chunk_list__()
+    (first_row, first_column, *_), (rows, columns, *_) = chunk.offsets, chunk.sizes
     groups: dict[int, list[ProcessGroup]] = {0: [], 1: []}
     row_shards, is_first = 1, True
     for axis, placement in enumerate(weight.placements):
@@ -143,7 +144,7 @@ def share_of(tensor: Any) -> Share:
     column_shards, row_shards = 1, 1
     for axis, placement in enumerate(tensor.placements):
         size = tensor.device_mesh.size(axis)
-        if placement.is_partial() or getattr(placement, "dim", None) in (last, -1):
+        if placement.is_partial() or getattr(placement, "dim", None) == last:
             column_shards *= size
         elif not placement.is_replicate():
             row_shards *= size
@@ -163,24 +164,18 @@ def summed(parts: Sequence[tuple[Tensor, Groups]]) -> list[Tensor]:
     return values
 
 
-def _chunk(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the offsets and the sizes of this rank's part of a DTensor, padded to two dimensions."""
-    (chunk,) = tensor.__create_chunk_list__()
-    return (*chunk.offsets, 0)[: max(2, tensor.dim())], (*chunk.sizes, 1)[: max(2, tensor.dim())]
-
-
 def _rows(bias: Any) -> tuple[int, int]:
     if not is_dtensor(bias):
         return 0, len(bias)
-    (first, _), (rows, _) = _chunk(bias)
-    return first, first + rows
+    (chunk,) = bias.__create_chunk_list__()
+    return chunk.offsets[0], chunk.offsets[0] + chunk.sizes[0]
 
 
 def _last_offset(tensor: Any) -> int:
     """Return this rank's first column of a DTensor, which torch cuts into chunks of equal, rounded-up size."""
     size, offset = tensor.shape[-1], 0
     for axis, placement in enumerate(tensor.placements):
-        if getattr(placement, "dim", None) in (tensor.dim() - 1, -1):
+        if getattr(placement, "dim", None) == tensor.dim() - 1:
             chunk = -(-size // tensor.device_mesh.size(axis))
             start = min(tensor.device_mesh.get_local_rank(axis) * chunk, size)
             offset, size = offset + start, min(chunk, size - start)

@@ -48,3 +48,16 @@ def make_engine(
     in_order = list(layers.values())
     chosen = Owners(in_order, assigned(in_order, group), group) if by_owners else None
     return StackedEngine(layers, method, diagnostics, phases, chosen, group)
+
+
+def refuse_parts_of_rows(method: Method) -> None:
+    """Raise an error for a method that tensor parallelism does not suit.
+
+    Raises:
+        TypeError: the method needs whole rows of inputs and gradients.
+    """
+    if method.statistic.kind != "mean":
+        raise TypeError(
+            f"This {type(method).__name__} needs whole rows of inputs and gradients, which tensor-parallel ranks do "
+            "not have: use MKOR with rank=1, or Eva."
+        )

@@ -20,7 +20,7 @@ from mkor_core.capture import Capture, Sums
 from mkor_core.comparison import Comparison, Comparisons
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.discovery import Exclude, find_layers, refuse_sharded
-from mkor_core.engines import make_engine
+from mkor_core.engines import make_engine, refuse_parts_of_rows
 from mkor_core.exchange import exchange
 from mkor_core.kl_clip import known
 from mkor_core.layer import Layer
@@ -211,9 +211,8 @@ class Preconditioner:
     def consolidate(self, rank: int | None = None) -> None:
         """Gather every rank's part of the state in host memory, so that the `state_dict` of ``rank`` is complete.
 
-        A collective call; the result holds until the next step. Only needed if ranks hold different parts (layers
-        have owners, or KAISA's ``grad_worker_fraction`` is below 1) and one of them saves for all. Otherwise it does
-        nothing.
+        A collective call; the result holds until the next step. Only needed if one rank saves for all and they hold
+        different parts (of layers with owners, of KAISA with ``grad_worker_fraction`` below 1); else it does nothing.
 
         rank: the rank of the process group that keeps the state; None: every rank does.
 
@@ -252,11 +251,8 @@ class Preconditioner:
     def _make_capture(self, model: nn.Module, micro_batches: int) -> Capture | RowCapture:
         statistic, world = self.method.statistic, comm.world_size(self._group)
         sharers = ranks_of_a_batch(model, world)
-        if sharers > 1 and statistic.kind != "mean":
-            raise TypeError(
-                f"This {type(self.method).__name__} needs whole rows of inputs and gradients, which tensor-parallel "
-                "ranks do not have: use MKOR with rank=1, or Eva."
-            )
+        if sharers > 1:
+            refuse_parts_of_rows(self.method)
         place = 0 if self.method.rank_rows else comm.rank(self._group) // sharers
         make: Callable[..., Capture | RowCapture] = RowCapture
         if statistic.kind != "rows":
@@ -394,8 +390,7 @@ class Preconditioner:
         if self._lr is not None or not self.method.needs_lr:
             return [self._lr] * len(layers)
         rates = [None] * len(layers) if self._attachment is None else self._attachment.learning_rates(layers)
-        # Checked here: a rank that owns no layer would wait for those that raise an error.
-        return [known(rate) for rate in rates]
+        return [known(rate) for rate in rates]  # on all ranks: one that owns no layer must not wait for an error
 
     def _release(self) -> None:
         self._released = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from math import prod
 from typing import Any, cast
 
 import pytest
@@ -36,11 +37,11 @@ PLACEMENTS: list[tuple[Placement, Placement]] = [
 
 
 @contextmanager
-def place(rank: int) -> Iterator[DeviceMesh]:
-    """Be one of four ranks, on a mesh of two times two; collectives leave values as they are."""
+def place(rank: int, sizes: tuple[int, int] = (2, 2)) -> Iterator[DeviceMesh]:
+    """Be one of four ranks, on a mesh; collectives leave values as they are."""
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
     try:
-        yield init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "tensor"))
+        yield init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
     finally:
         dist.destroy_process_group()
 
@@ -51,12 +52,13 @@ def distributed(tensor: Tensor, mesh: DeviceMesh, placements: tuple[Placement, .
 
 @pytest.mark.parametrize("placements", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("shape", [(5, 6), (1, 3), (8, 4)], ids=str)
-def test_a_block_is_the_part_of_d_that_a_rank_has(shape, placements):
+@pytest.mark.parametrize("sizes", [(2, 2), (4, 1), (1, 4)], ids=str)
+def test_a_block_is_the_part_of_d_that_a_rank_has(shape, placements, sizes):
     weight, bias = torch.arange(1.0, shape[0] * shape[1] + 1).view(shape), torch.arange(1.0, shape[0] + 1)
     of_bias = tuple(place if place == Shard(0) else Replicate() for place in placements)
     holders, counted = torch.zeros(shape), torch.zeros(shape[0])
     for rank in RANKS:
-        with place(rank) as mesh:
+        with place(rank, sizes) as mesh:
             part, rows_of_bias = distributed(weight, mesh, placements), distributed(bias, mesh, of_bias)
             block = block_of("layer", part, rows_of_bias)
             assert block is not None
@@ -65,15 +67,15 @@ def test_a_block_is_the_part_of_d_that_a_rank_has(shape, placements):
             assert_close(bias[rows], rows_of_bias.to_local())
             axes = [axis for axis, placement in enumerate(placements) if placement == Shard(0)]
             assert block.row_groups == tuple(mesh.get_group(axis) for axis in axes)
-            assert block.row_shards == 2 ** len(axes)
+            assert block.row_shards == prod(sizes[axis] for axis in axes)
             axes = [axis for axis, placement in enumerate(placements) if placement == Shard(1)]
             assert block.column_groups == tuple(mesh.get_group(axis) for axis in axes)
             holders[rows, columns] += 1
             counted[rows] += block.counts_bias
     # Every entry has as many holders; so many of them are in one sum, in which each row's bias counts once.
-    divided = sum(placement != Replicate() for placement in placements)
-    assert (holders == WORLD // 2**divided).all()
-    assert (counted == WORLD // 2**divided).all()
+    blocks = prod(size for size, placement in zip(sizes, placements, strict=True) if placement != Replicate())
+    assert (holders == WORLD // blocks).all()
+    assert (counted == WORLD // blocks).all()
 
 
 def test_a_block_of_a_convolution_has_all_columns_of_its_rows():
@@ -149,6 +151,8 @@ def test_tensor_parallel_ranks_share_a_batch():
     with place(0) as mesh:
         assert ranks_of_a_batch(network(), WORLD) == 1
         assert ranks_of_a_batch(parallelize_module(network(), mesh["tensor"], plan), WORLD) == 2
+        mixed = parallelize_module(network(), init_device_mesh("cpu", (1,)), {"1": ColwiseParallel()})
+        assert ranks_of_a_batch(parallelize_module(mixed, mesh["tensor"], plan), WORLD) == 2
         assert ranks_of_a_batch(fully_shard(network()), WORLD) == 1
         assert ranks_of_a_batch(fully_shard(network(), mesh=mesh), WORLD) == 1
         both = parallelize_module(network(), mesh["tensor"], plan)
