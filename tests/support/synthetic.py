@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tests.support.synthetic_probes import write_probe, write_probes
+from tests.support.synthetic_probes import step_time, write_probe, write_probes
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import write_csv
+from workflow.bench.results.tables import Results
 
 RULES = {"mkor": "sherman_morrison", "mkor_released": "released", "mkor_published": "published"}
 SPEED = {
@@ -98,6 +99,7 @@ def run_rows(
                 "tier": "embedded",
                 "hardware": "test-cpu",
                 "reason": None,
+                "switch_step": None,
                 "hyperparameters": {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)},
                 "tuned": True,
                 "start_from": None,
@@ -258,4 +260,6 @@ def write_results(root: Path) -> Path:
     write_probe(root, "iteration_time", iteration_times())
     write_probe(root, "numerics", numerics())
     write_probe(root, "sizes", sizes())
+    every = [Results(root).runs(name) for name in ("bert_pretraining", "update_rules")]
+    write_probe(root, "step_time", step_time(pd.concat(every), noise=0.01))
     return write_probes(root)

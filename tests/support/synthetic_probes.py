@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from workflow.bench.analysis.time_to_target import period_of
 from workflow.bench.results.columns import probe_columns
 
 ORIGIN = {"hardware": "test-cpu", "code_fingerprint": "0123456789abcdef", "git_commit": "0123456789abcdef"}
@@ -49,6 +51,47 @@ def spectra() -> pd.DataFrame:
                     condition = 10 / smallest if smallest > 0 else np.inf
                     rows.append({**about, "factor": factor, **values, "condition_number": condition, **ORIGIN})
     return pd.DataFrame(rows)
+
+
+STEP_MS = {"kaisa": 50.0}
+"""Milliseconds of a step by label; of another label 30."""
+
+
+def step_time(
+    runs: pd.DataFrame,
+    ms: Mapping[str, float] = STEP_MS,
+    *,
+    rounds: int = 15,
+    cycle: int = 1,
+    noise: float = 0.0,
+    bias: float = 0.0,
+    busy: Iterable[int] = (),
+) -> pd.DataFrame:
+    """Return rows of probes/step_time.csv for every label of ``<experiment>.runs.csv``, the first of them twice.
+
+    Args:
+        runs: the runs; labels that differ in their period are timed at each.
+        ms: milliseconds of a step by label.
+        rounds: the number of rounds.
+        cycle: the steps of a cycle, of which one is trained in a round.
+        noise: the standard deviation of a step's logarithm.
+        bias: the logarithm of the second name's time over the first's.
+        busy: rounds in which another process takes half of the cores, and steps three times as long.
+    """
+    random, rows = np.random.default_rng(0), []
+    for (experiment, workload), of_workload in runs.groupby(["experiment", "workload"], sort=False):
+        settings = {(row.optimizer, period_of(row.hyperparameters)): None for row in of_workload.itertuples()}
+        (first, period), *_ = settings
+        contenders = [(label, label, period, False) for label, period in settings]
+        for contender, label, at, again in [*contenders, (f"{first}_again", first, period, True)]:
+            usual = ms.get(label, 30.0) * np.exp(noise * random.standard_normal(rounds) + bias * again)
+            for number in range(rounds):
+                is_busy = number in set(busy)
+                about = {"experiment": experiment, "workload": workload, "contender": contender, "optimizer": label}
+                about |= {"inverse_update_period": at, "again": again, "cycle": cycle, "round": number, "steps": 1}
+                times = {"step_ms": usual[number] * (3 if is_busy else 1), "busy_share": 0.5 if is_busy else 0.01}
+                rows.append({**about, **times, "left_out": is_busy, "threads": 1, "precision": "float32", **ORIGIN})
+    return pd.DataFrame(rows, columns=list(probe_columns("step_time")))
 
 
 PHASE_MS = {

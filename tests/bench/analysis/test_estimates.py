@@ -22,7 +22,7 @@ from workflow.bench.analysis.estimates import (
     paired_ratio,
     t_interval,
 )
-from workflow.bench.analysis.time_to_target import Speedup, censored, reaching, speedup, to_target, too_short
+from workflow.bench.analysis.time_to_target import Speedup, budgets, censored, reaching, speedup, to_target, too_short
 from workflow.bench.claims.verdicts import Condition, Margin, all_of, parse_conditions, parse_margin
 from workflow.bench.results.tables import NoDataError
 
@@ -454,11 +454,12 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
         }
     )
     took, other = dict.fromkeys(range(3), INF), {0: 40.0, 1: 60.0, 2: 60.0}
-    assert too_short(runs, took, other, "steps") == [1]  # the one that diverged would never have got there
-    assert too_short(runs, took, {seed: steps / 10 - 2 for seed, steps in other.items()}, "seconds") == []
-    assert too_short(runs, took, dict.fromkeys(range(3), INF), "steps") == []
+    assert too_short(took, other, budgets(runs)) == [1]  # the one that diverged would never have got there
+    faster = {seed: steps / 10 - 2 for seed, steps in other.items()}
+    assert too_short(took, faster, budgets(runs, "seconds")) == []
+    assert too_short(took, dict.fromkeys(range(3), INF), budgets(runs)) == []
     longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
-    assert too_short(longer, took, other, "steps") == []
+    assert too_short(took, other, budgets(longer)) == []
 
 
 def test_half_an_interval_is_none():

@@ -26,7 +26,7 @@ from tests.support.synthetic_claims import (
     scaling,
     spectra,
 )
-from tests.support.synthetic_probes import write_probe
+from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench.claims import COLUMNS, RULES, decide_all, published_sizes
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
@@ -62,13 +62,19 @@ def _write(root: Path) -> Path:
     }
     for name, rows in probes.items():
         write_probe(root, name, rows)
+    every = []
     for experiment in ("bert_pretraining", "resnet50_imagenet", "alexnet_cifar100"):
         runs = runs_to_target(experiment, REACHES)
         if experiment == "bert_pretraining":
             switches = hybrid([51, 52, 53]).set_index(["optimizer", "seed"])["switch_step"]
             keys = pd.MultiIndex.from_frame(runs[["optimizer", "seed"]])
-            runs = runs.assign(switch_step=switches.reindex(keys).to_numpy(), update_rule="sherman_morrison")
+            given = [{"lr": 0.1, "base": "lamb"} for _ in runs.index]
+            runs = runs.assign(
+                switch_step=switches.reindex(keys).to_numpy(), update_rule="sherman_morrison", hyperparameters=given
+            )
         write_rows(root / f"{experiment}.runs.csv", RUN_COLUMNS, runs)
+        every.append(runs)
+    write_probe(root, "step_time", step_time(pd.concat(every)))
     write_rows(root / "resnet_cifar10_lr.runs.csv", RUN_COLUMNS, learning_rates(RATES))
     for experiment, tasks in (("bert_squad", ["quotes"]), ("bert_glue", ["copy", "package"])):
         metrics, runs = fine_tuned(experiment, SCORES, tasks)

@@ -7,7 +7,28 @@ import pytest
 
 from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import NO_METRICS, NO_RUNS, conditions, fine_tuned, runs_to_target
-from workflow.bench.claims.pretraining import decide_hybrid_time, decide_iterations_to_target
+from tests.support.synthetic_probes import step_time
+from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.claims import pretraining as claims_of_pretraining
+from workflow.bench.claims.decision import Decision
+from workflow.bench.claims.pretraining import decide_iterations_to_target
+from workflow.bench.claims.verdicts import Condition
+
+STEP_MS = {"lamb": 100.0, "mkor_h": 100.0, "kaisa": 200.0, "kaisa_1000": 200.0}
+
+
+def decide_hybrid_time(
+    pretraining: pd.DataFrame,
+    squad: pd.DataFrame,
+    metrics: pd.DataFrame,
+    thresholds: tuple[Condition, ...],
+    *,
+    rival: str,
+    times: pd.DataFrame | None = None,
+) -> Decision:
+    """Decide with steps of LAMB and of MKOR-H of 0.1 s, of KAISA of 0.2 s."""
+    rows = StepTimes(step_time(pretraining, STEP_MS) if times is None else times)
+    return claims_of_pretraining.decide_hybrid_time(pretraining, squad, metrics, rows, thresholds, rival=rival)
 
 
 def _pretraining(**reaches: list[float | None]) -> pd.DataFrame:
@@ -189,3 +210,19 @@ def test_c01_at_a_small_tier_is_about_the_loss_and_states_the_f1(hybrid_reaches,
 def test_c02_without_mkor_h_says_what_is_missing():
     decision = decide_hybrid_time(_pretraining(kaisa=[100.0]), NO_RUNS, NO_METRICS, conditions("C02"), rival="kaisa")
     assert (decision.verdict, decision.why) == ("not tested", "bert_pretraining has no run of mkor_h.")
+
+
+def test_c01_without_step_times_is_not_tested():
+    pretraining = _pretraining(lamb=[100.0, 110.0], mkor_h=[50.0, 55.0])
+    decision = decide_hybrid_time(pretraining, NO_RUNS, NO_METRICS, conditions("C01"), rival="lamb", times=NO_RUNS)
+    assert (decision.verdict, "step_time.csv is missing" in decision.why) == ("not tested", True)
+
+
+def test_after_its_switch_mkor_h_takes_the_steps_of_its_base():
+    """Truth: LAMB takes 100 steps of 10 ms; MKOR-H 20 of 30 ms, then 20 of LAMB's: 1 s over .8 s."""
+    pretraining = _pretraining(lamb=[100.0, 100.0], mkor_h=[40.0, 40.0])
+    given = [{"lr": 0.1, "base": "lamb"} if label == "mkor_h" else {"lr": 0.1} for label in pretraining["optimizer"]]
+    pretraining = pretraining.assign(hyperparameters=given, switch_step=pretraining["optimizer"].map({"mkor_h": 20.0}))
+    times = step_time(pretraining, {"lamb": 10.0, "mkor_h": 30.0})
+    decision = decide_hybrid_time(pretraining, NO_RUNS, NO_METRICS, conditions("C01"), rival="lamb", times=times)
+    assert (decision.verdict, decision.measured) == ("confirmed", "1.25")

@@ -2,10 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pandas as pd
 import pytest
 
 from tests.support.synthetic_claims import conditions, runs_to_target
-from workflow.bench.claims.time_to_target import decide_speedup
+from tests.support.synthetic_probes import step_time
+from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.claims import time_to_target
+from workflow.bench.claims.decision import Decision
+from workflow.bench.claims.verdicts import Condition
+
+
+def decide_speedup(
+    experiment: str,
+    runs: pd.DataFrame,
+    thresholds: tuple[Condition, ...],
+    *,
+    rivals: tuple[str, ...],
+    times: pd.DataFrame | None = None,
+) -> Decision:
+    """Decide with step times of 30 ms, KAISA's 50, on an idle machine."""
+    rows = StepTimes(step_time(runs) if times is None else times)
+    return time_to_target.decide_speedup(experiment, runs, rows, thresholds, rivals=rivals)
 
 
 @pytest.mark.parametrize(
@@ -71,9 +91,8 @@ def test_a_target_that_nobody_reaches_is_open_and_counted():
 
 
 def test_a_target_met_before_the_first_step_is_open():
-    """0 iterations over 0 are no ratio, even where a clock has run."""
+    """0 iterations over 0 are no ratio."""
     runs = runs_to_target("resnet50_imagenet", {"sgd": [0.0, 0.0], "mkor": [0.0, 0.0]})
-    runs["crossing_seconds"] = 0.001
     decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
     assert (decision.verdict, decision.interval) == ("inconclusive", "")
 
@@ -91,3 +110,48 @@ def test_at_the_paper_tier_mkor_is_the_released_rule():
     )
     small = runs_to_target("resnet50_imagenet", reaches)
     assert decide_speedup("resnet50_imagenet", small, conditions("C06"), rivals=("sgd",)).measured == "sgd/mkor: 0.5"
+
+
+REACHES: dict[str, list[float | None]] = {"sgd": [100.0, 110.0, 120.0], "mkor": [60.0, 66.0, 72.0]}
+
+
+def _with_times(times: pd.DataFrame | None = None, **about: Any) -> Decision:
+    runs = runs_to_target("resnet50_imagenet", REACHES)
+    given = step_time(runs, **about) if times is None else times
+    return decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",), times=given)
+
+
+def test_seconds_are_iterations_times_the_time_of_a_step_and_not_those_of_the_runs():
+    """Truth: 5 / 3 of the iterations, each taking 30 / 25 as long."""
+    decision = _with_times(ms={"mkor": 25.0})
+    assert (decision.verdict, decision.measured) == ("confirmed", "sgd/mkor: 2")
+    assert "probes/step_time.csv: experiment=resnet50_imagenet, optimizer=mkor, sgd" in str(decision.data)
+
+
+def test_without_step_times_the_claim_says_so_and_gives_the_iterations():
+    decision = _with_times(pd.DataFrame())
+    assert decision.verdict == "not tested"
+    assert decision.why == "step_time.csv is missing or empty: the probe step_time has timed no step."
+    assert "sgd/mkor 1.67" in decision.details
+
+
+def test_on_a_busy_machine_the_claim_is_not_tested():
+    decision = _with_times(busy=range(1, 15))
+    assert decision.verdict == "not tested"
+    assert decision.why.startswith("The machine was busy: other processes slowed 14 of 15 rounds")
+    assert _with_times(busy=range(7)).measured == "sgd/mkor: 1.67"
+
+
+def test_on_a_noisy_machine_the_claim_is_not_tested():
+    """A second name of the same optimizer that is 3 % slower in every round is not noise that intervals cover."""
+    decision = _with_times(rounds=60, bias=0.03, noise=0.001)
+    assert decision.verdict == "not tested"
+    assert decision.why.startswith("The machine is too noisy: 20 of 20 intervals between equal steps exclude a ratio")
+
+
+def test_an_optimizer_that_was_not_timed_is_named():
+    runs = runs_to_target("resnet50_imagenet", REACHES)
+    times = step_time(runs).astype({"note": object})
+    times.loc[times["optimizer"] == "mkor", ["step_ms", "note"]] = [None, "out of memory"]
+    decision = _with_times(times)
+    assert decision.why == "step_time.csv has no step of mkor in resnet50_imagenet (out of memory)."

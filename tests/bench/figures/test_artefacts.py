@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
 from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results
-from tests.support.synthetic_probes import write_probe
+from tests.support.synthetic_probes import step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from workflow.bench.analysis.common_steps import last_common_values
@@ -348,14 +348,17 @@ def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
     for run in parts[2][1][1:]:
         run |= reaching(None, 0.03)
     write_experiment(tmp_path, "bert_pretraining", parts)
-    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
-    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    table = _times_to_target(tmp_path)
     assert list(table["reached"]) == [3, 3, 1]
     assert table.loc["mkor", "target"] == "validation loss ≤ 4.2"
     assert table.loc["mkor", "fewer iterations than its base"] == "1.5 [1.5, 1.5]"
     assert table.loc["kaisa", "iterations"] == "not reached"
     assert table.loc["lamb", "iterations"].startswith("121 [119, 123]")
     assert table.loc["lamb", "fewer iterations than its base"] == table.loc["kaisa", "less time than kaisa"] == ""
+    # A step takes 30 ms, MKOR's 20 and KAISA's 50.
+    assert table.loc["mkor", "ms a step"] == 20
+    assert table.loc["mkor", "training seconds"].startswith("1.61 [")
+    assert table.loc["mkor", "less time than its base"] == "2.25 [2.25, 2.25]"
     # The rival did not reach the target on two seeds, so that the ratio has no upper bound.
     assert table.loc["mkor", "fewer iterations than kaisa"] == "∞"
 
@@ -370,10 +373,39 @@ def test_a_run_that_was_too_short_gives_no_ratio(tmp_path):
     for run, status in zip(lamb[1][1:], ("finished", "diverged"), strict=True):
         run.update(reaching(None, 0.03), status=status, steps_done=70, train_seconds=2.1)
     write_experiment(tmp_path, "bert_pretraining", [lamb, mkor])
-    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
-    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    table = _times_to_target(tmp_path, mkor=30.0)
     assert table.loc["mkor", "fewer iterations than its base"] == "1 of 3 too short to tell"
     assert table.loc["mkor", "less time than its base"] == "1 of 3 too short to tell"
+    # If MKOR's steps are shorter, it is there before LAMB's 70 steps are over.
+    assert _times_to_target(tmp_path, mkor=20.0).loc["mkor", "less time than its base"] == "∞"
+
+
+def _times_to_target(root: Path, mkor: float = 20.0) -> pd.DataFrame:
+    """Make the table with steps of ``mkor`` ms of MKOR, 50 of KAISA and 30 of others, and return it by label."""
+    write_probe(root, "step_time", step_time(Results(root).runs("bert_pretraining"), {"mkor": mkor, "kaisa": 50.0}))
+    assert main(["time_to_target", "--results", str(root)]) == 0
+    return pd.read_csv(root / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "reason"),
+    [(None, "step_time.csv is missing or empty"), (range(15), "the machine was busy: other processes slowed 15 of 15")],
+)
+def test_without_times_of_steps_the_iterations_stand_and_times_are_not_tested(tmp_path, rounds, reason):
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
+    parts = [
+        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
+        for label, at in (("lamb", 120.0), ("mkor", 80.0))
+    ]
+    write_experiment(tmp_path, "bert_pretraining", parts)
+    if rounds is not None:
+        write_probe(tmp_path, "step_time", step_time(Results(tmp_path).runs("bert_pretraining"), busy=rounds))
+    assert main(["time_to_target", "--results", str(tmp_path)]) == 0
+    table = pd.read_csv(tmp_path / "tables" / "time_to_target.csv", keep_default_na=False).set_index("optimizer")
+    assert table.loc["mkor", "fewer iterations than its base"].startswith("1.49 [")
+    columns = ["ms a step", "training seconds", "less time than its base"]
+    assert table.loc["mkor", columns].tolist() == ["not tested"] * 3
+    assert f"Not tested: {reason}" in (tmp_path / "tables" / "time_to_target.md").read_text()
 
 
 def test_time_to_target_without_a_target_is_a_table_without_rows(tmp_path):

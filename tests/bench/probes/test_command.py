@@ -168,7 +168,7 @@ def test_probes_state_their_needs_as_literals(monkeypatch):
     needs = {name: describe("probes", name) for name in available("probes")}
     on_the_cpu = {"communication", "half_precision", "numerics", "projection", "sharding", "sizes"}
     assert {name for name, probe in needs.items() if not probe.uses_gpu} == on_the_cpu
-    alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown"}
+    alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown", "step_time"}
     assert {name for name, probe in needs.items() if probe.cores == "all"} == alone
     assert needs["communication"].cores == needs["sharding"].cores == 4
     assert {name: probe.files for name, probe in needs.items() if probe.files} == {"projection": (SYSTEMS,)}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.synthetic import write_results
-from tests.support.synthetic_probes import SLOPES
+from tests.support.synthetic_probes import SLOPES, step_time, write_probe
 from tests.support.synthetic_tables import LABELS, TASKS, final_score, pretraining, write_tables
 from workflow.bench.analysis.lr_outcomes import converging_rates, outcome_of, outcomes
 from workflow.bench.make_artefact import main
@@ -25,6 +25,7 @@ from workflow.bench.tables._finetuning import counterpart
 from workflow.bench.tables._printed import Derived, Printed, compare, derive
 
 TABLES = (
+    "aa_test",
     "published_consistency",
     "table1_complexity",
     "table2_squad",
@@ -410,6 +411,29 @@ def test_the_caption_counts_the_verdicts(results, tmp_path):
     truth = table["agrees"].str.removeprefix("no, ").value_counts().to_dict()
     assert counted == truth
     assert "Nothing here is measured" in caption_of("published_consistency", tmp_path)
+
+
+def test_the_aa_test_counts_over_all_workloads(copied, tmp_path):
+    """Truth: 4 intervals of 12 rounds without noise on each of three workloads, the second name 3 % slower on one."""
+    runs = pd.concat([Results(copied).runs(name) for name in ("bert_pretraining", "update_rules")])
+    quiet, biased = step_time(runs, rounds=12), step_time(runs, rounds=12, bias=0.03, noise=1e-4)
+    write_probe(copied, "step_time", quiet)
+    table = make("aa_test", copied, tmp_path)
+    assert list(table.columns[:6]) == ["experiment", "contender", "intervals", "excluding_1", "rate", "passes"]
+    assert len(table) == 3
+    assert set(table["intervals"]) == {"4"}
+    assert set(table["passes"]) == {"True"}
+    here = biased["experiment"] == "bert_pretraining"
+    write_probe(copied, "step_time", pd.concat([quiet[~here], biased[here]]))
+    table = make("aa_test", copied, tmp_path)
+    assert table["excluding_1"].astype(int).sum() == 4
+    assert set(table["passes"]) == {"False"}
+    assert "4 of 12 intervals exclude 1; at most 3 may" in caption_of("aa_test", tmp_path)
+
+
+def test_a_tier_without_targets_has_an_empty_aa_test(copied, tmp_path):
+    write_probe(copied, "step_time", step_time(Results(copied).runs("bert_pretraining"))[:0])
+    assert make("aa_test", copied, tmp_path).empty
 
 
 def test_time_to_target_names_the_runs_that_it_compares_with(results, tmp_path):

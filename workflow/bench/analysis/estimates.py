@@ -169,3 +169,23 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
     logs = estimate(np.log(ratios))
     bounds = math.exp(logs.low), math.exp(logs.high)
     return Estimate(math.exp(logs.value), *bounds, logs.n, "geometric mean", "t", is_ratio=True)
+
+
+def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:
+    """Estimate a ratio from the logarithms ``[seeds, blocks]`` of its value for each seed and each block of rounds.
+
+    Seeds and blocks vary independently of each other: the variance of the mean is the sum of both, with the degrees of
+    freedom of Welch and Satterthwaite. A single seed or block gives no interval.
+    """
+    seeds, blocks = logarithms.shape
+    value = math.exp(float(logarithms.mean()))
+    if min(seeds, blocks) < 2:
+        statistic: StatisticName = "single value" if seeds == 1 else "geometric mean"
+        return Estimate(value, math.nan, math.nan, seeds, statistic, "none", is_ratio=True)
+    samples = (logarithms.mean(axis=1), logarithms.mean(axis=0))
+    parts = [(float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
+    total = sum(variance for variance, _ in parts)
+    # Without any variance the degrees of freedom do not matter.
+    freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts) if total else 1.0
+    factor = math.exp(float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(total))
+    return Estimate(value, value / factor, value * factor, seeds, "geometric mean", "t", is_ratio=True)

@@ -34,8 +34,13 @@ class Configuration:
     @property
     def period(self) -> float:
         """Steps between refreshes; NaN for a method without a period."""
-        period = self.hyperparameters.get("inverse_update_period", self.hyperparameters.get("update_period"))
-        return math.nan if period is None else float(period)
+        return period_of(self.hyperparameters)
+
+
+def period_of(hyperparameters: Mapping[str, Any]) -> float:
+    """Return the steps between refreshes; NaN for a method without a period."""
+    period = hyperparameters.get("inverse_update_period", hyperparameters.get("update_period"))
+    return math.nan if period is None else float(period)
 
 
 def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
@@ -79,23 +84,25 @@ def to_target(runs: pd.DataFrame, quantity: Quantity) -> dict[int, float]:
     return {int(seed): censored(took) for seed, took in zip(ended["seed"], ended[_COLUMN[quantity]], strict=True)}
 
 
-def too_short(
-    runs: pd.DataFrame, took: Mapping[int, float], other: Mapping[int, float], quantity: Quantity
-) -> list[int]:
+def budgets(runs: pd.DataFrame, quantity: Quantity = "steps") -> dict[int, float]:
+    """Return the steps or seconds of one label's finished runs by seed; of several budgets the longest counts."""
+    finished = runs[runs["status"] == "finished"]
+    longest = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()
+    return {int(str(seed)): float(steps) for seed, steps in longest.items()}
+
+
+def too_short(took: Mapping[int, float], other: Mapping[int, float], spent: Mapping[int, float]) -> list[int]:
     """Return the seeds in which a label's run finished short of its target before another label reached it.
 
     With more steps such a run might have reached the target first, so it is unknown which of the two is faster. A run
     that diverged would not have.
 
     Args:
-        runs: the label's rows of ``<experiment>.runs.csv``; of several budgets the longest counts.
-        took: the label's times to the target, from `to_target`.
+        took: the label's iterations or seconds to the target, infinity where it was not reached.
         other: those of the other label.
-        quantity: iterations or training seconds.
+        spent: the iterations or seconds of the label's finished runs (`budgets`).
     """
-    finished = runs[runs["status"] == "finished"]
-    spent = finished.groupby("seed")["steps_done" if quantity == "steps" else "train_seconds"].max()
-    unreached = (seed for seed in took.keys() & other.keys() if math.isinf(took[seed]) and seed in spent.index)
+    unreached = (seed for seed in took.keys() & other.keys() if math.isinf(took[seed]) and seed in spent)
     return sorted(seed for seed in unreached if spent[seed] < other[seed] < math.inf)
 
 

@@ -16,6 +16,7 @@ import pandas as pd
 
 from workflow.bench.analysis import wording
 from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.wording import capital
 from workflow.bench.claims import (
     factor_share,
@@ -86,6 +87,7 @@ def _hybrid_time(results: Results, conditions: Sequence[Condition], *, rival: st
         results.runs("bert_pretraining"),
         results.runs("bert_squad"),
         results.metrics("bert_squad"),
+        StepTimes(results.probe("step_time")),
         conditions,
         rival=rival,
     )
@@ -115,7 +117,8 @@ def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
 def _speedup(
     results: Results, conditions: Sequence[Condition], *, experiment: str, rivals: tuple[str, ...]
 ) -> Decision:
-    return time_to_target.decide_speedup(experiment, results.runs(experiment), conditions, rivals=rivals)
+    times = StepTimes(results.probe("step_time"))
+    return time_to_target.decide_speedup(experiment, results.runs(experiment), times, conditions, rivals=rivals)
 
 
 def _period_loss(results: Results, conditions: Sequence[Condition]) -> Decision:

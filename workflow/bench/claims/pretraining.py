@@ -10,12 +10,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
 
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
-from workflow.bench.analysis.time_to_target import Quantity, of_any_length, to_target
+from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.time_to_target import budgets, of_any_length, to_target
+from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
@@ -31,18 +32,14 @@ from workflow.bench.claims.decision import (
     with_interval,
 )
 from workflow.bench.claims.finetuning import averages_of
-from workflow.bench.claims.time_to_target import ended_early, target_of
+from workflow.bench.claims.time_to_target import ended_early, target_of, times_of, untimed
 from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import Sources, from_runs
 
-_IN_WORDS: Final[Mapping[Quantity, str]] = {"steps": "Iterations", "seconds": "Training seconds"}
 
-
-def pretraining_to_target(
-    pretraining: pd.DataFrame, squad: pd.DataFrame, label: str, quantity: Quantity
-) -> dict[int, float]:
-    """Return a label's iterations or seconds of pre-training to the target by seed, infinity if it was not reached.
+def iterations_of_pretraining(pretraining: pd.DataFrame, squad: pd.DataFrame, label: str) -> dict[int, float]:
+    """Return a label's iterations of pre-training to the target by seed, infinity if it was not reached.
 
     If ``bert_pretraining`` sets a target, that one counts. Otherwise, as in the paper, a pre-training takes all of its
     steps if the fine-tuning that starts from it reaches the target of ``bert_squad``, and of several pre-trainings
@@ -52,11 +49,9 @@ def pretraining_to_target(
         pretraining: rows of ``bert_pretraining.runs.csv``.
         squad: rows of ``bert_squad.runs.csv``.
         label: the label of the pre-training's optimizer.
-        quantity: iterations or training seconds.
     """
     if pretraining["target"].notna().any():
-        return to_target(pretraining[pretraining["optimizer"] == label], quantity)
-    column = "steps_done" if quantity == "steps" else "train_seconds"
+        return to_target(pretraining[pretraining["optimizer"] == label], "steps")
     tuned = squad[squad["target"].notna() & squad["status"].isin(ENDED)].set_index("start_from")["steps_to_target"]
     took: dict[int, float] = {}
     for run in of_any_length(pretraining, label).to_dict("records"):
@@ -64,7 +59,7 @@ def pretraining_to_target(
             continue  # without its fine-tuning, the pre-training's score is unknown
         reached = run["status"] == "finished" and not math.isnan(float(tuned[run["run"]]))
         if reached or run["status"] in ENDED:
-            value = float(run[column]) if reached else math.inf
+            value = float(run["steps_done"]) if reached else math.inf
             took[int(run["seed"])] = min(value, took.get(int(run["seed"]), math.inf))
     return took
 
@@ -84,15 +79,45 @@ class _Comparison:
     squad: pd.DataFrame
     above: str
     below: str
-    quantity: Quantity
+    times: StepTimes | None = None
+    """The times of steps, which make seconds of iterations; None compares iterations."""
+
+    @cached_property
+    def iterations(self) -> Mapping[str, Mapping[int, float]]:
+        """Iterations to the target by label and seed."""
+        return {
+            label: iterations_of_pretraining(self.pretraining, self.squad, label) for label in (self.above, self.below)
+        }
 
     @cached_property
     def took(self) -> Mapping[str, Mapping[int, float]]:
         """Iterations or seconds to the target by label and seed."""
-        return {
-            label: pretraining_to_target(self.pretraining, self.squad, label, self.quantity)
-            for label in (self.above, self.below)
-        }
+        return {label: self._measured(label, steps) for label, steps in self.iterations.items()}
+
+    def _measured(self, label: str, steps: Mapping[int, float]) -> Mapping[int, float]:
+        """Return iterations in the unit of the comparison."""
+        return steps if self.times is None else mean_seconds(self.times, self._training(label).taking(steps))
+
+    def _training(self, label: str) -> Training:
+        return Training.of(self.runs[label], self.iterations[label])
+
+    @property
+    def untimed(self) -> str:
+        """A sentence on why the seconds cannot be compared; empty if they can, or if iterations are."""
+        return "" if self.times is None else untimed(self.times, *map(self._training, (self.above, self.below)))
+
+    @property
+    def ratio(self) -> Estimate | None:
+        """The ratio, ``above`` over ``below``; None if no pair reached the target."""
+        if self.times is None:
+            return paired_ratio(self.took[self.above], self.took[self.below])
+        return time_ratio(self.times, self._training(self.above), self._training(self.below))
+
+    @property
+    def ended_early(self) -> str:
+        """Sentences on runs that were too short to be compared; empty without any."""
+        spent = {label: self._measured(label, budgets(runs)) for label, runs in self.runs.items()}
+        return ended_early(self.took, spent)
 
     @cached_property
     def runs(self) -> Mapping[str, pd.DataFrame]:
@@ -106,12 +131,9 @@ class _Comparison:
 
     @property
     def is_tied(self) -> bool:
-        """Whether both take equally many iterations in every seed.
-
-        Runs are only known to reach a target by their next evaluation, so the true order may be either.
-        """
+        """Whether both take equally many iterations in every seed."""
         equal = all(self.took[self.above][seed] == self.took[self.below][seed] for seed in self.seeds)
-        return self.quantity == "steps" and equal
+        return self.times is None and equal
 
     @property
     def counts_in_full(self) -> bool:
@@ -125,7 +147,7 @@ class _Comparison:
         data = from_runs("bert_pretraining.runs.csv", used)
         if self.counts_in_full:
             data += from_runs("bert_squad.runs.csv", self.squad[self.squad["start_from"].isin(used["run"])])
-        return data
+        return data if self.times is None else data + times_of("bert_pretraining", self.above, self.below)
 
     def details(self, ratio: Estimate, early: str) -> str:
         """Return each label's iterations or seconds by seed, and remarks on the runs."""
@@ -159,19 +181,21 @@ def _decide_ratio(comparison: _Comparison, condition: Condition) -> Decision:
     target = _target(comparison.pretraining, comparison.squad)
     if not target:
         return not_tested("Neither bert_pretraining nor bert_squad sets a target at this tier.")
-    for label, took in comparison.took.items():
+    for label, took in comparison.iterations.items():
         if not took:
             return not_tested(f"No fine-tuning in bert_squad from a pre-training of {label} has ended.")
-    ratio = paired_ratio(comparison.took[above], comparison.took[below])
+    if comparison.untimed:
+        return not_tested(comparison.untimed)
+    ratio = comparison.ratio
     seeds = integer_ranges(comparison.seeds)
     if ratio is None:
         why = f"Neither {above} nor {below} reached {target} within the steps of a run."
         return Decision("inconclusive", why, seeds=seeds, data=comparison.data)
-    early = ended_early(comparison.runs, comparison.took, comparison.quantity)
+    early = comparison.ended_early
     is_open = comparison.is_tied or bool(early)
     return Decision(
         "inconclusive" if is_open else condition.judge(ratio),
-        f"{_IN_WORDS[comparison.quantity]} to {target}, {above}'s over {below}'s: "
+        f"{'Iterations' if comparison.times is None else 'Training seconds'} to {target}, {above}'s over {below}'s: "
         f"{_reason(comparison, ratio, condition, early)}.",
         details=comparison.details(ratio, early),
         measured=number(ratio.value),
@@ -184,7 +208,7 @@ def _decide_ratio(comparison: _Comparison, condition: Condition) -> Decision:
 
 def _reason(comparison: _Comparison, ratio: Estimate, condition: Condition, early: str) -> str:
     if comparison.is_tied:
-        return "they tie in every seed, at the resolution of the evaluations"
+        return "they tie in every seed"
     return "a run was too short to be compared" if early else f"the ratio {position(ratio, condition)}"
 
 
@@ -192,20 +216,24 @@ def decide_hybrid_time(
     pretraining: pd.DataFrame,
     squad: pd.DataFrame,
     metrics: pd.DataFrame,
+    times: StepTimes,
     conditions: Sequence[Condition],
     *,
     rival: str,
 ) -> Decision:
     """Decide C01 (rival ``lamb``) or C02 (``kaisa``): the rival's training seconds to the target over MKOR-H's.
 
+    Seconds are iterations times the time of a step; after MKOR-H's switch, that of its base.
+
     Args:
         pretraining: rows of ``bert_pretraining.runs.csv``.
         squad: rows of ``bert_squad.runs.csv``.
         metrics: rows of ``bert_squad.csv``; its scores are added to the details if the target is a loss.
+        times: the times of steps.
         conditions: the claim's thresholds.
         rival: the label of the optimizer that MKOR-H is compared with.
     """
-    comparison = _Comparison(pretraining, squad, above=rival, below="mkor_h", quantity="seconds")
+    comparison = _Comparison(pretraining, squad, above=rival, below="mkor_h", times=times)
     decision = _decide_ratio(comparison, conditions[0])
     if comparison.counts_in_full:
         return decision
@@ -227,9 +255,9 @@ def decide_iterations_to_target(
         conditions: the claim's thresholds.
     """
     judged = mkor_of(pretraining)
-    decision = _decide_ratio(_Comparison(pretraining, squad, judged, "lamb", "steps"), conditions[0])
+    decision = _decide_ratio(_Comparison(pretraining, squad, judged, "lamb"), conditions[0])
     other = "mkor" if judged == "mkor_released" else "mkor_released"
-    of_other = _decide_ratio(_Comparison(pretraining, squad, other, "lamb", "steps"), conditions[0])
+    of_other = _decide_ratio(_Comparison(pretraining, squad, other, "lamb"), conditions[0])
     ratio = f"{other} over lamb: {of_other.measured} {of_other.interval}." if of_other.measured else ""
     decision = with_details(decision, ratio, from_runs("bert_pretraining.runs.csv", of_any_length(pretraining, other)))
     return with_details(decision, "The paper's number is for SQuAD F1 after pre-training BERT-Large.")

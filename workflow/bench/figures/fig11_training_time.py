@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
-from workflow.bench.analysis.time_to_target import too_short
+from workflow.bench.analysis.time_to_target import budgets, too_short
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis, plain_log_ticks
@@ -72,7 +72,7 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
     for rival, contender in product(RIVALS, CONTENDERS):
         shared = took[rival].keys() & took[contender].keys()
         short = any(
-            too_short(runs[runs["optimizer"] == label], took[label], took[other], "seconds")
+            too_short(took[label], took[other], budgets(runs[runs["optimizer"] == label], "seconds"))
             for label, other in ((rival, contender), (contender, rival))
         )
         rival_never, contender_never = (

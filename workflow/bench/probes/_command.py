@@ -23,6 +23,7 @@ def run(
     *,
     uses_gpu: bool = True,
     optimizers: Sequence[str] = (),
+    columns: Sequence[str] = (),
 ) -> int:
     """Measure on the chosen plan's tier and write the rows as CSV; return the exit status.
 
@@ -31,6 +32,7 @@ def run(
         measure: called as ``measure(plan)``, or as ``measure(plan, labels)`` if the probe has ``optimizers``.
         arguments: the command line; ``sys.argv`` by default.
         uses_gpu: whether the probe computes on the tier's device. A probe that does not runs on any machine.
+        columns: the columns of the rows, of a probe that may have none to write.
         optimizers: labels that are measured by default. The option ``--optimizers`` replaces them.
     """
     parser = argparse.ArgumentParser(prog=f"python -m workflow.bench.probes.{name}")
@@ -53,6 +55,6 @@ def run(
         if uses_gpu and plan.tier.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
         torch.set_num_threads(plan.tier.threads)
-        write_rows(options.out, measure(plan, *labels))
+        write_rows(options.out, measure(plan, *labels), columns)
 
     return run_command(parser, work, arguments)

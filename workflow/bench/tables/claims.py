@@ -30,6 +30,7 @@ PROBES = (
     "numerics",
     "half_precision",
     "scaling",
+    "step_time",
     "projection",
 )
 PUBLISHED = ("claims", "iteration_time_ms", "memory_gb")

@@ -5,19 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import (
     Configuration,
+    budgets,
     by_configuration,
     reaching,
     speedup,
     to_target,
     too_short,
 )
+from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs
@@ -25,6 +28,7 @@ from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.tables._files import estimated, write_table
 
 EXPERIMENTS = ("*",)
+PROBES = ("step_time",)
 
 RIVAL: Final = "kaisa"
 """Optimizers are compared with their base, and with this one."""
@@ -39,6 +43,7 @@ COLUMNS: Final = (
     "runs",
     "reached",
     "iterations",
+    "ms a step",
     "training seconds",
     "its base",
     "fewer iterations than its base",
@@ -49,7 +54,7 @@ COLUMNS: Final = (
 )
 _SHARED: Final = ["experiment", "workload", "dataset", "target"]
 """Columns with the same values in all runs that are compared with each other."""
-_QUANTITIES: Final[tuple[Literal["steps", "seconds"], ...]] = ("steps", "seconds")
+NOT_TESTED: Final = "not tested"
 
 
 def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
@@ -66,26 +71,49 @@ def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str,
     return at_rate[0] if len(at_rate) == 1 else None
 
 
-def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, quantity: Literal["steps", "seconds"]) -> str:
-    """Return the cell with a reference's time or steps over that of ``runs``; empty without a reference."""
+def _faster(runs: pd.DataFrame, reference: pd.DataFrame | None, times: StepTimes | None) -> str:
+    """Return the cell with a reference's iterations, or with ``times`` its seconds, over those of ``runs``.
+
+    It is empty without a reference.
+    """
     if reference is None or reference is runs:
         return ""
-    theirs, ours = to_target(reference, quantity), to_target(runs, quantity)
+    trainings = [Training.of(rows, to_target(rows, "steps")) for rows in (reference, runs)]
+    spent = [training.taking(budgets(rows)) for training, rows in zip(trainings, (reference, runs), strict=True)]
+    if times is None:
+        (theirs, ours), (their_budget, our_budget) = ([one.steps for one in pair] for pair in (trainings, spent))
+    elif times.problem(*trainings[0].labels, *trainings[1].labels):
+        return NOT_TESTED
+    else:
+        (theirs, ours), (their_budget, our_budget) = (
+            [mean_seconds(times, one) for one in pair] for pair in (trainings, spent)
+        )
     # A ratio without these seeds would favor the side that did not reach the target, so no ratio is given.
-    if short := [*too_short(reference, theirs, ours, quantity), *too_short(runs, ours, theirs, quantity)]:
+    if short := [*too_short(theirs, ours, their_budget), *too_short(ours, theirs, our_budget)]:
         return f"{len(short)} of {len(theirs.keys() & ours.keys())} too short to tell"
     compared = speedup(theirs, ours)
-    ratio = estimated(compared.ratio).replace(number(math.inf), "∞") if compared.ratio else ""
+    ratio = compared.ratio if times is None else time_ratio(times, *trainings)
+    text = estimated(ratio).replace(number(math.inf), "∞") if ratio else ""
     undecided = f"{compared.undecided} undecided" if compared.undecided else ""
-    return "; ".join(filter(None, [ratio, undecided]))
+    return "; ".join(filter(None, [text, undecided]))
 
 
-def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
+def _seconds(runs: pd.DataFrame, times: StepTimes) -> tuple[str, str]:
+    """Return the cells of the time of a step, and of the seconds to the target."""
+    training = Training.of(runs, to_target(runs, "steps"))
+    if times.problem(*training.labels):
+        return NOT_TESTED, NOT_TESTED
+    seconds = reaching(mean_seconds(times, training))
+    ms = number(float(times.blocks(training.label).mean()))
+    return ms, estimated(seconds.took) if seconds else ""
+
+
+def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
     """Yield one row for each configuration of runs that share experiment, workload, data and target."""
     configurations = by_configuration(runs)
     for configuration, rows in configurations.items():
-        iterations, seconds = (reaching(to_target(rows, quantity)) for quantity in _QUANTITIES)
-        if iterations is None or seconds is None:
+        iterations = reaching(to_target(rows, "steps"))
+        if iterations is None:
             continue
         rate, base_label = configuration.hyperparameters.get("lr", math.nan), configuration.hyperparameters.get("base")
         base, rival = (_reference(configurations, label, rate) for label in (str(base_label), RIVAL))
@@ -102,15 +130,21 @@ def _rows(runs: pd.DataFrame) -> Iterator[dict[str, Any]]:
             iterations.took.n,
             iterations.reached,
             estimated(iterations.took),
-            estimated(seconds.took),
+            *_seconds(rows, times),
             base_label,
-            _faster(rows, base, "steps"),
-            _faster(rows, base, "seconds"),
-            _faster(rows, rival, "steps"),
-            _faster(rows, rival, "seconds"),
+            _faster(rows, base, None),
+            _faster(rows, base, times),
+            _faster(rows, rival, None),
+            _faster(rows, rival, times),
             from_runs(f"{configuration.experiment}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
+
+
+def _untimed(runs: pd.DataFrame, times: StepTimes) -> list[str]:
+    """Return sentences on why times are not tested, each reason once."""
+    problems = (times.problem(*Training.of(rows, {}).labels) for rows in by_configuration(runs).values())
+    return [f"Not tested: {problem}" for problem in dict.fromkeys(problems) if problem]
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -124,7 +158,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"no *.runs.csv in {results.root}: run an experiment first.")
     runs = pd.concat(frames, ignore_index=True)
     aimed = runs.dropna(subset=["target"])
-    rows = [row for _, shared in aimed.groupby(_SHARED, sort=False) for row in _rows(shared)]
+    times = StepTimes(results.probe("step_time"))
+    rows = [row for _, shared in aimed.groupby(_SHARED, sort=False) for row in _rows(shared, times)]
     table = pd.DataFrame(rows, columns=list(COLUMNS))
     table["inverse update period"] = table["inverse update period"].astype("Int64")
     notes = [
@@ -136,7 +171,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
         "is faster. A target is reached where the metric, smoothed by the monotone curve nearest to it, crosses it "
         "between two evaluations",
+        "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
+        "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
+    notes += _untimed(aimed, times)
     return write_table(
         table,
         folder,

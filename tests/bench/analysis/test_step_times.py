@@ -1,0 +1,137 @@
+"""Step times and training times with planted truths: A/A tests, blocks of whole cycles, intervals of ratios."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from tests.support.synthetic_claims import runs_to_target
+from tests.support.synthetic_probes import step_time
+from workflow.bench.analysis.estimates import crossed_ratio
+from workflow.bench.analysis.step_times import StepTimes, TimedLabel, aa_exclusions, most_exclusions
+from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
+
+INF = math.inf
+RUNS = runs_to_target("bert_pretraining", {"lamb": [100.0, 110.0], "mkor": [80.0, 88.0]})
+LAMB, MKOR = (TimedLabel("bert_pretraining", "bert_pretraining", label) for label in ("lamb", "mkor"))
+
+
+def training(label: TimedLabel, *steps: float) -> Training:
+    return Training(label, None, dict(enumerate(steps)), {})
+
+
+def test_equal_steps_exclude_1_in_five_of_a_hundred_intervals():
+    """Truth: both names have the same distribution of times, with the heavy tail that interrupts make."""
+    random = np.random.default_rng(0)
+    one, other = 0.01 * random.standard_normal((2, 6000)) + 0.03 * (random.random((2, 6000)) < 0.02)
+    intervals, excluding = aa_exclusions(one - other)
+    assert intervals == 2000
+    assert 0.02 < excluding / intervals < 0.07
+
+
+def test_a_second_name_that_is_3_percent_slower_fails_the_test():
+    random = np.random.default_rng(0)
+    logs = 0.03 + 0.01 * random.standard_normal(180)
+    intervals, excluding = aa_exclusions(logs)
+    assert (intervals, most_exclusions(60), most_exclusions(63)) == (60, 7, 8)
+    assert excluding > 8
+    times = StepTimes(step_time(RUNS, rounds=180, noise=0.007, bias=0.03))
+    assert not times.is_quiet
+    assert "too noisy" in times.problem(LAMB, MKOR)
+    assert StepTimes(step_time(RUNS, rounds=180, noise=0.007)).problem(LAMB, MKOR) == ""
+
+
+@pytest.mark.parametrize("intervals", [1, 20, 60, 105])
+def test_the_allowed_number_is_the_binomial_quantile(intervals):
+    """Truth: the smallest number that at most 1 % of quiet machines exceed."""
+    most = most_exclusions(intervals)
+    assert stats.binom.sf(most, intervals, 0.05) <= 0.01 < stats.binom.sf(most - 1, intervals, 0.05)
+
+
+def test_a_busy_half_of_the_rounds_is_left_out_and_counted():
+    """Truth: steps of 30 ms, three times as long in the busy rounds."""
+    times = StepTimes(step_time(RUNS, rounds=30, busy=range(0, 30, 2)))
+    assert times.problem(LAMB, MKOR) == ""
+    assert times.blocks(LAMB, MKOR) == pytest.approx(np.full((2, 15), 30.0))
+    (test,) = times.aa_tests
+    assert (test.rounds, test.left_out, test.intervals, test.excluding_1) == (30, 15, 5, 0)
+    assert "busy: other processes slowed 28 of 30" in StepTimes(step_time(RUNS, rounds=30, busy=range(28))).problem(
+        LAMB
+    )
+
+
+def test_a_block_holds_whole_cycles():
+    """Truth: MKOR refreshes every fifth step, in 80 ms in place of 30; a step takes 40 on average."""
+    rows = step_time(RUNS, rounds=17)
+    of_mkor = rows["optimizer"] == "mkor"
+    rows.loc[of_mkor, "cycle"] = 5
+    rows.loc[of_mkor & (rows["round"] % 5 == 2), "step_ms"] = 80.0
+    times = StepTimes(rows)
+    assert times.blocks(MKOR).tolist() == [pytest.approx([40.0] * 3)]
+    assert times.blocks(LAMB, MKOR).shape == (2, 3)
+    rows.loc[rows["round"] == 7, "left_out"] = True  # of the second block
+    assert StepTimes(rows).blocks(LAMB, MKOR).shape == (2, 2)
+    rows.loc[of_mkor, "steps"] = 10  # a turn of two cycles
+    assert StepTimes(rows).blocks(LAMB, MKOR).shape == (2, 16)
+
+
+def test_labels_at_several_periods_have_their_own_times():
+    rows = step_time(RUNS)
+    slow = rows.assign(inverse_update_period=1, step_ms=90.0)
+    times = StepTimes(pd.concat([rows, slow[slow["optimizer"] == "mkor"]]))
+    assert times.blocks(MKOR._replace(period=1.0)).mean() == pytest.approx(90.0)
+    assert times.blocks(MKOR).mean() == pytest.approx(30.0)
+    assert times.problem(MKOR._replace(period=7.0)) == "step_time.csv has no step of mkor in bert_pretraining"
+
+
+@pytest.mark.parametrize(("of_seeds", "of_blocks"), [(0.1, 0.01), (0.02, 0.1), (0.05, 0.05)])
+def test_the_interval_of_a_ratio_covers_both_variances(of_seeds, of_blocks):
+    """Truth: 1,000 draws of 3 seeds and 5 blocks with a true ratio of 1.2; 95 % of the intervals hold it."""
+    random = np.random.default_rng(0)
+    covered = 0
+    for _ in range(1000):
+        seeds, blocks = of_seeds * random.standard_normal(3), of_blocks * random.standard_normal(5)
+        ratio = crossed_ratio(math.log(1.2) + seeds[:, None] + blocks[None, :])
+        covered += ratio.low <= 1.2 <= ratio.high
+    assert 0.93 < covered / 1000 < 0.985
+
+
+def test_without_noise_in_the_times_the_interval_is_students_over_seeds():
+    logs = np.log([1.1, 1.2, 1.25])
+    ratio = crossed_ratio(np.tile(logs[:, None], 5))
+    truth = np.exp(stats.t.interval(0.95, 2, loc=logs.mean(), scale=stats.sem(logs)))
+    assert (ratio.low, ratio.high) == pytest.approx(tuple(truth))
+    assert not crossed_ratio(np.zeros((1, 5))).has_interval
+    assert (crossed_ratio(np.zeros((3, 5))).low, crossed_ratio(np.zeros((3, 5))).high) == (1.0, 1.0)
+
+
+def test_a_time_ratio_is_steps_times_milliseconds():
+    """Truth: twice the steps, each 1.5 times as long."""
+    times = StepTimes(step_time(RUNS, {"lamb": 45.0, "mkor": 30.0}))
+    ratio = time_ratio(times, training(LAMB, 100, 200, 150), training(MKOR, 50, 100, 75))
+    assert ratio is not None
+    assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3.0, 3.0, 3.0, 3))
+    assert mean_seconds(times, training(MKOR, 50, INF)) == pytest.approx({0: 1.5, 1: INF})
+
+
+def test_runs_that_miss_the_target_count_as_before():
+    times = StepTimes(step_time(RUNS, noise=0.01))
+    reached = training(MKOR, *[50.0] * 7)
+    never = time_ratio(times, training(LAMB, *[INF] * 7), reached)
+    assert never is not None
+    assert (never.value, never.low) == (INF, INF)
+    few = time_ratio(times, training(LAMB, 100.0, INF), training(MKOR, 50.0, 50.0))
+    assert few is not None
+    assert not few.has_interval
+    assert time_ratio(times, training(LAMB, INF, 0.0), training(MKOR, INF, 0.0)) is None
+    some = time_ratio(times, training(LAMB, 100.0, 110.0, INF), training(MKOR, 50.0, 55.0, INF))
+    assert some is not None
+    assert (some.n, some.has_interval) == (2, True)  # the third seed says nothing
+    # Where the interval is that of a median, the times widen it.
+    most = time_ratio(times, training(LAMB, *[100.0] * 7, INF), training(MKOR, *[50.0] * 8))
+    assert most is not None
+    assert most.low < 2.0 < most.high

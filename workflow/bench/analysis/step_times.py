@@ -1,0 +1,156 @@
+"""Times of steps from the interleaved probe ``step_time``: means over whole cycles, and the A/A test of the machine.
+
+A round holds one turn of every optimizer of a workload. Optimizers are compared over blocks of rounds in which each of
+them trains whole cycles of its refresh period, so that refreshing and plain steps have their weights in training.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from workflow.bench.analysis.estimates import LEVEL, t_interval
+
+FEWEST_BLOCKS: Final = 3
+"""The fewest blocks of rounds on an idle machine from which times are compared."""
+AA_ROUNDS: Final = 3
+"""Rounds of one A/A interval."""
+AA_QUANTILE: Final = 0.99
+"""The quantile of the number of A/A intervals that exclude 1 on a quiet machine; more make time untestable."""
+
+
+class TimedLabel(NamedTuple):
+    """What a step time belongs to: a label of an experiment on a workload, at a refresh period."""
+
+    experiment: str
+    workload: str
+    optimizer: str
+    period: float = math.nan
+    """Steps between refreshes; NaN for a method without a period."""
+
+
+class AATest(NamedTuple):
+    """A/A intervals of one optimizer, timed twice under two names: 95 % intervals of a ratio that is 1."""
+
+    experiment: str
+    contender: str
+    rounds: int
+    left_out: int
+    intervals: int
+    excluding_1: int
+
+
+def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64], size: int = AA_ROUNDS) -> tuple[int, int]:
+    """Return the number of t intervals of the logarithms of ratios by round, and of those that exclude a ratio of 1.
+
+    size: the successive rounds of one interval; the rounds left at the end, fewer than that, are not used.
+    """
+    starts = range(0, len(log_ratios) - size + 1, size)
+    intervals = [t_interval(log_ratios[start : start + size]) for start in starts]
+    return len(intervals), sum(not low <= 0 <= high for low, high in intervals)
+
+
+def most_exclusions(intervals: int) -> int:
+    """Return how many of some 95 % intervals may exclude the truth: a quantile of the binomial distribution."""
+    return int(binom.ppf(AA_QUANTILE, intervals, 1 - LEVEL))
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """The rows of ``probes/step_time.csv``."""
+
+    rows: pd.DataFrame
+
+    @cached_property
+    def aa_tests(self) -> list[AATest]:
+        """The A/A test of every workload on which an optimizer was timed twice."""
+        if self.rows.empty:
+            return []
+        timed = self.rows[self.rows["step_ms"].notna()]
+        keys = ["experiment", "workload", "optimizer"]
+        first = dict(iter(timed[~_true(timed["again"])].groupby(keys, sort=False)))
+        second = timed[_true(timed["again"])].groupby(keys, sort=False)
+        return [_aa_test(first[key], rows) for key, rows in second]
+
+    @property
+    def exclusions(self) -> tuple[int, int]:
+        """The number of A/A intervals of all workloads, and of those that exclude 1."""
+        return sum(test.intervals for test in self.aa_tests), sum(test.excluding_1 for test in self.aa_tests)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no more A/A intervals exclude 1 than on a machine whose noise the intervals cover."""
+        intervals, excluding = self.exclusions
+        return excluding <= most_exclusions(intervals)
+
+    def problem(self, *labels: TimedLabel) -> str:
+        """Return why the times of some labels cannot be compared, a clause; empty if they can."""
+        if self.rows.empty:
+            return "step_time.csv is missing or empty: the probe step_time has timed no step"
+        for label in labels:
+            rows = self._of(label)
+            if rows["step_ms"].isna().all():
+                reasons = rows["note"].dropna()
+                because = f" ({reasons.iloc[0]})" if len(reasons) else ""
+                return f"step_time.csv has no step of {label.optimizer} in {label.experiment}{because}"
+        if self.blocks(*labels).shape[1] < FEWEST_BLOCKS:
+            rows = self._of(labels[0])
+            busy = int(_true(rows["left_out"]).sum())
+            return (
+                f"the machine was busy: other processes slowed {busy} of {len(rows)} rounds of step_time in "
+                f"{labels[0].experiment}"
+            )
+        if not self.is_quiet:
+            intervals, excluding = self.exclusions
+            return (
+                f"the machine is too noisy: {excluding} of {intervals} intervals between equal steps exclude a ratio "
+                f"of 1, and at most {most_exclusions(intervals)} may"
+            )
+        return ""
+
+    def blocks(self, *labels: TimedLabel) -> NDArray[np.float64]:
+        """Return the mean milliseconds of a step, ``[labels, blocks]``, over the blocks without a busy round."""
+        rows = [self._of(label).dropna(subset="step_ms") for label in labels]
+        size = math.lcm(*(_rounds_a_block(of_label) for of_label in rows))
+        ms = _idle_rounds(*rows)
+        by_block = ms.groupby(ms.index // size)
+        return by_block.mean()[by_block.size() == size].to_numpy(float).T
+
+    def _of(self, label: TimedLabel) -> pd.DataFrame:
+        rows = self.rows
+        same = (rows["experiment"] == label.experiment) & (rows["workload"] == label.workload)
+        same &= (rows["optimizer"] == label.optimizer) & ~_true(rows["again"])
+        periods = rows["inverse_update_period"].astype(float)
+        return rows[same & (periods.isna() if math.isnan(label.period) else periods == label.period)]
+
+
+def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
+    ms = _idle_rounds(first, second)
+    logs = np.log(ms.to_numpy(float)[:, 0] / ms.to_numpy(float)[:, 1])
+    experiment, contender = second[["experiment", "contender"]].iloc[0]
+    return AATest(
+        str(experiment), str(contender), len(second), int(_true(second["left_out"]).sum()), *aa_exclusions(logs)
+    )
+
+
+def _rounds_a_block(rows: pd.DataFrame) -> int:
+    cycle, steps = int(rows["cycle"].iloc[0]), int(rows["steps"].iloc[0])
+    return cycle // math.gcd(cycle, steps)
+
+
+def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the milliseconds of a step, a row for each round and a column for each label, without busy rounds."""
+    ms = [of_label[~_true(of_label["left_out"])].drop_duplicates("round") for of_label in rows]
+    return pd.concat([of_label.set_index("round")["step_ms"] for of_label in ms], axis=1, join="inner").sort_index()
+
+
+def _true(column: pd.Series) -> pd.Series:
+    return column.astype("boolean").fillna(False).astype(bool)

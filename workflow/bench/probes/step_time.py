@@ -1,0 +1,264 @@
+"""Time of a training step of every optimizer whose experiment has a target, measured in turns in one process.
+
+``python -m workflow.bench.probes.step_time --out step_time.csv`` writes one row for each label of an experiment and
+round. In a round every optimizer of a workload has its turn, in random order, with the hyperparameters, batch and
+precision of the experiment. Labels that train alike, in one experiment or in several, share their measurements. The
+base optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
+
+``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that its
+mean step is that of rounds with whole cycles. A round in which other processes took a tenth of the cores or more is
+``left_out``, and repeated if there is time. Without ``/proc/stat`` their share is unknown, and no round is left out.
+A workload that cannot be timed has one row for each label, with the reason in ``note``.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import math
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from statistics import fmean
+from typing import Final, NamedTuple
+
+import torch
+
+from baselines import method_class
+from workflow.bench import workloads
+from workflow.bench.analysis.fits import cycle_mean
+from workflow.bench.data.folder import DataNotFound
+from workflow.bench.plan import Plan
+from workflow.bench.plan.runs import Run
+from workflow.bench.probes import _command, _turns
+from workflow.bench.probes._load import OtherLoad
+from workflow.bench.probes._models import ProbeModel
+from workflow.bench.probes._optimizers import PERIOD_FIELDS, TimedOptimizer
+from workflow.bench.probes._timed_loop import TimedLoop
+
+EXPERIMENTS: Final = ("*",)
+CORES: Final = "all"
+TIMING: Final = True
+WITHOUT_TARGET: Final = ("bert_pretraining",)
+"""Experiments whose times are compared even where only their fine-tuning has a target."""
+ROUNDS: Final = 27
+"""Rounds on an idle machine."""
+MOST_ROUNDS: Final = 40
+"""Rounds after which a busy machine is measured no longer."""
+BUSY: Final = 0.1
+"""The share of the cores, taken by other processes, from which a round is left out."""
+ROUND_SECONDS: Final = 0.05
+"""The shortest round; if the turns of one step are shorter, each has several."""
+LOAD_SECONDS: Final = 0.4
+"""The shortest time over which the load is known: the kernel counts hundredths of a second on every core."""
+LONGEST_CYCLE: Final = 10
+"""The longest cycle whose steps are all timed. Of a longer one, a refresh and the steps between are, and weighted."""
+
+
+class Row(NamedTuple):
+    """One label in one round."""
+
+    experiment: str
+    workload: str
+    contender: str
+    optimizer: str
+    inverse_update_period: int | None
+    again: bool
+    cycle: int
+    round: int | None
+    steps: int | None
+    step_ms: float | None
+    busy_share: float | None
+    left_out: bool
+    hardware: str
+    threads: int
+    precision: str
+    note: str | None
+
+
+@dataclass(frozen=True)
+class Contender:
+    """An optimizer that is timed on a workload, and the labels that it stands for."""
+
+    run: Run
+    name: str
+    labels: dict[tuple[str, str], None] = field(default_factory=dict)
+    """Experiments and labels, in the order of the plan."""
+    again: bool = False
+
+    @property
+    def cycle(self) -> int:
+        """Steps after which refreshes and updates of factors repeat."""
+        names = (*PERIOD_FIELDS, "factor_update_period")
+        return math.lcm(*(self.run.hyperparameters.get(name) or 1 for name in names))
+
+    @property
+    def period(self) -> int | None:
+        """Steps between refreshes; None for a method without a period."""
+        return next((p for name in PERIOD_FIELDS if (p := self.run.hyperparameters.get(name))), None)
+
+    @property
+    def problem(self) -> str | None:
+        """Why its mean step cannot be timed; None if it can."""
+        if self.cycle <= LONGEST_CYCLE or self.cycle == self.period:
+            return None
+        return f"its cycle of {self.cycle} steps is too long to time"
+
+    @property
+    def timed(self) -> TimedOptimizer:
+        """The optimizer as it is timed: with a short cycle, a low rate, and without MKOR-H's switch."""
+        values = dict(self.run.hyperparameters)
+        for name in (*PERIOD_FIELDS, "factor_update_period"):
+            if values.get(name) and self.cycle > LONGEST_CYCLE:
+                values[name] = LONGEST_CYCLE
+        # A step takes equally long at a hundredth of the rate, and training cannot diverge meanwhile.
+        values["lr"] /= 100
+        cls = method_class(self.run.method)
+        if cls is not None and cls.follows_loss:
+            values["warmup_steps"] = 10**9
+        return TimedOptimizer(self.name, self.run.method, values)
+
+    def mean_ms(self, loop: TimedLoop, steps: int) -> float:
+        """Train a turn and return the mean milliseconds of a step in a cycle."""
+        times = [loop.step() for _ in range(steps)]
+        if self.cycle <= LONGEST_CYCLE:
+            return fmean(time.total for time in times)
+        refresh, between = (fmean(time.total for time in times if time.refreshed is kind) for kind in (True, False))
+        return cycle_mean(refresh, between, self.cycle)
+
+
+@dataclass(frozen=True)
+class Group:
+    """All contenders on one workload in one precision; the last one is the base optimizer's second turn."""
+
+    contenders: tuple[Contender, ...]
+
+    @property
+    def run(self) -> Run:
+        """A run with the group's workload and precision."""
+        return self.contenders[0].run
+
+
+def groups(plan: Plan) -> list[Group]:
+    """Return the groups of a plan: all optimizers of the experiments with a target, by what is trained."""
+    found: dict[tuple[object, ...], dict[str, Contender]] = {}
+    for job in plan.jobs:
+        for planned in job.planned:
+            if planned.target is None and job.experiment not in WITHOUT_TARGET:
+                continue
+            run = planned.run
+            what = (json.dumps(run.spec["workload"], sort_keys=True), run.precision, run.accumulation_steps)
+            values = {name: value for name, value in run.hyperparameters.items() if name != "lr"}
+            how = json.dumps([run.method, values], sort_keys=True)
+            contender = found.setdefault(what, {}).setdefault(how, Contender(run, job.label))
+            contender.labels[job.experiment, job.label] = None
+    return [_group(list(contenders.values())) for contenders in found.values()]
+
+
+def _group(contenders: list[Contender]) -> Group:
+    named = Counter(base for one in contenders if (base := one.run.hyperparameters.get("base")))
+    most_named = named.most_common(1)[0][0] if named else None
+    base = next((one for one in contenders if one.run.method == most_named), contenders[0])
+    first = next(iter(base.labels))
+    return Group((*contenders, Contender(base.run, f"{base.name}_again", {first: None}, again=True)))
+
+
+class Round(NamedTuple):
+    """The milliseconds of a step by contender, and the share of the cores that other processes took."""
+
+    step_ms: Mapping[str, float]
+    steps: Mapping[str, int]
+    busy_share: float | None
+
+    @property
+    def left_out(self) -> bool:
+        """Whether the machine was busy with other things."""
+        return self.busy_share is not None and self.busy_share >= BUSY
+
+
+def measure(plan: Plan) -> Iterator[Row]:
+    """Yield all rows of a plan's tier, and report rounds that are left out."""
+    for group in groups(plan):
+        contenders = [contender for contender in group.contenders if contender.problem is None]
+        note, rounds = None, []
+        try:
+            rounds = _rounds(group.run, contenders, plan.tier.device)
+        except (DataNotFound, Untimed, torch.OutOfMemoryError) as problem:
+            note = str(problem).partition("\n")[0]
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if busy := sum(one.left_out for one in rounds):
+            print(f"step_time: {group.run.workload}: busy in {busy} of {len(rounds)} rounds", file=sys.stderr)
+        for contender in group.contenders:
+            yield from _rows(contender, rounds, note or contender.problem, plan)
+
+
+class Untimed(Exception):
+    """A workload cannot be timed by one process; the message is the reason."""
+
+
+def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
+    """Time the contenders in turns until `ROUNDS` rounds had an idle machine, or `MOST_ROUNDS` are over."""
+    if run.accumulation_steps > 1:
+        raise Untimed(f"its batch is accumulated over {run.accumulation_steps} micro-batches")
+    data = workloads.create(**run.spec["workload"])
+    model = ProbeModel(run.workload, data, run.method, run.hyperparameters["lr"], run.precision)
+    loops = {one.name: TimedLoop(model, one.timed, device, by_phase=False) for one in contenders}
+    for loop in loops.values():
+        loop.times(1)
+    seconds = sum(loop.step().total for loop in loops.values()) / 1000
+    short = math.ceil(ROUND_SECONDS / seconds)
+    steps = {one.name: short if one.cycle <= LONGEST_CYCLE else LONGEST_CYCLE for one in contenders}
+    window = math.ceil(LOAD_SECONDS / (short * seconds))
+    turns = {one.name: partial(one.mean_ms, loops[one.name], steps[one.name]) for one in contenders}
+    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[str, float]]()
+    for index, step_ms in enumerate(_turns.rounds(turns, MOST_ROUNDS)):
+        pending.append(step_ms)
+        if len(pending) == window or index + 1 == MOST_ROUNDS:
+            share = load.share()
+            rounds += [Round(ms, steps, share) for ms in pending]
+            pending = []
+            if sum(not one.left_out for one in rounds) >= ROUNDS:
+                break
+    return rounds
+
+
+def _rows(contender: Contender, rounds: list[Round], note: str | None, plan: Plan) -> Iterator[Row]:
+    for experiment, label in contender.labels:
+        blank = Row(
+            experiment,
+            contender.run.workload,
+            contender.name,
+            label,
+            contender.period,
+            contender.again,
+            # A turn of a longer cycle is a whole one, by its weights.
+            contender.cycle if contender.cycle <= LONGEST_CYCLE else 1,
+            round=None,
+            steps=None,
+            step_ms=None,
+            busy_share=None,
+            left_out=False,
+            hardware=plan.hardware,
+            threads=torch.get_num_threads(),
+            precision=contender.run.precision,
+            note=note,
+        )
+        if note is not None:
+            yield blank
+            continue
+        for number, one in enumerate(rounds):
+            yield blank._replace(
+                round=number,
+                steps=one.steps[contender.name],
+                step_ms=one.step_ms[contender.name],
+                busy_share=one.busy_share,
+                left_out=one.left_out,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(_command.run("step_time", measure, columns=Row._fields))

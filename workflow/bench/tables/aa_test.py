@@ -1,0 +1,76 @@
+"""The A/A test: how often two measurements of the same steps seem to differ on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final
+
+import pandas as pd
+
+from workflow.bench.analysis.captions import footer
+from workflow.bench.analysis.step_times import AA_ROUNDS, StepTimes, most_exclusions
+from workflow.bench.results.sources import from_rows
+from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.tables._files import write_table
+
+PROBES = ("step_time",)
+
+COLUMNS: Final = (
+    "experiment",
+    "contender",
+    "intervals",
+    "excluding_1",
+    "rate",
+    "passes",
+    "rounds",
+    "rounds left out",
+    "data",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Write one row per workload of step_time, named after the first experiment that trains it.
+
+    Raises:
+        NoDataError: the probe has not run.
+    """
+    if not (results.root / "probes" / "step_time.csv").exists():
+        raise NoDataError(f"step_time.csv is missing in {results.root / 'probes'}: run the probe step_time first.")
+    times = StepTimes(results.probe("step_time"))
+    passes = times.is_quiet
+    rows = [
+        (
+            test.experiment,
+            test.contender,
+            test.intervals,
+            test.excluding_1,
+            round(test.excluding_1 / test.intervals, 3) if test.intervals else None,
+            passes,
+            test.rounds,
+            test.left_out,
+            from_rows("probes/step_time.csv", experiment=test.experiment, contender=test.contender),
+        )
+        for test in times.aa_tests
+    ]
+    return write_table(
+        pd.DataFrame(rows, columns=list(COLUMNS)),
+        folder,
+        "aa_test",
+        title="The same optimizer under two names: intervals that exclude a ratio of 1",
+        caption=footer(results, times.rows, notes=_notes(times)),
+    )
+
+
+def _notes(times: StepTimes) -> list[str]:
+    intervals, excluding = times.exclusions
+    unknown = times.rows["busy_share"].isna() & times.rows["round"].notna()
+    load = "The load of other processes is unknown on this system, so that no round is left out"
+    return [
+        f"{excluding} of {intervals} intervals exclude 1; at most {most_exclusions(intervals)} may, the 99 % quantile "
+        "of a binomial with a rate of 5 %. Passes holds for all rows together: with more, no claim on times is tested",
+        f"An interval is the 95 % t interval of the ratio of two step times over {AA_ROUNDS} successive rounds, in "
+        "which every optimizer of the workload has its turn in one process",
+        load
+        if unknown.any()
+        else "Rounds in which other processes took a tenth of the cores or more are left out, and counted",
+    ]
