@@ -189,6 +189,8 @@ class Owners:
     def _pieces(self, layers: Sequence[Layer], local: Mapping[str, Sequence[Tensor]]) -> list[list[_Piece]]:
         """Return the sharded gradients, those of one dtype together, in the same order on all ranks."""
         sharded = [layer for layer in layers if layer.block is not None]
+        if not sharded:
+            return []
         places = self._all_places()
         by_dtype: dict[str, list[_Piece]] = {}
         for layer in sharded:
@@ -202,9 +204,6 @@ class Owners:
         """Return every rank's rows and columns of all sharded layers; they are exchanged once."""
         if self._places is None:
             sharded = [layer for layer in self._layers if layer.block is not None]
-            if not sharded:
-                self._places = {}
-                return self._places
             own = torch.tensor([[*layer.block.rows, *layer.block.columns] for layer in sharded if layer.block])
             device = sharded[0].parameters[0].device
             everywhere = comm.gather_numbers(upload(own, device), self._group).tolist()

@@ -165,8 +165,11 @@ def test_a_model_that_is_sharded_after_its_preconditioner_is_refused():
 @pytest.mark.usefixtures("one_rank")
 def test_owners_can_only_be_refused_where_blocks_suffice():
     Preconditioner(fully_shard(network()), MKOR(window=4), owners=False)
-    with pytest.raises(ValueError, match=r"owners=False: this MKOR needs whole gradients, and the parameters are"):
-        Preconditioner(fully_shard(network()), MKOR(), owners=False)
+    in_part = network()
+    fully_shard(cast("nn.Linear", in_part[0]))
+    for model in (fully_shard(network()), in_part):
+        with pytest.raises(ValueError, match=r"owners=False: this MKOR needs whole gradients, and the parameters are"):
+            Preconditioner(model, MKOR(), owners=False)
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -171,11 +171,11 @@ def test_every_rank_gets_its_part_of_the_updates(drawn):
 
 
 def test_the_costliest_layer_gets_an_owner_first(monkeypatch):
-    """d_out d_in (d_out + d_in) is 84 for 3 x 4, 48 for 2 x 4 and 4 x 2, 2 for 1 x 1."""
+    """d_out d_in (d_out + d_in) is 462 for 1 x 21, 432 for 6 x 6, 48 for 2 x 4 and 2 for 1 x 1."""
     monkeypatch.setattr(comm, "world_size", lambda group: 2)
-    shapes = {"small": (1, 1), "wide": (4, 2), "large": (4, 3), "tall": (2, 4)}
-    layers = [Layer(name, nn.Linear(d_in, d_out, bias=False)) for name, (d_in, d_out) in shapes.items()]
-    assert assigned(layers, None) == {"large": 0, "wide": 1, "tall": 1, "small": 0}
+    shapes = {"small": (1, 1), "square": (6, 6), "long": (1, 21), "tall": (4, 2)}
+    layers = [Layer(name, nn.Linear(d_in, d_out, bias=False)) for name, (d_out, d_in) in shapes.items()]
+    assert assigned(layers, None) == {"long": 0, "square": 1, "tall": 1, "small": 0}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

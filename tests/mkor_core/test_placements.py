@@ -129,6 +129,29 @@ def test_the_sums_of_the_parts_of_rows_are_those_of_all_rows(shape, placements):
     assert_close(torch.stack(gradients).sum(0), rows.sum(0))
 
 
+@pytest.mark.parametrize("placements", [(Replicate(), Shard(2)), (Shard(1), Shard(2)), (Shard(0), Shard(1))], ids=str)
+def test_the_sums_of_the_parts_of_tokens_are_those_of_all_tokens(placements):
+    tokens = torch.arange(1.0, 31).view(3, 2, 5)
+    layer = Layer("layer", nn.Linear(5, 5))
+    vector, gradient = torch.zeros(6), torch.zeros(5)
+    for rank in RANKS:
+        with place(rank) as mesh:
+            part = distributed(tokens, mesh, placements)
+            share = share_of(part).shared_by(WORLD)
+            vector += input_vector(layer, part.to_local(), 1, share=share)
+            gradient += gradient_sum(layer, part.to_local(), 1, share=share)
+    assert_close(vector, torch.cat([tokens.sum((0, 1)), torch.tensor([6.0])]))
+    assert_close(gradient, tokens.sum((0, 1)))
+
+
+def test_a_tensor_that_all_sharing_ranks_have_counts_as_one():
+    rows = torch.arange(1.0, 7).view(2, 3)
+    layer = Layer("layer", nn.Linear(3, 3))
+    share = share_of(rows).shared_by(2)
+    assert_close(2 * gradient_sum(layer, rows, 1, share=share), rows.sum(0))
+    assert_close(2 * input_vector(layer, rows, 1, share=share), torch.cat([rows.sum(0), torch.tensor([2.0])]))
+
+
 def test_values_that_are_to_be_added_up_count_for_each_rank():
     """Two ranks whose parts add up to the rows, twice."""
     rows = torch.arange(1.0, 7).view(2, 3)
