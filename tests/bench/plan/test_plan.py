@@ -286,7 +286,7 @@ def test_the_committed_experiments_are_planned_in_full(tier: str):
     }
     rivals = {"lamb", "kaisa", "mkor", "mkor_released", "mkor_h", "eva", "hylo"}
     assert rivals <= set(plan.experiments["bert_pretraining"].jobs)
-    rules = {"sgd", "mkor", "mkor_published", "mkor_released", "mkor_windowed", "kaisa"}
+    rules = {"sgd", "mkor", "mkor_published", "mkor_released", "mkor_windowed", "mkor_normalized", "kaisa"}
     assert set(plan.experiments["update_rules"].jobs) - {"lamb"} == rules
     for experiment in plan.experiments.values():
         by_workload: dict[str, set[tuple[int, ...]]] = {}
