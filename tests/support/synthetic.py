@@ -261,5 +261,5 @@ def write_results(root: Path) -> Path:
     write_probe(root, "numerics", numerics())
     write_probe(root, "sizes", sizes())
     every = [Results(root).runs(name) for name in ("bert_pretraining", "update_rules")]
-    write_probe(root, "step_time", step_time(pd.concat(every), noise=0.01))
+    write_probe(root, "step_time", step_time(pd.concat(every)))
     return write_probes(root)

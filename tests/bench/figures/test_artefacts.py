@@ -14,6 +14,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
 from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results
 from tests.support.synthetic_probes import step_time, write_probe
@@ -406,6 +407,15 @@ def test_without_times_of_steps_the_iterations_stand_and_times_are_not_tested(tm
     columns = ["ms a step", "training seconds", "less time than its base"]
     assert table.loc["mkor", columns].tolist() == ["not tested"] * 3
     assert f"Not tested: {reason}" in (tmp_path / "tables" / "time_to_target.md").read_text()
+
+
+def test_a_probe_of_all_experiments_plans_no_table_of_absent_ones(tmp_path):
+    """step_time measures what experiments train: the table of fine-tuning needs the fine-tuning."""
+    config = make_folder(tmp_path / "config")
+    write(config, "update_rules", block(optimizer("sgd")))
+    planned = {artefact.name for artefact in planned_artefacts(load(config), "tables")}
+    assert {"aa_test", "time_to_target", "claims"} <= planned
+    assert not {"table2_squad", "table3_glue_average", "table4_glue_tasks"} & planned
 
 
 def test_time_to_target_without_a_target_is_a_table_without_rows(tmp_path):

@@ -151,6 +151,15 @@ def test_a_fine_tuning_run_that_broke_down_is_never_left_out_of_the_mean(copied,
     assert make("table2_squad", copied, tmp_path).set_index("optimizer here").loc["mkor", "F1 here (%)"] == "broke down"
 
 
+def test_without_times_of_steps_the_pre_training_s_iterations_stand(copied, tmp_path):
+    (copied / "probes" / "step_time.csv").unlink()
+    for name in ("table2_squad", "table3_glue_average"):
+        mkor = make(name, copied, tmp_path).set_index("optimizer here").loc["mkor"]
+        cells = mkor[["iterations here", "time here (s)", "times as fast as LAMB here"]]
+        assert cells.tolist() == ["150", "not tested", "not tested"]
+        assert "Not tested: step_time.csv is missing or empty" in caption_of(name, tmp_path)
+
+
 def test_fine_tuning_of_one_seed_has_no_interval_and_missing_runs_are_counted(copied, tmp_path):
     change(copied, "bert_squad", "v1.1-[12]", status="missing")
     table = make("table2_squad", copied, tmp_path).set_index("optimizer here")

@@ -19,6 +19,8 @@ from scipy.stats import binom
 
 from workflow.bench.analysis.estimates import LEVEL, t_interval
 
+NOT_TESTED: Final = "not tested"
+"""The cell of a time that cannot be compared (`StepTimes.problem`)."""
 FEWEST_BLOCKS: Final = 3
 """The fewest blocks of rounds on an idle machine from which times are compared."""
 AA_ROUNDS: Final = 3

@@ -78,7 +78,10 @@ def describe(kind: Kind, name: str) -> Artefact:
 
 
 def planned_artefacts(plan: Plan, kind: Kind) -> list[Artefact]:
-    """Return the artefacts of a kind that have an input in the plan, or need none."""
+    """Return the artefacts of a kind that have an input in the plan, or need none.
+
+    A probe of all experiments, as ``step_time`` is, is no input of its own to an artefact that shows some of them.
+    """
     return [artefact for name in available(kind) if _has_input(artefact := describe(kind, name), plan)]
 
 
@@ -133,7 +136,12 @@ def _probes(artefact: Artefact, plan: Plan) -> list[str]:
 def _has_input(artefact: Artefact, plan: Plan) -> bool:
     if not artefact.experiments and not artefact.probes:
         return True
-    return bool(_experiments(artefact, plan) or _probes(artefact, plan))
+    if _experiments(artefact, plan):
+        return True
+    probes = _probes(artefact, plan)
+    if artefact.experiments:
+        probes = [name for name in probes if describe("probes", name).experiments != ("*",)]
+    return bool(probes)
 
 
 def compared(artefact: Artefact, plan: Plan) -> list[str]:

@@ -16,9 +16,11 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.common_steps import by_seed
-from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
 from workflow.bench.analysis.paper_names import paper_name
+from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
+from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -37,9 +39,9 @@ SCORE_NOTE: Final = (
     "seeds"
 )
 COST_NOTE: Final = (
-    "Iterations and time (training seconds, without evaluation) are those of the pre-training after phase 1. A factor "
-    "above 1, paired by seed, favors the optimizer; it does not mean that the scores are equal, for which see the "
-    "difference from LAMB's"
+    "Iterations and time are those of the pre-training after phase 1; time is iterations times the time of a step, "
+    "which the probe step_time measures in turns. A factor above 1, paired by seed, favors the optimizer; it does not "
+    "mean that the scores are equal, for which see the difference from LAMB's"
 )
 PAPER_NOTE: Final = (
     "The paper's MKOR is compared with each of our update rules: an optimizer's longest pre-training with the paper's "
@@ -106,25 +108,42 @@ def finished(runs: pd.DataFrame) -> str:
 
 def pretraining_of(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
     """Return the finished pre-training runs that ``runs`` start from, one per seed, with the seeds of ``runs``."""
-    starts = runs[["seed", "start_from"]].dropna().drop_duplicates()
-    done = pretraining.loc[pretraining["status"] == "finished", ["run", "steps_done", "train_seconds"]]
-    return starts.merge(done, left_on="start_from", right_on="run").drop(columns="start_from")
+    starts = runs[["seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
+    done = pretraining[pretraining["status"] == "finished"]
+    return starts.merge(done.drop(columns="seed"), on="run")
 
 
-def costs(runs: pd.DataFrame, pretraining: pd.DataFrame) -> dict[str, dict[str, Any]]:
+def costs(runs: pd.DataFrame, pretraining: pd.DataFrame, times: StepTimes) -> dict[str, dict[str, Any]]:
     """Return, by label, the cells on the pre-training behind its runs: iterations, seconds, speed and sources."""
     starts = {str(label): pretraining_of(rows, pretraining) for label, rows in runs.groupby("optimizer", sort=False)}
-    seconds = {label: by_seed(rows, "train_seconds") for label, rows in starts.items()}
+    trainings = {
+        label: Training.of(rows, by_seed(rows, "steps_done")) for label, rows in starts.items() if not rows.empty
+    }
     cells = {}
     for label, rows in starts.items():
-        faster = paired_ratio(seconds.get(REFERENCE, {}), seconds[label]) if label != REFERENCE else None
         cells[label] = {
             "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
-            "time here (s)": shown(seconds[label]),
-            "times as fast as LAMB here": shown(faster),
+            "time here (s)": _seconds(trainings.get(label), times),
+            "times as fast as LAMB here": _faster(trainings.get(REFERENCE), trainings.get(label), times),
             "data": from_runs(f"{PRETRAINING}.runs.csv", pd.concat([rows, starts.get(REFERENCE, rows)])),
         }
     return cells
+
+
+def _seconds(training: Training | None, times: StepTimes) -> str:
+    """Return the cell of a pre-training's seconds; empty without one."""
+    if training is None:
+        return ""
+    return NOT_TESTED if times.problem(*training.labels) else shown(mean_seconds(times, training))
+
+
+def _faster(reference: Training | None, training: Training | None, times: StepTimes) -> str:
+    """Return the cell of the reference's seconds over a pre-training's; empty for the reference itself."""
+    if reference is None or training is None or reference is training:
+        return ""
+    if times.problem(*reference.labels, *training.labels):
+        return NOT_TESTED
+    return shown(time_ratio(times, reference, training))
 
 
 def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
@@ -230,7 +249,8 @@ def write_overview(
     }
     ours = ["optimizer here", "runs finished", table.score, table.difference]
     ours += ["iterations here", "time here (s)", "times as fast as LAMB here"]
-    rows = _overview_rows(table, runs, pretraining, last, scores)
+    times = StepTimes(results.probe("step_time"))
+    rows = _overview_rows(table, runs, costs(runs, pretraining, times), last, scores)
     return write_table(
         join_paper(rows, pretraining, table.paper, titles, ours),
         folder,
@@ -239,21 +259,28 @@ def write_overview(
         caption=caption(
             results,
             with_pretraining(runs, pretraining),
-            notes=[SCORE_NOTE, COST_NOTE, PAPER_NOTE, note],
+            notes=[SCORE_NOTE, COST_NOTE, *_untimed(runs, pretraining, times), PAPER_NOTE, note],
             absent=[PRETRAINING] if pretraining.empty else [],
         ),
     )
 
 
+def _untimed(runs: pd.DataFrame, pretraining: pd.DataFrame, times: StepTimes) -> list[str]:
+    """Return sentences on why the times of pre-trainings are not tested, each reason once."""
+    starts = pretraining_of(runs, pretraining)
+    trainings = (Training.of(rows, {}) for _, rows in starts.groupby("optimizer", sort=False))
+    problems = dict.fromkeys(times.problem(*training.labels) for training in trainings)
+    return [f"Not tested: {problem}" for problem in problems if problem]
+
+
 def _overview_rows(
     table: Overview,
     runs: pd.DataFrame,
-    pretraining: pd.DataFrame,
+    cost: Mapping[str, dict[str, Any]],
     last: pd.Series,
     scores: Mapping[str, Mapping[int, float]],
 ) -> list[dict[str, Any]]:
     """Return one row per label: its score, the difference from the reference's, and the cost of its pre-training."""
-    cost = costs(runs, pretraining)
     rows = []
     for label, of_label in runs.groupby("optimizer", sort=False):
         cells = {

@@ -10,6 +10,7 @@ from workflow.bench.results.tables import Results
 from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
 
 EXPERIMENTS = ("bert_glue", "bert_pretraining")
+PROBES = ("step_time",)
 PUBLISHED = ("glue",)
 
 _TABLE: Final = Overview(

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import (
     Configuration,
     budgets,
@@ -54,7 +54,6 @@ COLUMNS: Final = (
 )
 _SHARED: Final = ["experiment", "workload", "dataset", "target"]
 """Columns with the same values in all runs that are compared with each other."""
-NOT_TESTED: Final = "not tested"
 
 
 def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
