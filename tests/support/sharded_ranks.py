@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -219,6 +220,7 @@ IN_WAYS = ("window", "dense", "eva")
 
 def start(rank: int, world: int, folder: str) -> Place:
     """Join the ranks of a test."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fully_shard would choose GPUs, which gloo does not serve
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "FSDP2-wrapped module")
     dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)

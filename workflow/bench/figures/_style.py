@@ -73,7 +73,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor": MethodStyle("MKOR, exact rule", "#0072B2", "o", _DASHES["solid"]),
     "mkor_bfloat16": MethodStyle("MKOR, bfloat16", "#3F51B5", "P", _DASHES["dotted"]),
     "mkor_windowed": MethodStyle("MKOR, windowed", "#8E63CE", "*", _DASHES["even dash"]),
-    "mkor_normalized": MethodStyle("MKOR, both sides acting", "#D81B60", "^", _DASHES["long dash-dot"]),
+    "mkor_normalized": MethodStyle("MKOR, both sides acting", "#D81B60", "p", _DASHES["long dash-dot"]),
     "mkor_owners": MethodStyle("MKOR by owners", "#00B0C8", "H", _DASHES["sparse dots"]),
     "mkor_owners_ddp": MethodStyle("MKOR by owners, DDP", "#0097A7", "h", _DASHES["dash-dot-dot"]),
     "mkor_owners_sharded": MethodStyle("MKOR by owners, sharded", "#006978", "H", _DASHES["dash-dot"]),
