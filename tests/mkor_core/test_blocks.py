@@ -76,6 +76,8 @@ def test_blocks_of_any_cut_give_the_blocks_of_the_update(name, has_bias, row_cut
     blocks = {(i, j): Block(rows[i], columns[j], *others, counts_bias=j == 0, row_shards=len(rows)) for i, j in places}
     grads = {place: cut(whole, block) for place, block in blocks.items()}
     sums = {place: method.block_sums(state, grads[place], block) for place, block in blocks.items()}
+    if name in ("window", "window, not rescaled"):
+        assert all(bool(one.over_all) == (len(rows) > 1 and len(columns) > 1) for one in sums.values())
     before = sum(counted_part(grads[place], block).square_norm() for place, block in blocks.items())
     for (i, j), block in blocks.items():
         total = BlockSums(
