@@ -10,7 +10,7 @@ from typing import Final
 import pandas as pd
 
 from workflow.bench.analysis import fits
-from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_difference, paired_ratio
+from workflow.bench.analysis.estimates import Estimate, estimate, extreme, paired_ratio
 from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
@@ -88,24 +88,26 @@ def _slopes(times: pd.DataFrame) -> Iterator[str]:
 def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
     """Decide C11: the slope of a factor update's time over the width d, from ``cost_scaling.csv``.
 
-    The claim needs two conditions: on MKOR's slope minus that of the memory floor, a copy of a ``[d, d]`` matrix, and
-    on KAISA's slope. Each repeat gives one slope (`fits.width_laws`); figure 14 and table 1 show their mean.
+    The claim needs two conditions: on MKOR's slope and on KAISA's. Each repeat gives one slope (`fits.width_laws`);
+    figure 14 and table 1 show their mean. The slope of the memory floor, which is above 2 because small matrices fit
+    into the caches, stands in the details.
     """
     laws = {
         name: fits.width_laws(times[(times["optimizer"] == name) & (times["part"] == part)])
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))
     }
-    by_repeat = {name: {repeat: law.exponent for repeat, law in of_name.items()} for name, of_name in laws.items()}
-    over_floor = paired_difference(by_repeat["mkor"], by_repeat["copy"])
-    if over_floor is None or not by_repeat["kaisa"]:
-        return not_tested("The probe cost_scaling lacks two widths of MKOR, KAISA or the copy that is the floor.")
-    slopes = {name: estimate(list(exponents.values())) for name, exponents in by_repeat.items()}
+    slopes = {
+        name: estimate([law.exponent for law in of_name.values()]) for name, of_name in laws.items() if len(of_name)
+    }
+    if not {"mkor", "kaisa"} <= slopes.keys():
+        return not_tested("The probe cost_scaling lacks two widths of MKOR or KAISA.")
     parts = [
-        Part.judged("MKOR - floor", over_floor, conditions[0]),
-        Part(
-            "KAISA", conditions[1].judge(slopes["kaisa"]), number(slopes["kaisa"].value), interval_of(slopes["kaisa"])
-        ),
+        Part.judged(name.upper(), slopes[name], condition)
+        for name, condition in zip(("mkor", "kaisa"), conditions, strict=True)
     ]
+    floor = (
+        f"The slope of the floor, a copy of the matrix, is {number(slopes['copy'].value)}." if "copy" in slopes else ""
+    )
     of_mkor = times[(times["optimizer"] == "mkor") & (times["part"] == "factor")]
     widths = times["dimension"]
     timed = (
@@ -117,12 +119,12 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         parts,
         f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {part_verdicts(parts)}.",
         sentences(
-            f"{capital(statistics_used([over_floor, slopes['kaisa']]))} over repeats.",
-            f"MKOR's own slope is {number(slopes['mkor'].value)}, that of the floor, a copy of the matrix, "
-            f"{number(slopes['copy'].value)}; from one width to the next MKOR's is {', '.join(_slopes(of_mkor))}.",
+            f"{capital(statistics_used(slopes[name] for name in ('mkor', 'kaisa')))} over repeats.",
+            floor,
+            f"From one width to the next MKOR's is {', '.join(_slopes(of_mkor))}.",
             timed_once,
         ),
-        seeds=f"{over_floor.n} repeats",
+        seeds=f"{slopes['mkor'].n} repeats",
         data=from_rows("probes/cost_scaling.csv", optimizer="mkor, copy, kaisa", part="factor, floor"),
     )
 

@@ -77,7 +77,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "logarithms, fitted to the means of all widths, for the factor update (for the copy in case of the memory "
         "floor), then for preconditioning",
         "factor update: one factor of width d, without the capture of its rows; preconditioning: a gradient [d, d] "
-        "with the factors of both sides; memory floor: a new copy of a float32 matrix [d, d]",
+        "with the factors of both sides; memory floor: a float32 matrix [d, d] copied into another",
     ]
     if once := _timed_once(rows):
         notes.append(f"timed only once, because slow: {once}")

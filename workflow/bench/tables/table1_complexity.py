@@ -157,8 +157,8 @@ def _notes(measured: Mapping[str, pd.DataFrame]) -> list[str]:
     if "cost_scaling" in measured:
         widths = integer_ranges(measured["cost_scaling"]["dimension"])
         notes.append(
-            f"Times are geometric means of repeats at d = {widths}; the memory floor is the least time in which an "
-            "update can make a new matrix from an old one"
+            f"Times are geometric means of repeats at d = {widths}; the memory floor is the time in which a "
+            "matrix is read and another one written"
         )
     if "communication" in measured:
         workers = measured["communication"]["workers"].min()
