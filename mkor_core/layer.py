@@ -71,8 +71,7 @@ class Layer:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that D covers, as the optimizer has them: the weight, then the bias."""
-        keys = ("weight", "bias") if self.has_bias else ("weight",)
-        return cast("list[nn.Parameter]", [self._parameter(key) for key in keys])
+        return cast("list[nn.Parameter]", self._own())
 
     @property
     def weight(self) -> nn.Parameter | None:
@@ -80,13 +79,17 @@ class Layer:
 
         None if it or the bias has become complex or, by prune for instance, a function of others.
         """
-        own = [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
+        own = self._own()
         return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
 
     @property
     def was_sharded_later(self) -> bool:
         """Whether the weight has been sharded since the layer was found."""
         return self.block is None and is_dtensor(self.module._parameters.get("weight"))
+
+    def _own(self) -> list[nn.Parameter | None]:
+        """Return the weight and, if D has a column for it, the bias; None for a function of others."""
+        return [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
 
     def _parameter(self, key: str) -> nn.Parameter | None:
         """Return a parameter; under FSDP its shard, also while the module holds it whole."""

@@ -6,7 +6,7 @@ all-to-all each way; a gradient that every rank has whole stays, and its update 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -46,17 +46,23 @@ class _Piece(NamedTuple):
     regions: list[_Region]
     """Of each rank."""
     owner: int
+    incoming: list[tuple[int, _Region]]
+    """The regions that the owner gets from other ranks, and from whom."""
 
-    def sender(self, region: _Region) -> int:
-        """Return the rank that sends a region to the owner: itself if it has it."""
-        holders = [rank for rank, own in enumerate(self.regions) if own.key == region.key]
-        return self.owner if self.owner in holders else holders[self.owner % len(holders)]
-
-    def incoming(self) -> Iterator[tuple[int, _Region]]:
-        """Yield the regions that the owner gets from other ranks, and from whom."""
-        for region in {region.key: region for region in self.regions}.values():
-            if 0 not in region.shape and (sender := self.sender(region)) != self.owner:
-                yield sender, region
+    @classmethod
+    def of(cls, layer: Layer, which: int, places: Sequence[Sequence[int]], owner: int) -> _Piece:
+        """Return a layer's piece; places: the rows and columns of the layer on each rank."""
+        regions = [_region(place, which) for place in places]
+        holders: dict[tuple[int, int, int, int], list[int]] = {}
+        for rank, region in enumerate(regions):
+            holders.setdefault(region.key, []).append(rank)
+        # An owner that has a region itself gets it from nobody; of several others that have it, one sends it.
+        incoming = [
+            (ranks[owner % len(ranks)], regions[ranks[0]])
+            for ranks in holders.values()
+            if owner not in ranks and 0 not in regions[ranks[0]].shape
+        ]
+        return cls(layer, which, regions, owner, incoming)
 
 
 def assigned(layers: Sequence[Layer], group: ProcessGroup | None) -> dict[str, int]:
@@ -83,7 +89,8 @@ class Owners:
         self._owners = dict(owners)
         self._group = group
         self._rank, self._world = comm.rank(group), comm.world_size(group)
-        self._places: dict[str, list[list[int]]] | None = None
+        self._all_pieces: dict[str, list[_Piece]] = {}
+        """Those of the weight and the bias of each sharded layer, once the ranks have told each other their blocks."""
 
     def owns(self, name: str) -> bool:
         """Return whether this rank owns a layer."""
@@ -121,7 +128,7 @@ class Owners:
                     own.of(matrix).copy_(mine.reshape(own.shape))
                     shape = piece.layer.parameters[piece.which].shape
                     whole.setdefault(piece.layer.name, []).append(matrix.view(shape))
-                for sender, region in piece.incoming():
+                for sender, region in piece.incoming:
                     if piece.owner == self._rank:
                         expected[sender].append(region.shape)
                         places[sender].append((piece, region))
@@ -191,24 +198,26 @@ class Owners:
         sharded = [layer for layer in layers if layer.block is not None]
         if not sharded:
             return []
-        places = self._all_places()
+        if not self._all_pieces:
+            self._all_pieces = self._plan()
         by_dtype: dict[str, list[_Piece]] = {}
         for layer in sharded:
-            for index, part in enumerate(local[layer.name]):
-                regions = [_region(place, index) for place in places[layer.name]]
-                piece = _Piece(layer, index, regions, self._owners[layer.name])
+            for piece, part in zip(self._all_pieces[layer.name], local[layer.name], strict=True):
                 by_dtype.setdefault(str(part.dtype), []).append(piece)
         return [by_dtype[key] for key in sorted(by_dtype)]
 
-    def _all_places(self) -> dict[str, list[list[int]]]:
-        """Return every rank's rows and columns of all sharded layers; they are exchanged once."""
-        if self._places is None:
-            sharded = [layer for layer in self._layers if layer.block is not None]
-            own = torch.tensor([[*layer.block.rows, *layer.block.columns] for layer in sharded if layer.block])
-            device = sharded[0].parameters[0].device
-            everywhere = comm.gather_numbers(upload(own, device), self._group).tolist()
-            self._places = {layer.name: [of_rank[i] for of_rank in everywhere] for i, layer in enumerate(sharded)}
-        return self._places
+    def _plan(self) -> dict[str, list[_Piece]]:
+        """Return the pieces of all sharded layers, whose blocks the ranks exchange."""
+        sharded = [layer for layer in self._layers if layer.block is not None]
+        own = torch.tensor([[*layer.block.rows, *layer.block.columns] for layer in sharded if layer.block])
+        everywhere = comm.gather_numbers(upload(own, sharded[0].parameters[0].device), self._group).tolist()
+        return {
+            layer.name: [
+                _Piece.of(layer, which, [of_rank[index] for of_rank in everywhere], self._owners[layer.name])
+                for which in range(len(layer.parameters))
+            ]
+            for index, layer in enumerate(sharded)
+        }
 
 
 def _region(place: Sequence[int], index: int) -> _Region:
