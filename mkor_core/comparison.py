@@ -65,9 +65,11 @@ class Comparisons:
         """
         before, self._before = self._before, {}
         states = {name: state_of(name) for name in before}
+        if None in states.values():
+            states = dict.fromkeys(before)
         for layer in layers:
             if (grad := before.get(layer.name)) is not None:
-                value, state = layer.gradient(), None if None in states.values() else states[layer.name]
+                value, state = layer.gradient(), states[layer.name]
                 sides = {} if state is None else method.one_sided(state, grad)
                 self._measured[layer.name] = _Measured(
                     _cosine(grad, value),

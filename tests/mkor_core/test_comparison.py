@@ -39,18 +39,24 @@ def step(preconditioner: Preconditioner, model: nn.Module, seed: int) -> tuple[T
     return before, matrix()
 
 
-def cosine(a: Tensor, b: Tensor) -> float:
-    return float((a * b).sum() / (a.norm() * b.norm()))
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_direction_and_length_are_those_of_the_step(name):
+def trained(name: str) -> tuple[Preconditioner, Tensor, Tensor]:
+    """Return a preconditioner after three compared steps, and the first layer's D and V in the last."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
     preconditioner = Preconditioner(model, METHODS[name])
     for seed in range(3):
         preconditioner.compare_next_step()
         before, after = step(preconditioner, model, seed)
+    return preconditioner, before, after
+
+
+def cosine(a: Tensor, b: Tensor) -> float:
+    return float((a * b).sum() / (a.norm() * b.norm()))
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_direction_and_length_are_those_of_the_step(name):
+    preconditioner, before, after = trained(name)
     found = preconditioner.comparisons()
     assert list(found) == ["0", "2"]
     assert found["0"].cosine == pytest.approx(cosine(before, after))
@@ -60,12 +66,7 @@ def test_direction_and_length_are_those_of_the_step(name):
 @pytest.mark.parametrize("name", ["dense", "window", "input side", "kaisa", "kaisa inverse"])
 def test_sides_are_those_of_the_factors(name):
     """Truth: J_L D and D J_R with the factors of the state as matrices."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    preconditioner = Preconditioner(model, METHODS[name])
-    for seed in range(3):
-        preconditioner.compare_next_step()
-        before, _ = step(preconditioner, model, seed)
+    preconditioner, before, _ = trained(name)
     state = preconditioner.state_dict()["layers"]["0"]
     found = preconditioner.comparisons()["0"]
     sides = ("right",) if name == "input side" else ("left", "right")
@@ -84,12 +85,7 @@ def test_sides_are_those_of_the_factors(name):
 
 @pytest.mark.parametrize(("name", "weight"), [("dense", 0.9**3), ("kaisa inverse", 0.5**3), ("eva", None)])
 def test_the_identity_keeps_the_decays_power(name, weight):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    preconditioner = Preconditioner(model, METHODS[name])
-    for seed in range(3):
-        preconditioner.compare_next_step()
-        step(preconditioner, model, seed)
+    preconditioner, _, _ = trained(name)
     found = preconditioner.comparisons()["0"].start_weight
     assert found == (None if weight is None else pytest.approx(weight, rel=1e-6))
 

@@ -12,7 +12,7 @@ from workflow.bench.analysis.estimates import MEDIAN_MINIMUM
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
-from workflow.bench.results.tables import Results
+from workflow.bench.results.tables import Results, is_true
 
 _WITH_REASON: Final = ("failed", "skipped")
 """Statuses whose reason a caption gives."""
@@ -33,10 +33,6 @@ def _unique(runs: pd.DataFrame, column: str) -> list[str]:
     return sorted({str(value) for value in runs[column].dropna()})
 
 
-def _is_true(column: pd.Series) -> pd.Series:
-    return column.astype("boolean").fillna(False).astype(bool)
-
-
 def _mkor(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the update rules and periods of the MKOR labels, if there are any."""
     mkor = runs[runs["update_rule"].notna()]
@@ -49,7 +45,7 @@ def _mkor(runs: pd.DataFrame) -> list[str]:
 
 def _tuned(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the optimizers with a tuned hyperparameter, if there are any."""
-    tuned = runs[_is_true(runs["tuned"])]
+    tuned = runs[is_true(runs["tuned"])]
     if tuned.empty:
         return []
     optimizers = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
@@ -130,10 +126,10 @@ def _code(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the runs' commits and the number of runs made by older code."""
     phrases: list[str] = []
     if commits := _commits(runs):
-        dirty = " with uncommitted changes" if _is_true(runs["git_dirty"]).any() else ""
+        dirty = " with uncommitted changes" if is_true(runs["git_dirty"]).any() else ""
         phrases.append(f"commit {commits}{dirty}")
     known = runs[runs["code_current"].notna()]
-    if older := int((~_is_true(known["code_current"])).sum()):
+    if older := int((~is_true(known["code_current"])).sum()):
         phrases.append(f"{older} of {len(known)} runs made by older code")
     return ["; ".join(phrases)] if phrases else []
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from scipy.stats import binom
 
 from workflow.bench.analysis.estimates import LEVEL, t_interval
+from workflow.bench.results.tables import is_true
 
 NOT_TESTED: Final = "not tested"
 """The cell of a time that cannot be compared (`StepTimes.problem`)."""
@@ -78,8 +79,8 @@ class StepTimes:
             return []
         timed = self.rows[self.rows["step_ms"].notna()]
         keys = ["experiment", "workload", "optimizer"]
-        first = dict(iter(timed[~_true(timed["again"])].groupby(keys, sort=False)))
-        second = timed[_true(timed["again"])].groupby(keys, sort=False)
+        first = dict(iter(timed[~is_true(timed["again"])].groupby(keys, sort=False)))
+        second = timed[is_true(timed["again"])].groupby(keys, sort=False)
         return [_aa_test(first[key], rows) for key, rows in second]
 
     @property
@@ -105,7 +106,7 @@ class StepTimes:
                 return f"step_time.csv has no step of {label.optimizer} in {label.experiment}{because}"
         if self.blocks(*labels).shape[1] < FEWEST_BLOCKS:
             rows = self._of(labels[0])
-            busy = int(_true(rows["left_out"]).sum())
+            busy = int(is_true(rows["left_out"]).sum())
             return (
                 f"the machine was busy: other processes slowed {busy} of {len(rows)} rounds of step_time in "
                 f"{labels[0].experiment}"
@@ -129,7 +130,7 @@ class StepTimes:
     def _of(self, label: TimedLabel) -> pd.DataFrame:
         rows = self.rows
         same = (rows["experiment"] == label.experiment) & (rows["workload"] == label.workload)
-        same &= (rows["optimizer"] == label.optimizer) & ~_true(rows["again"])
+        same &= (rows["optimizer"] == label.optimizer) & ~is_true(rows["again"])
         periods = rows["inverse_update_period"].astype(float)
         return rows[same & (periods.isna() if math.isnan(label.period) else periods == label.period)]
 
@@ -139,7 +140,7 @@ def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
     logs = np.log(ms.to_numpy(float)[:, 0] / ms.to_numpy(float)[:, 1])
     experiment, contender = second[["experiment", "contender"]].iloc[0]
     return AATest(
-        str(experiment), str(contender), len(second), int(_true(second["left_out"]).sum()), *aa_exclusions(logs)
+        str(experiment), str(contender), len(second), int(is_true(second["left_out"]).sum()), *aa_exclusions(logs)
     )
 
 
@@ -150,9 +151,5 @@ def _rounds_a_block(rows: pd.DataFrame) -> int:
 
 def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
     """Return the milliseconds of a step, a row for each round and a column for each label, without busy rounds."""
-    ms = [of_label[~_true(of_label["left_out"])].drop_duplicates("round") for of_label in rows]
+    ms = [of_label[~is_true(of_label["left_out"])].drop_duplicates("round") for of_label in rows]
     return pd.concat([of_label.set_index("round")["step_ms"] for of_label in ms], axis=1, join="inner").sort_index()
-
-
-def _true(column: pd.Series) -> pd.Series:
-    return column.astype("boolean").fillna(False).astype(bool)

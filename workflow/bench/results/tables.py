@@ -109,6 +109,11 @@ def _bad_value(path: Path, row: object, column: object, value: object, problem: 
     return NoDataError(f"{path}, line {line}: {column} = {str(value)!r:.40} is {problem}. Delete it and run again.")
 
 
+def is_true(column: pd.Series) -> pd.Series:
+    """Return whether the truth values of a column are true; a missing one is not."""
+    return column.astype("boolean").fillna(False).astype(bool)
+
+
 def _truth_value(text: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise ValueError("neither true nor false")
