@@ -61,6 +61,8 @@ class MKOR(StackedMethod):
     """``input`` leaves J_L out, as the identity: half the memory, and no gradient rows."""
     gradient_norm: Annotated[float | None, POSITIVE, "the norm that g is given before it updates J_L"] = None
     """None leaves g as it is, as the paper does. A g that is zero, or rounding noise, updates nothing."""
+    gradient_scale: Annotated[float, POSITIVE, "the factor on g before it updates J_L"] = 1.0
+    """The released code updates J_L from gradients that float16's loss scaling has multiplied, by 65,536 at first."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -74,6 +76,11 @@ class MKOR(StackedMethod):
         if self.gradient_norm is not None and (self.rank > 1 or self.sides == "input"):
             unfit = f"rank={self.rank}" if self.rank > 1 else "sides='input'"
             raise ValueError(f"gradient_norm={self.gradient_norm} must be None with {unfit}: it scales the mean row g.")
+        if self.gradient_scale != 1 and (self.rank > 1 or self.sides == "input" or self.gradient_norm is not None):
+            raise ValueError(
+                f"gradient_scale={self.gradient_scale} must be 1 with rank above 1, sides='input' or a gradient_norm: "
+                "it scales the mean row g."
+            )
 
     @property
     def decay(self) -> float:
@@ -296,9 +303,12 @@ class MKOR(StackedMethod):
                 state[key].copy_(tensor)
 
     def _scaled(self, g: Tensor, a: Tensor, gradient_norm: Tensor | None) -> Tensor:
-        """Return g ``[..., d_out]`` with the norm `gradient_norm`; 0 for a g that is zero or rounding noise."""
+        """Return g ``[..., d_out]`` times `gradient_scale`, or with the norm `gradient_norm`.
+
+        With a norm, a g that is zero or rounding noise becomes 0.
+        """
         if self.gradient_norm is None:
-            return g
+            return g if self.gradient_scale == 1 else g * self.gradient_scale
         norm = torch.linalg.vector_norm(g, dim=-1)
         least = 0 if gradient_norm is None else NOISE * gradient_norm / torch.linalg.vector_norm(a, dim=(-2, -1))
         factor = torch.where(norm > least, self.gradient_norm / norm, 0)

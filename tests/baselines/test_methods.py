@@ -137,6 +137,7 @@ MKOR_PAPER = {
     "rank": 1,
     "sides": "both",
     "gradient_norm": None,
+    "gradient_scale": 1.0,
 }
 DEFAULTS = {
     "eva": {"damping": 0.03, "factor_decay": 0.05, **KFAC_CLIP},

@@ -221,6 +221,10 @@ def test_a_vector_that_overflows_half_precision_products_keeps_its_update():
         ({"gradient_norm": 0.0}, "gradient_norm=0.0 must be greater than 0"),
         ({"gradient_norm": 1.0, "sides": "input"}, "gradient_norm=1.0 must be None with sides='input'"),
         ({"gradient_norm": 1.0, "rank": 2}, "gradient_norm=1.0 must be None with rank=2"),
+        ({"gradient_scale": 0.0}, "gradient_scale=0.0 must be greater than 0"),
+        ({"gradient_scale": 2.0, "sides": "input"}, "gradient_scale=2.0 must be 1 with rank above 1, sides='input'"),
+        ({"gradient_scale": 2.0, "rank": 2}, "gradient_scale=2.0 must be 1 with rank above 1"),
+        ({"gradient_scale": 2.0, "gradient_norm": 1.0}, "gradient_scale=2.0 must be 1 with rank above 1"),
         ({"rank": 0}, "rank=0 must be at least 1"),
         ({"rank": 2, "update_rule": "released"}, "rank=2 must be 1 unless update_rule is sherman_morrison"),
         ({"rank": 2, "window": 3}, "rank=2 must be 1 with window=3: a window keeps rank-1 updates"),
@@ -231,6 +235,27 @@ def test_a_bad_hyperparameter_is_refused_by_name(options, message):
     with pytest.raises(ValueError, match="must") as caught:
         MKOR(**options)
     assert message in str(caught.value)
+
+
+def test_a_scale_on_g_updates_the_left_factor_as_a_scaled_loss_would_and_leaves_the_right_one():
+    """Truth: training from gradients that are all eight times as large; V = J_L D J_R is rescaled to the norm of D."""
+    torch.manual_seed(0)
+    rows = [Captured(torch.randn(5).double(), torch.randn(3).double(), torch.tensor(4.0).double()) for _ in range(4)]
+    states = []
+    for method, factor in ((MKOR(gradient_scale=8.0), 1), (MKOR(), 8), (MKOR(), 1)):
+        state = method.initial_state(LayerShape(3, 5), torch.float64, torch.device("cpu"))
+        for step, (x, g, number) in enumerate(rows):
+            method.accumulate(state, Captured(x, factor * g, number), step)
+            method.refresh(state, step)
+        states.append(state)
+    scaled, truth, plain = states
+    for side in ("left", "right"):
+        torch.testing.assert_close(
+            inverses.from_state(scaled, side).to_matrix(), inverses.from_state(truth, side).to_matrix()
+        )
+    assert not torch.allclose(
+        inverses.from_state(scaled, "left").to_matrix(), inverses.from_state(plain, "left").to_matrix()
+    )
 
 
 def test_the_old_factors_weight_is_that_of_the_paper_or_of_the_released_code_unless_it_is_given():

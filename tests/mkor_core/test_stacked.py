@@ -22,6 +22,7 @@ METHODS: list[StackedMethod] = [
     MKOR(inverse_update_period=2, sides="input", window=2),
     MKOR(inverse_update_period=2, sides="input", rescale=False),
     MKOR(inverse_update_period=2, gradient_norm=3.0),
+    MKOR(inverse_update_period=2, gradient_scale=8.0),
     MKOR(inverse_update_period=2, rank=2),
     Eva(),
     Eva(kl_clip=None),

@@ -37,6 +37,7 @@ OTHER_VALUES: dict[str, Any] = {
     "rank": 2,
     "sides": "input",
     "gradient_norm": 3.0,
+    "gradient_scale": 64.0,
     "damping": 0.7,
     "kl_clip": 1e-7,
     "compute_method": "inverse",

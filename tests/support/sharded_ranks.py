@@ -38,6 +38,7 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
     "window, not rescaled": {"window": 4, "inverse_update_period": 2, "rescale": False},
     "window, released": {"window": 4, "inverse_update_period": 1, "update_rule": "released"},
     "dense": {"inverse_update_period": 2},
+    "window, scaled g": {"window": 4, "inverse_update_period": 1, "gradient_scale": 8.0},
     "dense, norm of g": {"inverse_update_period": 2, "gradient_norm": 1.0},
     "rank 2": {"inverse_update_period": 2, "rank": 2},
 }

@@ -6,6 +6,7 @@ import ast
 import copy
 import inspect
 import json
+import math
 import random
 import re
 import subprocess
@@ -22,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from benchmarks.counting import Counting
@@ -569,3 +570,49 @@ def test_dropout_acts_in_training_only(bert):
         model = workload.model(0)
         first, second = (workload.loss(model, batch).item() for _ in range(2))
         assert (first == second) is alike
+
+
+# The split that trials of a search are judged by
+
+
+def validation_of(workload: Workload) -> Tensor:
+    """Return the inputs of the examples that a workload is evaluated on, one a row."""
+    if hasattr(workload, "_images"):
+        return torch.cat([batch["images"] for batch in workload._images.validation()])
+    held_out = workload._validation  # type: ignore[attr-defined]  # all the others have it
+    if isinstance(held_out, dict):
+        return held_out["input_ids"]
+    return held_out if isinstance(held_out, Tensor) else torch.from_numpy(held_out.tokens.astype(np.int64))
+
+
+def rows_of(examples: Tensor) -> set[bytes]:
+    return {example.numpy().tobytes() for example in examples}
+
+
+def test_trials_are_judged_by_examples_that_no_run_is_judged_by_or_that_they_train_on(workload, data_folder):
+    name = next(name for name in workloads.NAMES if type(workload).__module__.endswith(f".{name}"))
+    trial = workloads.create(name, for_tuning=True, **SMALL[name])
+    judged = rows_of(validation_of(trial))
+    results = rows_of(validation_of(workload))
+    assert len(judged) >= 0.9 * len(results) / 2, "some images of the digits are equal"
+    assert len(judged & results) <= 0.01 * len(judged), "the same digit may have been written twice"
+    assert equal(trial.model(3).state_dict(), workload.model(3).state_dict())
+    assert math.isfinite(trial.evaluate(trial.model(3))["loss"])
+    if name == "bert_pretraining":
+        assert trial.train_examples == workload.train_examples
+    else:
+        assert trial.train_examples == workload.train_examples * 4 // 5
+
+
+def test_the_split_of_a_search_is_a_partition_and_always_the_same():
+    used, held_out = batches.tuning_split(101)
+    assert sorted([*used, *held_out]) == list(range(101))
+    assert len(used) == 80
+    assert held_out.tolist() == batches.tuning_split(101)[1].tolist()
+    assert held_out.tolist() != list(range(80, 101)), "files hold one class after the other"
+
+
+def test_a_search_needs_validation_pairs_of_its_own(bert):
+    most = 100_000
+    with pytest.raises(ConfigError, match=f"validation_pairs={most} must be fewer than the"):
+        workloads.create("bert_pretraining", for_tuning=True, **SMALL["bert_pretraining"] | {"validation_pairs": most})

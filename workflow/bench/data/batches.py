@@ -13,6 +13,8 @@ from torch import Tensor
 
 Batch = dict[str, Tensor]
 
+_TUNING_SEED = 0  # every trial has the same split
+
 
 def shuffled_indices(seed: int, start: int, examples: int, batch_size: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
     """Yield (k, indices of batch k) for k = ``start``, ``start + 1``, ... without end.
@@ -32,6 +34,16 @@ def shuffled_indices(seed: int, start: int, examples: int, batch_size: int) -> I
         if epoch != ordered:
             order, ordered = np.random.default_rng([seed, epoch]).permutation(examples), epoch
         yield k, order[position * batch_size : (position + 1) * batch_size]
+
+
+def tuning_split(examples: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the indices of four in five training examples, and those of the fifth that a search is judged by.
+
+    They are the same in every trial, drawn at random, because files hold one class after the other.
+    """
+    order = np.random.RandomState(_TUNING_SEED).permutation(examples)
+    used, held_out = np.split(order, [examples * 4 // 5])
+    return np.sort(used), np.sort(held_out)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import hashlib
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
 import numpy as np
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, default_collate
 from typing_extensions import override
 
 from workflow.bench.data import cifar, digits, imagenet
-from workflow.bench.data.batches import Batch, shuffled_indices, temporary_seed
+from workflow.bench.data.batches import Batch, shuffled_indices, temporary_seed, tuning_split
 from workflow.bench.data.folder import DataDamaged, damaged
 
 EVALUATION_BATCH: Final = 256
@@ -73,6 +73,13 @@ class Images(Protocol):
 
     def training(self, rows: slice) -> Iterator[Batch]:
         """Yield the training images ``rows`` without augmentation."""
+
+    def for_tuning(self) -> Images:
+        """Return the training images alone, a fifth of them in place of the validation images.
+
+        Raises:
+            ValueError: they cannot be divided.
+        """
 
 
 def load(dataset: str, size: int) -> Images:
@@ -146,6 +153,17 @@ class InMemory(Images):
     @override
     def training(self, rows: slice) -> Iterator[Batch]:
         return _in_chunks(self.train[rows], self.train_labels[rows])
+
+    @override
+    def for_tuning(self) -> InMemory:
+        used, held_out = tuning_split(self.train_examples)
+        return replace(
+            self,
+            train=self.train[used],
+            train_labels=self.train_labels[used],
+            held_out=self.train[held_out],
+            held_out_labels=self.train_labels[held_out],
+        )
 
 
 def _in_chunks(images: Tensor, labels: Tensor) -> Iterator[Batch]:
@@ -221,6 +239,10 @@ class InFiles(Images):
     def training(self, rows: slice) -> Iterator[Batch]:
         """Yield the centers of the training images ``rows``."""
         return _read(self._train_center, _consecutive(range(self.train_examples)[rows]))
+
+    @override
+    def for_tuning(self) -> Images:
+        raise ValueError("images in files have no tuning split: give values in place of 'tuned'.")
 
 
 Draw = tuple[int, ...] | None

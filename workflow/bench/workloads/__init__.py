@@ -57,15 +57,15 @@ def known_train_examples(name: str, **given: Any) -> int | None:
     return getattr(import_module(data.module_of(dataset)), "TRAIN_EXAMPLES", None)
 
 
-def create(name: str, **given: Any) -> Workload:
-    """Return the workload ``name`` with its data loaded.
+def create(name: str, *, for_tuning: bool = False, **given: Any) -> Workload:
+    """Return the workload ``name`` with its data loaded; for_tuning: see `Workload`.
 
     Raises:
         ConfigError: a name or value is wrong, or a batch has more examples than there are.
         workflow.bench.data.folder.DataNotFound: its data is not on this machine.
     """
     with _named(name):
-        workload = _class(name)(resolve(name, **given))
+        workload = _class(name)(resolve(name, **given), for_tuning=for_tuning)
         if workload.batch_size > workload.train_examples:
             examples = f"the number of training examples, {workload.train_examples}"
             raise ValueError(f"batch_size={workload.batch_size} must be at most {examples}.")

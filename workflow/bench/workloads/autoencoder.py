@@ -14,7 +14,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import cifar, digits
-from workflow.bench.data.batches import Batch, shuffled_indices
+from workflow.bench.data.batches import Batch, shuffled_indices, tuning_split
 from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, to_device_of
 
 _LOADERS: dict[str, Callable[[], digits.Digits | cifar.Cifar]] = {
@@ -32,12 +32,14 @@ class Autoencoder(Workload):
     is the mean squared error of a pixel. Predicting the mean image scores 0.074 on the digits.
     """
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        super().__init__(parameters, for_tuning=for_tuning)
         images = _LOADERS[parameters["dataset"]]()
         self._train, self._validation = (
             torch.from_numpy(split).flatten(1) for split in (images.train, images.validation)
         )
+        if for_tuning:
+            self._train, self._validation = (self._train[part] for part in tuning_split(len(self._train)))
         self.train_examples = len(self._train)
         self.validation_examples = len(self._validation)
         self.data_fingerprint = images.fingerprint

@@ -47,6 +47,8 @@ class Workload(ABC):
 
     Args:
         parameters: a value for every parameter in the workload's schema, checked against it.
+        for_tuning: evaluate on examples that no other run is evaluated on, for the trials of a search. Where there are
+            no others, they are a fifth of the training examples, which is then not trained on.
     """
 
     exclude: tuple[str, ...] = ()
@@ -56,8 +58,9 @@ class Workload(ABC):
     data_fingerprint: str
     """SHA-256 of the data that the workload reads."""
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
         self.parameters = parameters
+        self.for_tuning = for_tuning
         self.batch_size: int = parameters["batch_size"]
         self.model_name, self.dataset_name = self.display_names(parameters)
 

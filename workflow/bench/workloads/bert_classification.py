@@ -11,7 +11,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import docstring_tasks, glue, imdb
-from workflow.bench.data.batches import Batch
+from workflow.bench.data.batches import Batch, tuning_split
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary, fingerprint
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode
@@ -61,12 +61,15 @@ class BertClassification(FineTuning):
     labels_name = "labels"
     titles: ClassVar = {dataset: task.title for dataset, task in TASKS.items()}
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
         self._task = TASKS[parameters["dataset"]]
         examples = _load(parameters)
-        self._set_data(examples.train, examples.validation[: parameters["validation_examples"]])
+        train, validation = examples.train, examples.validation
+        if for_tuning:
+            train, validation = (train[part] for part in tuning_split(len(train)))
+        self._set_data(train, validation[: parameters["validation_examples"]])
         self.validation_examples = len(self._validation)
         self.data_fingerprint = fingerprint(examples.arrays())
 

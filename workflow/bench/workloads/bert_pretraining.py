@@ -74,8 +74,8 @@ class BertPretraining(Workload):
 
     exclude = (r"cls\.predictions",)
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
         data = _load(parameters)
         self._pairs = data.train
@@ -84,7 +84,12 @@ class BertPretraining(Workload):
 
         held_out = data.validation
         rng = np.random.default_rng(_VALIDATION_SEED)
-        self._validation = held_out.batch(rng.permutation(len(held_out))[: parameters["validation_pairs"]], rng)
+        order, most = rng.permutation(len(held_out)), parameters["validation_pairs"]
+        if for_tuning and len(held_out) <= most:
+            raise ValueError(
+                f"validation_pairs={most} must be fewer than the {len(held_out)} that there are, for trials."
+            )
+        self._validation = held_out.batch(order[most : 2 * most] if for_tuning else order[:most], rng)
         self.validation_examples = len(self._validation["input_ids"])
 
     @override

@@ -12,7 +12,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import docstring_tasks, squad
-from workflow.bench.data.batches import Batch
+from workflow.bench.data.batches import Batch, tuning_split
 from workflow.bench.data.features import Vocabulary, fingerprint
 from workflow.bench.data.questions import Questions
 from workflow.bench.workloads import bert
@@ -38,8 +38,8 @@ class BertSpan(FineTuning):
     labels_name = "spans"
     titles: ClassVar = {"quotes": "docstrings: text in quotes or brackets", "squad": "SQuAD v1.1"}
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
         questions = _load(parameters)
         most = parameters["validation_questions"]
@@ -47,9 +47,12 @@ class BertSpan(FineTuning):
         # A question may have several windows; ``question`` rises, so the windows of the first questions come first.
         windows = int(np.searchsorted(questions.question, len(self._contexts)))
         self._question, self._offsets = questions.question[:windows], questions.offsets[:windows]
-        self._set_data(questions.train, questions.validation[:windows])
+        train, validation = questions.train, questions.validation[:windows]
+        if for_tuning:
+            train, validation = (train[part] for part in tuning_split(len(train)))
+        self._set_data(train, validation)
         self._longest_answer = _LONGEST_ANSWER[parameters["dataset"]]
-        self.validation_examples = len(self._contexts)
+        self.validation_examples = len(self._validation) if for_tuning else len(self._contexts)
         self.data_fingerprint = fingerprint(questions.arrays())
 
     @override
@@ -69,7 +72,8 @@ class BertSpan(FineTuning):
         """Return the mean ``loss`` of windows and, over questions, ``exact_match``, ``f1`` and ``score``, which is f1.
 
         The answer to a question is the span with the highest sum of its two scores, among the spans that are short
-        enough, over all windows of the question. Metrics range from 0 to 1.
+        enough, over all windows of the question. Metrics range from 0 to 1. A trial of a search has the loss alone,
+        since the answers to training questions are known as columns and not as texts.
         """
         total = 0.0
         found: list[tuple[float, int, int]] = []  # of each window, the best span's score, first and last column
@@ -79,13 +83,17 @@ class BertSpan(FineTuning):
             ):
                 starts, ends = output.start_logits.float(), output.end_logits.float()
                 total += _loss(starts, ends, spans).item() * len(spans)
+                if self.for_tuning:
+                    continue
                 # Tokens of the question and special tokens have empty offsets, such as (0, 0).
                 in_context = torch.from_numpy(self._offsets[rows, : starts.shape[1]]).diff(dim=2)[:, :, 0] > 0
                 best = best_spans(starts, ends, in_context.to(starts.device), self._longest_answer)
                 found += zip(*best, strict=True)
         gathered = team.gathered((total, found))
-        metrics = answer_metrics(self._best_answers([span for _, part in gathered for span in part]), self._answers)
         loss = sum(part for part, _ in gathered) / len(self._validation)
+        if self.for_tuning:
+            return {"loss": loss}
+        metrics = answer_metrics(self._best_answers([span for _, part in gathered for span in part]), self._answers)
         return {"loss": loss, **metrics, "score": metrics["f1"]}
 
     def _best_answers(self, spans: Iterable[tuple[float, int, int]]) -> list[str]:

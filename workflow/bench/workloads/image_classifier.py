@@ -23,10 +23,12 @@ class ImageClassifier(Workload):
         workflow.bench.data.folder.DataNotFound: the data is not on this machine.
     """
 
-    def __init__(self, parameters: Mapping[str, Any]) -> None:
-        super().__init__(parameters)
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        super().__init__(parameters, for_tuning=for_tuning)
         self._facts = images.FACTS[parameters["dataset"]]
         self._images = images.load(parameters["dataset"], self.image_size(parameters))
+        if for_tuning:
+            self._images = self._images.for_tuning()
         self._label_smoothing = parameters.get("label_smoothing", 0.0)
         self._scaling: dict[torch.device, tuple[Tensor, Tensor]] = {}
         self.train_examples = self._images.train_examples
