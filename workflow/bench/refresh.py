@@ -41,6 +41,7 @@ def _forget_if_outdated(plan: Plan, run: Run) -> bool:
             return False
         folder.summary.unlink()
         folder.metrics.unlink(missing_ok=True)
+        folder.origin.unlink(missing_ok=True)
         # A run resumed from an old checkpoint would mix the results of old and new code.
         for checkpoint in folder.path.glob(f"{folder.checkpoint.name}*"):
             checkpoint.unlink()

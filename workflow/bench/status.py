@@ -22,7 +22,7 @@ from workflow.bench.support.provenance import gpu_names
 from workflow.bench.support.reading import is_regular
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
-from workflow.bench.training.record import Record, RunFolder, has_weights, read_record
+from workflow.bench.training.record import Record, RunFolder, has_weights, origin_of, read_record
 
 _TO_DO: Final = ("running", "left", "interrupted", "failed", "unreadable")
 """States of runs that still need training time. A skipped run lacks its data set, so it needs none."""
@@ -58,7 +58,8 @@ def _state(plan: Plan, job: Job, run: Run) -> RunState:
     folder = RunFolder.of(plan.results, run.id)
     try:
         record = read_record(folder, run)
-        state, steps_done, seconds = _progress(folder, run, record, needs_weights=run.id in plan.started_from)
+        needs_weights = run.id in plan.started_from and origin_of(folder) is None
+        state, steps_done, seconds = _progress(folder, run, record, needs_weights=needs_weights)
     except (UnreadableError, DamagedFileError) as problem:
         return RunState(job, run, "unreadable", 0, None, str(problem), outdated=False)
     outdated = bool(record.summary) and not is_current(record.summary, run.lineage)

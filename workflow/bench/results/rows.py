@@ -20,7 +20,7 @@ from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.clocks import PHASES
-from workflow.bench.training.record import RunFolder, read_record
+from workflow.bench.training.record import RunFolder, origin_of, read_record
 
 
 def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[str, Any]]:
@@ -63,7 +63,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             **_identity(job, planned),
             "run": run.id,
             "tier": plan.tier.name,
-            "hardware": plan.hardware,
+            "hardware": summary.get("hardware", plan.hardware),
             "hyperparameters": run.hyperparameters,
             "tuned": planned.tuned,
             "start_from": run.start_from,
@@ -91,17 +91,22 @@ def _direction(evaluations: Iterable[Mapping[str, str]]) -> float | None:
 def _record(
     plan: Plan, job: Job, planned: PlannedRun, forgiving: bool
 ) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
-    """Return a run's evaluations and its run.json; the evaluations give its status if it has no run.json."""
+    """Return a run's evaluations, and its run.json with the name of the machine that trained it.
+
+    The evaluations give its status if it has no run.json.
+    """
     train_again = f"run python -m workflow.bench.train {job.experiment} {job.label}"
+    folder = RunFolder.of(plan.results, planned.run.id)
     try:
-        record = read_record(RunFolder.of(plan.results, planned.run.id), planned.run)
+        record = read_record(folder, planned.run)
+        origin = origin_of(folder)
     except DamagedFileError as problem:
         reason = f"{problem}; to train the run again, {train_again}"
     except UnreadableError as problem:
         reason = f"{problem}; make it readable or move it away, then {train_again}"
     else:
         if record.summary:
-            return record.rows, record.summary
+            return record.rows, {**record.summary, "hardware": origin or plan.hardware}
         if not record.rows:
             return [], {"status": "missing", "reason": "not trained yet"}
         done = record.last_step

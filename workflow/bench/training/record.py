@@ -17,6 +17,7 @@ from workflow.bench.plan.runs import Run, run_id
 from workflow.bench.support.config import ConfigError, check, error, schema
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import name_in_errors, write_json
+from workflow.bench.support.names import name_rule
 from workflow.bench.support.reading import open_regular, read_bytes, read_json
 from workflow.bench.training.checkpoint_header import DamagedError, newest_first, open_checkpoint
 
@@ -78,9 +79,17 @@ class RunFolder:
         """The lock file of the process that trains the run."""
         return self.path / "lock"
 
+    @property
+    def origin(self) -> Path:
+        """The name of the machine that trained the run, as JSON; only if its record was adopted (`origin_of`)."""
+        return self.path / "origin.json"
+
     def require_files(self) -> None:
         """Raise `UnreadableError` on the first path of the run's files that is not a file that may be read."""
-        for path in (self.lock, self.summary, self.metrics, *newest_first(self.checkpoint), self.weights):
+        for path in (
+            *(self.lock, self.summary, self.metrics, self.origin),
+            *(*newest_first(self.checkpoint), self.weights),
+        ):
             with suppress(FileNotFoundError):
                 open_regular(path).close()
 
@@ -142,6 +151,24 @@ def is_done(folder: RunFolder, run: Run, *, needs_weights: bool) -> bool:
         _warn_of(problem)
         return False
     return record.has_ended and (not needs_weights or has_weights(folder, run, record))
+
+
+def origin_of(folder: RunFolder) -> str | None:
+    """Return the name of the machine whose record of a run was adopted; None if the run was trained here.
+
+    An adopted record comes without weights.
+
+    Raises:
+        UnreadableError: the file cannot be read.
+        DamagedFileError: it does not contain the name of a machine.
+    """
+    try:
+        name = read_json(folder.origin)
+    except FileNotFoundError:
+        return None
+    if not isinstance(name, str) or name_rule("hardware", name):
+        raise DamagedFileError(f"{folder.origin}: damaged: it does not contain the name of a machine")
+    return name
 
 
 def has_weights(folder: RunFolder, run: Run, record: Record) -> bool:

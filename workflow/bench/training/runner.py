@@ -35,6 +35,7 @@ from workflow.bench.training.record import (
     Status,
     first_line,
     is_done,
+    origin_of,
     read_record,
     write_spec,
     write_summary,
@@ -72,6 +73,8 @@ class Runner:
         self.has_moved = False
         """Whether `train` has advanced any run."""
         self._workloads: dict[str, Workload] = {}
+        self._sources: set[str] = set()
+        """The ids of runs whose weights are needed by runs that `train` was asked for and that are not done."""
         refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
 
@@ -110,7 +113,11 @@ class Runner:
     def _with_upstream(self, runs: Iterable[Run]) -> Iterator[Run]:
         for run in runs:
             chain = [run]
-            while (source := chain[-1].start_from) is not None and not self._is_done(self._plan.runs[source]):
+            while (source := chain[-1].start_from) is not None:
+                if not self._is_done(chain[-1]):
+                    self._sources.add(source)
+                if self._is_done(self._plan.runs[source]):
+                    break
                 chain.append(self._plan.runs[source])
             yield from reversed(chain)
 
@@ -121,7 +128,13 @@ class Runner:
         return run.id in self._plan.started_from
 
     def _is_done(self, run: Run) -> bool:
-        return is_done(self._folder(run.id), run, needs_weights=self._keeps_weights(run))
+        """Return whether a run has ended, with its weights if others start from them.
+
+        An adopted record has no weights. It is enough unless a run is about to start from it.
+        """
+        folder = self._folder(run.id)
+        needs_weights = self._keeps_weights(run) and (run.id in self._sources or origin_of(folder) is None)
+        return is_done(folder, run, needs_weights=needs_weights)
 
     def _first_finds_done(self, run: Run) -> bool:
         return self._ranks.from_first(self._is_done(run) if self._ranks.is_first else None)
@@ -242,6 +255,7 @@ def _clear(folder: RunFolder, run: Run) -> int:
         record = None
     if record is None or record.status != "interrupted":
         folder.summary.unlink(missing_ok=True)
+        folder.origin.unlink(missing_ok=True)
         return 0
     return int(record.summary["steps_done"])
 
