@@ -35,6 +35,7 @@ from workflow.bench.training.clocks import PHASES
 from workflow.bench.training.loop import Loop
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import MetricsLog, RunFolder
+from workflow.bench.training.runner import Runner
 from workflow.bench.training.state import TrainingState
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 from workflow.bench.workloads import create
@@ -677,6 +678,16 @@ def test_progress_in_a_log_is_plain_lines(folder: Path, workload: Workload, tmp_
     assert lines[0].startswith("run 1 of 3: autoencoder sgd lr=0.1 seed=0: step ")
     assert all(word in lines[0] for word in (" of 20, loss 0.", " steps/s, ", " left"))
     assert "\r" not in log.getvalue()
+
+
+def test_a_progress_counts_on_from_the_runs_that_others_showed(folder: Path):
+    log = io.StringIO()
+    run = run_of(folder, "sgd")
+    assert Runner(load(folder), stream=io.StringIO()).train([run], Progress(7, log, done=4))
+    assert Runner(load(folder), stream=io.StringIO()).train([run], Progress(7, log, done=5))
+    lines = log.getvalue().splitlines()
+    assert lines[-2].startswith("run 5 of 7: autoencoder sgd lr=0.1 seed=0: finished after 20 steps, ")
+    assert lines[-1] == "run 6 of 7: autoencoder sgd lr=0.1 seed=0: done before"
 
 
 def test_progress_on_a_terminal_is_a_bar(folder: Path, workload: Workload, tmp_path: Path):

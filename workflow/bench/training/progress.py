@@ -13,13 +13,14 @@ class Progress:
 
     runs: number of runs to train.
     stream: standard error by default.
+    done: number of runs that other objects have shown before.
     """
 
-    def __init__(self, runs: int, stream: TextIO | None = None) -> None:
+    def __init__(self, runs: int, stream: TextIO | None = None, *, done: int = 0) -> None:
         self._stream = stream or sys.stderr
         self._on_terminal = self._stream.isatty()
         self._runs = runs
-        self._run = 0
+        self._run = done
         self._title = ""
         self._bar: tqdm[None] | None = None
         self.interval_ns = 500_000_000 if self._on_terminal else 10_000_000_000

@@ -78,8 +78,10 @@ class Runner:
         refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
 
-    def train(self, runs: Iterable[Run]) -> bool:
+    def train(self, runs: Iterable[Run], progress: Progress | None = None) -> bool:
         """Train the runs that are not done, and first those that they start from; return whether all have ended.
+
+        progress: shows these runs among others; by default they are counted alone.
 
         Raises:
             ConfigError: an optimizer or a workload refuses what its run specifies, or ranks cannot share a batch.
@@ -89,7 +91,7 @@ class Runner:
             share_of(run, self._ranks)
         with ExitStack() as stack:
             stream = self._stream if self._ranks.is_first else stack.enter_context(Path(os.devnull).open("w"))
-            progress = Progress(len(waiting), stream)
+            progress = progress or Progress(len(waiting), stream)
             if self._starts_listening:
                 stack.enter_context(self._stop.listening())
             try:
