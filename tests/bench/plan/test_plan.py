@@ -269,10 +269,13 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
 def test_the_committed_experiments_are_planned_in_full(tier: str):
     """Figures and claims find their labels, and all optimizers of a block share seeds and the number of trials."""
     plan = Plan.load(tier=tier, hardware="test")
-    assert plan.notes == ()
-    assert set(plan.experiments) == {
+    embedded_only = {"autoencoder_lamb"}
+    left_out = embedded_only if tier != "embedded" else set()
+    assert plan.notes == tuple(f"{name}: left out, it has no tier '{tier}'" for name in sorted(left_out))
+    assert set(plan.experiments) | left_out == {
         "alexnet_cifar100",
         "autoencoder_inversion",
+        "autoencoder_lamb",
         "bert_base_squad",
         "bert_glue",
         "bert_imdb",
