@@ -11,14 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 
 from tests.support import image_files
 from workflow.bench import workloads
-from workflow.bench.data import cifar, digits, imagenet, images, vision
+from workflow.bench.data import cifar, digits, glyphs, imagenet, images, vision
+from workflow.bench.data.batches import tuning_split
 from workflow.bench.data.folder import DataNotFound
+from workflow.bench.data.images import ALL
 from workflow.bench.workloads.alexnet import AlexNet
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.image_classifier import ImageClassifier
@@ -55,6 +59,13 @@ def parameters_of(model: nn.Module) -> int:
         ("resnet20", {"dataset": "cifar10", "width": 16, "image_size": 32}, "ResNet-20", "CIFAR-10", 0.2697),
         ("resnet20", {}, "ResNet-20, width 8", "scikit-learn's digits, at 16 x 16", 0.0679),
         (
+            "resnet20",
+            {"dataset": "glyphs"},
+            "ResNet-20, width 8",
+            "glyphs of matplotlib's fonts, at 16 x 16",
+            0.07088,
+        ),
+        (
             "alexnet",
             {},
             "AlexNet for 32 x 32, 16 channels, 128 hidden",
@@ -85,6 +96,7 @@ def test_alexnet_at_full_size_is_the_papers():
         ("alexnet", {"dataset": "cifar100"}, (3, 32, 32)),
         ("resnet20", {"dataset": "cifar10"}, (3, 32, 32)),
         ("resnet20", {"dataset": "digits"}, (1, 16, 16)),
+        ("resnet20", {"dataset": "glyphs"}, (1, 16, 16)),
         ("resnet50", {}, (3, 64, 64)),
     ],
 )
@@ -153,12 +165,13 @@ def test_enlarged_digits_are_interpolated_digits():
     assert enlarged == {image.numpy().tobytes(): label for image, label in zip(wide, labels.tolist(), strict=True)}
 
 
-def test_inputs_are_standardized():
-    workload = workloads.create("resnet20", image_size=8, batch_size=1437)
+@pytest.mark.parametrize(("dataset", "size"), [("digits", 8), ("glyphs", 32)])
+def test_inputs_are_standardized(dataset, size):
+    workload = workloads.create("resnet20", dataset=dataset, image_size=size, width=1)
     assert isinstance(workload, ImageClassifier)
-    inputs = workload._standardize(next(workload.batches(0))["images"])
-    assert_close(inputs.mean().item(), 0.0, atol=2e-3, rtol=0)
-    assert_close(inputs.std().item(), 1.0, atol=2e-3, rtol=0)
+    inputs = workload._standardize(torch.cat([batch["images"] for batch in workload._images.training(ALL)]))
+    assert_close(inputs.mean().item(), 0.0, atol=5e-3, rtol=0)
+    assert_close(inputs.std().item(), 1.0, atol=5e-3, rtol=0)
 
 
 def test_the_loss_spreads_labels_and_evaluation_does_not():
@@ -318,6 +331,75 @@ def test_shifts_and_mirrors_move_whole_images():
         seen.add(key)
     assert {top for top, _, _ in seen} == {left for _, left, _ in seen} == set(range(9))
     assert {mirrored for _, _, mirrored in seen} == {False, True}
+
+
+# Glyphs
+
+
+def zoomed(image: np.ndarray, angle: float, across: float, down: float, shift: tuple[float, float]) -> np.ndarray:
+    """Return the image as SciPy turns, stretches and shifts it, about its middle; ``shift`` is (down, across)."""
+    from scipy.ndimage import affine_transform
+
+    turn = np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
+    matrix = np.diag([1 / down, 1 / across]) @ turn
+    middle = (np.array(image.shape) - 1) / 2
+    return affine_transform(image, matrix, middle - matrix @ middle + np.array(shift), order=1)
+
+
+def test_glyphs_are_turned_stretched_and_shifted_by_what_is_drawn():
+    """Truth: SciPy, with the same draws."""
+    originals = functional.interpolate(torch.rand(6, 1, 5, 5), size=24, mode="bilinear")
+    changed = images.turned(originals, np.random.default_rng(3), len(originals))
+    draws = np.random.default_rng(3).uniform(-1, 1, size=(5, len(originals)))
+    assert (abs(draws) > 0.5).any(axis=1).all()
+    for before, after, (angle, across, down, right, lower) in zip(originals, changed, draws.T, strict=True):
+        shift = (lower * 0.05 * 24, right * 0.05 * 24)
+        truth = zoomed(before[0].numpy(), angle * np.radians(8), 1.15**across, 1.15**down, shift)
+        # At the border SciPy takes what is outside to be black at once, torch fades to it.
+        assert_close(after[0, 4:-4, 4:-4], torch.from_numpy(truth)[4:-4, 4:-4], atol=1e-5, rtol=0)
+
+
+@given(start=st.integers(0, 40), first=st.integers(0, 7), length=st.integers(1, 8))
+@settings(max_examples=20)
+def test_a_batch_of_glyphs_depends_on_its_seed_and_number_alone(glyphs_workload, start, first, length):
+    """Truth: the stream from the start, and the whole batch."""
+    whole = next(islice(glyphs_workload.batches(5), start, None))
+    part = next(glyphs_workload.sliced_batches(5, start, slice(first, first + length)))
+    assert torch.equal(part["images"], whole["images"][first : first + length])
+    assert torch.equal(part["labels"], whole["labels"][first : first + length])
+    other = next(glyphs_workload.sliced_batches(6, start, ALL))
+    assert not torch.equal(other["images"], whole["images"])
+
+
+@pytest.fixture(scope="module")
+def glyphs_workload() -> Workload:
+    return workloads.create("resnet20", dataset="glyphs", batch_size=8, width=1)
+
+
+def test_an_epoch_of_glyphs_does_not_repeat():
+    workload = workloads.create("resnet20", dataset="glyphs", batch_size=1200, width=1)
+    epochs = [batch["images"] for batch in islice(workload.batches(0), 2)]
+    seen = {image.numpy().tobytes() for epoch in epochs for image in epoch}
+    assert len(seen) == 2 * 1200
+    assert epochs[0].shape == (1200, 1, 16, 16)
+
+
+def test_glyphs_are_evaluated_on_two_changed_copies_of_each_image_held_out(glyphs_workload):
+    """Truth: the changes by hand, of the validation images, or of the fifth of the training images of the search."""
+    data = glyphs.load()
+    trial = workloads.create("resnet20", dataset="glyphs", batch_size=8, width=1, for_tuning=True)
+    _, judged = tuning_split(1200)
+    for workload, held_out, labels in (
+        (glyphs_workload, data.validation, data.validation_labels),
+        (trial, data.train[judged], data.train_labels[judged]),
+    ):
+        small = images._scaled(torch.from_numpy(held_out) / 255, 16).repeat_interleave(2, 0)
+        truth = images.turned(small, np.random.default_rng(0), len(small))
+        batches = list(workload._images.validation())
+        assert torch.equal(torch.cat([batch["images"] for batch in batches]), truth)
+        assert torch.cat([batch["labels"] for batch in batches]).tolist() == labels.repeat(2).tolist()
+        assert workload.validation_examples == len(truth)
+    assert (glyphs_workload.train_examples, trial.train_examples) == (1200, 960)
 
 
 # ImageNet

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Protocol
 
@@ -16,7 +17,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, default_collate
 from typing_extensions import override
 
-from workflow.bench.data import cifar, digits, imagenet
+from workflow.bench.data import cifar, digits, glyphs, imagenet
 from workflow.bench.data.batches import Batch, shuffled_indices, temporary_seed, tuning_split
 from workflow.bench.data.folder import DataDamaged, damaged
 
@@ -27,6 +28,11 @@ ALL: Final = slice(None)
 
 _AUGMENTATION: Final = 1  # separates the random numbers for augmentation from those for an epoch's order
 _PADDING: Final = 4  # pixels on each side before a random crop (He et al., CVPR 2016, on CIFAR)
+_TURN: Final = math.radians(8)
+_STRETCH: Final = 1.15
+_SHIFT: Final = 0.05  # of a side
+_COPIES: Final = 2  # of each held-out glyph
+_COPIES_SEED: Final = 0  # every run is judged by the same copies
 _RESIZED: Final = 256 / 224  # shorter side of a validation image, in sides of its central crop
 _MAX_READERS: Final = 16
 
@@ -46,11 +52,15 @@ class Facts(NamedTuple):
     """Standard deviation of each channel's pixels in [0, 1]."""
 
 
+Augmentation = Callable[[Tensor, np.random.Generator, int, slice], Tensor]
+"""(images, random numbers for the whole batch, images in the whole batch, those of them that are given) -> images"""
+
 _IMAGENET_PIXELS: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FACTS: Final = {
     "digits": Facts("scikit-learn's digits", *digits.SHAPE[:2], 10, (0.305,), (0.376,)),
     "cifar10": Facts(cifar.DATASETS["cifar10"], *cifar.SHAPE[:2], 10, (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)),
     "cifar100": Facts(cifar.DATASETS["cifar100"], *cifar.SHAPE[:2], 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    "glyphs": Facts("glyphs of matplotlib's fonts", *glyphs.SHAPE[:2], len(glyphs.CHARACTERS), (0.084,), (0.258,)),
     "imagenet": Facts("ImageNet", 3, 224, imagenet.CLASSES, *_IMAGENET_PIXELS),
 }
 
@@ -95,7 +105,9 @@ def load(dataset: str, size: int) -> Images:
             data = cifar.load(dataset)
             train, train_labels, validation, validation_labels = (torch.from_numpy(array) for array in data)
             train, validation = _scaled(train, size), _scaled(validation, size)
-            return InMemory(train, train_labels, validation, validation_labels, data.fingerprint)
+            return InMemory(train, train_labels, validation, validation_labels, data.fingerprint, shifted_and_mirrored)
+        case "glyphs":
+            return _glyphs(size)
         case "imagenet":
             return InFiles(imagenet.load(), size)
         case _:
@@ -108,7 +120,14 @@ def _digits(size: int) -> InMemory:
     train, validation = (_scaled(torch.from_numpy(part)[:, None], size) for part in pixels)
     train_labels, validation_labels = (torch.from_numpy(part) for part in labels)
     # No augmentation: a mirrored digit is not a digit.
-    return InMemory(train, train_labels, validation, validation_labels, fingerprint.hexdigest(), augmented=False)
+    return InMemory(train, train_labels, validation, validation_labels, fingerprint.hexdigest())
+
+
+def _glyphs(size: int) -> InMemory:
+    data = glyphs.load()
+    train, train_labels, held_out, held_out_labels = (torch.from_numpy(array) for array in data)
+    train, held_out = (_scaled(part / 255, size) for part in (train, held_out))
+    return InMemory(train, train_labels, held_out, held_out_labels, data.fingerprint, turned, _COPIES)
 
 
 def _scaled(images: Tensor, size: int) -> Tensor:
@@ -127,28 +146,35 @@ class InMemory(Images):
     train: Tensor
     train_labels: Tensor
     held_out: Tensor
-    """The validation images."""
+    """The images to validate on."""
     held_out_labels: Tensor
     fingerprint: str
-    augmented: bool = True
-    """Whether training images are shifted by up to 4 pixels a side and half of them mirrored."""
+    augment: Augmentation | None = None
+    """How to change training images, if at all."""
+    changed_copies: int = 0
+    """How many copies of each held-out image, changed like training images, to evaluate in place of the image."""
 
     def __post_init__(self) -> None:
         self.train_examples = len(self.train)
-        self.validation_examples = len(self.held_out)
+        self._validation, self._validation_labels = self.held_out, self.held_out_labels
+        if self.augment and self.changed_copies:
+            copies = self.held_out.repeat_interleave(self.changed_copies, 0)
+            self._validation = self.augment(copies, np.random.default_rng(_COPIES_SEED), len(copies), ALL)
+            self._validation_labels = self.held_out_labels.repeat_interleave(self.changed_copies, 0)
+        self.validation_examples = len(self._validation)
 
     @override
     def batches(self, seed: int, start: int, batch_size: int, rows: slice = ALL) -> Iterator[Batch]:
         for k, indices in shuffled_indices(seed, start, self.train_examples, batch_size):
             chosen = torch.from_numpy(indices[rows])
             images = self.train[chosen]
-            if self.augmented:
-                images = shifted_and_mirrored(images, np.random.default_rng([seed, k, _AUGMENTATION]), batch_size, rows)
+            if self.augment:
+                images = self.augment(images, np.random.default_rng([seed, k, _AUGMENTATION]), batch_size, rows)
             yield {"images": images, "labels": self.train_labels[chosen]}
 
     @override
     def validation(self, rows: slice = ALL) -> Iterator[Batch]:
-        return _in_chunks(self.held_out[rows], self.held_out_labels[rows])
+        return _in_chunks(self._validation[rows], self._validation_labels[rows])
 
     @override
     def training(self, rows: slice) -> Iterator[Batch]:
@@ -196,6 +222,24 @@ def shifted_and_mirrored(images: Tensor, rng: np.random.Generator, batch_size: i
     # Three index tensors around a slice put the channels last: [n, size, size, channels].
     shifted = padded[torch.arange(number)[:, None, None], :, (top + along)[:, :, None], columns[:, None, :]]
     return shifted.permute(0, 3, 1, 2).contiguous()
+
+
+def turned(images: Tensor, rng: np.random.Generator, batch_size: int, rows: slice = ALL) -> Tensor:
+    """Return each image turned, made wider or narrower, higher or lower, and shifted, all at random.
+
+    Angles lie within 8 degrees, both factors between 1 / 1.15 and 1.15, shifts within a twentieth of a side. What comes
+    from outside the image is black. The arguments are those of `shifted_and_mirrored`.
+    """
+    draws = torch.from_numpy(rng.uniform(-1, 1, size=(5, batch_size))[:, rows]).to(images.dtype)
+    angle, across, down = draws[0] * _TURN, _STRETCH ** draws[1], _STRETCH ** draws[2]
+    # Where a pixel of the result comes from. Coordinates run from -1 to 1, so a side is 2.
+    shifts = 2 * _SHIFT * draws[3:]
+    rows_of_map = [
+        torch.stack([angle.cos() / across, -angle.sin() / across, shifts[0]], dim=1),
+        torch.stack([angle.sin() / down, angle.cos() / down, shifts[1]], dim=1),
+    ]
+    sources = functional.affine_grid(torch.stack(rows_of_map, dim=1), list(images.shape), align_corners=False)
+    return functional.grid_sample(images, sources, align_corners=False)
 
 
 class InFiles(Images):
