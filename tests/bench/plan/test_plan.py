@@ -265,6 +265,51 @@ def test_tuned_values_come_from_the_file_that_tune_writes_and_are_marked(folder:
     assert note.endswith("one.yaml: autoencoder, sgd: tuned with an older version of its block")
 
 
+def test_a_tier_may_take_the_tuned_values_of_another_whose_workload_has_another_size(folder: Path):
+    tuning = {
+        "trials": 3,
+        "seed": 9,
+        "metric": {"split": "validation", "metric": "loss"},
+        "space": {"lr": {"log": [0.1, 10]}},
+    }
+    tuned = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}], "tuning": tuning}
+    small, large = ({**tuned, "workload": {"name": "autoencoder", "hidden": [width]}} for width in (4, 8))
+    write(folder, "one", small, large, tier="evidence")
+    assert load(folder, tier="evidence", for_tuning=True).experiments["one"].jobs == {}
+
+    def entry(block: dict[str, Any], lr: float) -> dict[str, Any]:
+        workload = {"name": "autoencoder", "hidden": block["workload"]["hidden"]}
+        return {"workload": workload, "label": "sgd", "hyperparameters": {"lr": lr}, "trials": ["none"], "score": 0.1}
+
+    def rates() -> list[float]:
+        runs = load(folder, tier="evidence").job("one", "sgd").runs
+        return [run.hyperparameters["lr"] for run in runs if run.seed == 0]
+
+    files = {tier: folder / "tuned" / tier / "one.yaml" for tier in ("embedded", "evidence")}
+    for file in files.values():
+        file.parent.mkdir(parents=True)
+    files["embedded"].write_text(yaml.safe_dump([entry(small, 0.5)]))
+    assert rates() == [0.5, 0.5]
+    (note,) = load(folder, tier="evidence").notes
+    assert note.endswith("embedded/one.yaml, of another size of autoencoder")
+    files["embedded"].write_text(yaml.safe_dump([entry(small, 0.5), entry(large, 0.25)]))
+    assert rates() == [0.5, 0.25]
+    assert load(folder, tier="evidence").notes == ()
+    files["evidence"].write_text(yaml.safe_dump([entry(large, 2.0)]))
+    assert rates() == [0.5, 2.0]
+    files["embedded"].unlink()
+    with pytest.raises(ConfigError, match=r"evidence/one\.yaml contains no value"):
+        rates()
+
+
+@pytest.mark.parametrize("other", ["evidence", "embeded"])
+def test_a_tier_that_takes_values_from_no_other_tier_is_refused(folder: Path, other: str):
+    file = folder / "tiers" / "evidence.yaml"
+    file.write_text(file.read_text().replace("tuned_like: embedded", f"tuned_like: {other}"))
+    with pytest.raises(ConfigError, match=r"evidence\.yaml: tuned_like = .*: must be another tier"):
+        load(folder)
+
+
 @pytest.mark.parametrize("tier", ["embedded", "single_gpu", "paper"])
 def test_the_committed_experiments_are_planned_in_full(tier: str):
     """Figures and claims find their labels, and all optimizers of a block share seeds and the number of trials."""

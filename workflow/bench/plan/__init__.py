@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
-from workflow.bench.plan.plan import MAX_THREADS, REFERENCE, Plan, Tier, add_arguments, load_from
+from workflow.bench.plan.plan import MAX_THREADS, REFERENCE, Plan, add_arguments, load_from
+from workflow.bench.plan.tiers import Tier
 
 __all__ = ["MAX_THREADS", "REFERENCE", "Plan", "Tier", "add_arguments", "load_from"]

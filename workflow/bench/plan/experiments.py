@@ -16,6 +16,7 @@ from workflow.bench.plan.hyperparameters import TUNED, Key, resolved
 from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
 from workflow.bench.plan.targets import Target
+from workflow.bench.plan.tiers import Tier
 from workflow.bench.plan.tuned_values import TunedValues
 from workflow.bench.plan.tuning_space import trial_values
 from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
@@ -31,28 +32,26 @@ class Experiments:
         folder: the configuration folder.
         tier: the tier to expand.
         tiers: the names of all tiers.
-        precision: the tier's precision, for blocks that give none.
         for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
 
     Raises:
         ConfigError: the first mistake in any file, at any tier, in one line.
     """
 
-    def __init__(
-        self, folder: Path, tier: str, tiers: Sequence[str], *, precision: str, for_tuning: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, tier: Tier, tiers: Sequence[str], *, for_tuning: bool = False) -> None:
         self.notes: list[str] = []
         """Experiments that `expand` left out, and tuned values that may be outdated."""
         self._folder = folder
-        self._tier = tier
-        self._precision = precision
+        self._tier = tier.name
+        self._precision = tier.precision
+        self._tuned_like = tier.tuned_like
         self._for_tuning = for_tuning
         self._signatures = read_signatures()
         self._files = {
             checked_stem(file, "experiment"): file for file in sorted((folder / "experiments").glob("*.yaml"))
         }
         self._contents = {name: read_experiment(file, tiers, self._signatures) for name, file in self._files.items()}
-        self._names = [name for name, content in self._contents.items() if tier in content["tiers"]]
+        self._names = [name for name, content in self._contents.items() if tier.name in content["tiers"]]
         self._expanded: dict[str, Experiment] = {}
 
     def expand(self) -> dict[str, Experiment]:
@@ -101,7 +100,7 @@ class Experiments:
 
     def _expand(self, name: str) -> Experiment:
         file, content = self._files[name], self._contents[name]
-        tuned = TunedValues(self._folder / "tuned" / self._tier / f"{name}.yaml", self._signatures)
+        tuned = self._tuned_values(name)
         tuned_optimizers: list[TunedOptimizer] = []
         # By label, since an optimizer may appear in several blocks. The inner keys of upstream are an ordered set of
         # jobs.
@@ -130,6 +129,10 @@ class Experiments:
             if len(set(job.run_ids)) < len(job.run_ids):
                 raise ConfigError(f"{shown_path(file)}: label '{job.label}': two of its blocks contain the same run")
         return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers))
+
+    def _tuned_values(self, name: str) -> TunedValues:
+        files = [self._folder / "tuned" / tier / f"{name}.yaml" for tier in (self._tier, self._tuned_like) if tier]
+        return TunedValues(files[0], self._signatures, like=next(iter(files[1:]), None))
 
     def _source(
         self, file: Path, key: Key, start_from: Mapping[str, Any] | None, label: str, seed: int

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from workflow.bench.plan.experiments import Experiments
 from workflow.bench.plan.runs import Experiment, Job, Run
+from workflow.bench.plan.tiers import Tier, read_tiers
 from workflow.bench.support.config import (
     CONFIG,
     ROOT,
     ConfigError,
     check,
-    checked_stem,
     did_you_mean,
     error,
     read_mapping,
@@ -27,7 +27,6 @@ from workflow.bench.support.config import (
     schema,
     shown_path,
     shown_value,
-    with_defaults,
 )
 from workflow.bench.support.names import name_rule
 from workflow.bench.support.provenance import NO_GPU, hardware_slug
@@ -36,23 +35,6 @@ REFERENCE: Final = ROOT / "results" / "reference"
 """Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
 MAX_THREADS: Final = 1024
 """The most CPU threads a run may have, as in the schema of a tier."""
-
-
-@dataclass(frozen=True)
-class Tier:
-    """A tier's file: its title in captions, and how its runs compute."""
-
-    name: str
-    title: str
-    device: str
-    threads: int
-    checkpoint_minutes: float
-    precision: str
-    """The dtype of forward passes, for blocks that give none."""
-    checkpoint_steps: int | None = None
-    """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
-    ranks: int = 1
-    """Processes that train a large run together; for estimates where no cluster is named."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +73,12 @@ class Plan:
         _refuse_unlike_text(file, settings)
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
-        tiers = {checked_stem(path, "tier"): _read_tier(path) for path in sorted((folder / "tiers").glob("*.yaml"))}
+        tiers = read_tiers(folder / "tiers")
         if chosen["tier"] not in tiers:
             must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
             raise error(file, ("tier",), chosen["tier"], must)
         tier = tiers[chosen["tier"]]
-        files = Experiments(folder, tier.name, list(tiers), precision=tier.precision, for_tuning=for_tuning)
+        files = Experiments(folder, tier, list(tiers), for_tuning=for_tuning)
         experiments = files.expand()
         results, hardware = Path(chosen["results"]), chosen["hardware"]
         if hardware == "auto":
@@ -175,12 +157,6 @@ def _refuse_unlike_text(file: Path, settings: Mapping[str, Any]) -> None:
                 raise error(file, (key,), value, "must be text")
             if isinstance(item, int) and item.bit_length() > 64:
                 raise error(file, (key,), value, "must be text")
-
-
-def _read_tier(file: Path) -> Tier:
-    content = read_mapping(file)
-    check(content, schema("tier"), file)
-    return Tier(name=file.stem, **with_defaults(content, schema("tier")))
 
 
 def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:

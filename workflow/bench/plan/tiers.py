@@ -1,0 +1,56 @@
+"""The tiers of a configuration folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow.bench.support.config import (
+    check,
+    checked_stem,
+    did_you_mean,
+    error,
+    read_mapping,
+    schema,
+    with_defaults,
+)
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A tier's file: its title in captions, and how its runs compute."""
+
+    name: str
+    title: str
+    device: str
+    threads: int
+    checkpoint_minutes: float
+    precision: str
+    """The dtype of forward passes, for blocks that give none."""
+    checkpoint_steps: int | None = None
+    """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
+    ranks: int = 1
+    """Processes that train a large run together; for estimates where no cluster is named."""
+    tuned_like: str | None = None
+    """Another tier, whose tuned values the entries without values of their own take."""
+
+
+def read_tiers(folder: Path) -> dict[str, Tier]:
+    """Return all tiers of a folder by name.
+
+    Raises:
+        ConfigError: the first mistake in any file, in one line.
+    """
+    tiers = {checked_stem(file, "tier"): _read(file) for file in sorted(folder.glob("*.yaml"))}
+    for tier in tiers.values():
+        others = [name for name in tiers if name != tier.name]
+        if tier.tuned_like is not None and tier.tuned_like not in others:
+            must = f"must be another tier; {did_you_mean(tier.tuned_like, others)}"
+            raise error(folder / f"{tier.name}.yaml", ("tuned_like",), tier.tuned_like, must)
+    return tiers
+
+
+def _read(file: Path) -> Tier:
+    content = read_mapping(file)
+    check(content, schema("tier"), file)
+    return Tier(name=file.stem, **with_defaults(content, schema("tier")))
