@@ -24,6 +24,7 @@ from typing import Final
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.runs import Spec
+from workflow.bench.results.archive import SUFFIX
 from workflow.bench.results.verification import (
     Rows,
     VerificationError,
@@ -128,7 +129,7 @@ def _notes(runs: Rows, plan: Plan) -> list[str]:
 
 
 def _replace(target: Path, accepted: Accepted) -> None:
-    """Replace the folder ``target``: write the new one next to it, then rename."""
+    """Replace the folder ``target``: write the new one next to it, then rename. Archives that `keep` wrote stay."""
     target.parent.mkdir(parents=True, exist_ok=True)
     # The name starts with a dot so that no glob for a tier finds it.
     workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
@@ -136,6 +137,8 @@ def _replace(target: Path, accepted: Accepted) -> None:
     try:
         for name, content in accepted.files.items():
             write_atomically(new / name, content)
+        for archive in target.glob(f"*{SUFFIX}"):
+            shutil.copy(archive, new)
         write_json(new / "specs.json", accepted.specs)
         if target.exists():
             os.replace(target, old)

@@ -53,6 +53,13 @@ def test_caption_names_tier_hardware_seeds_rule_and_commit():
     )
 
 
+def test_a_caption_says_which_machine_trained_adopted_runs_and_which_was_timed():
+    runs = _runs()
+    runs.loc[runs["seed"] < 2, "hardware"] = "far-cpu"
+    text = caption(RESULTS, runs)
+    assert "Trained elsewhere, adopted: update_rules seed 0-1 on far-cpu; times of steps are of test-cpu. " in text
+
+
 def test_the_papers_own_tier_is_no_stand_in():
     assert "no reproduction" not in caption(Results(Path("results/polaris/paper")), _runs())
 

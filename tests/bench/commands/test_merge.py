@@ -287,3 +287,19 @@ def test_a_faulty_configuration_here_is_its_own_error(copy):
     (copy / "config" / "experiments" / "one.yaml").write_text("title: 3\n")
     with pytest.raises(ConfigError):
         merge.merge(_source(copy), copy / "reference", copy / "config")
+
+
+def test_archives_that_keep_wrote_stay_when_a_folder_is_merged_again(copy: Path):
+    archive = copy / "reference" / NAME / "embedded" / "one.records.json.gz"
+    archive.parent.mkdir(parents=True)
+    archive.write_bytes(b"kept")
+    assert _merge(copy) == 0
+    assert archive.read_bytes() == b"kept"
+
+
+def test_runs_that_were_adopted_from_a_machine_in_the_repository_are_accepted(copy: Path):
+    file = _source(copy) / "one.runs.csv"
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    table.loc[0, "hardware"] = "amd-epyc-2-cores"
+    table.to_csv(file, index=False)
+    assert _merge(copy) == 0

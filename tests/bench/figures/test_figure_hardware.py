@@ -94,6 +94,16 @@ def test_one_machine_alone_has_no_projection(here):
     assert "rojected" not in caption_of(figure)
 
 
+def test_adopted_runs_took_no_time_on_this_machine(here):
+    """Their seconds are those of the machine that trained them."""
+    file = here / "bert_pretraining.runs.csv"
+    runs = pd.read_csv(file)
+    runs.loc[runs["optimizer"] == "mkor", "hardware"] = "far-cpu"
+    runs.to_csv(file, index=False)
+    figure = _draw(here)
+    assert len(_bars(figure, 3)) == 2
+
+
 def test_censored_runs_are_counted_beside_their_bar(here):
     file = here / "bert_pretraining.runs.csv"
     runs = pd.read_csv(file)

@@ -122,6 +122,20 @@ def _statistic(seeds: int) -> str:
     return "mean, 95 % t interval" if seeds >= 2 else "one run, no interval"
 
 
+def _machines(results: Results, runs: pd.DataFrame) -> list[str]:
+    """Return a sentence on the runs that other machines trained, if there are any."""
+    others = runs[runs["hardware"].notna() & (runs["hardware"] != results.hardware)]
+    phrases = [
+        f"{experiment} seed {integer_ranges(rows['seed'])} on {hardware}"
+        for (experiment, hardware), rows in others.groupby(["experiment", "hardware"])
+    ]
+    return (
+        [f"trained elsewhere, adopted: {', '.join(phrases)}; times of steps are of {results.hardware}"]
+        if phrases
+        else []
+    )
+
+
 def _code(runs: pd.DataFrame) -> list[str]:
     """Return a sentence on the runs' commits and the number of runs made by older code."""
     phrases: list[str] = []
@@ -162,7 +176,15 @@ def caption(
         parts = [f"{tier}; {results.hardware}", *notes]
     else:
         parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarized=summarized)}"]
-        parts += [*_mkor(runs), *_tuned(runs), *_inert(runs), *notes, *_unfinished(runs), *_missing(runs)]
+        parts += [
+            *_machines(results, runs),
+            *_mkor(runs),
+            *_tuned(runs),
+            *_inert(runs),
+            *notes,
+            *_unfinished(runs),
+            *_missing(runs),
+        ]
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
     if not runs.empty:

@@ -95,8 +95,9 @@ class Machine:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """Rows of all experiments' runs; a frame without columns if there are none."""
+        """Rows of all experiments' runs that this machine trained itself; a frame without columns if there are none."""
         frames = [self.results.runs(experiment) for experiment in self.results.experiments()]
+        frames = [frame[frame["hardware"] == self.name] for frame in frames]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 

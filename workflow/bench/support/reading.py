@@ -78,8 +78,12 @@ def read_text(path: Path) -> str:
     Raises:
         FileNotFoundError, UnreadableError, DamagedFileError: as `read_bytes`; the last also if it is not UTF-8.
     """
+    return _decoded(path, read_bytes(path))
+
+
+def _decoded(path: Path, content: bytes) -> str:
     try:
-        return read_bytes(path).decode()
+        return content.decode()
     except UnicodeDecodeError:
         raise DamagedFileError(f"{path}: damaged: it is not UTF-8 text") from None
 
@@ -90,7 +94,16 @@ def read_json(path: Path) -> Any:
     Raises:
         FileNotFoundError, UnreadableError, DamagedFileError: as `read_text`; the last also if it is not such a file.
     """
-    text = read_text(path)
+    return parse_json(path, read_bytes(path))
+
+
+def parse_json(path: Path, content: bytes) -> Any:
+    """Return the value in the content of a JSON file, as `read_json`.
+
+    Raises:
+        DamagedFileError: as `read_json`.
+    """
+    text = _decoded(path, content)
     try:
         value = json.loads(text, parse_constant=_refuse_constant, parse_float=_finite)
         # JSON may escape half of a surrogate pair, which no encoding can write.

@@ -1,0 +1,274 @@
+"""Adopt runs that another machine trained from results/reference, and train only the others here.
+
+`keep` commits the records of an experiment's runs. They are adopted if today's code and specs made them, and only as a
+whole set: all runs of an experiment with one seed, of all its optimizers, from one machine. Optimizers are compared
+seed by seed, so no comparison mixes machines. Weights are not kept: a run that must be trained here and starts from
+another one has that one trained here, too, with its whole set.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import warnings
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from workflow.bench.analysis.wording import integer_ranges
+from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
+from workflow.bench.plan.runs import Job, Run
+from workflow.bench.results.archive import SUFFIX, Archive, Kept, read_archive
+from workflow.bench.results.columns import EVALUATION_COLUMNS
+from workflow.bench.results.rows import evaluation_rows, read_csv, write_csv
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
+from workflow.bench.support.files import is_locked, locked, write_atomically, write_json
+from workflow.bench.support.source_code import is_current
+from workflow.bench.training.record import RunFolder, origin_of, read_record, write_spec
+
+Key = tuple[str, int]
+"""An experiment and a seed: the planned runs of both are adopted as a whole."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A whole set of runs that one machine trained."""
+
+    hardware: str
+    records: Mapping[str, Kept]
+    """The record of each run of the set, by id."""
+
+
+@dataclass(frozen=True)
+class Here:
+    """What the results folder holds of a run."""
+
+    machine: str | None
+    """The machine that trained or began it; None if it may be adopted."""
+    is_done: bool
+    is_adopted: bool
+
+
+def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
+    """Copy the records of all runs of a plan that can be adopted to its run folders; return remarks for the user.
+
+    A job whose runs are then all done gets its CSV, so that the pipeline does not start it.
+
+    Raises:
+        UnreadableError: a record here cannot be read.
+        OSError: a file cannot be written.
+    """
+    sets = _sets(plan)
+    here = {run.id: _here(plan, run) for run in plan.runs.values()}
+    lacking = {key: runs for key, runs in sets.items() if any(here[run.id].machine is None for run in runs)}
+    offers, remarks = _offers(plan, lacking, reference) if lacking else ({}, [])
+    usable = {key for key, offer in offers.items() if _fits(plan, sets[key], here, offer.hardware)}
+    before = {key for key, runs in sets.items() if any(here[run.id].is_adopted for run in runs)}
+    # Runs that were planned or damaged later would be trained here, beside adopted ones of the same seed.
+    broken = {key for key in before - usable if not all(here[run.id].is_done for run in sets[key])}
+    refused = _to_train(sets, here, usable | before - broken, broken) | broken
+    for key in sorted(before & refused):
+        for run in sets[key]:
+            _forget(plan, run)
+    chosen = {key: offers[key] for key in sorted(usable - refused)}
+    for key, offer in chosen.items():
+        for run in sets[key]:
+            _write(plan, run, offer)
+    _publish(plan, {run.id for key in (*chosen, *before) for run in sets[key]})
+    return [*remarks, *_adopted(chosen)]
+
+
+def _sets(plan: Plan) -> dict[Key, list[Run]]:
+    sets: dict[Key, list[Run]] = defaultdict(list)
+    for job in plan.jobs:
+        for run in job.runs:
+            sets[job.experiment, run.seed].append(run)
+    return dict(sets)
+
+
+def _here(plan: Plan, run: Run) -> Here:
+    folder = RunFolder.of(plan.results, run.id)
+    try:
+        record, origin = read_record(folder, run), origin_of(folder)
+    except DamagedFileError:  # the run counts as not done, as in training
+        return Here(None, is_done=False, is_adopted=False)
+    if origin is None:
+        begun = record.has_ended or bool(record.rows)
+        return Here(plan.hardware if begun else None, record.has_ended, is_adopted=False)
+    valid = record.has_ended and is_current(record.summary, run.lineage)
+    return Here(origin if valid else None, valid, is_adopted=True)
+
+
+def _offers(plan: Plan, sets: Mapping[Key, Sequence[Run]], reference: Path) -> tuple[dict[Key, Offer], list[str]]:
+    """Return a machine's offer for each set that has one, and why other sets of archives cannot be adopted."""
+    offers: dict[Key, Offer] = {}
+    remarks = []
+    for file in sorted(reference.glob(f"*/{plan.tier.name}/*{SUFFIX}")):
+        wanted = {key: runs for key, runs in sets.items() if key[0] == file.name.removesuffix(SUFFIX)}
+        if not wanted:
+            continue
+        try:
+            archive = read_archive(file)
+            current = _current(plan, archive)
+        except (ConfigError, UnreadableError) as problem:
+            warnings.warn(FileWarning(f"{problem}; ignored"), stacklevel=2)
+            continue
+        refused: dict[str, list[int]] = defaultdict(list)
+        for key, runs in wanted.items():
+            if why := _problem(runs, archive, current):
+                refused[why].append(key[1])
+            else:
+                offers.setdefault(key, Offer(archive.hardware, {run.id: archive.runs[run.id] for run in runs}))
+        remarks += [
+            f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()
+        ]
+    return offers, remarks
+
+
+def _current(plan: Plan, archive: Archive) -> set[str]:
+    """Return the planned runs in an archive that have ended and that today's code made.
+
+    Raises:
+        DamagedFileError: one of the archive's planned runs has a damaged record.
+    """
+    current = set()
+    with tempfile.TemporaryDirectory() as name:
+        for run_id in archive.runs.keys() & plan.runs.keys():
+            run, folder = plan.runs[run_id], RunFolder(Path(name) / run_id)
+            folder.path.mkdir()
+            folder.summary.write_text(json.dumps(archive.runs[run_id].summary), encoding="utf-8")
+            folder.metrics.write_text(archive.runs[run_id].metrics, encoding="utf-8", newline="")
+            record = read_record(folder, run)
+            if record.has_ended and is_current(record.summary, run.lineage):
+                current.add(run_id)
+    return current
+
+
+def _problem(runs: Sequence[Run], archive: Archive, current: set[str]) -> str:
+    """Return why a set of runs cannot be adopted from an archive; empty if it can."""
+    if any(run.id not in archive.runs for run in runs):
+        return "lack runs that are planned here"
+    if any(run.id not in current for run in runs):
+        return "were made by other code"
+    machines = {_machine(archive.runs[run.id]) for run in runs}
+    return "were trained by several machines" if len(machines) > 1 else ""
+
+
+def _machine(kept: Kept) -> str:
+    machine = kept.summary["machine"]
+    return json.dumps([machine["cpu"], machine.get("cores"), machine["gpus"], kept.summary.get("device")])
+
+
+def _fits(plan: Plan, runs: Sequence[Run], here: Mapping[str, Here], hardware: str) -> bool:
+    """Return whether no run of a set is being trained, or was begun by another machine than that of an offer."""
+    if any(is_locked(RunFolder.of(plan.results, run.id).lock) for run in runs):
+        return False
+    return {here[run.id].machine for run in runs} <= {None, hardware}
+
+
+def _to_train(
+    sets: Mapping[Key, Sequence[Run]], here: Mapping[str, Here], candidates: set[Key], broken: set[Key]
+) -> set[Key]:
+    """Return the candidates that must be trained here, because runs to be trained start from them, directly or not.
+
+    broken: sets whose adopted runs are given up, too.
+    """
+    key_of = {run.id: key for key in candidates for run in sets[key]}
+    waiting = [
+        run
+        for key, runs in sets.items()
+        for run in runs
+        if key in broken or (key not in candidates and not here[run.id].is_done)
+    ]
+    needed: set[Key] = set()
+    while waiting:
+        key = key_of.get(waiting.pop().start_from or "")
+        if key is not None and key not in needed:
+            needed.add(key)
+            waiting += sets[key]
+    return needed
+
+
+def _write(plan: Plan, run: Run, offer: Offer) -> None:
+    """Write a run's adopted record unless it has one that counts."""
+    folder = RunFolder.of(plan.results, run.id)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    with locked(folder.lock):
+        if _here(plan, run).machine is not None:
+            return
+        _clear(folder)
+        write_spec(plan.results, run)
+        write_atomically(folder.metrics, offer.records[run.id].metrics)
+        write_json(folder.origin, offer.hardware)
+        write_json(folder.summary, offer.records[run.id].summary)
+
+
+def _forget(plan: Plan, run: Run) -> None:
+    """Delete a run's record if it was adopted."""
+    folder = RunFolder.of(plan.results, run.id)
+    if folder.origin.is_file():
+        with locked(folder.lock):
+            _clear(folder)
+
+
+def _clear(folder: RunFolder) -> None:
+    for file in (folder.summary, folder.origin, folder.metrics, *folder.path.glob(f"{folder.checkpoint.name}*")):
+        file.unlink(missing_ok=True)
+
+
+def _publish(plan: Plan, touched: set[str]) -> None:
+    """Write the CSVs of the jobs with adopted runs that are all done, and delete those of jobs that are not.
+
+    Upstream jobs come first, so that no CSV is older than one that it depends on.
+    """
+    published: set[tuple[str, str]] = set()
+
+    def publish(job: Job) -> None:
+        if (job.experiment, job.label) in published:
+            return
+        published.add((job.experiment, job.label))
+        for upstream in job.upstream:
+            publish(plan.job(*upstream))
+        if touched & {*job.run_ids}:
+            _publish_one(plan, job)
+
+    for job in plan.jobs:
+        publish(job)
+
+
+def _publish_one(plan: Plan, job: Job) -> None:
+    file = plan.csv_of(job)
+    if not all(_here(plan, run).is_done for run in job.runs):
+        file.unlink(missing_ok=True)
+    elif not file.is_file() or {row.get("run") for row in read_csv(file)} != {*job.run_ids}:
+        write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+
+
+def _adopted(chosen: Mapping[Key, Offer]) -> Iterator[str]:
+    by_source: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
+    for (experiment, seed), offer in chosen.items():
+        by_source[experiment, offer.hardware].append((seed, len(offer.records)))
+    for (experiment, hardware), found in by_source.items():
+        runs = sum(number for _, number in found)
+        yield f"{experiment}: {runs} runs adopted from {hardware}, seeds {integer_ranges(seed for seed, _ in found)}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Adopt the runs that results/reference holds for this plan, made by the same code and specs."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.adopt", description=main.__doc__)
+    add_arguments(parser)
+
+    def work(options: argparse.Namespace) -> None:
+        for remark in adopt(load_from(options)):
+            print(remark)
+
+    return run_command(parser, work, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+"""Keep the runs of finished experiments in results/reference, so that other machines can adopt them.
+
+For each experiment it writes the records of the runs that were trained here (`adopt` reads them) and the two tidy
+tables, to be committed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
+from workflow.bench.plan.runs import Run
+from workflow.bench.results.archive import Archive, Kept, write_archive
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.reading import read_text
+from workflow.bench.support.source_code import is_current
+from workflow.bench.training.record import RunFolder, origin_of, read_record
+
+
+def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]:
+    """Write an experiment's archive and tidy tables to ``reference``, and return the files.
+
+    Runs that were adopted are left out: their own machine's archive has them. None but those leaves no files.
+
+    Raises:
+        ConfigError: a planned run has not ended or was made by older code, or a record is damaged.
+        OSError: a file cannot be read or written.
+    """
+    jobs = plan.experiment(experiment).jobs.values()
+    runs = {run.id: run for job in jobs for run in job.runs}
+    kept = {run.id: _kept(plan, experiment, run) for run in runs.values() if not _is_adopted(plan, run)}
+    if not kept:
+        return []
+    archive = Archive(experiment, plan.tier.name, plan.hardware, kept)
+    file = write_archive(archive, reference)
+    tables = file.with_name(f"{experiment}.csv"), file.with_name(f"{experiment}.runs.csv")
+    evaluations = (row for job in jobs for row in evaluation_rows(plan, job) if row["run"] in kept)
+    write_csv(tables[0], EVALUATION_COLUMNS, evaluations)
+    write_csv(tables[1], RUN_COLUMNS, (row for job in jobs for row in run_rows(plan, job) if row["run"] in kept))
+    return [file, *tables]
+
+
+def _is_adopted(plan: Plan, run: Run) -> bool:
+    return origin_of(RunFolder.of(plan.results, run.id)) not in (None, plan.hardware)
+
+
+def _kept(plan: Plan, experiment: str, run: Run) -> Kept:
+    folder = RunFolder.of(plan.results, run.id)
+    record = read_record(folder, run)
+    if not record.has_ended:
+        raise ConfigError(
+            f"experiment = '{experiment}': run {run.id} ({run.describe()}) has not ended; finish the experiment first"
+        )
+    if not is_current(record.summary, run.lineage):
+        raise ConfigError(
+            f"experiment = '{experiment}': run {run.id} ({run.describe()}) was made by older code; "
+            "run python -m workflow.bench.refresh first"
+        )
+    return Kept(record.summary, read_text(folder.metrics))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the runs of finished experiments to results/reference, from which other machines adopt them."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.keep", description=main.__doc__)
+    parser.add_argument("experiment", nargs="+", help="names of files in <config>/experiments")
+    parser.add_argument("--into", type=Path, default=REFERENCE, help="where to write (default: results/reference)")
+    add_arguments(parser)
+    return run_command(parser, _work, arguments)
+
+
+def _work(options: argparse.Namespace) -> None:
+    plan = load_from(options)
+    for line in _lines(plan, options.experiment, options.into):
+        print(line)
+
+
+def _lines(plan: Plan, experiments: Sequence[str], into: Path) -> Iterator[str]:
+    for experiment in experiments:
+        files = keep(plan, experiment, into)
+        yield "\n".join(map(shown_path, files)) if files else f"{experiment}: all runs were adopted; nothing to keep"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,112 @@
+"""Archives of runs that are kept in the repository: what `keep` writes and `adopt` reads.
+
+``results/reference/<hardware>/<tier>/<experiment>.records.json.gz`` holds run.json and metrics.csv of an experiment's
+runs that one machine trained. Weights are not kept.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final
+
+from workflow.bench.support.config import check
+from workflow.bench.support.errors import DamagedFileError
+from workflow.bench.support.files import write_atomically
+from workflow.bench.support.reading import MOST_BYTES, parse_json, read_bytes
+
+SUFFIX: Final = ".records.json.gz"
+
+_SCHEMA: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "additionalProperties": False,
+    "required": ["experiment", "tier", "hardware", "runs"],
+    "properties": {
+        "experiment": {"type": "string", "description": "the experiment of the file's name"},
+        "tier": {"type": "string", "description": "the tier of the file's folder"},
+        "hardware": {"type": "string", "description": "the machine of the file's folder"},
+        "runs": {
+            "type": "object",
+            "description": "a record for each run",
+            "additionalProperties": {
+                "type": "object",
+                "additionalProperties": False,
+                "required": ["run.json", "metrics.csv"],
+                "properties": {"run.json": {"type": "object"}, "metrics.csv": {"type": "string"}},
+                "description": "the content of a run's two files",
+            },
+        },
+    },
+}
+
+
+@dataclass(frozen=True)
+class Kept:
+    """The two files of one run."""
+
+    summary: Mapping[str, Any]
+    """The content of run.json."""
+    metrics: str
+    """The text of metrics.csv."""
+
+
+@dataclass(frozen=True)
+class Archive:
+    """Runs of one experiment that one machine trained, by id."""
+
+    experiment: str
+    tier: str
+    hardware: str
+    runs: Mapping[str, Kept]
+
+    def file_in(self, reference: Path) -> Path:
+        """Return the archive's file below ``results/reference``."""
+        return reference / self.hardware / self.tier / f"{self.experiment}{SUFFIX}"
+
+
+def write_archive(archive: Archive, reference: Path) -> Path:
+    """Write an archive, the same bytes for the same runs, and return its file."""
+    content = {
+        "experiment": archive.experiment,
+        "tier": archive.tier,
+        "hardware": archive.hardware,
+        "runs": {
+            run: {"run.json": kept.summary, "metrics.csv": kept.metrics} for run, kept in sorted(archive.runs.items())
+        },
+    }
+    packed = BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream:
+        stream.write(json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+    file = archive.file_in(reference)
+    write_atomically(file, packed.getvalue())
+    return file
+
+
+def read_archive(file: Path) -> Archive:
+    """Return the content of an archive. The records in it are not checked here.
+
+    Raises:
+        UnreadableError: the file cannot be read.
+        ConfigError: it is not an archive, or not that of its folder and name.
+    """
+    content = read_bytes(file)
+    try:
+        with gzip.GzipFile(fileobj=BytesIO(content)) as stream:
+            packed = stream.read(MOST_BYTES + 1)
+    except (OSError, EOFError, zlib.error) as problem:
+        raise DamagedFileError(f"{file}: damaged: not a gzip file: {problem}") from None
+    if len(packed) > MOST_BYTES:
+        raise DamagedFileError(f"{file}: damaged: it unpacks to more than {MOST_BYTES} bytes")
+    value = parse_json(file, packed)
+    check(value, _SCHEMA, file)
+    runs = {run: Kept(kept["run.json"], kept["metrics.csv"]) for run, kept in value["runs"].items()}
+    archive = Archive(value["experiment"], value["tier"], value["hardware"], runs)
+    if archive.file_in(file.parents[2]) != file:
+        of = f"{archive.experiment} at tier {archive.tier} on {archive.hardware}"
+        raise DamagedFileError(f"{file}: damaged: it contains runs of {of}, unlike its name")
+    return archive
