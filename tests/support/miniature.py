@@ -60,7 +60,9 @@ def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
         {
             **{key: value for key, value in entry.items() if key != "space"},
             "hyperparameters": {
-                name: 0.01 if value == TUNED else value for name, value in entry["hyperparameters"].items()
+                name: 0.01 if value == TUNED else value
+                for name, value in entry["hyperparameters"].items()
+                if value != TUNED or name == "lr"  # the others have defaults
             },
         }
         for entry in block["optimizers"]

@@ -46,9 +46,7 @@ TUNED = [
     {
         "workload": {"name": "autoencoder"},
         "label": "sgd",
-        "hyperparameters": {"lr": 0.5},
-        "trials": ["0123456789abcdef"],
-        "score": 0.1,
+        "studies": [{"hyperparameters": {"lr": 0.5}, "trials": ["0123456789abcdef"], "score": 0.1}],
     }
 ]
 CLUSTER = {
@@ -92,7 +90,7 @@ def places() -> tuple[Place, ...]:
         *(_place(TIER, schema("tier"), path, _tier(), trains=True) for path in _numbers(schema("tier"))),
         *(_place(CLUSTER_FILE, schema("cluster"), path, CLUSTER) for path in _numbers(schema("cluster"))),
         *(_place(TUNED_FILE, schema("tuned"), path, TUNED) for path in _numbers(schema("tuned"))),
-        _place(TUNED_FILE, {}, (0, "hyperparameters", "lr"), TUNED),
+        _place(TUNED_FILE, {}, (0, "studies", 0, "hyperparameters", "lr"), TUNED),
     ]
     return tuple(found)
 
@@ -150,7 +148,7 @@ def _experiment_places() -> Iterator[Place]:
                 (("sweep", key, 0), {**given, "sweep": {key: [0]}}),
                 (
                     ("space", key, "choices", 0),
-                    {"hyperparameters": {"lr": 0.1}, "space": {key: {"choices": [0, other]}}},
+                    {"hyperparameters": {"lr": 0.1, key: other}, "space": {key: {"choices": [0, other]}}},
                 ),
             ):
                 base = _experiment({**BLOCK, "optimizers": [{"name": name, **added}]})

@@ -102,6 +102,7 @@ def run_rows(
                 "switch_step": None,
                 "hyperparameters": {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)},
                 "tuned": True,
+                "study": 0,
                 "start_from": None,
                 "steps": steps,
                 "steps_done": last,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +17,6 @@ from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import is_locked
-from workflow.bench.support.provenance import gpu_names
 from workflow.bench.support.reading import is_regular
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
@@ -132,13 +130,6 @@ def count(runs: Iterable[RunState]) -> Counter[str]:
     return +counts
 
 
-def _runs_at_a_time(plan: Plan) -> int:
-    """Return how many runs this machine trains at a time: one per GPU, or as many as the cores allow."""
-    if plan.tier.device == "cuda":
-        return max(1, len(gpu_names()))
-    return max(1, (os.cpu_count() or 1) // plan.tier.threads)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print how many runs of every optimizer are in which state, which failed, and how long the rest takes."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.status", description=main.__doc__)
@@ -166,7 +157,7 @@ def report(plan: Plan) -> Iterator[str]:
                 yield f"{state}: {run.run.id} ({run.run.describe()}): {' '.join(run.reason.split())}"
     yield f"all {len(plan.runs)} runs in {plan.results}: {_counted(runs)}"
     yield from _artefacts(plan)
-    at_a_time = _runs_at_a_time(plan)
+    at_a_time = plan.runs_at_a_time
     number = "one run" if at_a_time == 1 else f"{at_a_time} runs"
     yield f"training, {number} at a time: {_in_words(pace.time_left(runs), at_a_time) or 'nothing left'}"
 

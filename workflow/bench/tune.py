@@ -1,153 +1,50 @@
-"""Tune every optimizer of an experiment with the same number of trials, on a seed that no run uses."""
+"""Tune every optimizer of an experiment with the same number of trials, on seeds and data that no result uses."""
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
+import io
+import multiprocessing
+import signal
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Final
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from multiprocessing.sharedctypes import Synchronized
+from typing import Final, TextIO, cast
+
+from typing_extensions import override
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.runs import Experiment, Trial, TunedOptimizer
-from workflow.bench.results.rows import write_csv
-from workflow.bench.support.command_line import refuse_unwritable, run_command
-from workflow.bench.support.config import ConfigError, shown_path
-from workflow.bench.support.files import write_atomically
-from workflow.bench.support.strict_yaml import dump
-from workflow.bench.training.record import RunFolder, read_record
-from workflow.bench.training.stop_signals import EXIT_RESUMABLE
-
-TRIAL_COLUMNS: Final = (
-    "experiment",
-    "workload",
-    "optimizer",
-    "values",
-    "seed",
-    "run",
-    "status",
-    "split",
-    "metric",
-    "score",
-    "chosen",
+from workflow.bench.plan.runs import Experiment, Run
+from workflow.bench.results.trials import publish
+from workflow.bench.support.command_line import (
+    FAILURES,
+    check_option,
+    one_line_warnings,
+    refuse_unwritable,
+    run_command,
+    whole,
 )
+from workflow.bench.support.config import ConfigError, did_you_mean, shown_path
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
-
-@dataclass(frozen=True)
-class Score:
-    """The result of a trial: its metric after the last step, NaN if it did not finish."""
-
-    trial: Trial
-    status: str
-    value: float
-
-
-def best_of(scores: Sequence[Score], best: str) -> Score | None:
-    """Return the score with the ``lowest`` or ``highest`` value, the first of equals; None if no trial finished."""
-    finished = [score for score in scores if math.isfinite(score.value)]
-    if not finished:
-        return None
-    pick = min if best == "lowest" else max
-    return pick(finished, key=lambda score: score.value)
-
-
-def score(plan: Plan, optimizer: TunedOptimizer, trial: Trial) -> Score:
-    """Read a trial's score from its run folder.
-
-    Raises:
-        UnreadableError, DamagedFileError: as `read_record`.
-    """
-    record = read_record(RunFolder.of(plan.results, trial.run.id), trial.run)
-    if record.status != "finished":
-        return Score(trial, record.status or "missing", math.nan)
-    metric = (optimizer.metric["split"], optimizer.metric["metric"])
-    values = [float(row["value"]) for row in record.rows if (row["split"], row["metric"]) == metric]
-    return Score(trial, record.status, values[-1] if values else math.nan)
-
-
-def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
-    """Write ``<experiment>.yaml`` with the best values and ``<experiment>.trials.csv`` with all trials.
-
-    Returns:
-        Remarks for the user, one line each.
-    """
-    entries: list[dict[str, Any]] = []
-    rows: list[dict[str, Any]] = []
-    remarks: list[str] = []
-    for optimizer in experiment.tuned_optimizers:
-        scores = [score(plan, optimizer, trial) for trial in optimizer.trials]
-        best = best_of(scores, optimizer.metric["best"])
-        rows += [_row(experiment, optimizer, result, chosen=result is best) for result in scores]
-        if best is not None:
-            entries.append(_entry(optimizer, best))
-        remarks += [f"{optimizer.workload['name']}, {optimizer.label}: {text}" for text in _remarks(optimizer, best)]
-    header = (
-        f"# Made by python -m workflow.bench.tune {experiment.name}; {experiment.name}.trials.csv lists the trials.\n"
-        "# Every optimizer of a block had the same number of trials, on a seed that its runs do not use.\n"
-    )
-    write_csv(folder / f"{experiment.name}.trials.csv", TRIAL_COLUMNS, rows)
-    write_atomically(folder / f"{experiment.name}.yaml", header, dump(entries))
-    return remarks
-
-
-def _entry(optimizer: TunedOptimizer, best: Score) -> dict[str, Any]:
-    """Return an optimizer's entry in the file of tuned values."""
-    return {
-        "workload": dict(optimizer.workload),
-        "label": optimizer.label,
-        "hyperparameters": dict(best.trial.values),
-        "score": best.value,
-        "trials": [trial.run.id for trial in optimizer.trials],
-    }
-
-
-def _remarks(optimizer: TunedOptimizer, best: Score | None) -> Iterator[str]:
-    """Yield what a user should know about an optimizer's result."""
-    if best is None:
-        yield "no trial finished; change its space"
-        return
-    values = ", ".join(f"{name} = {value}" for name, value in best.trial.values.items())
-    yield f"{values}, {optimizer.metric['metric']} {best.value:.5g}"
-    for name, value in best.trial.values.items():
-        if _is_at_an_end(value, [trial.values[name] for trial in optimizer.trials]):
-            yield f"{name} = {value} is at an end of its space; widen it"
-    if optimizer.given:
-        names = ", ".join(optimizer.given)
-        yield f"not in use, the experiment's file gives {names}; write 'tuned' there"
-
-
-def _is_at_an_end(value: Any, tried: Sequence[Any]) -> bool:
-    return isinstance(value, float) and value in (min(tried), max(tried)) and len(tried) > 1
-
-
-def _row(experiment: Experiment, optimizer: TunedOptimizer, result: Score, *, chosen: bool) -> dict[str, Any]:
-    """Return a row of `TRIAL_COLUMNS`."""
-    return {
-        "experiment": experiment.name,
-        "workload": optimizer.workload["name"],
-        "optimizer": optimizer.label,
-        "values": json.dumps(result.trial.values),
-        "seed": result.trial.run.seed,
-        "run": result.trial.run.id,
-        "status": result.status,
-        "split": optimizer.metric["split"],
-        "metric": optimizer.metric["metric"],
-        "score": result.value if math.isfinite(result.value) else None,
-        "chosen": chosen,
-    }
+MAX_JOBS: Final = 1024
+"""The most processes that `main` starts."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune the optimizers of experiments that have a 'tuning', and write config/tuned/<tier>/<experiment>.yaml.
 
-    Finished trials are skipped. When asked to stop, it saves a checkpoint and exits with code 75; the same command
-    resumes it.
+    Finished trials are skipped. When asked to stop, it saves checkpoints, writes what is complete, and exits with code
+    75; the same command resumes it.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.tune", description=main.__doc__)
     parser.add_argument("experiment", nargs="*", help="names of files in <config>/experiments (default: all to tune)")
+    parser.add_argument("--label", nargs="+", help="tune only these labels; the others keep their values")
+    parser.add_argument(
+        "--jobs", type=whole, help="number of processes (default: as many as this machine has room for)"
+    )
     add_arguments(parser)
     return run_command(parser, _tune, arguments)
 
@@ -155,20 +52,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _tune(options: argparse.Namespace) -> int | None:
     plan = load_from(options, for_tuning=True)
     experiments = _chosen(plan, options.experiment)
+    labels = _labels(experiments, options.label)
+    jobs = plan.runs_at_a_time if options.jobs is None else options.jobs
+    check_option("--jobs", jobs, 1, MAX_JOBS)
     folder = options.config_dir / "tuned" / plan.tier.name
     for experiment in experiments:
         refuse_unwritable("file of tuned values", folder / f"{experiment.name}.yaml")
-    # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
-    from workflow.bench.training.runner import Runner
-
-    runner = Runner(plan)
     for experiment in experiments:
-        if not runner.train(trial.run for optimizer in experiment.tuned_optimizers for trial in optimizer.trials):
-            print("interrupted and saved; the same command resumes it", file=sys.stderr)
-            return EXIT_RESUMABLE
+        optimizers = [optimizer for optimizer in experiment.tuned_optimizers if optimizer.label in labels]
+        trials = [trial.run for optimizer in optimizers for trial in optimizer.trials]
+        all_ended = _train(plan, list(dict.fromkeys(trials)), jobs)
         for remark in publish(plan, experiment, folder):
             print(remark)
-        print(shown_path(folder / f"{experiment.name}.yaml"))
+        print(shown_path(folder / f"{experiment.name}.yaml"), flush=True)
+        if not all_ended:
+            print("interrupted and saved; the same command resumes it", file=sys.stderr)
+            return EXIT_RESUMABLE
     return None
 
 
@@ -180,6 +79,91 @@ def _chosen(plan: Plan, names: Sequence[str]) -> list[Experiment]:
         if not plan.experiment(name).tuned_optimizers:
             raise ConfigError(f"experiment = '{name}': has no 'tuning' with a 'space' at this tier")
     return [plan.experiment(name) for name in names]
+
+
+def _labels(experiments: Sequence[Experiment], names: Sequence[str] | None) -> set[str]:
+    """Return the labels to tune, by default all."""
+    known = {optimizer.label for experiment in experiments for optimizer in experiment.tuned_optimizers}
+    for name in names or ():
+        if name not in known:
+            raise ConfigError(f"--label = '{name}': no label to tune in these experiments; {did_you_mean(name, known)}")
+    return set(names or known)
+
+
+def _train(plan: Plan, trials: Sequence[Run], jobs: int) -> bool:
+    """Train the trials that are not done, in ``jobs`` processes; return whether all have ended."""
+    if jobs == 1 or len(trials) <= 1:
+        # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
+        from workflow.bench.training.runner import Runner
+
+        return Runner(plan).train(trials)
+    context = multiprocessing.get_context("spawn")
+    following = context.Value("i", 0)
+    workers = [context.Process(target=_work, args=(plan, trials, following)) for _ in range(min(jobs, len(trials)))]
+    with _stopping(workers) as signals:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    if signals:
+        return False
+    for code in {worker.exitcode for worker in workers} - {0}:
+        raise ConfigError(f"a process that trains trials ended with exit code {code}; the same command resumes it")
+    return True
+
+
+@contextmanager
+def _stopping(workers: Sequence[SpawnProcess]) -> Iterator[list[int]]:
+    """Pass requests to stop on to processes, which save their work and end; yield the signals received."""
+    received: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        received.append(number)
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.signal(number, stop) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class _Lines(io.TextIOBase):
+    """Standard error as a log of lines, because several processes cannot share a terminal's progress bar."""
+
+    @override
+    def write(self, text: str) -> int:
+        return sys.stderr.write(text)
+
+    @override
+    def flush(self) -> None:
+        sys.stderr.flush()
+
+
+def _work(plan: Plan, trials: Sequence[Run], following: Synchronized[int]) -> None:
+    """Train the next trial until none is left; the main function of a process, which exits like the command."""
+    stop, parent = Stop(), multiprocessing.parent_process()
+    with stop.listening(), one_line_warnings():
+        from workflow.bench.training.progress import Progress
+        from workflow.bench.training.runner import Runner
+
+        try:
+            runner = Runner(plan, stop=stop)
+            stream = cast("TextIO", _Lines())
+            while not stop() and (parent is None or parent.is_alive()):
+                with following.get_lock():
+                    number, following.value = following.value, following.value + 1
+                if number >= len(trials):
+                    return
+                runner.train([trials[number]], Progress(len(trials), stream, done=number))
+        except FAILURES as problem:
+            print(problem, file=sys.stderr)
+            sys.exit(1)
+    sys.exit(EXIT_RESUMABLE)
 
 
 if __name__ == "__main__":

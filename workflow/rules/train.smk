@@ -65,7 +65,7 @@ rule aggregate:
     params:
         # The tables hold targets and labels, which are not part of a run's id: Snakemake must notice their changes.
         runs=lambda wildcards: [
-            f"{label} {planned.run.id} {planned.target} {planned.tuned}"
+            f"{label} {planned.run.id} {planned.target} {planned.study}"
             for label, job in PLAN.experiment(wildcards.experiment).jobs.items()
             for planned in job.planned
         ],

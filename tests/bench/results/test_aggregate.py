@@ -78,7 +78,8 @@ def test_runs_tell_outcome_target_time_and_provenance(plan: Plan):
         summary = json.loads(RunFolder.of(plan.results, run).summary.read_text())
         assert json.loads(row["hyperparameters"]) == plan.runs[run].hyperparameters
         assert json.loads(row["target"]) == TARGET
-        assert (row["tier"], row["hardware"], row["tuned"], row["start_from"]) == ("embedded", "test", "false", "")
+        assert (row["tier"], row["hardware"], row["tuned"], row["study"]) == ("embedded", "test", "false", "")
+        assert row["start_from"] == ""
         assert row["steps"] == "20"
         seconds = [float(row[f"seconds_{phase}"]) for phase in PHASES]
         assert sum(seconds) == pytest.approx(float(row["wall_seconds"]))

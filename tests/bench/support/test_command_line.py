@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.experiments import block, make_folder, optimizer, options, write
 from tests.support.fuzzing import call
 from tests.support.numbers import WRITTEN, within
-from workflow.bench import prepare, train
+from workflow.bench import prepare, train, tune
 from workflow.bench.support.command_line import real, whole
 from workflow.bench.support.config import ROOT
 
@@ -61,8 +61,8 @@ def numeric_options() -> list[tuple[str, str]]:
 def test_every_numeric_option_is_read_strictly(numeric_options: list[tuple[str, str]]):
     for command in COMMANDS:
         assert not {int, float} & {action.type for action in parser_of(command)._actions}, command
-    assert {command.rpartition(".")[2] for command, _ in numeric_options} == {"train", "prepare"}
-    assert len(numeric_options) >= 8
+    assert {command.rpartition(".")[2] for command, _ in numeric_options} == {"train", "prepare", "tune"}
+    assert len(numeric_options) >= 9
 
 
 @pytest.fixture
@@ -70,10 +70,19 @@ def checked_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
     """The arguments of commands that check their options and then do nothing."""
     folder = make_folder(tmp_path / "config")
     write(folder, "one", block(optimizer("sgd")))
+    metric = {"split": "validation", "metric": "loss"}
+    tuning = {"trials": 1, "seed": 9, "metric": metric, "space": {"lr": {"log": [0.1, 1.0]}}}
+    write(folder, "two", block(optimizer("sgd"), tuning=tuning))
     monkeypatch.setattr(train, "_train", lambda *_: None)
+    monkeypatch.setattr(tune, "_train", lambda *_: True)
+    monkeypatch.setattr(tune, "publish", lambda *_: [])
     monkeypatch.setattr(prepare, "prepare", lambda *_: "done")
     monkeypatch.setattr(prepare, "Vocabulary", lambda **_: None)
-    return {"workflow.bench.train": ["one", "sgd", *options(folder)], "workflow.bench.prepare": [str(tmp_path)]}
+    return {
+        "workflow.bench.train": ["one", "sgd", *options(folder)],
+        "workflow.bench.tune": ["two", *options(folder)],
+        "workflow.bench.prepare": [str(tmp_path)],
+    }
 
 
 @given(data=st.data(), written=WRITTEN)

@@ -110,6 +110,28 @@ MISTAKES = {
         EXPERIMENT.replace("seed: 9", "seed: 1"),
         f"{BLOCK}.tuning.seed = 1: must differ from all of 'seeds'",
     ),
+    "a study on a seed that counts": (
+        EXPERIMENT.replace("[0, 1]", "[0, 11]").replace("trials: 3", "trials: 3, studies: 3"),
+        f"{BLOCK}.tuning.seed = 9: the studies' seeds, 9 to 11, must differ from all of 'seeds'",
+    ),
+    "a study beyond the last seed": (
+        EXPERIMENT.replace("seed: 9", "studies: 2, seed: 4294967295"),
+        f"{BLOCK}.tuning.seed = 4294967295: the studies' seeds, 4294967295 to 4294967296, must be at most 4294967295",
+    ),
+    "no studies": (
+        EXPERIMENT.replace("trials: 3", "trials: 3, studies: 0"),
+        f"{BLOCK}.tuning.studies = 0: must be at least 1: independent searches",
+    ),
+    "trials ranked by no target": (
+        EXPERIMENT.replace("metric: {split: validation, metric: loss}, space", "metric: target, space").replace(
+            "      target: {split: validation, metric: loss, below: 0.1}\n", ""
+        ),
+        f"{BLOCK}.tuning.metric = \"target\": needs a 'target' in this block",
+    ),
+    "trials ranked by a word": (
+        EXPERIMENT.replace("metric: {split: validation, metric: loss}, space", "metric: loss, space"),
+        f'{BLOCK}.tuning.metric = "loss": must be the metric that ranks the trials, measured after their last step',
+    ),
     "unknown workload": (
         EXPERIMENT.replace("name: autoencoder", "name: autoencodr"),
         f"{BLOCK}.workload.name = \"autoencodr\": unknown workload; did you mean 'autoencoder'?",
@@ -173,6 +195,19 @@ MISTAKES = {
     "space of integers": (
         _with(**_sgd(name="mkor", space={"inverse_update_period": {"log": [1, 10]}})),
         f"{BLOCK}.optimizers[0].space.inverse_update_period.log = [1, 10]: needs real numbers; give 'choices'",
+    ),
+    "a space that its entry does not use": (
+        _with(**_sgd(space={"momentum": {"linear": [0.5, 0.9]}})),
+        f"{BLOCK}.optimizers[0].hyperparameters = {{\"lr\": 0.1}}: 'momentum' is in the tuning space: "
+        "write 'momentum: tuned', or a value",
+    ),
+    "a block's space that an entry does not take": (
+        EXPERIMENT.replace("space: {lr", "space: {momentun: {linear: [0, 0.9]}, lr"),
+        f"{BLOCK}.tuning.space.momentun.linear[0] = 0: unknown hyperparameter of sgd; did you mean 'momentum'?",
+    ),
+    "a space of seven": (
+        _with(**_sgd(space={f"x{index}": {"linear": [0, 1]} for index in range(7)})),
+        f"{BLOCK}.optimizers[0].space = ",
     ),
     "tuned without a space": (
         EXPERIMENT.replace("momentum: 0.9", "momentum: tuned"),

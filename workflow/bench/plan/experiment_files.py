@@ -14,6 +14,8 @@ from typing import Any, Final
 from workflow.bench import workloads
 from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_space, check_value
 from workflow.bench.plan.optimizer_signatures import REQUIRED, Hyperparameter, Signature
+from workflow.bench.plan.ranking import Ranking
+from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuning_space import Space
 from workflow.bench.support.config import (
     ConfigError,
@@ -51,7 +53,8 @@ def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, A
     """Raise `ConfigError` if an experiment has too many runs and trials at a tier. Counting them expands nothing."""
     number = 0
     for block in blocks:
-        trials = block.get("tuning", {}).get("trials", 0)
+        tuning = block.get("tuning", {})
+        trials = tuning.get("trials", 0) * tuning.get("studies", 1)
         for entry in block["optimizers"]:
             number += len(block["seeds"]) * math.prod(map(len, entry.get("sweep", {}).values())) + trials
     if number > MAX_RUNS:
@@ -65,9 +68,14 @@ def label_of(entry: Mapping[str, Any]) -> str:
     return entry.get("label", entry["name"])
 
 
-def space_of(entry: Mapping[str, Any], tuning: Mapping[str, Any] | None) -> Space | None:
-    """Return the tuning space of an optimizer entry; by default its block's."""
-    return entry.get("space", (tuning or {}).get("space"))
+def space_of(entry: Mapping[str, Any], tuning: Mapping[str, Any] | None) -> Space:
+    """Return the tuning space of an optimizer entry: its block's, with names added or replaced by its own."""
+    return {**(tuning or {}).get("space", {}), **entry.get("space", {})}
+
+
+def study_seeds(tuning: Mapping[str, Any]) -> range:
+    """Return the seed of each study of a tuning."""
+    return range(tuning["seed"], tuning["seed"] + tuning.get("studies", 1))
 
 
 def schedule_schema(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -92,10 +100,7 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
         _check_metric(file, (*key, "target"), name, block["target"])
     tuning = block.get("tuning")
     if tuning:
-        _check_metric(file, (*key, "tuning", "metric"), name, tuning["metric"])
-    if tuning and tuning["seed"] in block["seeds"]:
-        must = "must differ from all of 'seeds'"
-        raise error(file, (*key, "tuning", "seed"), tuning["seed"], must)
+        _check_tuning(file, (*key, "tuning"), block, tuning)
     labels: list[str] = []
     for index, entry in enumerate(block["optimizers"]):
         where = (*key, "optimizers", index)
@@ -103,6 +108,22 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
             raise error(file, (*where, "label"), label_of(entry), "is used twice in this block; give another")
         labels.append(label_of(entry))
         _check_optimizer(file, where, entry, tuning, signatures)
+
+
+def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
+    metric, seeds = tuning["metric"], study_seeds(tuning)
+    if isinstance(metric, str):
+        try:
+            Ranking.parse(metric, Target.parse(block["target"]) if block.get("target") else None)
+        except ValueError as problem:
+            raise error(file, (*key, "metric"), metric, str(problem)) from None
+    else:
+        _check_metric(file, (*key, "metric"), block["workload"]["name"], metric)
+    among = f"the studies' seeds, {seeds[0]} to {seeds[-1]}, " if len(seeds) > 1 else ""
+    if set(seeds) & set(block["seeds"]):
+        raise error(file, (*key, "seed"), tuning["seed"], f"{among}must differ from all of 'seeds'")
+    if seeds[-1] > (largest := schema("experiment")["$defs"]["seed"]["maximum"]):
+        raise error(file, (*key, "seed"), tuning["seed"], f"{among}must be at most {largest}")
 
 
 def _check_schedule(file: Path, key: Key, block: Mapping[str, Any]) -> None:
@@ -153,14 +174,19 @@ def _check_optimizer(
         raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
-    _check_given(file, (*key, "hyperparameters"), entry, known, tunable=space if tuning and space else {})
+    _check_given(file, (*key, "hyperparameters"), entry, known, tunable=space if tuning else {})
     _check_sweep(file, (*key, "sweep"), entry, known)
-    if space:
-        where = (*key, "space") if "space" in entry else (*key[:-2], "tuning", "space")
-        check_space(file, where, name, known, space)
+    own = entry.get("space", {})
+    check_space(file, (*key, "space"), name, known, own)
+    shared = {parameter: values for parameter, values in space.items() if parameter not in own}
+    check_space(file, (*key[:-2], "tuning", "space"), name, known, shared)
     for parameter, hyperparameter in known.items():
         if hyperparameter.default is REQUIRED and parameter not in {**given, **entry.get("sweep", {})}:
             must = f"the hyperparameter '{parameter}' of {name} is missing"
+            raise error(file, (*key, "hyperparameters"), given, must)
+    for parameter in space if tuning else ():
+        if parameter not in {**given, **entry.get("sweep", {})}:
+            must = f"'{parameter}' is in the tuning space: write '{parameter}: tuned', or a value"
             raise error(file, (*key, "hyperparameters"), given, must)
 
 

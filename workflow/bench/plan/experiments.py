@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench import workloads
-from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of
+from workflow.bench.plan.experiment_files import label_of, read_experiment, schedule_schema, space_of, study_seeds
 from workflow.bench.plan.hyperparameters import TUNED, Key, resolved
 from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
+from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
@@ -206,40 +207,50 @@ class _Block:
     def workload(self) -> Mapping[str, Any]:
         return self.shared["workload"]
 
-    def planned_runs(self, entry: Mapping[str, Any], tuned: Mapping[str, Any]) -> list[PlannedRun]:
-        """Return an entry's runs at its tuned values: each combination of its sweep with each seed."""
+    def planned_runs(self, entry: Mapping[str, Any], studies: Sequence[Mapping[str, Any]]) -> list[PlannedRun]:
+        """Return an entry's runs: each combination of its sweep with each seed.
+
+        studies: the tuned values that each study chose. The i-th seed takes those of study ``i % len(studies)``.
+        """
         sweep = entry.get("sweep", {})
         swept = [dict(zip(sweep, values, strict=True)) for values in itertools.product(*sweep.values())]
-        return [
-            PlannedRun(self._run(entry, {**tuned, **values}, seed), self.target, tuned=bool(tuned))
-            for values in swept
-            for seed in self.seeds
-        ]
+        planned = []
+        for values in swept:
+            for index, seed in enumerate(self.seeds):
+                study = index % len(studies) if studies else None
+                tuned = {} if study is None else studies[study]
+                planned.append(PlannedRun(self._run(entry, {**tuned, **values}, seed), self.target, study))
+        return planned
 
     def tuned_optimizer(self, entry: Mapping[str, Any]) -> TunedOptimizer | None:
         """Return an entry's trials; None if no hyperparameter of it is tuned.
 
         Trials take the first value of each swept hyperparameter.
         """
-        space = space_of(entry, self.tuning)
-        if self.tuning is None or not space:
+        tuning, space = self.tuning, space_of(entry, self.tuning)
+        if tuning is None or not space:
             return None
         first = {name: values[0] for name, values in entry.get("sweep", {}).items()}
-        trials = tuple(
-            Trial(self._run(entry, {**first, **values}, self.tuning["seed"]), values)
-            for values in trial_values(space, self.tuning["trials"])
+        studies = tuple(
+            tuple(
+                Trial(self._run(entry, {**first, **values}, seed, for_tuning=True), values)
+                for values in trial_values(space, tuning["trials"], seed)
+            )
+            for seed in study_seeds(tuning)
         )
-        metric = {"best": "lowest", **self.tuning["metric"]}
         given = tuple(name for name in space if entry["hyperparameters"].get(name, TUNED) != TUNED)
-        return TunedOptimizer(label_of(entry), self.workload, metric, trials, given)
+        ranking = Ranking.parse(tuning["metric"], self.target)
+        return TunedOptimizer(label_of(entry), self.workload, space, ranking, studies, given)
 
-    def _run(self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int) -> Run:
+    def _run(self, entry: Mapping[str, Any], values: Mapping[str, Any], seed: int, *, for_tuning: bool = False) -> Run:
         hyperparameters = resolved({**entry["hyperparameters"], **values}, entry["name"], self.signatures)
         optimizer = {"name": entry["name"], "hyperparameters": hyperparameters}
         source = self.find_source(label_of(entry), seed)
         upstream = source.run if source else None
-        start_from = upstream.id if upstream else None
-        return Run({**self.shared, "start_from": start_from, "seed": seed, "optimizer": optimizer}, upstream)
+        spec = {**self.shared, "start_from": upstream.id if upstream else None, "seed": seed, "optimizer": optimizer}
+        if for_tuning:
+            spec["workload"] = {**self.workload, "for_tuning": True}
+        return Run(spec, upstream)
 
 
 _CONSTANT = {"name": "constant"}

@@ -29,7 +29,7 @@ from workflow.bench.support.config import (
     shown_value,
 )
 from workflow.bench.support.names import name_rule
-from workflow.bench.support.provenance import NO_GPU, hardware_slug
+from workflow.bench.support.provenance import NO_GPU, gpu_names, hardware_slug, usable_cores
 
 REFERENCE: Final = ROOT / "results" / "reference"
 """Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
@@ -134,6 +134,13 @@ class Plan:
             known = did_you_mean(label, jobs)
             raise ConfigError(f"label = '{label}': unknown in experiment '{experiment}'; {known}")
         return jobs[label]
+
+    @property
+    def runs_at_a_time(self) -> int:
+        """How many runs this machine trains at a time: one per GPU, or as many as the usable cores allow."""
+        if self.tier.device == "cuda":
+            return max(1, len(gpu_names()))
+        return max(1, usable_cores() // self.tier.threads)
 
     @property
     def partial(self) -> Path:

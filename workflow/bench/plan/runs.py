@@ -10,7 +10,9 @@ from functools import cached_property
 from math import isqrt
 from typing import Any, Final
 
+from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.targets import Target
+from workflow.bench.plan.tuning_space import Space
 
 Spec = dict[str, Any]
 """A run's resolved description: JSON values only."""
@@ -30,9 +32,9 @@ class Run:
     """One training run, identified by everything that its numbers depend on except code and hardware."""
 
     spec: Spec = field(compare=False)
-    """The keys tier, workload (with all its parameters), data_version, steps, evaluate_every, seed, schedule,
-    start_from (a run's id, or None) and optimizer (name and hyperparameters, with defaults); precision and
-    micro_batch_size only if they differ from float32 and the whole batch."""
+    """The keys tier, workload (with all its parameters; and ``for_tuning: true`` in trials), data_version, steps,
+    evaluate_every, seed, schedule, start_from (a run's id, or None) and optimizer (name and hyperparameters, with
+    defaults); precision and micro_batch_size only if they differ from float32 and the whole batch."""
     upstream: Run | None = field(default=None, compare=False)
     """The run with the id `start_from`, whose final weights this one starts from."""
     id: str = field(init=False)
@@ -124,8 +126,8 @@ class PlannedRun:
 
     run: Run
     target: Target | None
-    tuned: bool
-    """Whether tuning chose one of its hyperparameters."""
+    study: int | None
+    """The number, from 0, of the tuning study that chose hyperparameters of it; None if none is tuned."""
 
 
 @dataclass(frozen=True)
@@ -167,15 +169,27 @@ class Trial:
 
 @dataclass(frozen=True)
 class TunedOptimizer:
-    """An optimizer of a block with its tuning trials; all optimizers of a block have the same number of trials."""
+    """An optimizer of a block with its tuning trials; all optimizers of a block have the same number of them."""
 
     label: str
     workload: Mapping[str, Any]
-    metric: Mapping[str, str]
-    """The metric that decides, measured after the last step: split, metric, and ``best`` (lowest or highest)."""
-    trials: tuple[Trial, ...]
+    """The block's workload. That of the trials has the key ``for_tuning`` besides: their data has its own split."""
+    space: Space
+    ranking: Ranking
+    studies: tuple[tuple[Trial, ...], ...]
+    """The trials of each independent search."""
     given: tuple[str, ...]
     """Hyperparameters in the tuning space for which the experiment file gives a value, which is used instead."""
+
+    @property
+    def trials(self) -> tuple[Trial, ...]:
+        """The trials of all studies, one study after the other."""
+        return tuple(trial for study in self.studies for trial in study)
+
+    @property
+    def trial_ids(self) -> list[list[str]]:
+        """The ids of the trials' runs, a list for each study."""
+        return [[trial.run.id for trial in study] for study in self.studies]
 
 
 @dataclass(frozen=True)

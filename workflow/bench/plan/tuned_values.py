@@ -13,6 +13,29 @@ from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.support.config import ConfigError, check, error, read_yaml, schema, shown_path
 
 
+def read_records(file: Path) -> list[dict[str, Any]]:
+    """Return the records in config/tuned/<tier>/<experiment>.yaml; none if there is no such file.
+
+    Raises:
+        ConfigError: the file breaks its schema.
+    """
+    if not file.is_file():
+        return []
+    records: list[dict[str, Any]] = read_yaml(file)
+    check(records, schema("tuned"), file)
+    return records
+
+
+def is_of(record: Mapping[str, Any], workload: Mapping[str, Any], label: str, by: Sequence[str] = ()) -> bool:
+    """Return whether a record is that of a label on a workload.
+
+    by: the workload's parameters that decide; by default all that the record states.
+    """
+    recorded = record["workload"]
+    same = all(workload.get(name) == recorded.get(name) for name in by or recorded)
+    return same and bool(record["label"] == label)
+
+
 class TunedValues:
     """The file config/tuned/<tier>/<experiment>.yaml; empty if it does not exist.
 
@@ -25,14 +48,11 @@ class TunedValues:
     def __init__(self, file: Path, signatures: Mapping[str, Signature], like: Path | None = None) -> None:
         self._file = file
         self._signatures = signatures
-        self._records: list[dict[str, Any]] = []
+        self._records = read_records(file)
         self._like = TunedValues(like, signatures) if like is not None else None
         self._outdated: list[str] = []
         self._resized: dict[str, None] = {}
         """The workloads whose values in `_like` were tuned with other parameters, such as sizes."""
-        if file.is_file():
-            self._records = read_yaml(file)
-            check(self._records, schema("tuned"), file)
 
     @property
     def notes(self) -> list[str]:
@@ -47,18 +67,21 @@ class TunedValues:
 
     def values(
         self, entry: Mapping[str, Any], workload: Mapping[str, Any], tuned_optimizer: TunedOptimizer | None
-    ) -> dict[str, Any] | None:
-        """Return the values of an entry's hyperparameters that are given as ``tuned``; None if no file has them.
+    ) -> list[dict[str, Any]] | None:
+        """Return what each study chose for an entry's hyperparameters that are given as ``tuned``.
+
+        The list is empty if there are none; the result is None if no file has all their values.
 
         Raises:
             ConfigError: a value is out of range.
         """
         names = [name for name, value in entry["hyperparameters"].items() if value == TUNED]
         if not names:
-            return {}
+            return []
         index = self._find(entry, names, workload)
         if index is not None:
-            if tuned_optimizer and [trial.run.id for trial in tuned_optimizer.trials] != self._records[index]["trials"]:
+            trials = [study["trials"] for study in self._records[index]["studies"]]
+            if tuned_optimizer and tuned_optimizer.trial_ids != trials:
                 where = f"{shown_path(self._file)}: {workload['name']}, {label_of(entry)}"
                 self._outdated.append(f"{where}: tuned with an older version of its block")
             return self._checked(entry, names, index)
@@ -66,7 +89,7 @@ class TunedValues:
 
     def _values_of_like(
         self, entry: Mapping[str, Any], names: Sequence[str], workload: Mapping[str, Any]
-    ) -> dict[str, Any] | None:
+    ) -> list[dict[str, Any]] | None:
         if self._like is None:
             return None
         index = self._like._find(entry, names, workload)
@@ -85,19 +108,20 @@ class TunedValues:
         by: the workload's parameters that decide; by default all that the record states.
         """
         for index, record in enumerate(self._records):
-            recorded = record["workload"]
-            same = all(workload.get(name) == recorded.get(name) for name in by or recorded)
-            if same and record["label"] == label_of(entry) and record["hyperparameters"].keys() >= set(names):
+            complete = all(study["hyperparameters"].keys() >= set(names) for study in record["studies"])
+            if complete and is_of(record, workload, label_of(entry), by):
                 return index
         return None
 
-    def _checked(self, entry: Mapping[str, Any], names: Sequence[str], index: int) -> dict[str, Any]:
-        """Return values of a record, or raise `ConfigError` if one is out of range."""
-        values = self._records[index]["hyperparameters"]
+    def _checked(self, entry: Mapping[str, Any], names: Sequence[str], index: int) -> list[dict[str, Any]]:
+        """Return values of a record's studies, or raise `ConfigError` if one is out of range."""
         known = accepted(entry["name"], entry["hyperparameters"].get("base"), self._signatures)
-        for name in names:
-            check_value(self._file, (index, "hyperparameters", name), entry["name"], known, name, values[name])
-        return {name: values[name] for name in names}
+        studies = [study["hyperparameters"] for study in self._records[index]["studies"]]
+        for number, values in enumerate(studies):
+            for name in names:
+                key = (index, "studies", number, "hyperparameters", name)
+                check_value(self._file, key, entry["name"], known, name, values[name])
+        return [{name: values[name] for name in names} for values in studies]
 
     def missing(self, file: Path, key: Key, entry: Mapping[str, Any]) -> ConfigError:
         """Return the error of an entry, at ``key`` of an experiment file, whose tuned values are missing."""

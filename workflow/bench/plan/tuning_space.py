@@ -3,34 +3,67 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from random import Random
 from typing import Any, Final
 
 Space = Mapping[str, Mapping[str, Sequence[Any]]]
-"""A hyperparameter's name, and its values: the two ends of a ``log`` or ``linear`` range, or ``choices``."""
+"""Hyperparameters' names, each with its values: the two ends of a ``log`` or ``linear`` range, or ``choices``."""
 
 _DIGITS: Final = 3
 """Significant digits of a trial's value: more would suggest a precision that a few trials do not have."""
 
 
-def trial_values(space: Space, trials: int) -> list[dict[str, Any]]:
-    """Return the values of ``trials`` trials: an even grid that includes both ends; one trial takes the middle.
+def trial_values(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
+    """Return the values of the ``trials`` trials of a study: those of ``fewer`` trials are the first of them.
 
-    ``log`` is even in the logarithm.
+    They are quasi-random points of the space, with one dimension for each name in alphabetical order (`points`).
+    ``log`` is even in the logarithm; ``choices`` divide their dimension into equal parts.
     """
-    ((name, interval),) = space.items()  # the schema allows one hyperparameter
-    shares = [index / (trials - 1) for index in range(trials)] if trials > 1 else [0.5]
-    return [{name: _value_at(interval, share)} for share in shares]
+    names = sorted(space)
+    return [
+        {name: _value_at(space[name], share) for name, share in zip(names, point, strict=True)}
+        for point, _ in zip(points(len(names), seed), range(trials), strict=False)
+    ]
+
+
+def points(dimensions: int, seed: int) -> Iterator[tuple[float, ...]]:
+    """Yield the points of an endless quasi-random sequence in the unit cube [0, 1)^dimensions.
+
+    Point n is ``(shift + n alpha) mod 1``, a Kronecker sequence. ``alpha_j = phi^-j``, where phi is the root of
+    ``phi^(dimensions + 1) = phi + 1`` above 1: the golden ratio in one dimension, and its generalization R_d in several
+    (M. Roberts, "The unreasonable effectiveness of quasirandom sequences", 2018). Every beginning of the sequence
+    fills the cube about as evenly as that many points can. ``shift`` is drawn from the seed, uniform in the cube (a
+    Cranley-Patterson rotation): each point alone is uniform, and sequences of different seeds are independent.
+    """
+    phi = 2.0
+    for _ in range(64):  # a contraction: each pass at least halves the error
+        phi = (1 + phi) ** (1 / (dimensions + 1))
+    random = Random(seed)
+    point = [random.random() for _ in range(dimensions)]
+    alpha = [phi**-power for power in range(1, dimensions + 1)]
+    while True:
+        yield tuple(point)
+        point = [(share + step) % 1 for share, step in zip(point, alpha, strict=True)]
+
+
+def is_near_an_end(interval: Mapping[str, Sequence[Any]], value: Any, trials: int) -> bool:
+    """Return whether a value of a range lies as near to one of its ends as the outermost of evenly spaced trials."""
+    ((kind, values),) = interval.items()
+    if kind == "choices":
+        return False
+    low, high, here = (math.log(number) if kind == "log" else number for number in (*values, value))
+    return min(here - low, high - here) < (high - low) / trials
 
 
 def _value_at(interval: Mapping[str, Sequence[Any]], share: float) -> Any:
-    """Return the value at a share in [0, 1] of the way through an interval."""
+    """Return the value at a share in [0, 1) of the way through an interval."""
     ((kind, values),) = interval.items()
     if kind == "choices":
-        return values[min(int(share * len(values)), len(values) - 1)]
+        return values[int(share * len(values))]
     low, high = values
     if kind == "log":
         value = math.exp(math.log(low) + share * (math.log(high) - math.log(low)))
     else:
         value = low + share * (high - low)
-    return float(f"{value:.{_DIGITS}g}")
+    return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))

@@ -51,6 +51,7 @@ RUN_COLUMNS: Final[Columns] = {
     "reason": str,
     "hyperparameters": dict,
     "tuned": bool,
+    "study": int,
     "start_from": str,
     "steps": int,
     "steps_done": int,
@@ -85,6 +86,24 @@ RUN_COLUMNS: Final[Columns] = {
 }
 """``<experiment>.runs.csv``: one row for every run."""
 
+TRIAL_COLUMNS: Final[Columns] = {
+    "experiment": str,
+    "workload": str,
+    "optimizer": str,
+    "study": int,
+    "values": dict,
+    "seed": int,
+    "run": str,
+    "status": str,
+    "split": str,
+    "metric": str,
+    "score": float,
+    "steps_to_target": float,
+    "chosen": bool,
+}
+"""``config/tuned/<tier>/<experiment>.trials.csv``: one row for every trial. ``score`` is the metric's last value, empty
+for a trial that did not finish. ``steps_to_target`` is given where the target ranks the trials, if it was reached."""
+
 PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
 """The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
 
@@ -97,9 +116,9 @@ CROSSING: Final = ("crossing_step", "crossing_seconds")
 DIRECTION: Final = ("preconditioner", "cosine")
 """The split and the metric of the median cosine, over layers, of a preconditioner's update and the gradient."""
 
-LATER: Final = (*CROSSING, "direction_cosine")
-"""All columns of `RUN_COLUMNS` that earlier versions did not write. The last one is the median of `DIRECTION` over a
-run's evaluations."""
+LATER: Final = (*CROSSING, "direction_cosine", "study")
+"""All columns of `RUN_COLUMNS` that earlier versions did not write. ``direction_cosine`` is the median of `DIRECTION`
+over a run's evaluations; ``study`` is the number, from 0, of the tuning study whose values a run has."""
 
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 """Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""

@@ -60,7 +60,7 @@ def run_command(
     """
     options = parser.parse_args(arguments)
     try:
-        with _one_line_warnings():
+        with one_line_warnings():
             return work(options) or 0
     except failures as problem:
         print(problem, file=sys.stderr)
@@ -68,7 +68,7 @@ def run_command(
 
 
 @contextmanager
-def _one_line_warnings() -> Iterator[None]:
+def one_line_warnings() -> Iterator[None]:
     """Print a warning about a user's file as its message alone, without the line of code that gave it."""
     before = warnings.formatwarning
 
