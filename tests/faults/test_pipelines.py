@@ -90,7 +90,7 @@ def test_files_from_the_future_cost_work_and_nothing_else(folder: Path):
         if file.is_file():
             os.utime(file, (ahead, ahead))
     said = _end(_start(folder, results))
-    assert not re.search(r"^train ", said, re.MULTILINE), said
+    assert not re.search(r"^train-", said, re.MULTILINE), said
     assert _table(results) == before
     (results / "test" / "embedded" / "it" / "sgd.csv").unlink()
     _end(_start(folder, results))

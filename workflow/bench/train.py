@@ -1,4 +1,4 @@
-"""Train the runs of one optimizer in one experiment, and publish their metrics as one CSV."""
+"""Train the runs of optimizers in one experiment, and publish the metrics of each optimizer as one CSV."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MAX_MINUTES: Final = 525600
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train an experiment's runs of one optimizer. Finished runs are skipped, interrupted ones resumed.
+    """Train an experiment's runs of one or several optimizers. Finished runs are skipped, interrupted ones resumed.
 
     On SIGTERM, SIGUSR1, Ctrl-C or after --minutes, it saves a checkpoint and exits with code 75; the same command
     resumes the training. Processes started together by torchrun, mpiexec or srun share the batches of each run.
     """
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.train", description=main.__doc__)
     parser.add_argument("experiment", help="name of a file in <config>/experiments")
-    parser.add_argument("label", help="label of an optimizer in that file")
+    parser.add_argument("label", nargs="+", help="label of an optimizer in that file")
     parser.add_argument("--seed", type=whole, nargs="+", help="train only these seeds and publish no CSV")
     parser.add_argument("--out", type=Path, help="CSV to publish (default: <results>/EXPERIMENT/LABEL.csv)")
     parser.add_argument("--threads", type=whole, help="CPU threads (default: the tier's)")
@@ -42,11 +42,12 @@ def _work(options: argparse.Namespace) -> int | None:
     place = launcher.place()
     try:
         plan = load_from(options)
-        job = plan.job(options.experiment, options.label)
-        _check_options(options, job)
+        jobs = [plan.job(options.experiment, label) for label in dict.fromkeys(options.label)]
+        _check_options(options, jobs)
         if options.seed is None:
-            refuse_unwritable("--out" if options.out else "results", options.out or plan.csv_of(job))
-        return _train(plan, job, options, place)
+            for job in jobs:
+                refuse_unwritable("--out" if options.out else "results", options.out or plan.csv_of(job))
+        return _train(plan, jobs, options, place)
     except (ConfigError, OSError) as problem:
         # All ranks fail alike, so the first one's message is enough; but rank 0 may be the one that is missing.
         if place.rank == 0 or isinstance(problem, launcher.MeetingError):
@@ -54,22 +55,25 @@ def _work(options: argparse.Namespace) -> int | None:
         return 1
 
 
-def _check_options(options: argparse.Namespace, job: Job) -> None:
+def _check_options(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
     """Raise `ConfigError` on the first option that is out of range."""
+    if options.out and len(jobs) > 1:
+        raise ConfigError("--out: takes the CSV of one label; leave it out, or train one label at a time")
     if options.threads is not None:
         check_option("--threads", options.threads, 1, MAX_THREADS)
     if options.minutes is not None and not (math.isfinite(options.minutes) and options.minutes > 0):
         raise ConfigError(f"--minutes = {options.minutes}: must be greater than 0")
     if options.minutes is not None and options.minutes > MAX_MINUTES:
         raise ConfigError(f"--minutes = {options.minutes}: must be at most {MAX_MINUTES}, a year")
-    seeds = sorted({run.seed for run in job.runs})
-    for seed in options.seed or []:
-        if seed not in seeds:
-            raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {seeds}")
+    for job in jobs:
+        seeds = sorted({run.seed for run in job.runs})
+        for seed in options.seed or []:
+            if seed not in seeds:
+                raise ConfigError(f"--seed = {seed}: no seed of {job.experiment}/{job.label}; known: {seeds}")
 
 
-def _train(plan: Plan, job: Job, options: argparse.Namespace, place: launcher.Place) -> int | None:
-    """Train the chosen runs and publish the job's CSV; return the exit status."""
+def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: launcher.Place) -> int | None:
+    """Train the chosen runs and publish each job's CSV; return the exit status."""
     launcher.prepare(place)
     stop = Stop(None if options.minutes is None else 60 * options.minutes, launched=place.size > 1)
     with stop.listening():
@@ -80,11 +84,12 @@ def _train(plan: Plan, job: Job, options: argparse.Namespace, place: launcher.Pl
         refuse_absent_device(plan)
         with joined(place, plan.tier.device) as ranks:
             runner = Runner(plan, options.threads, stop=stop, ranks=ranks)
-            all_done = runner.train(_chosen(job, options.seed))
+            all_done = runner.train([run for job in jobs for run in _chosen(job, options.seed)])
             if all_done and options.seed is None and ranks.is_first:
-                file = options.out or plan.csv_of(job)
-                write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
-                print(shown_path(file))
+                for job in jobs:
+                    file = options.out or plan.csv_of(job)
+                    write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+                    print(shown_path(file))
     if all_done or place.rank != 0:  # the exit status of the first rank is the job's
         return None
     if options.minutes is not None and not runner.has_moved:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -171,18 +171,11 @@ class Cluster:
         }
 
 
-def training_resources(cluster: Cluster | None) -> dict[str, Any]:
-    """Return the resources of the rule that trains, as functions of its wildcards; without a cluster, no launch."""
+def training_resources(cluster: Cluster | None, experiment: str) -> dict[str, Any]:
+    """Return the resources of the rules that train an experiment; without a cluster, no launch."""
     if cluster is None:
         return {"launch": ""}
-
-    def of_experiment(key: str) -> Callable[[Any], Any]:
-        return lambda wildcards: cluster.resources(cluster.training(wildcards.experiment))[key]
-
-    return {
-        **{key: of_experiment(key) for key in cluster.resources(cluster.training(_DEFAULT))},
-        "launch": lambda wildcards: cluster.launch(wildcards.experiment),
-    }
+    return {**cluster.resources(cluster.training(experiment)), "launch": cluster.launch(experiment)}
 
 
 def probe_resources(cluster: Cluster | None, probe: str) -> dict[str, Any]:

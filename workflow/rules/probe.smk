@@ -11,8 +11,8 @@ for probe in PROBES:
             f"{R}/probes/{probe.name}.csv",
         log:
             f"{R}/logs/probes/{probe.name}.log",
-        # Probes that need all cores come first: later they would wait for every job that is running.
-        priority: 1
+        # Probes that need all cores come first: later they would wait for every job that is running, while cores idle.
+        priority: 3 if probe.cores == "all" else 2
         conda:
             "../../environment.yml"
         threads: workflow.cores if probe.cores == "all" else probe.cores

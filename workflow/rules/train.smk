@@ -1,35 +1,42 @@
 """Training runs, and the tidy tables of each experiment."""
 
+# A rule for each group of jobs, because the number of its outputs depends on the group. Jobs that other experiments start
+# from come before those of which nothing but tables depends.
+SOURCES = {source for job in PLAN.jobs for source in job.upstream}
 
-rule train:
-    """Train the unfinished runs of one optimizer in one experiment."""
-    input:
-        lambda wildcards: [
-            f"{R}/{experiment}/{label}.csv"
-            for experiment, label in PLAN.job(wildcards.experiment, wildcards.label).upstream
-        ],
-    output:
-        f"{R}/{{experiment}}/{{label}}.csv",
-    log:
-        f"{R}/logs/train/{{experiment}}/{{label}}.log",
-    conda:
-        "../../environment.yml"
-    threads: PLAN.tier.threads
-    resources:
-        **training_resources(CLUSTER),
-        gpu=GPUS_A_JOB,
-    params:
-        runs=lambda wildcards: PLAN.job(wildcards.experiment, wildcards.label).run_ids,
-        options=OPTIONS,
-    shell:
-        # The launch command consists of several words, which are quoted already.
-        "{resources.launch} python -m workflow.bench.train {wildcards.experiment:q} {wildcards.label:q} "
-        "{params.options:q} --out={output:q} 2>> {log:q}"
+for group in PLAN.grouped(without=REFUSED):
+
+    rule:
+        name:
+            f"train-{group[0].experiment}-{group[0].label}"
+        input:
+            sorted(
+                f"{R}/{experiment}/{label}.csv"
+                for experiment, label in {source for job in group for source in job.upstream}
+            ),
+        output:
+            [PLAN.csv_of(job).as_posix() for job in group],
+        log:
+            f"{R}/logs/train/{group[0].experiment}/{group[0].label}.log",
+        priority: int(any((job.experiment, job.label) in SOURCES for job in group))
+        conda:
+            "../../environment.yml"
+        threads: PLAN.tier.threads
+        resources:
+            **training_resources(CLUSTER, group[0].experiment),
+            gpu=GPUS_A_JOB,
+        params:
+            experiment=group[0].experiment,
+            labels=[job.label for job in group],
+            runs=[run for job in group for run in job.run_ids],
+            options=OPTIONS,
+        shell:
+            # The launch command consists of several words, which are quoted already.
+            "{resources.launch} python -m workflow.bench.train {params.experiment:q} {params.labels:q} "
+            "{params.options:q} 2>> {log:q}"
 
 
 if REFUSED:
-
-    ruleorder: refuse > train
 
     rule refuse:
         """Record the runs that do not fit the cluster's GPUs, without asking it for nodes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -251,6 +252,27 @@ def test_a_time_limit_must_be_positive_and_finite(folder: Path, capsys: pytest.C
     write(folder, "one", block(optimizer("sgd")))
     assert train.main(["one", "sgd", *options(folder), f"--minutes={minutes}"]) == 1
     assert capsys.readouterr().err == f"--minutes = {float(minutes)}: must be greater than 0\n"
+
+
+def test_labels_given_together_are_trained_and_published_as_one_by_one(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+):
+    """Truth: the same labels, each in a call of its own."""
+    write(folder, "one", block(optimizer("sgd"), optimizer("adamw")))
+    plan = load(folder)
+    files = [plan.csv_of(job) for job in plan.jobs]
+    assert train.main(["one", "sgd", "adamw", *options(folder)]) == 0
+    together = [rows(file) for file in files]
+    shutil.rmtree(plan.results)
+    for label in ("sgd", "adamw"):
+        assert train.main(["one", label, *options(folder)]) == 0
+    for ours, theirs in zip(together, map(rows, files), strict=True):
+        assert [(row["run"], row["step"], row["value"]) for row in ours] == [
+            (row["run"], row["step"], row["value"]) for row in theirs
+        ]
+    capsys.readouterr()
+    assert train.main(["one", "sgd", "adamw", *options(folder), "--out=x.csv"]) == 1
+    assert capsys.readouterr().err == "--out: takes the CSV of one label; leave it out, or train one label at a time\n"
 
 
 def test_a_folder_to_write_to_is_refused_before_training(folder: Path, capsys: pytest.CaptureFixture[str]):

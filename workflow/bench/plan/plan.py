@@ -6,9 +6,11 @@ Imports no torch, since Snakemake loads the plan at every start.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,6 +97,20 @@ class Plan:
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, grouped by experiment, in the order of the files."""
         return tuple(job for experiment in self.experiments.values() for job in experiment.jobs.values())
+
+    def grouped(self, without: Collection[Job] = ()) -> list[tuple[Job, ...]]:
+        """Return all jobs but those of ``without``, in groups that one Snakemake job trains.
+
+        A group is of one experiment, and has at most `Tier.optimizers_per_job` jobs; those of an experiment are as
+        equal as can be.
+        """
+        groups = []
+        for experiment in self.experiments.values():
+            jobs = [job for job in experiment.jobs.values() if job not in without]
+            number = math.ceil(len(jobs) / self.tier.optimizers_per_job)
+            bounds = [len(jobs) * index // max(number, 1) for index in range(number + 1)]
+            groups += [tuple(jobs[first:last]) for first, last in pairwise(bounds)]
+        return groups
 
     @cached_property
     def runs(self) -> dict[str, Run]:
