@@ -76,7 +76,7 @@ timing: $(INSTALLED) ## measure time, memory and bytes of a step on this machine
 compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
 
-tune: $(INSTALLED) ## tune learning rates again, of all experiments or of EXPERIMENT=update_rules; writes config/tuned
+tune: $(INSTALLED) ## tune hyperparameters again, of all experiments or of EXPERIMENT=update_rules; writes config/tuned
 	$(BIN)/python -m workflow.bench.tune $(call quoted_words,$(value EXPERIMENT))
 
 partial: $(INSTALLED) ## draw every artefact that has data while runs are missing, in results/partial
