@@ -17,13 +17,15 @@ FAST: dict[str, dict[str, Any]] = {
     "mkor": {"inverse_update_period": 2},
     "mkor_h": {"inverse_update_period": 2, "warmup_steps": 100},
     "kaisa": {"factor_update_period": 1, "inverse_update_period": 2},
+    "cgfac": {"iterations": 3},
     "hylo": {"update_period": 2},
     "shampoo": {"inverse_update_period": 2},
     "singd": {"update_period": 2},
     "soap": {"update_period": 2},
+    "thermo_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
 }
-"""Periods short enough for tests of a few steps."""
-LEARNING_RATES = {"lamb": 0.02, "adamw": 0.02, "hylo": 0.01, "muon": 0.02, "soap": 0.02}
+"""Periods short enough for tests of a few steps; so few iterations that conjugate gradients do not amplify rounding."""
+LEARNING_RATES = {"lamb": 0.02, "adamw": 0.02, "cgfac": 0.002, "hylo": 0.01, "muon": 0.02, "soap": 0.02}
 OTHER_VALUES: dict[str, Any] = {
     "update_rule": "released",
     "factor_decay": 0.5,
@@ -62,6 +64,13 @@ OTHER_VALUES: dict[str, Any] = {
     "structure": "diagonal",
     "kfac_approx": "reduce",
     "loss_average": "batch+sequence",
+    "operator": "block",
+    "tolerance": 0.5,
+    "iterations": 2,
+    "inverse_temperature": 100.0,
+    "duration": 3.0,
+    "bits": 4,
+    "trajectory_steps": 20,
 }
 ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
 NEEDS: dict[str, dict[str, Any]] = {

@@ -35,6 +35,7 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hylo": ("hylo", {"update_period": 2, "sample_fraction": 0.4}),
     "hylo KID": ("hylo", {"update_period": 2, "sample_fraction": 0.4, "variant": "KID"}),
     "shampoo": ("shampoo", {"inverse_update_period": 2}),
+    "cgfac": ("cgfac", {"iterations": 3, "damping": 1.0}),  # more iterations amplify the rounding of sums
 }
 CASES = WITH_OPTIONS | {
     name: (name, {})

@@ -23,7 +23,7 @@ def refused(plan: Plan, cluster: Cluster) -> dict[Job, str]:
 
 def keeps_rows(run: Run) -> bool:
     """Return whether a run's optimizer keeps all rows of a batch, of all layers, until its update."""
-    return run.method == "hylo" or run.hyperparameters.get("rank", 1) > 1
+    return run.method in ("cgfac", "hylo") or run.hyperparameters.get("rank", 1) > 1
 
 
 def _problem(run: Run, cluster: Cluster, need: Training) -> str | None:

@@ -24,7 +24,8 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     numbers of the update to every other rank; or a window of 4 columns adds 4 d numbers and two norms, Eva four sums.
     MKOR and Eva add mean vectors and a count, MKOR-H also the loss; in half precision the count goes separately. KAISA
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
-    gradient workers, or the update to the other ranks. HyLo gathers the rows.
+    gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo and CG-FAC gather
+    the rows.
     """
     exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -40,6 +41,8 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "eva_sharded": {"all_reduce": FLOAT32_BYTES * (2 * d + 1 + 4)},
         "kaisa_mem_opt_sharded": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 2), "all_to_all": exchanged},
         "hylo": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
+        "cgfac": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
+        "thermo_kfac": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1)},
     }[label]
 
 
@@ -67,7 +70,7 @@ def test_only_owners_broadcast(rows):
         ("kaisa_mem_opt", 0),
         ("mkor_owners_ddp", 0),
     }
-    assert {row.optimizer for row in rows if row.collective == "all_gather"} == {"hylo"}
+    assert {row.optimizer for row in rows if row.collective == "all_gather"} == {"cgfac", "hylo"}
     assert {row.rank for row in rows if row.workers == 4 and row.collective == "all_reduce"} == {0, 1, 2, 3}
 
 

@@ -57,7 +57,7 @@ def counted_steps(workload: Workload, loop: Loop, run: Run, number: int) -> list
     return waits
 
 
-DECOMPOSE = ("kaisa", "soap")
+DECOMPOSE = ("kaisa", "soap", "thermo_kfac")
 """Methods that decompose two matrices for each layer now and then; torch looks whether that failed."""
 READ_VALUES = ("shampoo", "singd")
 """Shampoo's iterations and SINGD's factors need values, which the meta device does not have."""

@@ -66,6 +66,8 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "kaisa_1000": MethodStyle("KFAC, 1,000 steps", "#1B5E20", "s", _DASHES["long dash"]),
     "eva": MethodStyle("Eva", "#CC79A7", "p", _DASHES["dash-dot"]),
     "hylo": MethodStyle("HyLo", "#8C510A", "h", _DASHES["dash-dot-dot"]),
+    "cgfac": MethodStyle("CG-FAC", "#6B8E23", "D", _DASHES["sparse dots"]),
+    "thermo_kfac": MethodStyle("Thermodynamic K-FAC", "#B22222", "^", _DASHES["dotted"]),
     "shampoo": MethodStyle("Shampoo", "#882255", "<", _DASHES["sparse dots"]),
     "soap": MethodStyle("SOAP", "#999933", ">", _DASHES["long and short"]),
     "muon": MethodStyle("Muon", "#661100", "*", _DASHES["even dash"]),
