@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import MEDIAN_MINIMUM, estimate
+from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.results.columns import BROKEN_DOWN
 
 
@@ -33,7 +33,7 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     for step, at_step in zip(values.index, values.to_numpy(float), strict=True):
         if np.isnan(at_step).any():
             continue
-        if np.isinf(at_step).any() and len(at_step) < MEDIAN_MINIMUM:
+        if np.isinf(at_step).any() and len(at_step) < median_minimum():
             break
         summary = estimate(at_step)
         rows.append((step, seconds[step], summary.value, summary.low, summary.high, summary.n))

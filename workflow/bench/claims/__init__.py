@@ -49,6 +49,7 @@ COLUMNS: Final = (
     "why",
     "details",
     "data",
+    "look",
 )
 Rule = Callable[[Results, Sequence[Condition]], Decision]
 """A function from results and a claim's thresholds to a decision."""
@@ -158,7 +159,7 @@ RULES: Final[Mapping[str, Rule]] = {
 def decide_all(results: Results) -> pd.DataFrame:
     """Return one row a claim, in the paper's order, with the columns `COLUMNS`."""
     rows = [
-        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results.tier)
+        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results)
         for claim in published("claims").to_dict("records")
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -214,8 +215,8 @@ def _listed(by_part: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {text}" if name else text for name, text in by_part.items())
 
 
-def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[str, Any]:
-    is_tested = decision.verdict != "not tested"
+def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) -> dict[str, Any]:
+    tier, is_tested = results.tier, decision.verdict != "not tested"
     evidence, why = decision.evidence, decision.why
     if is_tested and not evidence and tier != "paper":
         evidence = f"{tier} evidence"
@@ -238,4 +239,5 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[s
         "why": why,
         "details": decision.details,
         "data": decision.data,
+        "look": f"{results.look} of {results.looks}",
     }

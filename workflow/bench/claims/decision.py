@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.columns import ENDED
@@ -139,7 +139,7 @@ def _statistic(estimate: Estimate) -> str:
         return f"{estimate.statistic}, no interval"
     if estimate.interval_method == "range":
         return f"{estimate.statistic} of {estimate.n}"
-    return f"{estimate.statistic}, 95 % {estimate.interval_method} interval"
+    return f"{estimate.statistic}, {shown_level()} {estimate.interval_method} interval"
 
 
 def lacking(runs: pd.DataFrame, experiment: str, labels: Iterable[str]) -> str:
