@@ -82,8 +82,7 @@ def draw(plan: Plan) -> Drawn:
     # Imported here because Snakemake imports this module for `forget`, and needs no pandas for that.
     from workflow.bench.results.tables import Results
 
-    title = f"{plan.tier.title}, partial results"
-    results = Results(plan.partial, title, plan.compared, look=plan.rounds.look, looks=plan.tier.looks)
+    results = Results(plan.partial, f"{plan.tier.title}, partial results", plan.compared)
     drawn = Drawn()
     for kind in KINDS:
         for artefact in planned_artefacts(plan, kind):
