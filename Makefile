@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
+.PHONY: help reproduce evidence test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -47,6 +47,9 @@ $(INSTALLED): requirements.lock
 reproduce: $(INSTALLED) ## train, measure, and make every figure, table and claim, and the report
 	$(BIN)/snakemake --cores $(call quoted,$(value CORES))
 	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
+
+evidence: $(INSTALLED) ## run the sizes that decide the claims, and add seeds while one is open; 3 core-hours, resumable
+	$(BIN)/python -m workflow.bench.evidence --cores $(call quoted,$(value CORES))
 
 test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
 	$(BIN)/ruff check $(CHECKED)

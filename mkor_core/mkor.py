@@ -62,7 +62,8 @@ class MKOR(StackedMethod):
     gradient_norm: Annotated[float | None, POSITIVE, "the norm that g is given before it updates J_L"] = None
     """None leaves g as it is, as the paper does. A g that is zero, or rounding noise, updates nothing."""
     gradient_scale: Annotated[float, POSITIVE, "the factor on g before it updates J_L"] = 1.0
-    """The released code updates J_L from gradients that float16's loss scaling has multiplied, by 65,536 at first."""
+    """65,536 is the first loss scale of float16 training. It stays in g if a caller of the released code does not pass
+    it on, as its ResNet script does not; its BERT pre-training does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -23,6 +23,7 @@ from workflow.bench.support.files import locked
 MADE_UP = {
     "communication": synthetic_probes.communication,
     "cost_scaling": synthetic_probes.cost_scaling,
+    "factors": synthetic_probes.factors,
     "half_precision": synthetic_claims.half_precision,
     "memory": synthetic_tables.memory,
     "projection": synthetic_probes.projection,
@@ -47,6 +48,7 @@ KEPT = {
     **{(name, 0): ("lamb", "mkor") for name in ("bert_pretraining", "bert_squad")},
     **{(name, 0): ("sgd", "mkor") for name in ("alexnet_cifar100", "bert_base_squad", "bert_imdb")},
     **{(name, 0): ("sgd", "mkor") for name in ("resnet50_imagenet", "resnet_cifar10_lr")},
+    **{("factor_variants", index): ("sgd", "mkor") for index in range(2)},
     ("update_rules", 0): ("sgd", "mkor", "mkor_published"),
     ("update_rules", 1): ("lamb", "mkor_published"),
 }

@@ -15,7 +15,13 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import Results
 
-RULES = {"mkor": "sherman_morrison", "mkor_released": "released", "mkor_published": "published"}
+VARIANTS = ("mkor", "mkor_one_side", "mkor_one_vector", "mkor_scaled", "mkor_normalized")
+"""MKOR by the exact rule, and its labels in factor_variants."""
+RULES = {
+    **dict.fromkeys(VARIANTS, "sherman_morrison"),
+    "mkor_released": "released",
+    "mkor_published": "published",
+}
 SPEED = {
     "sgd": 0.6,
     "lamb": 0.8,
@@ -24,6 +30,10 @@ SPEED = {
     "mkor": 1.15,
     "mkor_released": 1.1,
     "mkor_published": 0.3,
+    "mkor_one_side": 1.15,
+    "mkor_one_vector": 1.0,
+    "mkor_scaled": 0.5,
+    "mkor_normalized": 1.4,
 }
 
 
@@ -256,6 +266,16 @@ def write_results(root: Path) -> Path:
         + [
             run_rows("update_rules", label=label, seeds=range(3), period=10, **bert)
             for label in ("lamb", "kaisa", "mkor", "mkor_released", "mkor_published")
+        ],
+    )
+    digits: list[tuple[str, int]] = [("autoencoder", 6), ("alexnet", 3)]
+    write_experiment(
+        root,
+        "factor_variants",
+        [
+            run_rows("factor_variants", workload, label, range(seeds), period=5, start=0.2, floor=0.01)
+            for workload, seeds in digits
+            for label in ("sgd", *VARIANTS)
         ],
     )
     write_probe(root, "iteration_time", iteration_times())

@@ -53,6 +53,22 @@ def spectra() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def factors() -> pd.DataFrame:
+    """Return rows of probes/factors.csv: J_L of the paper's g turns nothing, and the second layer's least of all."""
+    rows = []
+    changes = {("right", "mkor"): 0.3, ("left", "mkor"): 1e-9, ("left", "mkor_scaled"): 0.2}
+    for workload in (*WORKLOADS, "alexnet"):
+        for step in STEPS:
+            for layer, share in (("first", 1.0), ("second", 1e-9)):
+                about = {"workload": workload, "optimizer": "mkor", "seed": 0, "step": step, "loss": 1.0}
+                about |= {"layer": layer, "kind": "Linear", "dimension": 64, "scale": 2.0, "largest": 2.0}
+                for (side, vectors), change in {**changes, ("left", "mkor_normalized"): 0.1}.items():
+                    values = {"vector_norm": 1.0, "smallest": 2 - 1.9 * change, "median": 2.0, "removed": 0.01}
+                    where = {"side": side, "vectors": vectors, "leading": 1.0, "direction_change": change * share}
+                    rows.append({**about, **values, **where, **ORIGIN})
+    return pd.DataFrame(rows)
+
+
 STEP_MS = {"kaisa": 50.0}
 """Milliseconds of a step by label; of another label 30."""
 
@@ -253,6 +269,7 @@ PROBES = {
     "scaling": scaling,
     "projection": projection,
     "sharding": sharding,
+    "factors": factors,
     "cost_scaling": cost_scaling,
     "communication": communication,
 }

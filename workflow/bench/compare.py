@@ -25,7 +25,7 @@ def compare(plan: Plan, folder: Path) -> list[Path]:
         NoDataError: no machine has results to compare.
         OSError: a file cannot be written.
     """
-    results = Results(plan.results, plan.tier.title, plan.compared)
+    results = Results(plan.results, plan.tier.title, plan.compared, look=plan.rounds.look, looks=plan.tier.looks)
     return [path for kind, name in ARTEFACTS for path in make(kind, name, results, folder)]
 
 

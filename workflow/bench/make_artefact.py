@@ -10,16 +10,19 @@ from pathlib import Path
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import looks
 from workflow.bench.plan.artefacts import Kind, available, describe
+from workflow.bench.plan.tiers import MOST_LOOKS
 from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.support.command_line import FAILURES, run_command
+from workflow.bench.support.command_line import FAILURES, check_option, run_command, whole
 from workflow.bench.support.config import ConfigError, did_you_mean, shown_value
 
 
 def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
     """Make one artefact in ``folder`` and return its files.
 
-    If every run of a figure's experiments was skipped because its data set is absent, the figure says so.
+    Its intervals are those of the results' number of looks. If every run of a figure's experiments was skipped because
+    its data set is absent, the figure says so.
 
     Raises:
         NoDataError: there is no data to make the artefact from.
@@ -27,7 +30,8 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
     """
     module = import_module(f"workflow.bench.{kind}.{name}")
     try:
-        files: list[Path] = module.make(results, folder)
+        with looks(results.looks):
+            files: list[Path] = module.make(results, folder)
     except NoDataError:
         runs = results.skipped(describe(kind, name).experiments)
         if kind != "figures" or runs is None:
@@ -61,6 +65,8 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--out-dir", type=Path, help="folder to write to (default: <results>/figures or .../tables)")
     parser.add_argument("--tier-title", help="name of the tier in captions")
+    parser.add_argument("--look", type=whole, default=1, help="number of this look at results that grow by rounds")
+    parser.add_argument("--looks", type=whole, default=1, help="the most looks of the tier")
     parser.add_argument(
         "--compare",
         type=Path,
@@ -77,7 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
                 f"name = {shown_value(options.name)}: unknown artefact; {did_you_mean(options.name, kinds)}"
             )
         kind = kinds[options.name]
-        results = Results(options.results, options.tier_title, tuple(options.compare))
+        check_option("--looks", options.looks, 1, MOST_LOOKS)
+        check_option("--look", options.look, 1, options.looks)
+        results = Results(
+            options.results, options.tier_title, tuple(options.compare), look=options.look, looks=options.looks
+        )
         try:
             files = make(kind, options.name, results, options.out_dir or options.results / kind)
         except (NoDataError, OSError) as problem:

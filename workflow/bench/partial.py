@@ -82,7 +82,8 @@ def draw(plan: Plan) -> Drawn:
     # Imported here because Snakemake imports this module for `forget`, and needs no pandas for that.
     from workflow.bench.results.tables import Results
 
-    results = Results(plan.partial, f"{plan.tier.title}, partial results", plan.compared)
+    title = f"{plan.tier.title}, partial results"
+    results = Results(plan.partial, title, plan.compared, look=plan.rounds.look, looks=plan.tier.looks)
     drawn = Drawn()
     for kind in KINDS:
         for artefact in planned_artefacts(plan, kind):

@@ -30,11 +30,12 @@ for figure in FIGURES:
             name=figure.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
             tier=lambda wildcards: PLAN.tier.title,
+            looks=[f"--look={PLAN.rounds.look}", f"--looks={PLAN.tier.looks}"],
             compare=compared(figure, PLAN),
             description=description(figure),
         shell:
             "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
-            "--tier-title={params.tier:q} --compare {params.compare:q} "
+            "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} "
             "> {log:q} 2>&1"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.synthetic import run_rows
 from workflow.bench.analysis.captions import as_rst, caption, footer
+from workflow.bench.analysis.estimates import looks
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.results.tables import Results
 
@@ -58,6 +59,15 @@ def test_a_caption_says_which_machine_trained_adopted_runs_and_which_was_timed()
     runs.loc[runs["seed"] < 2, "hardware"] = "far-cpu"
     text = caption(RESULTS, runs)
     assert "Trained elsewhere, adopted: update_rules seed 0-1 on far-cpu; times of steps are of test-cpu. " in text
+
+
+def test_a_caption_of_a_tier_with_several_looks_says_so_and_shows_the_level_of_one_look():
+    results = Results(Path("results/test-cpu/evidence"), look=2, looks=4)
+    with looks(results.looks):
+        text = caption(results, _runs(seeds=range(8)))
+        assert "seeds 0-7 (median, 98.75 % order-statistics interval)" in text
+        assert "Look 2 of at most 4: intervals of 98.75 %, so that all looks together err with 5 %. " in text
+        assert "seeds 0-6 (mean, 98.75 % t interval)" in caption(results, _runs(seeds=range(7)))
 
 
 def test_the_papers_own_tier_is_no_stand_in():

@@ -23,6 +23,7 @@ from tests.support.synthetic_training import write_training
 from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
+from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
@@ -185,6 +186,45 @@ def test_fig13_pairs_each_method_with_its_base(results, drawn):
     assert "LAMB" in axes.get_xlabel()
     marks = [line for line in axes.lines if line.get_marker() == "o" and len(ys(line)) == 1]
     assert xs(marks[0])[0] == pytest.approx(truth)
+
+
+def last_losses(results: Path) -> pd.Series:
+    """Return the last losses of factor_variants by workload, optimizer and seed."""
+    losses = Results(results).metrics("factor_variants")
+    return losses[losses["step"] == losses["step"].max()].set_index(["workload", "optimizer", "seed"])["value"]
+
+
+def test_fig18_pairs_each_variant_with_mkor(results, drawn):
+    """Truth: the last losses of the synthetic runs, paired by seed."""
+    panels = drawn["fig18_factors"].axes[8:]
+    assert [axes.get_title() for axes in panels] == ["AlexNet", "Autoencoder"]
+    for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
+        last = last_losses(results)[workload]
+        of_scaled = [line for line in axes.lines if line.get_color() == style.STYLES["mkor_scaled"].color]
+        dots = next(xs(line) for line in of_scaled if line.get_marker() == ".")
+        assert dots == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
+
+
+def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
+    """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed."""
+    losses = Results(results).metrics("factor_variants")
+    shares = kept_shares(losses[losses["workload"] == "alexnet"], "sgd")
+    assert list(shares) == ["mkor_normalized", "mkor_one_side", "mkor_one_vector", "mkor_scaled"]
+    last = last_losses(results)["alexnet"]
+    means = [((last["sgd"] - last[label]) / (last["sgd"] - last["mkor"])).mean() for label in shares]
+    assert [share.value for share in shares.values()] == pytest.approx(means)
+    text = (
+        f"AlexNet, part of MKOR's gain over its base optimizer that is kept: both sides acting {100 * means[0]:.0f} %"
+    )
+    assert text in caption_of(drawn["fig18_factors"])
+
+
+def test_fig18_keeps_no_part_of_a_gain_that_a_seed_lacks(results):
+    losses = Results(results).metrics("factor_variants")
+    losses = losses[losses["workload"] == "alexnet"]
+    worse = losses.assign(value=losses["value"].where((losses["optimizer"] != "mkor") | (losses["seed"] != 1), 9.0))
+    assert kept_shares(worse, "sgd") == {}
+    assert kept_shares(losses.assign(status="diverged"), "sgd") == {}
 
 
 def test_fig13_marks_a_diverged_run_and_counts_it(drawn):

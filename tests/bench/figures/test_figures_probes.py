@@ -23,6 +23,7 @@ from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
 from workflow.bench.figures import fig09_scalability as fig09
 from workflow.bench.figures import fig15_communication as fig15
+from workflow.bench.figures import fig18_factors as fig18
 from workflow.bench.figures._axes import amount
 from workflow.bench.make_artefact import main
 from workflow.bench.results.tables import NoDataError, Results
@@ -35,6 +36,7 @@ FIGURES = {
     "fig10_rank1_over_training": "rank1_error",
     "fig14_cost_scaling": "cost_scaling",
     "fig15_communication": "communication",
+    "fig18_factors": "factors",
 }
 Draw = Callable[..., Figure]
 
@@ -318,6 +320,33 @@ def test_fig15_counts_the_cases_in_which_the_formula_is_wrong(draw):
     wrong = (rows["optimizer"] == "mkor") & (rows["dimension"] == 64)
     figure = draw("fig15_communication", communication=rows.assign(predicted_bytes=rows["predicted_bytes"] + 4 * wrong))
     assert "exact in 22 of 24 cases" in caption_of(figure)
+
+
+def test_fig18_draws_the_median_of_the_layers(draw):
+    """Truth: the layers change the direction by x and 1e-9 x, or by the rounding that is drawn for less."""
+    figure = draw("fig18_factors")
+    assert [axes.get_title() for axes in figure.axes[:4]] == [
+        f"{style.workload_name(name)}\n2 layers" for name in ("bert", "resnet", "autoencoder", "alexnet")
+    ]
+    expected = {
+        look.marker: (change + max(1e-9 * change, fig18.ROUNDING)) / 2
+        for look, change in zip(fig18.FACTORS.values(), (0.3, 1e-9, 0.2, 0.1), strict=True)
+    }
+    for axes in figure.axes[4:8]:
+        medians = {line.get_marker(): ys(line) for line in axes.lines if line.get_marker() != "None"}
+        assert medians.keys() == expected.keys()
+        for marker, values in medians.items():
+            assert values == pytest.approx([expected[marker]] * 3)
+
+
+def test_fig18_states_how_far_each_side_turns_the_gradient(draw):
+    """Without runs of the variants there are no panels of them."""
+    figure = draw("fig18_factors")
+    assert len(figure.axes) == 8
+    text = caption_of(figure)
+    assert "J_R, inputs: 0.15 to 0.15, 0.3;" in text
+    assert "J_L, g as in the paper: 5e-10 to 5e-10, 1e-09;" in text
+    assert "trained" not in text
 
 
 @pytest.mark.parametrize(

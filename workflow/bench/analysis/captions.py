@@ -8,7 +8,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import MEDIAN_MINIMUM
+from workflow.bench.analysis.estimates import median_minimum, shown_level
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
@@ -117,9 +117,9 @@ def _seeds(runs: pd.DataFrame, *, summarized: bool) -> str:
 
 def _statistic(seeds: int) -> str:
     """Return the statistic that `estimates.estimate` computes from a number of seeds."""
-    if seeds >= MEDIAN_MINIMUM:
-        return "median, 95 % order-statistics interval"
-    return "mean, 95 % t interval" if seeds >= 2 else "one run, no interval"
+    if seeds >= median_minimum():
+        return f"median, {shown_level()} order-statistics interval"
+    return f"mean, {shown_level()} t interval" if seeds >= 2 else "one run, no interval"
 
 
 def _machines(results: Results, runs: pd.DataFrame) -> list[str]:
@@ -187,6 +187,9 @@ def caption(
         ]
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
+    if results.looks > 1:
+        spent = f"intervals of {shown_level()}, so that all looks together err with 5 %"
+        parts.append(f"look {results.look} of at most {results.looks}: {spent}")
     if not runs.empty:
         parts += _code(runs)
     return ". ".join(map(_sentence, parts)) + "."

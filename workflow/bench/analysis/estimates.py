@@ -1,13 +1,16 @@
 """Statistics over seeds: estimates with intervals, and paired differences and ratios.
 
 Pure functions on numbers. Six or more seeds give a median with an interval, two to five a mean with a
-t interval, one seed a value without an interval.
+t interval, one seed a value without an interval. The level of the intervals is 95 %, or within `looks` higher: then the
+median takes more seeds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -16,9 +19,40 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, stdtrit
 
 LEVEL: Final = 0.95
+"""The probability that an interval holds the truth, at every look at the results."""
 
-MEDIAN_MINIMUM: Final = 6
-"""The fewest values whose median has an interval: the range of fewer values does not cover it with 95 %."""
+_LOOKS: Final[ContextVar[int]] = ContextVar("looks", default=1)
+
+
+@contextmanager
+def looks(number: int) -> Iterator[None]:
+    """Within this context, intervals hold the truth at all of ``number`` looks at once with a probability of `LEVEL`.
+
+    Seeds are added until a claim is decided, so it may be judged several times. Each look spends an equal share of the
+    5 % (Bonferroni), which is valid for every kind of interval, however the looks depend on each other.
+    """
+    before = _LOOKS.set(number)
+    try:
+        yield
+    finally:
+        _LOOKS.reset(before)
+
+
+def current_level() -> float:
+    """Return the level of an interval: `LEVEL`, or within `looks` the level of one look."""
+    number = _LOOKS.get()
+    return LEVEL if number == 1 else 1 - (1 - LEVEL) / number
+
+
+def shown_level() -> str:
+    """Return the level of an interval as text: ``95 %``."""
+    return f"{100 * current_level():.4g} %"
+
+
+def median_minimum() -> int:
+    """Return the fewest values whose median has an interval; the range of fewer does not cover it with the level."""
+    return math.ceil(1 - math.log2(1 - current_level()))
+
 
 StatisticName = Literal["median", "mean", "geometric mean", "minimum", "maximum", "single value"]
 
@@ -60,13 +94,16 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
 
-def median_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL) -> tuple[float, float]:
-    """Return an interval of the median of six or more ``values [n]``, which may be infinite but not NaN.
+def median_interval(
+    values: Sequence[float] | NDArray[np.float64], *, level: float | None = None
+) -> tuple[float, float]:
+    """Return an interval of the median of `median_minimum` or more ``values [n]``, infinite ones but no NaN.
 
     Between the k-th smallest and the k-th largest value the median lies with a probability that the binomial
     distribution gives for any distribution of the values. The two pairs whose probabilities enclose ``level`` are
     interpolated (Hettmansperger and Sheather, 1986). A bootstrap of the median would miss it in 8 % at eight values.
     """
+    level = current_level() if level is None else level
     sample = np.sort(np.asarray(values, dtype=np.float64))
     n = len(sample)
     coverage = 1 - 2 * bdtr(np.arange(n // 2), n, 0.5)  # of the (k + 1)-th smallest and largest
@@ -84,8 +121,9 @@ def _between(start: float, end: float, share: float) -> float:
     return float(start + share * (end - start))
 
 
-def t_interval(values: Sequence[float] | NDArray[np.float64], *, level: float = LEVEL) -> tuple[float, float]:
+def t_interval(values: Sequence[float] | NDArray[np.float64], *, level: float | None = None) -> tuple[float, float]:
     """Return Student's t interval of the mean of two or more finite ``values [n]``."""
+    level = current_level() if level is None else level
     sample = np.asarray(values, dtype=np.float64)
     half = stdtrit(len(sample) - 1, (1 + level) / 2) * sample.std(ddof=1) / math.sqrt(len(sample))
     return float(sample.mean() - half), float(sample.mean() + half)
@@ -106,7 +144,7 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     if np.isnan(sample).any():
         raise ValueError("An estimate of NaN is undefined: leave out the runs without a value and name them.")
     n = len(sample)
-    if n >= MEDIAN_MINIMUM:
+    if n >= median_minimum():
         return Estimate(float(np.median(sample)), *median_interval(sample), n, "median", "order-statistics")
     if n == 1:
         return Estimate(float(sample[0]), math.nan, math.nan, 1, "single value", "none")
@@ -161,22 +199,14 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
         return None
     with np.errstate(divide="ignore"):
         ratios = a[kept] / b[kept]
-    if len(ratios) >= MEDIAN_MINIMUM or len(ratios) == 1:
+    if len(ratios) >= median_minimum() or len(ratios) == 1:
         return replace(estimate(ratios), is_ratio=True)
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         # A ratio of 0 is censored like an infinite one, so there is no interval.
         return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
-    return mean_ratio(np.log(ratios))
-
-
-def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:
-    """Estimate a ratio from finite logarithms of its values: the geometric mean, with a t interval of two or more."""
-    sample = np.asarray(logarithms, dtype=np.float64)
-    value = math.exp(float(sample.mean()))
-    if len(sample) == 1:
-        return Estimate(value, math.nan, math.nan, 1, "single value", "none", is_ratio=True)
-    low, high = t_interval(sample)
-    return Estimate(value, math.exp(low), math.exp(high), len(sample), "geometric mean", "t", is_ratio=True)
+    logs = estimate(np.log(ratios))
+    bounds = math.exp(logs.low), math.exp(logs.high)
+    return Estimate(math.exp(logs.value), *bounds, logs.n, "geometric mean", "t", is_ratio=True)
 
 
 def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:
@@ -195,5 +225,5 @@ def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:
     total = sum(variance for variance, _ in parts)
     # Without any variance the degrees of freedom do not matter.
     freedom = total**2 / sum(variance**2 / degrees for variance, degrees in parts) if total else 1.0
-    factor = math.exp(float(stdtrit(freedom, (1 + LEVEL) / 2)) * math.sqrt(total))
+    factor = math.exp(float(stdtrit(freedom, (1 + current_level()) / 2)) * math.sqrt(total))
     return Estimate(value, value / factor, value * factor, seeds, "geometric mean", "t", is_ratio=True)

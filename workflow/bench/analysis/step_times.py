@@ -57,7 +57,7 @@ def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64], size: int =
     size: the successive rounds of one interval; the rounds left at the end, fewer than that, are not used.
     """
     starts = range(0, len(log_ratios) - size + 1, size)
-    intervals = [t_interval(log_ratios[start : start + size]) for start in starts]
+    intervals = [t_interval(log_ratios[start : start + size], level=LEVEL) for start in starts]
     return len(intervals), sum(not low <= 0 <= high for low, high in intervals)
 
 

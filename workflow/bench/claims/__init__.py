@@ -26,12 +26,10 @@ from workflow.bench.claims import (
     pretraining,
     rank1,
     sensitivity,
-    switching,
     time_to_target,
     timing,
 )
 from workflow.bench.claims.decision import Decision, not_tested
-from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 
@@ -51,6 +49,7 @@ COLUMNS: Final = (
     "why",
     "details",
     "data",
+    "look",
 )
 Rule = Callable[[Results, Sequence[Condition]], Decision]
 """A function from results and a claim's thresholds to a decision."""
@@ -79,24 +78,26 @@ def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
     return timing.decide_scaling(times, model, conditions)
 
 
-def _sensitivity(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return sensitivity.decide_sensitivity(Trained.of(results, "resnet_cifar10_lr"), conditions)
-
-
-def _carriers(results: Results) -> pretraining.Evidence:
-    """Return the results that carry the claims about training with LAMB as base."""
-    bert, autoencoder, squad = (
-        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_squad")
-    )
-    return pretraining.Evidence(bert, autoencoder, squad, StepTimes(results.probe("step_time")))
+def _sensitivity(results: Results, _: Sequence[Condition]) -> Decision:
+    """Decide C18, whose entry has no threshold."""
+    return sensitivity.decide_sensitivity(results.runs("resnet_cifar10_lr"))
 
 
 def _hybrid_time(results: Results, conditions: Sequence[Condition], *, rival: str) -> Decision:
-    return pretraining.decide_hybrid_time(_carriers(results), conditions, rival=rival)
+    return pretraining.decide_hybrid_time(
+        results.runs("bert_pretraining"),
+        results.runs("bert_squad"),
+        results.metrics("bert_squad"),
+        StepTimes(results.probe("step_time")),
+        conditions,
+        rival=rival,
+    )
 
 
 def _iterations(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return pretraining.decide_iterations_to_target(_carriers(results), conditions)
+    return pretraining.decide_iterations_to_target(
+        results.runs("bert_pretraining"), results.runs("bert_squad"), conditions
+    )
 
 
 def _glue_average(results: Results, conditions: Sequence[Condition], *, contender: str) -> Decision:
@@ -106,17 +107,19 @@ def _glue_average(results: Results, conditions: Sequence[Condition], *, contende
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
-    pretraining, autoencoder, glue = (
-        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_glue")
+    return finetuning.decide_switch(
+        results.metrics("bert_glue"),
+        results.runs("bert_glue"),
+        results.runs("bert_pretraining"),
+        conditions,
     )
-    return switching.decide_switch(pretraining, autoencoder, glue, conditions)
 
 
 def _speedup(
     results: Results, conditions: Sequence[Condition], *, experiment: str, rivals: tuple[str, ...]
 ) -> Decision:
-    trained, times = Trained.of(results, experiment), StepTimes(results.probe("step_time"))
-    return time_to_target.decide_speedup(trained, times, conditions, base="sgd", rivals=rivals)
+    times = StepTimes(results.probe("step_time"))
+    return time_to_target.decide_speedup(experiment, results.runs(experiment), times, conditions, rivals=rivals)
 
 
 def _period_loss(results: Results, conditions: Sequence[Condition]) -> Decision:
@@ -156,7 +159,7 @@ RULES: Final[Mapping[str, Rule]] = {
 def decide_all(results: Results) -> pd.DataFrame:
     """Return one row a claim, in the paper's order, with the columns `COLUMNS`."""
     rows = [
-        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results.tier)
+        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results)
         for claim in published("claims").to_dict("records")
     ]
     return pd.DataFrame(rows, columns=list(COLUMNS))
@@ -181,16 +184,9 @@ def published_sizes(text: str) -> list[float]:
     return [float(part) for part in text.split(" / ")] if re.fullmatch(rf"{number}(?: / {number})*", text) else []
 
 
-def _published_inside(text: str, decision: Decision) -> str:
-    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told.
-
-    A single effect is compared with every part.
-    """
-    named = decision.estimates if decision.published_of is None else decision.published_of
-    estimates = {name: decision.estimates[name] for name in named if name in decision.estimates}
+def _published_inside(text: str, estimates: Mapping[str, Estimate]) -> str:
+    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told."""
     sizes = published_sizes(text)
-    if len(sizes) == 1:
-        sizes *= len(estimates)
     if len(sizes) != len(estimates) or not all(estimate.has_interval for estimate in estimates.values()):
         return ""
     inside = {
@@ -219,8 +215,8 @@ def _listed(by_part: Mapping[str, str]) -> str:
     return "; ".join(f"{name}: {text}" if name else text for name, text in by_part.items())
 
 
-def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[str, Any]:
-    is_tested = decision.verdict != "not tested"
+def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) -> dict[str, Any]:
+    tier, is_tested = results.tier, decision.verdict != "not tested"
     evidence, why = decision.evidence, decision.why
     if is_tested and not evidence and tier != "paper":
         evidence = f"{tier} evidence"
@@ -236,11 +232,12 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, tier: str) -> dict[s
         "interval": decision.interval,
         "seeds": decision.seeds,
         "tier": tier if is_tested else "",
-        "published_inside": _published_inside(str(stated), decision),
+        "published_inside": _published_inside(str(stated), decision.estimates),
         "verdict": decision.verdict,
         "smallest_visible": _smallest_visible(decision),
         "evidence": evidence,
         "why": why,
         "details": decision.details,
         "data": decision.data,
+        "look": f"{results.look} of {results.looks}",
     }

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.columns import ENDED
@@ -32,8 +32,6 @@ class Decision:
     """Further sentences: the statistics used, and numbers that do not enter the verdict."""
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     """What the verdict rests on, by the name of the part, which is empty if there is only one."""
-    published_of: tuple[str, ...] | None = None
-    """The parts whose quantity the paper's number states; None: all."""
 
 
 @dataclass(frozen=True)
@@ -65,20 +63,18 @@ def decided(
     seeds: str,
     data: Sources,
     evidence: str = "",
-    published_of: tuple[str, ...] | None = None,
 ) -> Decision:
     """Return the decision on a claim that needs all of its parts."""
     return Decision(
         all_of([part.verdict for part in parts]),
         why,
-        measured="; ".join(f"{part.name}: {part.measured}" for part in parts if part.measured),
+        measured="; ".join(f"{part.name}: {part.measured}" for part in parts),
         interval="; ".join(f"{part.name}: {part.interval}" for part in parts if part.interval),
         seeds=seeds,
         evidence=evidence,
         data=data,
         details=details,
         estimates={part.name: part.estimate for part in parts if part.estimate is not None},
-        published_of=published_of,
     )
 
 
@@ -143,7 +139,7 @@ def _statistic(estimate: Estimate) -> str:
         return f"{estimate.statistic}, no interval"
     if estimate.interval_method == "range":
         return f"{estimate.statistic} of {estimate.n}"
-    return f"{estimate.statistic}, 95 % {estimate.interval_method} interval"
+    return f"{estimate.statistic}, {shown_level()} {estimate.interval_method} interval"
 
 
 def lacking(runs: pd.DataFrame, experiment: str, labels: Iterable[str]) -> str:

@@ -105,6 +105,15 @@ def plain_log_ticks(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     which.set_minor_formatter(NullFormatter())
 
 
+def decade_ticks(axes: Axes) -> None:
+    """Put at most six ticks on a log y axis, each at a power of ten, so that no two labels touch."""
+    low, high = np.log10(axes.get_ylim())
+    exponents = np.arange(np.ceil(low), np.floor(high) + 1)
+    every = max(1, -(-len(exponents) // 6))
+    axes.yaxis.set_major_locator(FixedLocator([10.0**exponent for exponent in exponents if exponent % every == 0]))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
 def amount(size: float) -> str:
     """Return bytes in the unit that is easy to read."""
     for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):

@@ -10,6 +10,7 @@ from matplotlib.artist import Artist
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.figures import _style as style
 
 
@@ -56,7 +57,7 @@ def of_curves(labels: Iterable[str], metrics: Iterable[pd.DataFrame]) -> list[Ar
     frames = [frame for frame in metrics if not frame.empty]
     entries: list[Artist] = [line_entry(style.style_of(label)) for label in style.in_order(labels)]
     if any(frame["seed"].nunique() > 1 for frame in frames):
-        entries.append(band_entry("95 % interval"))
+        entries.append(band_entry(f"{shown_level()} interval"))
     if any((frame["status"] != "finished").any() for frame in frames):
         entries.append(failure_entry())
     return entries

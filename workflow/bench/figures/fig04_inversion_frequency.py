@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption, precisions
 from workflow.bench.analysis.common_steps import last_common_values
-from workflow.bench.analysis.estimates import MEDIAN_MINIMUM, estimate
+from workflow.bench.analysis.estimates import estimate, median_minimum, shown_level
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, period_axis, plain_log_ticks
@@ -68,7 +68,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [
         *(_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)),
         _legend.published_entry("published (paper's models and GPUs)"),
-        _legend.bar_entry("95 % interval"),
+        _legend.bar_entry(f"{shown_level()} interval"),
     ]
     notes = ["(a) " + _time_note(times), *precisions(times)] if not times.empty else []
     if steps:
@@ -160,7 +160,7 @@ def _time_note(times: pd.DataFrame) -> str:
     """Return the caption's sentence on the timing."""
     repeats = times.groupby(["workload", "optimizer", "inverse_update_period"]).size()
     combined = sorted(times.loc[times["estimate"] == "combined", "inverse_update_period"].unique())
-    summary = "median" if repeats.min() >= MEDIAN_MINIMUM else "mean"
+    summary = "median" if repeats.min() >= median_minimum() else "mean"
     text = f"{summary} of {repeats.min()} repeats, while no other job of the pipeline ran"
     if combined:
         text += (

@@ -12,11 +12,11 @@ import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogLocator, NullLocator
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import decade_ticks
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
@@ -65,7 +65,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_ylabel(name)
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
-        _decades(panel)
+        decade_ticks(panel)
     trained = ", ".join(style.style_of(label).name for label in style.in_order(rows["optimizer"]))
     notes = [
         "right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue "
@@ -111,13 +111,6 @@ def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
         beyond = rows[rows["unresolved"]]
         look: dict[str, Any] = {"color": style.GUIDE, "markerfacecolor": "none", "markersize": 4.5, "zorder": 4}
         axes.plot(beyond["step"], beyond[quantity], _UNRESOLVED[quantity], **look, markeredgewidth=0.7)
-
-
-def _decades(axes: Axes) -> None:
-    """Put at most five ticks on a log axis, each at a power of ten, so that no two labels touch."""
-    low, high = np.log10(axes.get_ylim())
-    axes.yaxis.set_major_locator(LogLocator(base=10.0 ** max(1, np.ceil((high - low) / 5)), numticks=6))
-    axes.yaxis.set_minor_locator(NullLocator())
 
 
 def _entries() -> list[Artist]:

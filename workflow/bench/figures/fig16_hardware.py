@@ -17,7 +17,7 @@ from matplotlib.patches import Patch
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.machines import TIMED_MODELS, Machine, StepTime, TargetTime
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
@@ -195,7 +195,7 @@ def _entries(bars: Sequence[Bar]) -> list[Artist]:
     if any(bar.projected for bar in bars):
         entries.append(Patch(facecolor="white", edgecolor=style.GUIDE, label="projected", **_HATCH))
     if any(bar.took.has_interval for bar in bars):
-        entries.append(Line2D([], [], color=style.INK, linewidth=0.8, label="95 % interval"))
+        entries.append(Line2D([], [], color=style.INK, linewidth=0.8, label=f"{shown_level()} interval"))
     return entries
 
 

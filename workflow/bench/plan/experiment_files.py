@@ -15,7 +15,9 @@ from workflow.bench import workloads
 from workflow.bench.plan.hyperparameters import TUNED, Key, accepted, check_space, check_value
 from workflow.bench.plan.optimizer_signatures import REQUIRED, Hyperparameter, Signature
 from workflow.bench.plan.ranking import Ranking
+from workflow.bench.plan.rounds import seeds_of
 from workflow.bench.plan.targets import Target
+from workflow.bench.plan.tiers import Tier
 from workflow.bench.plan.tuning_space import Space
 from workflow.bench.support.config import (
     ConfigError,
@@ -32,7 +34,7 @@ MAX_RUNS: Final = 10_000
 """The largest number of runs and trials of an experiment at a tier."""
 
 
-def read_experiment(file: Path, tiers: Sequence[str], signatures: Mapping[str, Signature]) -> dict[str, Any]:
+def read_experiment(file: Path, tiers: Mapping[str, Tier], signatures: Mapping[str, Signature]) -> dict[str, Any]:
     """Return the content of an experiment file.
 
     Raises:
@@ -46,6 +48,7 @@ def read_experiment(file: Path, tiers: Sequence[str], signatures: Mapping[str, S
         _check_number_of_runs(file, tier, blocks)
         for index, block in enumerate(blocks):
             _check_block(file, ("tiers", tier, index), block, signatures)
+            _check_rounds(file, ("tiers", tier, index, "rounds"), block, tiers[tier])
     return content
 
 
@@ -56,11 +59,26 @@ def _check_number_of_runs(file: Path, tier: str, blocks: Sequence[Mapping[str, A
         tuning = block.get("tuning", {})
         trials = tuning.get("trials", 0) * tuning.get("studies", 1)
         for entry in block["optimizers"]:
-            number += len(block["seeds"]) * math.prod(map(len, entry.get("sweep", {}).values())) + trials
+            number += len(all_seeds(block)) * math.prod(map(len, entry.get("sweep", {}).values())) + trials
     if number > MAX_RUNS:
         shown = f"{number:,}" if number < 10**12 else "more than 10^12"
         must = f"makes {shown} runs and trials; an experiment may make at most {MAX_RUNS:,} at a tier"
         raise ConfigError(f"{shown_path(file)}: tiers.{tier}: {must}")
+
+
+def _check_rounds(file: Path, key: Key, block: Mapping[str, Any], tier: Tier) -> None:
+    """Raise `ConfigError` if a block may have more rounds of seeds than its tier has looks, or seeds out of range."""
+    most = block.get("rounds", {}).get("most", 1)
+    if most > tier.looks:
+        must = f"must be at most {tier.looks}, the 'looks' of tier '{tier.name}'"
+        raise error(file, (*key, "most"), most, must)
+    if (last := max(all_seeds(block))) > (largest := schema("experiment")["$defs"]["seed"]["maximum"]):
+        raise error(file, key, block["rounds"], f"reaches the seed {last}; seeds must be at most {largest}")
+
+
+def all_seeds(block: Mapping[str, Any]) -> list[int]:
+    """Return the seeds of a block after its last round."""
+    return seeds_of(block, block.get("rounds", {}).get("most", 1))
 
 
 def label_of(entry: Mapping[str, Any]) -> str:
@@ -120,7 +138,7 @@ def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mappin
     else:
         _check_metric(file, (*key, "metric"), block["workload"]["name"], metric)
     among = f"the studies' seeds, {seeds[0]} to {seeds[-1]}, " if len(seeds) > 1 else ""
-    if set(seeds) & set(block["seeds"]):
+    if set(seeds) & set(all_seeds(block)):
         raise error(file, (*key, "seed"), tuning["seed"], f"{among}must differ from all of 'seeds'")
     if seeds[-1] > (largest := schema("experiment")["$defs"]["seed"]["maximum"]):
         raise error(file, (*key, "seed"), tuning["seed"], f"{among}must be at most {largest}")

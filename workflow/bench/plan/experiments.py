@@ -15,6 +15,7 @@ from workflow.bench.plan.experiment_files import label_of, read_experiment, sche
 from workflow.bench.plan.hyperparameters import TUNED, Key, resolved
 from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
 from workflow.bench.plan.ranking import Ranking
+from workflow.bench.plan.rounds import Rounds, most_rounds, seeds_of
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
@@ -32,14 +33,14 @@ class Experiments:
     Args:
         folder: the configuration folder.
         tier: the tier to expand.
-        tiers: the names of all tiers.
+        tiers: all tiers by name.
         for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
 
     Raises:
         ConfigError: the first mistake in any file, at any tier, in one line.
     """
 
-    def __init__(self, folder: Path, tier: Tier, tiers: Sequence[str], *, for_tuning: bool = False) -> None:
+    def __init__(self, folder: Path, tier: Tier, tiers: Mapping[str, Tier], *, for_tuning: bool = False) -> None:
         self.notes: list[str] = []
         """Experiments that `expand` left out, and tuned values that may be outdated."""
         self._folder = folder
@@ -55,12 +56,12 @@ class Experiments:
         self._names = [name for name, content in self._contents.items() if tier.name in content["tiers"]]
         self._expanded: dict[str, Experiment] = {}
 
-    def expand(self) -> dict[str, Experiment]:
-        """Return the tier's experiments by name, in alphabetical order."""
+    def expand(self, rounds: Rounds) -> dict[str, Experiment]:
+        """Return the tier's experiments by name, in alphabetical order, with the seeds of their rounds."""
         for name in sorted(set(self._contents) - set(self._names)):
             self.notes.append(f"{name}: left out, it has no tier '{self._tier}'")
         for name in self._order():
-            self._expanded[name] = self._expand(name)
+            self._expanded[name] = self._expand(name, rounds.of(name))
         return {name: self._expanded[name] for name in self._names}
 
     def _order(self) -> list[str]:
@@ -99,7 +100,7 @@ class Experiments:
                 sources.append(source)
         return sources
 
-    def _expand(self, name: str) -> Experiment:
+    def _expand(self, name: str, rounds: int) -> Experiment:
         file, content = self._files[name], self._contents[name]
         tuned = self._tuned_values(name)
         tuned_optimizers: list[TunedOptimizer] = []
@@ -107,8 +108,9 @@ class Experiments:
         # jobs.
         planned: dict[str, list[PlannedRun]] = {}
         upstream: dict[str, dict[tuple[str, str], None]] = {}
-        for index, given in enumerate(content["tiers"][self._tier]):
+        for index, first_round in enumerate(content["tiers"][self._tier]):
             key = ("tiers", self._tier, index)
+            given = {**first_round, "seeds": seeds_of(first_round, rounds)}
             find_source = partial(self._source, file, (*key, "start_from"), given.get("start_from"))
             block = _Block.of(self._tier, self._precision, given, find_source, self._signatures)
             for position, entry in enumerate(given["optimizers"]):
@@ -129,7 +131,8 @@ class Experiments:
         for job in jobs.values():
             if len(set(job.run_ids)) < len(job.run_ids):
                 raise ConfigError(f"{shown_path(file)}: label '{job.label}': two of its blocks contain the same run")
-        return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers))
+        most = most_rounds(content["tiers"][self._tier])
+        return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers), most)
 
     def _tuned_values(self, name: str) -> TunedValues:
         files = [self._folder / "tuned" / tier / f"{name}.yaml" for tier in (self._tier, self._tuned_like) if tier]

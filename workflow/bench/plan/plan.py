@@ -8,13 +8,14 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.plan.experiments import Experiments
+from workflow.bench.plan.rounds import Rounds, read_rounds
 from workflow.bench.plan.runs import Experiment, Job, Run
 from workflow.bench.plan.tiers import Tier, read_tiers
 from workflow.bench.support.config import (
@@ -31,7 +32,7 @@ from workflow.bench.support.config import (
     shown_value,
 )
 from workflow.bench.support.names import name_rule
-from workflow.bench.support.provenance import NO_GPU, gpu_names, hardware_slug, usable_cores
+from workflow.bench.support.provenance import NO_GPU, gpu_names, hardware_slug, saved_or_own_name, usable_cores
 
 REFERENCE: Final = ROOT / "results" / "reference"
 """Small results of other machines that are kept in the repository, in folders ``<hardware>/<tier>``."""
@@ -52,6 +53,8 @@ class Plan:
     """Remarks that do not prevent training, such as experiments that were left out."""
     compared: tuple[Path, ...] = ()
     """Results of other machines to compare with: config.yaml's ``compare``, and the tier's folders of `REFERENCE`."""
+    rounds: Rounds = field(default_factory=Rounds)
+    """Which look at the results this is, and the rounds of seeds that experiments have."""
 
     @classmethod
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
@@ -80,18 +83,21 @@ class Plan:
             must = f"unknown tier; {did_you_mean(chosen['tier'], tiers)}"
             raise error(file, ("tier",), chosen["tier"], must)
         tier = tiers[chosen["tier"]]
-        files = Experiments(folder, tier, list(tiers), for_tuning=for_tuning)
-        experiments = files.expand()
+        files = Experiments(folder, tier, tiers, for_tuning=for_tuning)
         results, hardware = Path(chosen["results"]), chosen["hardware"]
         if hardware == "auto":
-            hardware = hardware_slug(results, tier.device)
+            hardware = saved_or_own_name(results, tier.device)
+        rounds = read_rounds(results / hardware / tier.name, tier)
+        experiments = files.expand(rounds)
+        if chosen["hardware"] == "auto":
+            hardware_slug(results, tier.device)
         notes = list(files.notes)
         if hardware == NO_GPU:
             notes.append(
                 f"tier '{tier.name}' trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
             )
         compared = _compared(file, chosen.get("compare", []), tier.name)
-        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared)
+        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared, rounds)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:

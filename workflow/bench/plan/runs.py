@@ -201,3 +201,5 @@ class Experiment:
     paper: str
     jobs: Mapping[str, Job]
     tuned_optimizers: tuple[TunedOptimizer, ...]
+    most_rounds: int = 1
+    """The most rounds of seeds that one of its blocks may have."""

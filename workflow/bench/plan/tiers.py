@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from workflow.bench.support.config import (
     check,
@@ -14,6 +15,9 @@ from workflow.bench.support.config import (
     schema,
     with_defaults,
 )
+
+MOST_LOOKS: Final = 20
+"""The most looks that a tier may have, as in its schema."""
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,8 @@ class Tier:
     """The most labels of an experiment that one Snakemake job trains."""
     tuned_like: str | None = None
     """Another tier, whose tuned values the entries without values of their own take."""
+    looks: int = 1
+    """How often verdicts may be made while seeds are added by rounds."""
 
 
 def read_tiers(folder: Path) -> dict[str, Tier]:

@@ -27,6 +27,7 @@ EXPERIMENTS: Final = {
     "bert": "bert_pretraining",
     "resnet": "resnet50_imagenet",
     "autoencoder": "autoencoder_inversion",
+    "alexnet": "alexnet_cifar100",
 }
 """The models by name, and their experiments: whose precision they have and, on a CPU, whose workload."""
 PREDICTIONS: Final = 80
@@ -181,6 +182,13 @@ def probe_models(plan: Plan) -> list[ProbeModel]:
         for name, base in bases.items()
         if (parameters := workload_of(plan, name))
     ]
+
+
+def alexnet(plan: Plan) -> list[ProbeModel]:
+    """Return AlexNet, which probes of time and memory leave out, on a CPU; none if the plan lacks its experiment."""
+    parameters = workload_of(plan, "alexnet") if plan.tier.device == "cpu" else {}
+    data = [workloads.create(**parameters)] if parameters else []
+    return [ProbeModel("alexnet", workload, "sgd", 0.01, precision_of(plan, "alexnet")) for workload in data]
 
 
 def workload_of(plan: Plan, name: str) -> dict[str, Any]:

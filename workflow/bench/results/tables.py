@@ -161,6 +161,10 @@ class Results:
     """The tier's name in captions; None: the folder's name."""
     compared: tuple[Path, ...] = ()
     """Folders of other machines at the same tier, for the artefacts that compare hardware."""
+    look: int = 1
+    """How often verdicts have been made from results of this folder that grew in between, this time included."""
+    looks: int = 1
+    """The most looks that the tier allows, for which intervals are made (`analysis.estimates.looks`)."""
 
     @property
     def tier(self) -> str:

@@ -69,6 +69,16 @@ def hardware_slug(results: Path, device: str) -> str:
     return names[device]
 
 
+def saved_or_own_name(results: Path, device: str) -> str:
+    """Return what `hardware_slug` returns, without saving it.
+
+    Raises:
+        ConfigError: the saved file is damaged.
+        UnreadableError: the saved file cannot be read.
+    """
+    return _saved_names(results / "hardware").get(device) or hardware_name(device)
+
+
 def hardware_name(device: str) -> str:
     """Return the name of this machine's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
     if device != "cuda":

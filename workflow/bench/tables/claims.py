@@ -19,7 +19,6 @@ EXPERIMENTS = (
     "resnet_cifar10_lr",
     "alexnet_cifar100",
     "autoencoder_inversion",
-    "autoencoder_lamb",
 )
 PROBES = (
     "iteration_time",

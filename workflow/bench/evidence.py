@@ -1,0 +1,150 @@
+"""Lead a tier through its rounds of seeds: run the pipeline, look at the verdicts, add seeds where claims are open.
+
+A look is one table of claims. After it, every experiment that feeds an undecided claim gets one more round of seeds,
+and so do the experiments whose runs those start from. It ends when no claim can be decided by more seeds, or after the
+tier's last look; then every figure and table is made. ``rounds.yaml`` in the results folder holds the state, so an
+interrupted call goes on where it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Final
+
+from workflow.bench.adopt import adopt
+from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.plan.rounds import Rounds, write_rounds
+from workflow.bench.results.rows import read_csv
+from workflow.bench.results.sources import files_in
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import CONFIG, ROOT
+
+TIER: Final = "evidence"
+_RUNS: Final = ".runs.csv"
+
+
+@dataclass(frozen=True)
+class Undecided:
+    """A claim without a verdict yet."""
+
+    claim: str
+    experiments: tuple[str, ...]
+    """The experiments whose runs it was judged by; none if probes alone feed it."""
+
+
+def undecided(claims: Sequence[Mapping[str, str]]) -> list[Undecided]:
+    """Return the claims that are inconclusive, from the rows of tables/claims.csv.
+
+    The column ``data`` names the files behind a verdict.
+    """
+    return [
+        Undecided(row["id"], tuple(sorted(name.removesuffix(_RUNS) for name in files_in(row["data"]) if _RUNS in name)))
+        for row in claims
+        if row["verdict"] == "inconclusive"
+    ]
+
+
+def next_rounds(plan: Plan, claims: Sequence[Undecided]) -> Rounds | None:
+    """Return the rounds of the next look; None if more seeds can or may decide none of the claims."""
+    rounds = plan.rounds
+    if rounds.look >= plan.tier.looks:
+        return None
+    wanted: dict[str, int] = {}
+    for name in {name for claim in claims for name in claim.experiments if name in plan.experiments}:
+        experiment = plan.experiments[name]
+        if rounds.of(name) < experiment.most_rounds:
+            _want(plan, wanted, name, rounds.of(name) + 1)
+    if not wanted:
+        return None
+    return Rounds(rounds.look + 1, {**rounds.experiments, **wanted})
+
+
+def _want(plan: Plan, wanted: dict[str, int], name: str, number: int) -> None:
+    """Give an experiment a number of rounds, and at least as many to those whose runs it starts from, seed by seed."""
+    wanted[name] = max(number, wanted.get(name, 0), plan.rounds.of(name))
+    for source in {experiment for job in plan.experiments[name].jobs.values() for experiment, _ in job.upstream}:
+        if plan.experiments[source].most_rounds > 1:
+            _want(plan, wanted, source, min(number, plan.experiments[source].most_rounds))
+
+
+def lead(options: argparse.Namespace) -> int:
+    """Run the tier to its end, round by round; return the exit status."""
+    while True:
+        plan = load_from(options)
+        for remark in adopt(plan):
+            print(remark)
+        table = plan.results / "tables" / "claims.csv"
+        if status := _run_pipeline(plan, options, [str(table)] if plan.tier.looks > 1 else []):
+            return status
+        claims = undecided(read_csv(table))
+        following = next_rounds(plan, claims)
+        print(*_shown(plan, claims, following), sep="\n", flush=True)
+        if following is None:
+            return _run_pipeline(plan, options, [])
+        write_rounds(plan.results, following)
+
+
+def _shown(plan: Plan, claims: Sequence[Undecided], following: Rounds | None) -> Iterator[str]:
+    """Yield the table of a look: its undecided claims, the experiments that feed them, and their rounds."""
+    yield f"look {plan.rounds.look} of at most {plan.tier.looks}: {len(claims)} claims undecided"
+    for claim in claims:
+        fed = [f"{name} (round {plan.rounds.of(name)})" for name in claim.experiments]
+        yield f"  {claim.claim}  {', '.join(fed) or 'fed by probes alone: more seeds cannot decide it'}"
+    if following is None:
+        yield "no further seeds"
+        return
+    for name, number in sorted(following.experiments.items()):
+        if number > plan.rounds.of(name):
+            yield f"  {name}: round {number} of {plan.experiments[name].most_rounds} next"
+
+
+def _run_pipeline(plan: Plan, options: argparse.Namespace, targets: Sequence[str]) -> int:
+    """Run Snakemake for the plan, and return its exit status."""
+    # Only what differs from the defaults: another command line would be another reason to make files anew.
+    settings = {"tier": plan.tier.name, "results": options.results, "hardware": options.hardware}
+    if options.config_dir != CONFIG:
+        settings["config_dir"] = options.config_dir
+    command = [
+        *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", options.cores),
+        *targets,
+        *("--config", *(f"{key}={value}" for key, value in settings.items() if value is not None)),
+    ]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as pipeline, _forwarding(pipeline):
+        return abs(pipeline.wait())
+
+
+@contextmanager
+def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Leave a request to stop to a process, which saves its work: Ctrl-C reaches it anyway, SIGTERM is passed on."""
+
+    def forward(number: int, _: FrameType | None) -> None:
+        if number == signal.SIGTERM:
+            process.send_signal(number)
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the evidence tier: adopt committed runs, train the others, and add seeds until the claims are decided."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.evidence", description=main.__doc__)
+    parser.add_argument("--cores", default="all", help="cores that Snakemake may use (default: all)")
+    add_arguments(parser)
+    parser.set_defaults(tier=TIER)
+    return run_command(parser, lead, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,195 @@
+"""Figure 18 (ours): the spectra of MKOR's factors, how far each side turns the gradient, and what remains without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+from workflow.bench.analysis.captions import caption, footer, precisions
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.estimates import Estimate, estimate
+from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _legend, _probes
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import decade_ticks
+from workflow.bench.figures._curves import ended, losses_to_compare
+from workflow.bench.figures._page import save
+from workflow.bench.figures._rows import base_of, draw_differences
+from workflow.bench.figures._style import MethodStyle
+from workflow.bench.results.tables import NoDataError, Results
+
+EXPERIMENTS = ("factor_variants",)
+PROBES = ("factors",)
+WHOLE: Final = "mkor"
+"""The label of MKOR with both sides and the paper's vectors."""
+FACTORS: Final = {
+    ("right", WHOLE): MethodStyle("J_R, inputs", "#000000", "o", "-"),
+    ("left", WHOLE): MethodStyle("J_L, g as in the paper", style.style_of(WHOLE).color, "v", "-"),
+    ("left", "mkor_scaled"): MethodStyle("J_L, g × 65,536", style.style_of("mkor_scaled").color, "s", "-"),
+    ("left", "mkor_normalized"): MethodStyle("J_L, |g| = 3", style.style_of("mkor_normalized").color, "p", "-"),
+}
+"""The factors that the probe follows, by side and vectors."""
+ROUNDING: Final = 1e-16
+"""The least change of direction that is drawn."""
+_MEDIAN: Final = (0, (4, 1.5))
+_LARGEST: Final = (0, (1, 1.2))
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw spectra and changes of direction over iterations by workload, and the variants' final losses.
+
+    Raises:
+        NoDataError: the probe factors has no rows.
+    """
+    rows = _probes.read(results, "factors")
+    (experiment,) = EXPERIMENTS
+    runs, losses = results.runs(experiment), losses_to_compare(results.metrics(experiment))
+    compared = sorted(ended(losses, "validation", "loss")["workload"].unique())
+    names = _probes.workloads(rows)
+    figure, above, below = _panels(len(names), len(compared))
+    for (upper, lower), workload in zip(above.T, names, strict=True):
+        of_workload = rows[rows["workload"] == workload]
+        upper.set_title(f"{style.workload_name(workload)}\n{of_workload['layer'].nunique()} layers")
+        _draw_spectra(upper, of_workload)
+        _draw_changes(lower, of_workload)
+        lower.set_xlabel("iteration")
+    for panels, label in zip(above, ("eigenvalue", "change of direction\n1 − cos"), strict=True):
+        panels[0].set(ylabel=label, yscale="log")  # the panels of a row share their axis
+        decade_ticks(panels[0])
+    finals = {workload: losses[losses["workload"] == workload] for workload in compared}
+    _draw_variants(below, finals)
+    notes = [
+        "thin lines: layers, thick lines: their median; 1 − cos of the gradient and the update that one side alone "
+        f"gives, drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all factors "
+        "follow one training, with the paper's g",
+        _changes(rows),
+        *(_remaining(losses, base_of(runs[runs["workload"] == workload])) for workload, losses in finals.items()),
+    ]
+    if compared:
+        notes.insert(1, "below: final loss minus MKOR's, paired by seed, with its interval; dots are seeds")
+        text = caption(results, runs, notes=[*precisions(rows), *notes])
+    else:
+        text = footer(results, rows, notes=notes)
+    return save(figure, folder, "fig18_factors", legend=_entries(), caption=text, columns=3)
+
+
+def _panels(workloads: int, compared: int) -> tuple[Figure, np.ndarray, list[Axes]]:
+    """Return the figure, the panels ``[2, workloads]`` of the probe, and a row of panels below for the variants."""
+    if not compared:
+        figure, above = style.new_figure(2, workloads, height=3.3, sharex="col", sharey="row")
+        return figure, above, []
+    figure, axes = style.new_figure(3, workloads, height=5.8, sharey="row", height_ratios=(1, 1, 1.1))
+    grid = axes[2, 0].get_gridspec()
+    for panel in axes[2]:
+        panel.remove()
+    row = grid[2, :].subgridspec(1, compared)
+    return figure, axes[:2], [figure.add_subplot(row[0, column]) for column in range(compared)]
+
+
+def _factors(rows: pd.DataFrame) -> list[tuple[MethodStyle, pd.DataFrame]]:
+    """Return the look and the rows of each factor that ``rows`` have."""
+    by_factor = rows.groupby(["side", "vectors"])
+    return [(look, by_factor.get_group(key)) for key, look in FACTORS.items() if key in by_factor.groups]
+
+
+def _draw_spectra(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw smallest, median and largest eigenvalue of each factor over iterations."""
+    for look, of_factor in _factors(rows):
+        _draw_layers(axes, of_factor, "smallest", look)
+        median = of_factor.groupby("step")["median"].median()
+        axes.plot(median.index, median, color=look.color, linestyle=_MEDIAN, linewidth=1.0)
+    largest = rows.groupby("step")["largest"].median()
+    axes.plot(largest.index, largest, color=style.GUIDE, linestyle=_LARGEST, linewidth=1.2)
+
+
+def _draw_changes(axes: Axes, rows: pd.DataFrame) -> None:
+    """Draw the change of direction that each side alone makes, over iterations."""
+    for look, of_factor in _factors(rows):
+        drawn = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
+        _draw_layers(axes, drawn, "direction_change", look)
+
+
+def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle) -> None:
+    """Draw a thin line for each layer and a thick one for their median."""
+    by_step = rows.pivot_table(index="step", columns="layer", values=quantity)
+    axes.plot(by_step.index, by_step, color=look.color, linewidth=0.4, alpha=0.3)
+    median = by_step.median(axis=1)
+    axes.plot(median.index, median, color=look.color, linewidth=1.5, marker=look.marker, markersize=3.6)
+
+
+def _draw_variants(panels: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) -> None:
+    """Draw the final losses of the variants minus MKOR's, one panel a workload with the same rows."""
+    labels = style.in_order(label for rows in losses.values() for label in rows["optimizer"])
+    for panel, (workload, rows) in zip(panels, losses.items(), strict=True):
+        panel.set_title(style.workload_name(workload))
+        draw_differences(panel, rows, WHOLE, labels)
+        panel.set_xlabel(panel.get_xlabel().replace(", iteration", ",\niteration"))
+        if panel is not panels[0]:
+            panel.set_yticklabels([])
+
+
+def _changes(rows: pd.DataFrame) -> str:
+    """Return the caption's numbers of the changes of direction."""
+    phrases = []
+    for look, of_factor in _factors(rows):
+        medians = of_factor.groupby("workload")["direction_change"].median().clip(lower=ROUNDING)
+        low, high, most = medians.min(), medians.max(), of_factor["direction_change"].max()
+        phrases.append(f"{look.name}: {number(low, 2)} to {number(high, 2)}, {number(most, 2)}")
+    return f"1 − cos, medians by workload and largest: {'; '.join(phrases)}"
+
+
+def _remaining(losses: pd.DataFrame, base: str | None) -> str:
+    """Return the caption's sentence on the part of MKOR's gain over its base optimizer that each variant keeps."""
+    workload = style.workload_name(str(losses["workload"].iloc[0]))
+    shares = {} if base is None else kept_shares(losses, base)
+    if not shares:
+        return f"{workload}: MKOR does not end below its base optimizer with every seed, so there is no gain to keep"
+    phrases = [f"{style.style_of(label).name.removeprefix('MKOR, ')} {_percent(shares[label])}" for label in shares]
+    return f"{workload}, part of MKOR's gain over its base optimizer that is kept: {', '.join(phrases)}"
+
+
+def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
+    """Return by label ``(base - label) / (base - MKOR)`` of the final losses, paired by seed.
+
+    Empty unless MKOR ends below its base optimizer with every seed, two of them at least.
+    """
+    try:
+        last, _ = last_common_values(losses)
+    except NoDataError:
+        return {}
+    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
+    whole, first = finals.get(WHOLE, {}), finals.get(base, {})
+    gains = {seed: first[seed] - whole[seed] for seed in sorted(whole.keys() & first.keys())}
+    if len(gains) < 2 or not all(np.isfinite(gain) and gain > 0 for gain in gains.values()):
+        return {}
+    others = [label for label in style.in_order(finals) if label not in (base, WHOLE)]
+    shares = {
+        label: [(first[seed] - finals[label][seed]) / gain for seed, gain in gains.items() if seed in finals[label]]
+        for label in others
+    }
+    finite = {label: [share for share in values if np.isfinite(share)] for label, values in shares.items()}
+    return {label: estimate(values) for label, values in finite.items() if values}
+
+
+def _percent(share: Estimate) -> str:
+    """Return a share as per cent, with its interval."""
+    interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
+    return f"{100 * share.value:.0f} %{interval}"
+
+
+def _entries() -> list[Artist]:
+    """Return the entries of the legend."""
+    plain: dict[str, Any] = {"color": style.GUIDE, "linewidth": 1.2}
+    return [
+        *(_legend.line_entry(look) for look in FACTORS.values()),
+        Line2D([], [], linestyle=_MEDIAN, label="median eigenvalue", **plain),
+        Line2D([], [], linestyle=_LARGEST, label="largest eigenvalue, of all", **plain),
+    ]
