@@ -9,8 +9,10 @@ import pandas as pd
 
 from tests.support.synthetic import reaching, run_rows
 from workflow.bench.claims import conditions_of
+from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition
-from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.plan.targets import Target
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS, WITHOUT_VALUES
 from workflow.bench.results.tables import published
 
 TASKS = ("docstrings: copy", "docstrings: package")
@@ -38,6 +40,35 @@ def runs_to_target(
     return pd.DataFrame(rows)
 
 
+def descents(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return rows of ``<experiment>.csv`` for runs of `runs_to_target`, with a target on the validation loss of 4.2.
+
+    The loss falls from 10 along a line to 4.2 at the run's ``crossing_step``, and stays there: so a run that takes
+    twice as long to the last target takes twice as long to every one. Without a crossing it stays at 10.
+    """
+    rows = []
+    for run in runs[~runs["status"].isin(WITHOUT_VALUES)].to_dict("records"):
+        shared = {name: run[name] for name in EVALUATION_COLUMNS if name in run}
+        shared |= {"split": "validation", "metric": "loss"}
+        end, last = run["crossing_step"], float(run["steps_done"])
+        corners = {0.0, last} if pd.isna(end) else {0.0, min(end, last), last}
+        for step in sorted(corners):
+            share = 0.0 if pd.isna(end) else min(step / end, 1.0)
+            rows.append(shared | {"step": step, "value": 10 - 5.8 * share, "train_seconds": 0.03 * step})
+    return pd.DataFrame(rows, columns=list(EVALUATION_COLUMNS))
+
+
+def swept(experiment: str, reaches: Mapping[str, Sequence[float | None]], **about: Any) -> Trained:
+    """Return runs of 300 steps that take these steps to the last of a sweep's targets, by label, one a seed."""
+    runs = runs_to_target(experiment, reaches, **{"steps": 300, "steps_done": 300, **about})
+    return Trained(experiment, runs, descents(runs))
+
+
+def untrained(experiment: str) -> Trained:
+    """Return the results of an experiment that has none."""
+    return Trained(experiment, NO_RUNS, NO_METRICS)
+
+
 def fine_tuned(
     experiment: str, scores: Mapping[str, Sequence[float]], tasks: Iterable[str] = TASKS
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -60,22 +91,34 @@ def hybrid(switches: Sequence[float | None], *, steps: int = 150) -> pd.DataFram
     frames = []
     for label in ("mkor_h", "mkor"):
         runs = run_rows("bert_pretraining", "bert", label, range(len(switches)), period=5, steps=steps)[1]
-        same = {"method": label, "update_rule": "sherman_morrison"}
+        rule = {"update_rule": "sherman_morrison"}
+        same = {"method": label, **rule, "hyperparameters": {"lr": 0.1, "base": "lamb", **rule}}
         at = switches if label == "mkor_h" else [None] * len(switches)
         frames += [run | same | {"switch_step": switch} for run, switch in zip(runs, at, strict=True)]
     return pd.DataFrame(frames)
 
 
-def learning_rates(converging: Mapping[str, Sequence[int]]) -> pd.DataFrame:
-    """Return rows of ``resnet_cifar10_lr.runs.csv``: at how many of four rates a label converges, one number a seed."""
+def learning_rates(converging: Mapping[str, Sequence[int]], *, best: float = 0.95) -> Trained:
+    """Return results of resnet_cifar10_lr: at how many of four rates a label converges, one number a seed.
+
+    The target is an accuracy of .9. A run that converges has the best accuracy ``best``, another .5; untrained they
+    have .1.
+    """
     rows: list[dict[str, Any]] = []
+    metrics: list[dict[str, Any]] = []
     for label, counts in converging.items():
         for index, lr in enumerate((0.1, 1.0, 10.0, 0.01)):
             rate_runs = run_rows("resnet_cifar10_lr", f"resnet {lr}", label, range(len(counts)), target=0.9)[1]
             for run, count in zip(rate_runs, counts, strict=True):
-                reached = 50.0 if index < count else None
-                rows.append(run | {"hyperparameters": {"lr": lr}, "steps_to_target": reached})
-    return pd.DataFrame(rows)
+                has_converged = index < count
+                target = Target("validation", "accuracy", "above", 0.9)
+                about = {"hyperparameters": {"lr": lr}, "target": target}
+                rows.append(run | about | {"steps_to_target": 50.0 if has_converged else None})
+                shared = {name: run[name] for name in EVALUATION_COLUMNS if name in run}
+                shared |= {"split": "validation", "metric": "accuracy"}
+                values = {0: 0.1, 50: best if has_converged else 0.5, 60: 0.3}
+                metrics += [shared | {"step": step, "value": value} for step, value in values.items()]
+    return Trained("resnet_cifar10_lr", pd.DataFrame(rows), pd.DataFrame(metrics, columns=list(EVALUATION_COLUMNS)))
 
 
 def step_breakdown(shares: Mapping[str, float], *, capture: float = 0.0, repeats: int = 3) -> pd.DataFrame:

@@ -204,6 +204,15 @@ def test_parse_conditions_reads_the_claims_file(text, conditions):
     assert [(c.subject, c.comparison, c.threshold) for c in parse_conditions(text)] == conditions
 
 
+def test_conditions_have_one_margin_or_one_each():
+    both = [condition.margin for condition in parse_conditions("> 1 and < 2", "5 %")]
+    assert both == [parse_margin("5 %")] * 2
+    each = [condition.margin for condition in parse_conditions("a >= 0 and b <= 0", "0.01 and 2 % of the fall")]
+    assert each == [parse_margin("0.01"), parse_margin("2 % of the fall")]
+    with pytest.raises(ValueError, match="one margin, or one for each"):
+        parse_conditions("> 1", "0.01 and 5 %")
+
+
 def test_parse_conditions_refuses_prose():
     with pytest.raises(ValueError, match="no comparison"):
         parse_conditions("MKOR's count is the largest")

@@ -1,11 +1,11 @@
-"""Claims about the scores after fine-tuning (C04, C05, C25) on hand-made runs."""
+"""Claims about the scores after fine-tuning (C04, C05) on hand-made runs."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.support.synthetic_claims import NO_RUNS, conditions, fine_tuned, hybrid
-from workflow.bench.claims.finetuning import decide_glue_average, decide_switch
+from tests.support.synthetic_claims import conditions, fine_tuned
+from workflow.bench.claims.finetuning import decide_glue_average
 
 
 @pytest.mark.parametrize(
@@ -65,28 +65,3 @@ def test_a_seed_that_lacks_a_task_has_no_average():
     broken = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
     assert broken.verdict == "inconclusive"
     assert "lacks 1 of their runs, which broke down" in broken.why
-
-
-@pytest.mark.parametrize(("scores", "verdict"), [([0.75, 0.76, 0.77], "confirmed"), ([0.6, 0.61, 0.62], "refuted")])
-def test_c25_compares_mkor_h_with_the_same_rule_and_budget(scores, verdict):
-    metrics, runs = fine_tuned("bert_glue", {"mkor": [0.7, 0.71, 0.72], "mkor_h": scores})
-    decision = decide_switch(metrics, runs, hybrid([51, 52, 53]), conditions("C25"))
-    assert decision.verdict == verdict
-    assert "MKOR-H switched in 3 of 3 runs, at step 51-53 of 150" in decision.details
-
-
-def test_c25_takes_the_seeds_that_switched():
-    metrics, runs = fine_tuned("bert_glue", {"mkor": [0.7, 0.71, 0.72], "mkor_h": [0.75, 0.1, 0.77]})
-    some = decide_switch(metrics, runs, hybrid([51, None, 53]), conditions("C25"))
-    assert (some.verdict, some.seeds) == ("confirmed", "0, 2")
-    assert "MKOR-H switched in 2 of 3 runs" in some.details
-    none = decide_switch(metrics, runs, hybrid([None] * 3), conditions("C25"))
-    assert (none.verdict, none.why) == ("not tested", "MKOR-H switched to its base in none of 3 runs of 150 steps.")
-
-
-def test_c25_needs_its_partner():
-    metrics, runs = fine_tuned("bert_glue", {"mkor": [0.7, 0.71], "mkor_h": [0.75, 0.76]})
-    pretraining = hybrid([51, 52])
-    pretraining.loc[pretraining["optimizer"] == "mkor", "steps"] = 1000
-    assert decide_switch(metrics, runs, pretraining, conditions("C25")).verdict == "not tested"
-    assert decide_switch(metrics, runs, NO_RUNS, conditions("C25")).why == "bert_pretraining has no results."

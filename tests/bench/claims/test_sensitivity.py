@@ -2,59 +2,88 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pandas as pd
 import pytest
 
-from tests.support.synthetic_claims import NO_RUNS, learning_rates
+from tests.support.synthetic_claims import conditions, learning_rates, untrained
+from workflow.bench.claims.decision import Decision
 from workflow.bench.claims.sensitivity import decide_sensitivity
+from workflow.bench.claims.swept import Trained
+
+
+def _decide(trained: Trained) -> Decision:
+    return decide_sensitivity(trained, conditions("C18"))
+
+
+def _counts(mkor: Sequence[int], kaisa: int = 3, no_clip: int = 2) -> Mapping[str, Sequence[int]]:
+    others = {"kaisa": kaisa, "kaisa_no_clip": no_clip, "hylo": 1, "sgd": 1}
+    return {"mkor": mkor, **{label: [count] * len(mkor) for label, count in others.items()}}
 
 
 @pytest.mark.parametrize(
     ("mkor", "kaisa", "no_clip", "verdict"),
     [
-        ([4, 4, 4], [3, 3, 3], [2, 2, 2], "confirmed"),
-        ([1, 1, 1], [3, 3, 3], [2, 2, 2], "refuted"),
-        ([3, 3, 3], [4, 4, 4], [2, 2, 2], "refuted"),
-        ([4, 3, 2], [3, 3, 3], [3, 3, 3], "inconclusive"),
+        ([4, 4, 4], 3, 2, "confirmed"),
+        ([1, 1, 1], 3, 2, "refuted"),
+        ([3, 3, 3], 4, 2, "refuted"),
+        ([4, 3, 2], 3, 2, "inconclusive"),
     ],
 )
-def test_c18_judges_with_kaisas_clip_and_without(mkor, kaisa, no_clip, verdict):
-    counts = {"mkor": mkor, "kaisa": kaisa, "kaisa_no_clip": no_clip, "hylo": [1] * 3, "sgd": [1] * 3}
-    decision = decide_sensitivity(learning_rates(counts))
+def test_c18_needs_mkor_to_be_ahead_of_every_rival(mkor, kaisa, no_clip, verdict):
+    decision = _decide(learning_rates(_counts(mkor, kaisa, no_clip)))
     assert decision.verdict == verdict
-    assert decision.measured.startswith("KAISA with clip: ")
-    assert "; KAISA without clip: " in decision.measured
+    assert [part.split(":")[0] for part in decision.measured.split("; ")] == [
+        "KAISA with clip",
+        "KAISA without clip",
+        "HyLo",
+        "SGD",
+    ]
 
 
-def test_c18_counts_rates_by_seed_and_names_where():
-    counts = {"mkor": [2, 1, 2], "kaisa": [3] * 3, "kaisa_no_clip": [2] * 3, "hylo": [1] * 3, "sgd": [0] * 3}
-    decision = decide_sensitivity(learning_rates(counts))
-    assert decision.verdict == "inconclusive"
-    assert "mkor 2, 1, 2; kaisa 3, 3, 3; kaisa_no_clip 2, 2, 2" in decision.details
-    assert "mkor 2 at 1, 3 at 0.1; kaisa 3 at 10, 3 at 1, 3 at 0.1" in decision.details
-    assert "sgd none." in decision.details
-    assert "MKOR's count is the larger in 0 of 3 seeds and 0 of 3 seeds" in decision.details
+def test_c18_judges_the_mean_of_best_accuracies_and_states_the_counts():
+    """Truth: at one rate of four KAISA with clip is at .95 and MKOR at .5."""
+    decision = _decide(learning_rates(_counts([2, 2, 2])))
+    assert decision.measured.startswith("KAISA with clip: -0.112; KAISA without clip: 0;")
+    assert "mkor 2, 2, 2; kaisa 3, 3, 3; kaisa_no_clip 2, 2, 2" in decision.details
+    assert "mkor 3 at 1, 3 at 0.1; kaisa 3 at 10, 3 at 1, 3 at 0.1" in decision.details
+    assert "The count of mkor minus a rival's: KAISA with clip -1, -1, -1;" in decision.details
+    assert "Rates that reach validation accuracy ≥ 0.9, by seed:" in decision.details
 
 
-def test_c18_compares_the_seeds_that_all_have_ended():
-    """Truth: MKOR has seeds 0 and 1; its rivals have both, and then seed 2 alone."""
-    counts = {"mkor": [4] * 3, "kaisa": [3] * 3, "kaisa_no_clip": [2] * 3, "hylo": [1] * 3, "sgd": [1] * 3}
-    runs = learning_rates(counts)
+def test_c18_gives_counts_of_six_seeds_the_interval_of_order_statistics():
+    decision = _decide(learning_rates(_counts([4] * 6)))
+    assert "The count of mkor minus a rival's: KAISA with clip 1 [1, 1];" in decision.details
+
+
+def test_a_run_that_diverged_counts_as_untrained():
+    """Truth: one rate of MKOR's that diverged counts as .1 and not .95; KAISA without clip has .5 there."""
+    trained = learning_rates(_counts([3, 3, 3], 2, 2))
+    diverged = (trained.runs["optimizer"] == "mkor") & (trained.runs["hyperparameters"] == {"lr": 10.0})
+    runs = trained.runs.assign(status=trained.runs["status"].mask(diverged, "diverged"))
+    decision = _decide(replace(trained, runs=runs))
+    assert decision.measured.startswith("KAISA with clip: -0.1;")
+    assert decision.verdict == "refuted"
+
+
+def test_c18_compares_the_seeds_that_have_ended_at_every_rate():
+    trained = learning_rates(_counts([4] * 3))
+    runs = trained.runs.copy()
     runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), "status"] = "missing"
-    two = decide_sensitivity(runs)
+    two = _decide(replace(trained, runs=runs))
     assert (two.verdict, two.seeds) == ("confirmed", "0-1")
-    assert two.details.startswith(
-        "Mean, 95 % t interval; MKOR's count is the larger in 2 of 2 seeds and 2 of 2 seeds. "
-        "Rates that reach a validation loss of 0.9, by seed: mkor 4, 4; kaisa 3, 3, 3;"
-    )
     runs.loc[(runs["optimizer"] != "mkor") & (runs["seed"] < 2), "status"] = "missing"
-    assert decide_sensitivity(runs).why == "mkor and its rivals share no seed that has ended at every learning rate."
+    why = _decide(replace(trained, runs=runs)).why
+    assert why == "mkor and kaisa share no seed that has ended at every learning rate."
 
 
 def test_c18_without_a_rival_or_a_whole_grid_is_not_tested():
-    counts = {"mkor": [4], "kaisa": [3], "kaisa_no_clip": [2], "hylo": [1], "sgd": [1]}
-    runs = learning_rates(counts)
-    without = decide_sensitivity(runs[runs["optimizer"] != "kaisa_no_clip"])
+    trained = learning_rates(_counts([4]))
+    runs: pd.DataFrame = trained.runs
+    without = _decide(replace(trained, runs=runs[runs["optimizer"] != "kaisa_no_clip"]))
     assert without.why == "resnet_cifar10_lr has no run of kaisa_no_clip."
     runs.loc[(runs["optimizer"] == "mkor") & (runs["hyperparameters"] == {"lr": 10.0}), "status"] = "missing"
-    assert decide_sensitivity(runs).why == "No seed of mkor has ended at every learning rate."
-    assert decide_sensitivity(NO_RUNS).verdict == "not tested"
+    assert _decide(trained).why == "No seed of mkor has ended at every learning rate."
+    assert _decide(untrained("resnet_cifar10_lr")).verdict == "not tested"

@@ -1,54 +1,68 @@
-"""Claims about training time to a target (C06, C07, C19) on hand-made runs."""
+"""Claims about training time to targets (C06, C07, C19) on hand-made runs."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
-from tests.support.synthetic_claims import conditions, runs_to_target
+from tests.support.synthetic_claims import NO_RUNS, conditions, swept, untrained
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims import time_to_target
 from workflow.bench.claims.decision import Decision
-from workflow.bench.claims.verdicts import Condition
+from workflow.bench.claims.swept import Trained
+
+RIVALS = {"C06": ("sgd",), "C07": ("kaisa",), "C19": ("sgd", "hylo", "kaisa")}
 
 
-def decide_speedup(
-    experiment: str,
-    runs: pd.DataFrame,
-    thresholds: tuple[Condition, ...],
-    *,
-    rivals: tuple[str, ...],
-    times: pd.DataFrame | None = None,
-) -> Decision:
+def _decide(claim: str, trained: Trained, *, times: pd.DataFrame | None = None) -> Decision:
     """Decide with step times of 30 ms, KAISA's 50, on an idle machine."""
-    rows = StepTimes(step_time(runs) if times is None else times)
-    return time_to_target.decide_speedup(experiment, runs, rows, thresholds, rivals=rivals)
+    rows = StepTimes(step_time(trained.runs) if times is None else times)
+    return time_to_target.decide_speedup(trained, rows, conditions(claim), base="sgd", rivals=RIVALS[claim])
+
+
+def _resnet(**reaches: list[float | None]) -> Trained:
+    return swept("resnet50_imagenet", reaches)
 
 
 @pytest.mark.parametrize(
     ("mkor", "verdict"),
     [([60.0, 66.0, 72.0], "confirmed"), ([150.0, 160.0, 180.0], "refuted"), ([60.0, 110.0, 160.0], "inconclusive")],
 )
-def test_c06_training_time_to_target(mkor, verdict):
-    runs = runs_to_target("resnet50_imagenet", {"sgd": [100.0, 110.0, 120.0], "mkor": mkor})
-    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
+def test_c06_training_time_to_targets(mkor, verdict):
+    decision = _decide("C06", _resnet(sgd=[100.0, 110.0, 120.0], mkor=mkor))
     assert decision.verdict == verdict
     assert str(decision.data).startswith("resnet50_imagenet.runs.csv: runs ")
     where = {"confirmed": "> 1 in its whole interval", "refuted": "not > 1 anywhere in its interval"}
     place = f"is {where[verdict]}" if verdict in where else "has 1 inside its interval"
-    assert decision.why == f"Training seconds to a validation loss of 4.2: the ratio sgd/mkor {place}."
-    assert decision.details.startswith("Geometric mean, 95 % t interval. The verdict is based on time alone.")
+    targets = "8 targets of validation loss from 8.26 down to 4.2"
+    assert decision.why == f"Training seconds to {targets}: the ratio sgd/mkor {place}."
+    assert decision.details.startswith("Geometric mean, 95 % t interval. The ratios of iterations, above 1 if")
 
 
-def test_c07_is_about_time_and_states_iterations():
-    """Truth: KAISA takes fewer iterations, 90 / 100, each 5/3 as long."""
-    runs = runs_to_target("resnet50_imagenet", {"kaisa": [90.0, 99.0], "mkor": [100.0, 110.0]})
-    decision = decide_speedup("resnet50_imagenet", runs, conditions("C07"), rivals=("kaisa",))
-    assert (decision.verdict, decision.measured) == ("confirmed", "kaisa/mkor: 1.5")
-    assert "kaisa/mkor 0.9 [0.9, 0.9]" in decision.details
+def test_c06_states_the_ratio_of_iterations():
+    decision = _decide("C06", _resnet(sgd=[100.0, 110.0], mkor=[50.0, 55.0]), times=None)
+    assert "above 1 if MKOR needs fewer: sgd/mkor 2 [2, 2]." in decision.details
+
+
+@pytest.mark.parametrize(
+    ("kaisa", "time", "iterations", "verdict"),
+    [
+        ([90.0, 99.0], "1.5", "1.11", "confirmed"),
+        ([110.0, 121.0], "1.83", "0.909", "refuted"),  # faster in time, but MKOR does not need more iterations
+        ([50.0, 55.0], "0.833", "2", "refuted"),
+    ],
+)
+def test_c07_needs_less_time_and_more_iterations(kaisa, time, iterations, verdict):
+    """Truth: MKOR takes 100 and 110 steps of 30 ms; KAISA's take 50."""
+    runs = _resnet(sgd=[120.0, 130.0], kaisa=kaisa, mkor=[100.0, 110.0])
+    decision = _decide("C07", runs)
+    assert decision.verdict == verdict
+    assert decision.measured == f"time kaisa/mkor: {time}; iterations mkor/kaisa: {iterations}"
+    assert decision.published_of == ("time kaisa/mkor",)
 
 
 def test_c19_needs_every_rival_to_be_slower():
@@ -58,43 +72,58 @@ def test_c19_needs_every_rival_to_be_slower():
         "kaisa": [90.0, 99.0],
         "mkor": [60.0, 66.0],
     }
-    about = {"rivals": ("sgd", "hylo", "kaisa")}
-    all_slower = runs_to_target("alexnet_cifar100", reaches)
-    assert decide_speedup("alexnet_cifar100", all_slower, conditions("C19"), **about).verdict == "confirmed"
-    one_faster = runs_to_target("alexnet_cifar100", reaches | {"hylo": [30.0, 33.0]})
-    decision = decide_speedup("alexnet_cifar100", one_faster, conditions("C19"), **about)
+    assert _decide("C19", swept("alexnet_cifar100", reaches)).verdict == "confirmed"
+    decision = _decide("C19", swept("alexnet_cifar100", reaches | {"hylo": [30.0, 33.0]}))
     assert decision.verdict == "refuted"
     assert "sgd/mkor confirmed; hylo/mkor refuted; kaisa/mkor confirmed" in decision.why
-    assert decide_speedup("alexnet_cifar100", all_slower.head(6), conditions("C19"), **about).verdict == "not tested"
+    del reaches["kaisa"]
+    assert _decide("C19", swept("alexnet_cifar100", reaches)).why == "alexnet_cifar100 has no run of kaisa."
 
 
-def test_a_run_that_was_too_short_to_be_compared_leaves_the_claim_open():
-    """SGD misses the target in 150 steps and 4.5 s; MKOR is there after 3 s, which is before, or after 6 s."""
-    fast = runs_to_target("resnet50_imagenet", {"sgd": [None] * 6, "mkor": [100.0] * 6})
-    assert decide_speedup("resnet50_imagenet", fast, conditions("C06"), rivals=("sgd",)).verdict == "confirmed"
-    slow = runs_to_target("resnet50_imagenet", {"sgd": [None] * 6, "mkor": [200.0] * 6})
-    decision = decide_speedup("resnet50_imagenet", slow, conditions("C06"), rivals=("sgd",))
-    assert decision.verdict == "inconclusive"
-    assert decision.why == "Training seconds to a validation loss of 4.2: sgd/mkor inconclusive."
-    assert "sgd ended before mkor reached the target, with seed 0-5." in decision.details
-    diverged = slow.assign(status=slow["status"].where(slow["optimizer"] != "sgd", "diverged"))
-    assert "ended before" not in decide_speedup("x", diverged, conditions("C06"), rivals=("sgd",)).details
+def test_a_rival_that_misses_its_targets_counts_with_its_budget():
+    """KAISA stays at the start through 300 steps of 50 ms; MKOR takes 1/3 of its time to the last target.
+
+    Truth: over eight shares s of the way, the mean logarithm of 15 s / (s x 100 x .03 s).
+    """
+    decision = _decide("C07", _resnet(sgd=[100.0] * 3, kaisa=[None] * 3, mkor=[100.0] * 3))
+    ratio = np.exp(np.mean(np.log(15 / (np.linspace(0.3, 1, 8) * 3))))
+    assert decision.measured.startswith(f"time kaisa/mkor: {ratio:.3g};")
+    assert "Of 24 pairs of kaisa/mkor, one of the two runs missed the target in 24 and counts" in decision.details
+
+
+def test_a_rival_whose_budget_is_shorter_than_mkors_time_leaves_the_claim_open():
+    """KAISA ends after 300 steps of 1 ms, .3 s, short of all targets; MKOR takes .9 s to the first of them."""
+    runs = _resnet(sgd=[100.0] * 3, kaisa=[None] * 3, mkor=[100.0] * 3)
+    decision = _decide("C07", runs, times=step_time(runs.runs, {"kaisa": 1.0}))
+    assert "time kaisa/mkor inconclusive" in decision.why
+    assert decision.interval.startswith("time kaisa/mkor: [1, 1]")
 
 
 def test_a_target_that_nobody_reaches_is_open_and_counted():
-    runs = runs_to_target("resnet50_imagenet", {"sgd": [None, None], "mkor": [None, None]})
-    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
+    decision = _decide("C07", _resnet(sgd=[100.0, 110.0], kaisa=[None, None], mkor=[None, None]))
     assert decision.verdict == "inconclusive"
-    assert decision.details == "Target not reached within the run's steps: 2 of 2 of mkor, 2 of 2 of sgd."
-    without = runs_to_target("resnet50_imagenet", {"sgd": [1.0], "mkor": [1.0]}, target=None)
-    assert decide_speedup("resnet50_imagenet", without, conditions("C06"), rivals=("sgd",)).verdict == "not tested"
+    assert "no target reached" in decision.measured
+    assert "Of 16 pairs of kaisa/mkor, 16 are left out" in decision.details
 
 
-def test_a_target_met_before_the_first_step_is_open():
-    """0 iterations over 0 are no ratio."""
-    runs = runs_to_target("resnet50_imagenet", {"sgd": [0.0, 0.0], "mkor": [0.0, 0.0]})
-    decision = decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",))
-    assert (decision.verdict, decision.interval) == ("inconclusive", "")
+@pytest.mark.parametrize(
+    ("trained", "why"),
+    [
+        (swept("resnet50_imagenet", {"sgd": [1.0], "mkor": [1.0]}, target=None), "resnet50_imagenet sets no target."),
+        (untrained("resnet50_imagenet"), "resnet50_imagenet has no results."),
+        (
+            swept("resnet50_imagenet", {"sgd": [None], "mkor": [100.0]}),
+            "resnet50_imagenet has no finished run of sgd in which the validation loss gets better.",
+        ),
+        (
+            swept("resnet50_imagenet", {"sgd": [100.0], "mkor": [100.0, 90.0]}, seed=0),
+            "resnet50_imagenet has several runs of a label and seed.",
+        ),
+    ],
+)
+def test_without_targets_to_sweep_the_claim_says_why(trained, why):
+    decision = _decide("C06", trained, times=NO_RUNS)
+    assert (decision.verdict, decision.why) == ("not tested", why)
 
 
 def test_at_the_paper_tier_mkor_is_the_released_rule():
@@ -103,22 +132,13 @@ def test_at_the_paper_tier_mkor_is_the_released_rule():
         "mkor": [200.0, 220.0],
         "mkor_released": [50.0, 55.0],
     }
-    paper = runs_to_target("resnet50_imagenet", reaches, tier="paper")
-    assert (
-        decide_speedup("resnet50_imagenet", paper, conditions("C06"), rivals=("sgd",)).measured
-        == "sgd/mkor_released: 2"
-    )
-    small = runs_to_target("resnet50_imagenet", reaches)
-    assert decide_speedup("resnet50_imagenet", small, conditions("C06"), rivals=("sgd",)).measured == "sgd/mkor: 0.5"
-
-
-REACHES: dict[str, list[float | None]] = {"sgd": [100.0, 110.0, 120.0], "mkor": [60.0, 66.0, 72.0]}
+    assert _decide("C06", swept("x", reaches, tier="paper")).measured == "sgd/mkor_released: 2"
+    assert _decide("C06", swept("x", reaches)).measured == "sgd/mkor: 0.5"
 
 
 def _with_times(times: pd.DataFrame | None = None, **about: Any) -> Decision:
-    runs = runs_to_target("resnet50_imagenet", REACHES)
-    given = step_time(runs, **about) if times is None else times
-    return decide_speedup("resnet50_imagenet", runs, conditions("C06"), rivals=("sgd",), times=given)
+    trained = _resnet(sgd=[100.0, 110.0, 120.0], mkor=[60.0, 66.0, 72.0])
+    return _decide("C06", trained, times=step_time(trained.runs, **about) if times is None else times)
 
 
 def test_seconds_are_iterations_times_the_time_of_a_step_and_not_those_of_the_runs():
@@ -150,8 +170,19 @@ def test_on_a_noisy_machine_the_claim_is_not_tested():
 
 
 def test_an_optimizer_that_was_not_timed_is_named():
-    runs = runs_to_target("resnet50_imagenet", REACHES)
-    times = step_time(runs).astype({"note": object})
+    trained = _resnet(sgd=[100.0, 110.0], mkor=[60.0, 66.0])
+    times = step_time(trained.runs).astype({"note": object})
     times.loc[times["optimizer"] == "mkor", ["step_ms", "note"]] = [None, "out of memory"]
-    decision = _with_times(times)
+    decision = _decide("C06", trained, times=times)
     assert decision.why == "step_time.csv has no step of mkor in resnet50_imagenet (out of memory)."
+
+
+def test_the_interval_is_that_of_the_tuning_studies_means():
+    """Truth: seeds 0 and 3 share a study, and so on; three studies of equal seeds are as three seeds."""
+    studies: list[float | None] = [60.0, 66.0, 72.0]
+    three = _decide("C06", _resnet(sgd=[100.0] * 3, mkor=studies))
+    six = _resnet(sgd=[100.0] * 6, mkor=studies * 2)
+    nested = Trained(six.name, six.runs.assign(study=six.runs["seed"] % 3), six.metrics)
+    assert _decide("C06", nested).interval == three.interval
+    assert "Intervals are those of the means of 3 tuning studies." in _decide("C06", nested).details
+    assert _decide("C06", six).interval != three.interval

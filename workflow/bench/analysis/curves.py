@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -38,3 +39,15 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
         summary = estimate(at_step)
         rows.append((step, seconds[step], summary.value, summary.low, summary.high, summary.n))
     return pd.DataFrame(rows, columns=["step", "train_seconds", "value", "low", "high", "n"], dtype=float)
+
+
+def fall_of(rows: pd.DataFrame) -> float:
+    """Return what a loss falls by in training, the mean over the runs that finished; NaN without any.
+
+    rows: the evaluations of one loss.
+    """
+    falls = []
+    for _, run in rows[rows["status"] == "finished"].dropna(subset=["value"]).groupby("run"):
+        values = run.sort_values("step")["value"].astype(float)
+        falls.append(float(values.iloc[0] - values.iloc[-1]))
+    return fmean(falls) if falls else np.nan

@@ -204,9 +204,17 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
     if not (np.isfinite(ratios) & (ratios > 0)).all():
         # A ratio of 0 is censored like an infinite one, so there is no interval.
         return Estimate(float(np.median(ratios)), math.nan, math.nan, len(ratios), "median", "none", is_ratio=True)
-    logs = estimate(np.log(ratios))
-    bounds = math.exp(logs.low), math.exp(logs.high)
-    return Estimate(math.exp(logs.value), *bounds, logs.n, "geometric mean", "t", is_ratio=True)
+    return mean_ratio(np.log(ratios))
+
+
+def mean_ratio(logarithms: Sequence[float] | NDArray[np.float64]) -> Estimate:
+    """Estimate a ratio from finite logarithms of its values: the geometric mean, with a t interval of two or more."""
+    sample = np.asarray(logarithms, dtype=np.float64)
+    value = math.exp(float(sample.mean()))
+    if len(sample) == 1:
+        return Estimate(value, math.nan, math.nan, 1, "single value", "none", is_ratio=True)
+    low, high = t_interval(sample)
+    return Estimate(value, math.exp(low), math.exp(high), len(sample), "geometric mean", "t", is_ratio=True)
 
 
 def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:

@@ -58,3 +58,28 @@ def converging_rates(ended: pd.DataFrame) -> dict[str, dict[int, int]]:
         if set(rows["lr"]) == all_rates:
             counts.setdefault(str(label), {})[int(str(seed))] = int((rows["outcome"] == "converged").sum())
     return counts
+
+
+def mean_best(ended: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """Return the mean over learning rates of the best value of the target's metric, ``{label: {seed: mean}}``.
+
+    A run that broke down counts as untrained: as the mean first evaluation of all runs. As in `converging_rates`, a
+    seed counts only if the label's runs ended at every rate of any label.
+
+    Args:
+        ended: rows of `outcomes`, whose runs have one target's metric.
+        metrics: rows of ``<experiment>.csv``.
+    """
+    target = ended["target"].iloc[0]
+    chosen = metrics[(metrics["split"] == target.split) & (metrics["metric"] == target.metric)]
+    by_run = chosen[chosen["run"].isin(ended["run"])].dropna(subset="value").sort_values("step").groupby("run")["value"]
+    untrained = by_run.first().mean()
+    best = by_run.max() if target.direction == "above" else by_run.min()
+    is_broken = ended["outcome"].isin(set(_ENDED_BADLY.values()))
+    values = ended["run"].map(best).astype(float).mask(is_broken, untrained)
+    all_rates = set(ended["lr"])
+    means: dict[str, dict[int, float]] = {}
+    for (label, seed), rows in ended.groupby(["optimizer", "seed"], sort=False):
+        if set(rows["lr"]) == all_rates:
+            means.setdefault(str(label), {})[int(str(seed))] = float(values[rows.index].mean())
+    return means

@@ -51,15 +51,20 @@ class Training:
         """The labels whose step times it needs."""
         return (self.label,) if self.base is None else (self.label, self.base)
 
-    def seconds(self, seeds: Sequence[int], ms: Mapping[TimedLabel, NDArray[np.float64]]) -> NDArray[np.float64]:
-        """Return the seconds ``[seeds, blocks]`` of the steps; ms: milliseconds of a step ``[blocks]`` by label."""
-        steps = np.array([self.steps[seed] for seed in seeds])
+    def cost(
+        self, steps: NDArray[np.float64], seeds: Sequence[int], ms: Mapping[TimedLabel, NDArray[np.float64]]
+    ) -> NDArray[np.float64]:
+        """Return the seconds ``[..., seeds, blocks]`` of ``steps [..., seeds]``; ms: those of a step ``[blocks]``."""
         switches = np.array([self.switches.get(seed, math.inf) for seed in seeds])
         alone = np.where(steps > switches, np.where(np.isfinite(steps), steps, 0) - switches, 0.0).clip(min=0)
-        taken = (steps - alone)[:, None] * ms[self.label]
+        taken = (steps - alone)[..., None] * ms[self.label]
         if self.base is not None:
-            taken = taken + alone[:, None] * ms[self.base]
+            taken = taken + alone[..., None] * ms[self.base]
         return taken / 1000
+
+    def seconds(self, seeds: Sequence[int], ms: Mapping[TimedLabel, NDArray[np.float64]]) -> NDArray[np.float64]:
+        """Return the seconds ``[seeds, blocks]`` of its own steps; ms: milliseconds of a step ``[blocks]`` by label."""
+        return self.cost(np.array([self.steps[seed] for seed in seeds]), seeds, ms)
 
 
 def mean_seconds(times: StepTimes, training: Training) -> dict[int, float]:

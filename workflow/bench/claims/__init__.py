@@ -26,10 +26,12 @@ from workflow.bench.claims import (
     pretraining,
     rank1,
     sensitivity,
+    switching,
     time_to_target,
     timing,
 )
 from workflow.bench.claims.decision import Decision, not_tested
+from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 
@@ -78,26 +80,24 @@ def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
     return timing.decide_scaling(times, model, conditions)
 
 
-def _sensitivity(results: Results, _: Sequence[Condition]) -> Decision:
-    """Decide C18, whose entry has no threshold."""
-    return sensitivity.decide_sensitivity(results.runs("resnet_cifar10_lr"))
+def _sensitivity(results: Results, conditions: Sequence[Condition]) -> Decision:
+    return sensitivity.decide_sensitivity(Trained.of(results, "resnet_cifar10_lr"), conditions)
+
+
+def _carriers(results: Results) -> pretraining.Evidence:
+    """Return the results that carry the claims about training with LAMB as base."""
+    bert, autoencoder, squad = (
+        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_squad")
+    )
+    return pretraining.Evidence(bert, autoencoder, squad, StepTimes(results.probe("step_time")))
 
 
 def _hybrid_time(results: Results, conditions: Sequence[Condition], *, rival: str) -> Decision:
-    return pretraining.decide_hybrid_time(
-        results.runs("bert_pretraining"),
-        results.runs("bert_squad"),
-        results.metrics("bert_squad"),
-        StepTimes(results.probe("step_time")),
-        conditions,
-        rival=rival,
-    )
+    return pretraining.decide_hybrid_time(_carriers(results), conditions, rival=rival)
 
 
 def _iterations(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return pretraining.decide_iterations_to_target(
-        results.runs("bert_pretraining"), results.runs("bert_squad"), conditions
-    )
+    return pretraining.decide_iterations_to_target(_carriers(results), conditions)
 
 
 def _glue_average(results: Results, conditions: Sequence[Condition], *, contender: str) -> Decision:
@@ -107,19 +107,17 @@ def _glue_average(results: Results, conditions: Sequence[Condition], *, contende
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return finetuning.decide_switch(
-        results.metrics("bert_glue"),
-        results.runs("bert_glue"),
-        results.runs("bert_pretraining"),
-        conditions,
+    pretraining, autoencoder, glue = (
+        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_glue")
     )
+    return switching.decide_switch(pretraining, autoencoder, glue, conditions)
 
 
 def _speedup(
     results: Results, conditions: Sequence[Condition], *, experiment: str, rivals: tuple[str, ...]
 ) -> Decision:
-    times = StepTimes(results.probe("step_time"))
-    return time_to_target.decide_speedup(experiment, results.runs(experiment), times, conditions, rivals=rivals)
+    trained, times = Trained.of(results, experiment), StepTimes(results.probe("step_time"))
+    return time_to_target.decide_speedup(trained, times, conditions, base="sgd", rivals=rivals)
 
 
 def _period_loss(results: Results, conditions: Sequence[Condition]) -> Decision:
@@ -184,9 +182,16 @@ def published_sizes(text: str) -> list[float]:
     return [float(part) for part in text.split(" / ")] if re.fullmatch(rf"{number}(?: / {number})*", text) else []
 
 
-def _published_inside(text: str, estimates: Mapping[str, Estimate]) -> str:
-    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told."""
+def _published_inside(text: str, decision: Decision) -> str:
+    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told.
+
+    A single effect is compared with every part.
+    """
+    named = decision.estimates if decision.published_of is None else decision.published_of
+    estimates = {name: decision.estimates[name] for name in named if name in decision.estimates}
     sizes = published_sizes(text)
+    if len(sizes) == 1:
+        sizes *= len(estimates)
     if len(sizes) != len(estimates) or not all(estimate.has_interval for estimate in estimates.values()):
         return ""
     inside = {
@@ -232,7 +237,7 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
         "interval": decision.interval,
         "seeds": decision.seeds,
         "tier": tier if is_tested else "",
-        "published_inside": _published_inside(str(stated), decision.estimates),
+        "published_inside": _published_inside(str(stated), decision),
         "verdict": decision.verdict,
         "smallest_visible": _smallest_visible(decision),
         "evidence": evidence,

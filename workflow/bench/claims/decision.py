@@ -32,6 +32,8 @@ class Decision:
     """Further sentences: the statistics used, and numbers that do not enter the verdict."""
     estimates: Mapping[str, Estimate] = field(default_factory=dict)
     """What the verdict rests on, by the name of the part, which is empty if there is only one."""
+    published_of: tuple[str, ...] | None = None
+    """The parts whose quantity the paper's number states; None: all."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +65,20 @@ def decided(
     seeds: str,
     data: Sources,
     evidence: str = "",
+    published_of: tuple[str, ...] | None = None,
 ) -> Decision:
     """Return the decision on a claim that needs all of its parts."""
     return Decision(
         all_of([part.verdict for part in parts]),
         why,
-        measured="; ".join(f"{part.name}: {part.measured}" for part in parts),
+        measured="; ".join(f"{part.name}: {part.measured}" for part in parts if part.measured),
         interval="; ".join(f"{part.name}: {part.interval}" for part in parts if part.interval),
         seeds=seeds,
         evidence=evidence,
         data=data,
         details=details,
         estimates={part.name: part.estimate for part in parts if part.estimate is not None},
+        published_of=published_of,
     )
 
 

@@ -1,4 +1,4 @@
-"""Claims about the scores after fine-tuning: C04, C05 and C25.
+"""Claims about the scores after fine-tuning: C04 and C05.
 
 All fine-tuning runs use the same method; a label names the optimizer of the pre-training that they start from.
 """
@@ -24,10 +24,8 @@ from workflow.bench.claims.decision import (
     position,
     sentences,
     statistics_used,
-    with_details,
 )
 from workflow.bench.claims.verdicts import Condition
-from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import from_runs
 
 
@@ -61,7 +59,7 @@ def _score(average: float) -> str:
     return "broke down" if math.isinf(average) else number(average, 4)
 
 
-def _average_difference(
+def average_difference(
     metrics: pd.DataFrame, runs: pd.DataFrame, condition: Condition, contender: str, reference: str
 ) -> Decision:
     """Decide by the contender's average over the fine-tuning tasks minus the reference's, paired by seed."""
@@ -109,41 +107,4 @@ def decide_glue_average(
         contender: the optimizer that the claim is about.
     """
     label = mkor_of(runs) if contender == "mkor" else contender
-    return _average_difference(metrics, runs, conditions[0], label, "lamb")
-
-
-def decide_switch(
-    metrics: pd.DataFrame, runs: pd.DataFrame, pretraining: pd.DataFrame, conditions: Sequence[Condition]
-) -> Decision:
-    """Decide C25: MKOR-H's average over the tasks minus that of MKOR with the same rule and pre-training steps.
-
-    Only seeds in which MKOR-H switched count, because without a switch it is MKOR.
-
-    Args:
-        metrics: rows of ``bert_glue.csv``.
-        runs: rows of ``bert_glue.runs.csv``.
-        pretraining: rows of ``bert_pretraining.runs.csv``.
-        conditions: the claim's thresholds.
-    """
-    if lacks := lacking(pretraining, "bert_pretraining", ("mkor_h",)):
-        return not_tested(lacks)
-    hybrid = pretraining[(pretraining["optimizer"] == "mkor_h") & pretraining["status"].isin(ENDED)]
-    switched = hybrid[hybrid["switch_step"].notna()]
-    budget = integer_ranges(hybrid["steps"])
-    if switched.empty:
-        return not_tested(f"MKOR-H switched to its base in none of {len(hybrid)} runs of {budget} steps.")
-    is_partner = (
-        (pretraining["method"] == "mkor")
-        & pretraining["update_rule"].isin(hybrid["update_rule"])
-        & pretraining["steps"].isin(hybrid["steps"])
-    )
-    partners = pretraining.loc[is_partner, "optimizer"].unique()
-    if len(partners) == 0:
-        return not_tested("bert_pretraining has no MKOR with the rule and the steps of MKOR-H.")
-    compared = runs[runs["seed"].isin(switched["seed"])]
-    decision = _average_difference(metrics, compared, conditions[0], "mkor_h", str(partners[0]))
-    steps = integer_ranges(switched["switch_step"])
-    switches = (
-        f"MKOR-H switched in {len(switched)} of {len(hybrid)} runs, at step {steps} of {budget}; these are compared."
-    )
-    return with_details(decision, switches, from_runs("bert_pretraining.runs.csv", hybrid))
+    return average_difference(metrics, runs, conditions[0], label, "lamb")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from statistics import fmean
 from typing import Final
 
 import numpy as np
 import pandas as pd
 
+from workflow.bench.analysis.curves import fall_of
 from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
@@ -45,19 +45,10 @@ def _mean_losses(rows: pd.DataFrame) -> dict[int, float]:
     return means
 
 
-def _fall(rows: pd.DataFrame) -> float:
-    """Return what the loss falls by in training, the mean over the runs that finished."""
-    falls = []
-    for _, run in rows[rows["status"] == "finished"].dropna(subset=["value"]).groupby("run"):
-        values = run.sort_values("step")["value"].astype(float)
-        falls.append(float(values.iloc[0] - values.iloc[-1]))
-    return fmean(falls) if falls else np.nan
-
-
 def _parts(label: str, rows: pd.DataFrame, condition: Condition) -> list[Part]:
     """Return an optimizer's parts: every period against the next shorter one, paired by seed."""
     by_period = {float(str(period)): _mean_losses(at) for period, at in rows.groupby("inverse_update_period")}
-    fall, parts = _fall(rows), []
+    fall, parts = fall_of(rows), []
     for shorter, longer in pairwise(sorted(by_period)):
         name = f"{label} {longer:g} - {shorter:g}"
         broken = sum(math.isinf(value) for period in (shorter, longer) for value in by_period[period].values())

@@ -100,16 +100,23 @@ def parse_margin(text: str) -> Margin | None:
 def parse_conditions(holds_when: str, margin: str = "") -> tuple[Condition, ...]:
     """Return the thresholds of a ``holds_when`` entry: ``"KAISA >= 3 and MKOR <= 1.5"`` has two.
 
-    margin: the claim's entry of that name, which all of them get.
+    margin: the claim's entry of that name: one for all of them, or one for each, joined by ``and`` as they are.
 
     Raises:
-        ValueError: the entry has no comparison with a number.
+        ValueError: the entry has no comparison with a number, or another number of margins.
     """
     comparisons = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
     if not comparisons:
         raise ValueError(f"{holds_when=} holds no comparison with a number, such as '> 1'.")
-    declared = parse_margin(margin)
-    return tuple(Condition(subject, comparison, float(number), declared) for subject, comparison, number in comparisons)
+    margins = [parse_margin(text) for text in margin.split(" and ")]
+    if len(margins) == 1:
+        margins *= len(comparisons)
+    if len(margins) != len(comparisons):
+        raise ValueError(f"{margin=} must be one margin, or one for each comparison of {holds_when=}.")
+    return tuple(
+        Condition(subject, comparison, float(number), declared)
+        for (subject, comparison, number), declared in zip(comparisons, margins, strict=True)
+    )
 
 
 def all_of(verdicts: Sequence[Verdict]) -> Verdict:

@@ -19,6 +19,7 @@ EXPERIMENTS = (
     "resnet_cifar10_lr",
     "alexnet_cifar100",
     "autoencoder_inversion",
+    "autoencoder_lamb",
 )
 PROBES = (
     "iteration_time",
