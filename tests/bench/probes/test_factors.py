@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import islice
 
 import pytest
@@ -17,7 +18,7 @@ from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import optimizers
 from workflow.bench.probes.factors import VECTORS, Row, direction_change, spectrum
 
-STEPS = (0, 5, 15)
+STEPS = (0, 5, 25)
 
 
 def window(columns: int, dimension: int) -> WindowedInverse:
@@ -115,3 +116,12 @@ def test_kinds_of_vectors_differ_in_the_length_of_g_alone():
         assert kinds["mkor_normalized"].vector_norm == pytest.approx(3)
         changes = {vectors: row.direction_change for vectors, row in kinds.items()}
         assert changes["mkor"] < 1e-3 * changes["mkor_normalized"] < 1e-2 * changes["mkor_scaled"]
+
+
+def test_vectors_of_a_scaled_loss_are_unscaled():
+    """Truth: float32. A D that kept its scale would make most of g look like rounding noise."""
+    plain, scaled = (
+        list(factors.follow(replace(images(), precision=precision), 0, (5,), "cpu", "here"))
+        for precision in ("float32", "float16")
+    )
+    assert [row.vector_norm for row in scaled] == pytest.approx([row.vector_norm for row in plain], rel=1e-2)
