@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -100,6 +101,7 @@ def _call(folder: Path) -> None:
         blocks = enumerate(content["tiers"]["embedded"])
         content["tiers"] = {"embedded": [small(file.stem, index, block) for index, block in blocks]}
         (folder / "config" / "experiments" / file.name).write_text(yaml.safe_dump(content))
+    shutil.copytree(CONFIG / "tuned", folder / "config" / "tuned")
     for name, make in MADE_UP.items():
         write_probe(folder / RESULTS, name, make())
     called = subprocess.run(

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from tests.support.synthetic_probes import step_time, write_probe, write_probes
+from tests.support.synthetic_trials import write_trials
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import write_csv
@@ -214,7 +215,8 @@ def sizes() -> pd.DataFrame:
 
 
 def write_results(root: Path) -> Path:
-    """Write a folder of results with experiments, one diverged run among them, and probes; return it."""
+    """Write a folder of results with experiments, one diverged run among them, probes and trials; return it."""
+    write_trials(root / "trials")
     bert: dict[str, Any] = {"workload": "bert_pretraining", "base": "lamb"}
     write_experiment(
         root,

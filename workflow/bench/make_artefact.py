@@ -75,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         metavar="FOLDER",
         help="folders <hardware>/<tier> of other machines, for artefacts that compare hardware",
     )
+    parser.add_argument(
+        "--trials", type=Path, nargs="*", default=[], metavar="FILE", help="config/tuned/<tier>/<experiment>.trials.csv"
+    )
 
     def work(options: argparse.Namespace) -> None:
         kinds: dict[str, Kind] = {name: kind for kind in ("figures", "tables") for name in available(kind)}
@@ -86,7 +89,12 @@ def main(arguments: list[str] | None = None) -> int:
         check_option("--looks", options.looks, 1, MOST_LOOKS)
         check_option("--look", options.look, 1, options.looks)
         results = Results(
-            options.results, options.tier_title, tuple(options.compare), look=options.look, looks=options.looks
+            options.results,
+            options.tier_title,
+            tuple(options.compare),
+            look=options.look,
+            looks=options.looks,
+            trial_tables=tuple(options.trials),
         )
         try:
             files = make(kind, options.name, results, options.out_dir or options.results / kind)

@@ -83,7 +83,14 @@ def draw(plan: Plan) -> Drawn:
     from workflow.bench.results.tables import Results
 
     title = f"{plan.tier.title}, partial results"
-    results = Results(plan.partial, title, plan.compared, look=plan.rounds.look, looks=plan.tier.looks)
+    results = Results(
+        plan.partial,
+        title,
+        plan.compared,
+        look=plan.rounds.look,
+        looks=plan.tier.looks,
+        trial_tables=plan.trials,
+    )
     drawn = Drawn()
     for kind in KINDS:
         for artefact in planned_artefacts(plan, kind):

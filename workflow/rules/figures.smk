@@ -32,10 +32,11 @@ for figure in FIGURES:
             tier=lambda wildcards: PLAN.tier.title,
             looks=[f"--look={PLAN.rounds.look}", f"--looks={PLAN.tier.looks}"],
             compare=compared(figure, PLAN),
+            trials=trials(figure, PLAN),
             description=description(figure),
         shell:
             "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
-            "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} "
+            "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} --trials {params.trials:q} "
             "> {log:q} 2>&1"
 
 

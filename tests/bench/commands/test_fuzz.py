@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.support import synthetic, tally
 from tests.support.fuzzing import FUZZ, MOST, assert_one_line, call, changed_csv
+from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench import make_artefact
 from workflow.bench.plan import artefacts
 
@@ -53,12 +54,13 @@ def _make_of_changed(
     about = artefacts.describe(kind, name)
     tables = [f"{experiment}{suffix}" for experiment in about.experiments for suffix in (".csv", ".runs.csv")]
     named = [root / file for file in [*tables, *(f"probes/{probe}.csv" for probe in about.probes)]]
-    files = [file for file in named if file.exists()] or sorted(root.rglob("*.csv"))
+    trials = tables_of_trials(root) if about.trials else ()
+    files = [file for file in (*named, *trials) if file.exists()] or sorted(root.rglob("*.csv"))
     file = data.draw(st.sampled_from(files))
     file.write_bytes(data.draw(changed_csv(file.read_bytes())))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        code, err = call(make_artefact.main, [name, f"--results={root}"], said)
+        code, err = call(make_artefact.main, [name, f"--results={root}", "--trials", *map(str, trials)], said)
     tally.count(f"changed CSVs of {kind}: {'refused' if code else 'made'}")
     if code:
         assert_one_line(err)

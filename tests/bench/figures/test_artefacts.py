@@ -20,6 +20,7 @@ from tests.support.synthetic import iteration_times, reaching, run_rows, write_e
 from tests.support.synthetic_probes import step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
+from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
@@ -28,6 +29,7 @@ from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
 from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.support.config import CONFIG
 
 FIGURES = available("figures")
 TABLES = available("tables")
@@ -42,7 +44,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def drawn(results: Path) -> Iterator[dict[str, Figure]]:
     """Every figure, drawn from the complete synthetic results."""
-    yield {name: figure_of(name, Results(results)) for name in FIGURES}
+    given = Results(results, trial_tables=tables_of_trials(results))
+    yield {name: figure_of(name, given) for name in FIGURES}
     plt.close("all")
 
 
@@ -53,7 +56,8 @@ def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules"
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_a_figure_is_written_as_pdf_and_png(name, results, tmp_path, capsys):
-    assert main([name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
+    trials = map(str, tables_of_trials(results))
+    assert main([name, "--results", str(results), "--out-dir", str(tmp_path), "--trials", *trials]) == 0
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pdf", f"{name}.png", f"{name}.rst"]
     assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
     assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -112,7 +116,7 @@ def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
     """Diagrams and the consistency of the published numbers need no data; without data no claim is tested."""
     for name in available(kind):
         artefact = describe(kind, name)
-        needs_data = name != "claims" and bool(artefact.experiments or artefact.probes)
+        needs_data = name != "claims" and bool(artefact.experiments or artefact.probes or artefact.trials)
         code = main([name, "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path / name)])
         error = capsys.readouterr().err
         assert (tmp_path / name).exists() is not needs_data
@@ -350,6 +354,10 @@ def test_the_plan_of_an_artefact_names_its_data_and_its_code():
     assert {"workflow/bench/figures/_style.py", "workflow/bench/analysis/captions.py"} <= set(needed["code"])
     assert all(Path(file).is_file() for file in needed["code"] + needed["published"])
     assert {artefact.name for artefact in planned_artefacts(plan, "figures")} == set(FIGURES)
+    budget = describe("figures", "fig19_tuning_budget")
+    tables = sorted((CONFIG / "tuned" / "embedded").glob("*.trials.csv"))
+    assert inputs(budget, plan)["measured"] == [str(table.relative_to(Path.cwd())) for table in tables]
+    assert budget.name not in {artefact.name for artefact in planned_artefacts(Plan.load(tier="paper"), "figures")}
     assert len(workloads_of(describe("probes", "iteration_time"), plan)) == 2
 
 

@@ -8,6 +8,7 @@ literals. They are read without importing the module, so that planning needs no 
 - ``PROBES``: names of ``probes/<name>.csv``.
 - ``PUBLISHED``: names of ``workflow/paper/<name>.csv``.
 - ``FILES``: other files of the repository that a probe reads.
+- ``TRIALS = True``: it reads the trials of tuning (`Plan.trials`), and is made where there are any.
 - ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.compared`).
 - ``CORES`` (a number, or ``"all"``), ``USES_GPU`` and ``TIMING`` state what a probe needs.
 """
@@ -27,7 +28,7 @@ from workflow.bench.support.source_code import reachable
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
 _INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED", "FILES")
-_FACTS = ("COMPARES", "CORES", "USES_GPU", "TIMING")
+_FACTS = ("TRIALS", "COMPARES", "CORES", "USES_GPU", "TIMING")
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,8 @@ class Artefact:
     published: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     """Other files of the repository that it reads, relative to its root."""
+    trials: bool = False
+    """Whether it shows the trials of tuning."""
     compares: bool = False
     """Whether it also shows other machines' results."""
     cores: int | Literal["all"] = 1
@@ -99,8 +102,9 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
         for experiment in _experiments(artefact, plan)
         for suffix in (".csv", ".runs.csv")
     ]
+    probes = [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)]
     return {
-        "measured": tables + [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)],
+        "measured": [*tables, *probes, *trials(artefact, plan)],
         "compared": _compared_files(artefact, plan),
         "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
         "code": [_relative(file) for file in sources(artefact.module)],
@@ -134,6 +138,8 @@ def _probes(artefact: Artefact, plan: Plan) -> list[str]:
 
 
 def _has_input(artefact: Artefact, plan: Plan) -> bool:
+    if artefact.trials:
+        return bool(plan.trials)
     if not artefact.experiments and not artefact.probes:
         return True
     if _experiments(artefact, plan):
@@ -142,6 +148,11 @@ def _has_input(artefact: Artefact, plan: Plan) -> bool:
     if artefact.experiments:
         probes = [name for name in probes if describe("probes", name).experiments != ("*",)]
     return bool(probes)
+
+
+def trials(artefact: Artefact, plan: Plan) -> list[str]:
+    """Return the tables of trials that an artefact shows."""
+    return [_relative(file) for file in plan.trials] if artefact.trials else []
 
 
 def compared(artefact: Artefact, plan: Plan) -> list[str]:

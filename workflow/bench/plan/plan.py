@@ -55,6 +55,8 @@ class Plan:
     """Results of other machines to compare with: config.yaml's ``compare``, and the tier's folders of `REFERENCE`."""
     rounds: Rounds = field(default_factory=Rounds)
     """Which look at the results this is, and the rounds of seeds that experiments have."""
+    trials: tuple[Path, ...] = ()
+    """The files ``<config>/tuned/<tier>/<experiment>.trials.csv`` that exist."""
 
     @classmethod
     def load(cls, config_dir: Path | str = CONFIG, *, for_tuning: bool = False, **settings: Any) -> Plan:
@@ -97,7 +99,9 @@ class Plan:
                 f"tier '{tier.name}' trains on a GPU, but nvidia-smi lists none: this machine cannot run this plan"
             )
         compared = _compared(file, chosen.get("compare", []), tier.name)
-        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared, rounds)
+        tables = [folder / "tuned" / tier.name / f"{name}.trials.csv" for name in experiments]
+        trials = tuple(table for table in tables if table.is_file())
+        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared, rounds, trials)
 
     @cached_property
     def jobs(self) -> tuple[Job, ...]:

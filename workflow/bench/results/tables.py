@@ -22,6 +22,7 @@ from workflow.bench.results.columns import (
     LATER,
     MAY_BE_INFINITE,
     RUN_COLUMNS,
+    TRIAL_COLUMNS,
     WITHOUT_VALUES,
     Columns,
     probe_columns,
@@ -165,6 +166,8 @@ class Results:
     """How often verdicts have been made from results of this folder that grew in between, this time included."""
     looks: int = 1
     """The most looks that the tier allows, for which intervals are made (`analysis.estimates.looks`)."""
+    trial_tables: tuple[Path, ...] = ()
+    """The files ``config/tuned/<tier>/<experiment>.trials.csv``."""
 
     @property
     def tier(self) -> str:
@@ -208,6 +211,11 @@ class Results:
             {place: crossing for place, crossing in crossings.items() if crossing}, orient="index", columns=[*CROSSING]
         )
         return runs.assign(**{name: found[name].reindex(runs.index).astype(float) for name in CROSSING})
+
+    def trials(self) -> pd.DataFrame:
+        """Return the rows of all tables of trials, one for every trial of tuning."""
+        frames = [_read(path, TRIAL_COLUMNS) for path in self.trial_tables]
+        return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(TRIAL_COLUMNS))
 
     def probe(self, name: str) -> pd.DataFrame:
         """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""

@@ -1,0 +1,63 @@
+"""Figure 19: a panel for each search, and a caption that names trials and studies."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+from matplotlib.figure import Figure
+
+from tests.support.figures import caption_of, figure_of, legend_of, xs, ys
+from tests.support.synthetic_trials import TRIALS, trial_rows, write_trials
+from workflow.bench.analysis.tuning_budget import median_best
+from workflow.bench.results.columns import TRIAL_COLUMNS
+from workflow.bench.results.rows import write_csv
+from workflow.bench.results.tables import NoDataError, Results
+
+
+@pytest.fixture
+def figure(tmp_path: Path) -> Iterator[Figure]:
+    yield figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=tuple(write_trials(tmp_path))))
+    plt.close("all")
+
+
+def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
+    """Truth: the table's own rows."""
+    for index, by_steps in ((0, False), (1, True)):
+        panel = figure.axes[index]
+        rows = list(trial_rows("", "", by_steps=by_steps))
+        for line, label in zip(panel.lines, ("sgd", "kaisa", "mkor"), strict=True):  # the legend's order
+            column = "steps_to_target" if by_steps else "score"
+            mine = [row for row in rows if row["optimizer"] == label]
+            studies = [
+                [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
+                for study in (0, 1)
+            ]
+            means = [sum(pair) / 2 for pair in zip(*map(median_best, studies), strict=True)]
+            finite = {n: mean for n, mean in enumerate(means, start=1) if mean < float("inf")}
+            assert dict(zip(xs(line), ys(line), strict=True)) == pytest.approx(finite)
+            assert xs(line)[-1] == TRIALS
+        assert len(panel.collections) == 3
+    shown = [(panel.get_title(), panel.get_ylabel()) for panel in figure.axes[:2]]
+    assert shown == [("Autoencoder\none", "validation loss"), ("AlexNet\ntwo", "steps to the target")]
+    assert legend_of(figure) == ["SGD", "KFAC (KAISA)", "MKOR, exact rule", "range over studies"]
+
+
+def test_the_caption_names_trials_studies_and_optimizers_without_success(figure: Figure, tmp_path: Path):
+    assert "6 trials of each optimizer in 2 studies: one, two, three, four." in caption_of(figure)
+    rows = [
+        row | ({"score": None, "status": "diverged"} if row["optimizer"] == "sgd" else {})
+        for row in trial_rows("odd", "autoencoder", by_steps=False)
+        if row["study"] == 0
+    ]
+    write_csv(tmp_path / "odd.csv", TRIAL_COLUMNS, rows)
+    caption = caption_of(figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))))
+    assert "6 trials of each optimizer in 1 study: odd. " in caption
+    assert "Without success in some study: sgd in odd autoencoder." in caption
+
+
+def test_without_trials_there_is_no_figure(tmp_path: Path):
+    with pytest.raises(NoDataError, match=r"^no trials of tuning; run python -m workflow\.bench\.tune$"):
+        figure_of("fig19_tuning_budget", Results(tmp_path))

@@ -1,0 +1,104 @@
+"""What tuning finds with fewer trials than it had."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pandas as pd
+
+
+def median_best(values: Sequence[float]) -> list[float]:
+    """Return the median of the least of n values, for n from 1 to their number.
+
+    The n values are drawn from ``values`` at random and without replacement. A trial that failed is an infinity. The
+    median is the least value that is reached in at least half of the draws.
+    """
+    ranked, number = sorted(values), len(values)
+    medians = []
+    for drawn in range(1, number + 1):
+        # A draw misses the first k values with probability C(number - k, drawn) / C(number, drawn).
+        draws = math.comb(number, drawn)
+        within = next(k for k in range(1, number + 1) if 2 * math.comb(number - k, drawn) <= draws)
+        medians.append(ranked[within - 1])
+    return medians
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What the studies of one optimizer reach after each number of trials, from `first` on."""
+
+    first: int
+    """The least number of trials with which every study reaches a value in at least half of the draws."""
+    mean: list[float]
+    """The mean over studies of `median_best`."""
+    lowest: list[float]
+    """Its least value over studies."""
+    highest: list[float]
+
+
+@dataclass(frozen=True)
+class Search:
+    """The trials of a workload's optimizers."""
+
+    by_steps: bool
+    """Whether the trials were ranked by their steps to the target."""
+    metric: str
+    """The split and the metric of their scores."""
+    trials: tuple[int, ...]
+    """The numbers of trials in a study; there is one, unless the table is incomplete."""
+    studies: tuple[int, ...]
+    """The numbers of studies of an optimizer."""
+    budgets: Mapping[str, Budget]
+    """By label; without those of which some study never succeeded."""
+    failed: tuple[str, ...]
+    """The labels that are missing from `budgets`."""
+
+
+def search(trials: pd.DataFrame) -> Search:
+    """Return the search that the trials of one experiment's workload are part of."""
+    by_steps = bool(trials["steps_to_target"].notna().any())
+    column = "steps_to_target" if by_steps else "score"
+    sign = -1.0 if not by_steps and _is_rising(trials) else 1.0
+    values = (sign * trials[column].astype(float)).fillna(math.inf)
+    budgets: dict[str, Budget] = {}
+    failed = []
+    for label, rows in trials.assign(value=values).groupby("optimizer", sort=False):
+        budget = _budget([median_best(study["value"].tolist()) for _, study in rows.groupby("study")], sign)
+        if budget is None:
+            failed.append(str(label))
+        else:
+            budgets[str(label)] = budget
+    sizes = trials.groupby(["optimizer", "study"]).size()
+    first = trials.iloc[0]
+    return Search(
+        by_steps,
+        f"{first['split']} {first['metric']}",
+        tuple(sorted(set(sizes))),
+        tuple(sorted(set(sizes.groupby("optimizer").size()))),
+        budgets,
+        tuple(failed),
+    )
+
+
+def _budget(studies: Sequence[Sequence[float]], sign: float) -> Budget | None:
+    """Return the budget of an optimizer's studies; None if one of them never succeeds."""
+    rows = list(zip(*studies, strict=False))
+    first = next((number for number, row in enumerate(rows, start=1) if all(map(math.isfinite, row))), None)
+    if first is None:
+        return None
+    reached = [[sign * value for value in row] for row in rows[first - 1 :]]
+    return Budget(
+        first, [sum(row) / len(row) for row in reached], [min(row) for row in reached], [max(row) for row in reached]
+    )
+
+
+def _is_rising(trials: pd.DataFrame) -> bool:
+    """Return whether the highest score was chosen wherever scores differ."""
+    finished = trials.dropna(subset="score")
+    groups = [rows for _, rows in finished.groupby(["optimizer", "study"]) if rows["score"].nunique() > 1]
+    chosen = [rows.loc[rows["chosen"].astype(bool), "score"] for rows in groups]
+    return bool(groups) and all(
+        not best.empty and best.iloc[0] == rows["score"].max() for best, rows in zip(chosen, groups, strict=True)
+    )

@@ -1,0 +1,106 @@
+"""Figure 19: what tuning finds over its number of trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.tuning_budget import Budget, Search, search
+from workflow.bench.figures import _legend
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty, plain_log_ticks
+from workflow.bench.figures._page import save
+from workflow.bench.results.tables import NoDataError, Results
+
+TRIALS = True
+
+_COLUMNS = 3
+_STATISTIC = (
+    "Line: the best of so many trials drawn at random from a study, the median over draws, then the mean over "
+    "studies; band: from the lowest to the highest study. A trial that did not finish, or did not reach the target, is "
+    "worse than all others; a line begins where half of the draws contain a better one"
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw the best value after each number of trials, with a panel for each workload of each experiment.
+
+    Raises:
+        NoDataError: there are no trials.
+    """
+    trials = results.trials()
+    if trials.empty:
+        raise NoDataError("no trials of tuning; run python -m workflow.bench.tune")
+    searches = {
+        (str(experiment), str(workload)): search(rows)
+        for (experiment, workload), rows in trials.groupby(["experiment", "workload"], sort=False)
+    }
+    rows = -(-len(searches) // _COLUMNS)
+    figure, axes = style.new_figure(rows, _COLUMNS, height=0.4 + 1.45 * rows)
+    for panel, (names, found) in zip(axes.flat, searches.items(), strict=False):
+        _draw(panel, *names, found)
+    for panel in axes.flat[len(searches) :]:
+        panel.remove()
+    for panel in axes.flat[: len(searches)][-_COLUMNS:]:
+        panel.set_xlabel("trials")
+    shown = style.in_order(label for found in searches.values() for label in found.budgets)
+    legend: list[Artist] = [_legend.line_entry(style.style_of(label), marker="") for label in shown]
+    if any(max(found.studies) > 1 for found in searches.values()):
+        legend.append(_legend.band_entry("range over studies"))
+    notes = [_STATISTIC, _sizes(searches), *_failures(searches)]
+    return save(
+        figure, folder, "fig19_tuning_budget", legend=legend, caption=caption(results, pd.DataFrame(), notes=notes)
+    )
+
+
+def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
+    """Draw the budgets of one workload's optimizers."""
+    shown = "steps to the target" if found.by_steps else found.metric
+    axes.set_title(f"{style.workload_name(workload)}\n{experiment}", fontsize=6.5)
+    axes.set_ylabel(shown, fontsize=6.5)
+    if not found.budgets:
+        explain_empty(axes, "no optimizer succeeded in every study", width=24)
+        return
+    for label in style.in_order(found.budgets):
+        budget, look = found.budgets[label], style.style_of(label)
+        numbers = range(budget.first, budget.first + len(budget.mean))
+        axes.plot(numbers, budget.mean, color=look.color, linestyle=look.line, linewidth=1.1)
+        axes.fill_between(numbers, budget.lowest, budget.highest, color=look.color, alpha=0.15, linewidth=0)
+    _scale(axes, found.budgets.values())
+    axes.set_xlim(1, max(found.trials))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+
+
+def _scale(axes: Axes, budgets: Iterable[Budget]) -> None:
+    """Use a logarithmic axis where values differ by more than a factor of five."""
+    values = [value for budget in budgets for value in (*budget.lowest, *budget.highest)]
+    if min(values) > 0 and max(values) > 5 * min(values):
+        axes.set_yscale("log")
+        plain_log_ticks(axes)
+
+
+def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:
+    """Return a sentence on the numbers of trials and studies."""
+    places: dict[str, list[str]] = {}
+    for (experiment, workload), found in searches.items():
+        trials, studies = (" or ".join(map(str, numbers)) for numbers in (found.trials, found.studies))
+        size = f"{trials} trials of each optimizer in {studies} {'study' if studies == '1' else 'studies'}"
+        several = sum(name == experiment for name, _ in searches) > 1
+        places.setdefault(size, []).append(f"{experiment} {workload}" if several else experiment)
+    return "; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())
+
+
+def _failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
+    """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
+    failed = [
+        f"{', '.join(found.failed)} in {experiment} {workload}"
+        for (experiment, workload), found in searches.items()
+        if found.failed
+    ]
+    return [f"without success in some study: {'; '.join(failed)}"] if failed else []
