@@ -18,6 +18,7 @@ from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tuning_space import is_near_an_end, points, trial_values
+from workflow.bench.support.config import ConfigError
 
 SEEDS = st.integers(0, 2**32 - 1)
 LOSS = {"split": "validation", "metric": "loss"}
@@ -184,6 +185,37 @@ def test_the_seeds_of_a_block_take_the_studies_in_turn(folder: Path):
     assert [note.rpartition("one.yaml: ")[2] for note in notes] == [
         f"autoencoder, {label}: tuned with an older version of its block" for label in ("sgd", "mkor")
     ]
+
+
+def test_a_grid_is_tried_in_turn_with_the_steps_of_trials(folder: Path):
+    """For runs that are too long to be tried often."""
+    grid = {"lr": {"grid": [0.1, 0.3, 0.2]}}
+    described = block(optimizer("sgd", lr="tuned"), steps=20, tuning={**tuning(space=grid, studies=1), "steps": 15})
+    write(folder, "one", described)
+    (study,) = tuned_optimizers(folder)["sgd"].studies
+    assert [trial.values["lr"] for trial in study] == [0.1, 0.3, 0.2]
+    assert [trial.run.spec["steps"] for trial in study] == [15] * 3
+    assert is_near_an_end(grid["lr"], 0.3, 4)
+    assert not is_near_an_end(grid["lr"], 0.2, 4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trials": 2}, "must have at most 2 values, the trials"),
+        ({"steps": 9}, "steps = 9: must be at least 10, for 'evaluate_every' and the schedule's milestones"),
+        (
+            {"space": {"lr": {"grid": [0.1]}, "momentum": {"linear": [0.1, 0.9]}}},
+            "must be the only tuned hyperparameter of sgd, which has lr, momentum",
+        ),
+    ],
+)
+def test_a_grid_that_cannot_be_tried_is_refused(folder: Path, changes: dict[str, Any], message: str):
+    given_tuning = tuning(space={"lr": {"grid": [0.1, 0.2, 0.3]}}) | changes
+    write(folder, "one", block(optimizer("sgd", lr="tuned"), steps=20, evaluate_every=10, tuning=given_tuning))
+    with pytest.raises(ConfigError) as caught:
+        load(folder, for_tuning=True)
+    assert message in str(caught.value)
 
 
 def test_what_is_not_tuned_belongs_to_no_study(folder: Path):

@@ -137,6 +137,11 @@ def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mappin
             raise error(file, (*key, "metric"), metric, str(problem)) from None
     else:
         _check_metric(file, (*key, "metric"), block["workload"]["name"], metric)
+    steps, milestones = tuning.get("steps", block["steps"]), block.get("schedule", {}).get("milestones", [])
+    least = max([block["evaluate_every"], *(milestone + 1 for milestone in milestones)])
+    if steps < least:
+        must = f"must be at least {least}, for 'evaluate_every' and the schedule's milestones"
+        raise error(file, (*key, "steps"), steps, must)
     among = f"the studies' seeds, {seeds[0]} to {seeds[-1]}, " if len(seeds) > 1 else ""
     if set(seeds) & set(all_seeds(block)):
         raise error(file, (*key, "seed"), tuning["seed"], f"{among}must differ from all of 'seeds'")
@@ -198,6 +203,18 @@ def _check_optimizer(
     check_space(file, (*key, "space"), name, known, own)
     shared = {parameter: values for parameter, values in space.items() if parameter not in own}
     check_space(file, (*key[:-2], "tuning", "space"), name, known, shared)
+    for parameter, values in space.items():
+        grid = values.get("grid", ())
+        if grid and len(space) > 1:
+            must = f"must be the only tuned hyperparameter of {label_of(entry)}, which has {', '.join(space)}"
+            raise error(file, (*key, "space", parameter, "grid"), grid, must)
+        if tuning and len(grid) > tuning["trials"]:
+            raise error(
+                file,
+                (*key, "space", parameter, "grid"),
+                grid,
+                f"must have at most {tuning['trials']} values, the trials",
+            )
     for parameter, hyperparameter in known.items():
         if hyperparameter.default is REQUIRED and parameter not in {**given, **entry.get("sweep", {})}:
             must = f"the hyperparameter '{parameter}' of {name} is missing"

@@ -253,6 +253,7 @@ class _Block:
         spec = {**self.shared, "start_from": upstream.id if upstream else None, "seed": seed, "optimizer": optimizer}
         if for_tuning:
             spec["workload"] = {**self.workload, "for_tuning": True}
+            spec["steps"] = (self.tuning or {}).get("steps", spec["steps"])
         return Run(spec, upstream)
 
 

@@ -54,7 +54,7 @@ def check_space(
         for kind, values in intervals.items():
             for index, value in enumerate(values):
                 check_value(file, (*key, name, kind, index), optimizer, known, name, value)
-            if kind == "choices":
+            if kind in ("choices", "grid"):
                 continue
             if not known[name].domain.is_real:
                 raise error(file, (*key, name, kind), values, "needs real numbers; give 'choices'")

@@ -8,7 +8,8 @@ from random import Random
 from typing import Any, Final
 
 Space = Mapping[str, Mapping[str, Sequence[Any]]]
-"""Hyperparameters' names, each with its values: the two ends of a ``log`` or ``linear`` range, or ``choices``."""
+"""Hyperparameters' names, each with its values: the two ends of a ``log`` or ``linear`` range, ``choices``,
+or the ``grid`` of the only name."""
 
 _DIGITS: Final = 3
 """Significant digits of a trial's value: more would suggest a precision that a few trials do not have."""
@@ -18,9 +19,11 @@ def trial_values(space: Space, trials: int, seed: int) -> list[dict[str, Any]]:
     """Return the values of the ``trials`` trials of a study: those of ``fewer`` trials are the first of them.
 
     They are quasi-random points of the space, with one dimension for each name in alphabetical order (`points`).
-    ``log`` is even in the logarithm; ``choices`` divide their dimension into equal parts.
+    ``log`` is even in the logarithm; ``choices`` divide their dimension into equal parts. A ``grid`` is tried in turn.
     """
     names = sorted(space)
+    if grid := space[names[0]].get("grid"):
+        return [{names[0]: value} for value in grid]
     return [
         {name: _value_at(space[name], share) for name, share in zip(names, point, strict=True)}
         for point, _ in zip(points(len(names), seed), range(trials), strict=False)
@@ -52,6 +55,8 @@ def is_near_an_end(interval: Mapping[str, Sequence[Any]], value: Any, trials: in
     ((kind, values),) = interval.items()
     if kind == "choices":
         return False
+    if kind == "grid":
+        return value in (min(values), max(values)) and len(values) > 1
     low, high, here = (math.log(number) if kind == "log" else number for number in (*values, value))
     return min(here - low, high - here) < (high - low) / trials
 
