@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from tests.support.figures import caption_of, figure_of, legend_of, xs, ys
 from tests.support.synthetic_trials import TRIALS, trial_rows, write_trials
-from workflow.bench.analysis.tuning_budget import median_best
+from workflow.bench.analysis.tuning_budget import expected_best
 from workflow.bench.results.columns import TRIAL_COLUMNS
 from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import NoDataError, Results
@@ -35,7 +35,7 @@ def test_a_panel_shows_each_optimizer_s_mean_over_studies(figure: Figure):
                 [float("inf") if row[column] is None else row[column] for row in mine if row["study"] == study]
                 for study in (0, 1)
             ]
-            means = [sum(pair) / 2 for pair in zip(*map(median_best, studies), strict=True)]
+            means = [sum(pair) / 2 for pair in zip(*map(expected_best, studies), strict=True)]
             finite = {n: mean for n, mean in enumerate(means, start=1) if mean < float("inf")}
             assert dict(zip(xs(line), ys(line), strict=True)) == pytest.approx(finite)
             assert xs(line)[-1] == TRIALS

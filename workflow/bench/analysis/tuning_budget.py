@@ -9,20 +9,24 @@ from dataclasses import dataclass
 import pandas as pd
 
 
-def median_best(values: Sequence[float]) -> list[float]:
-    """Return the median of the least of n values, for n from 1 to their number.
+def expected_best(values: Sequence[float]) -> list[float]:
+    """Return the mean of the least of n values, for n from 1 to their number.
 
-    The n values are drawn from ``values`` at random and without replacement. A trial that failed is an infinity. The
-    median is the least value that is reached in at least half of the draws.
+    The n values are drawn from ``values`` at random and without replacement. A trial that failed is an infinity; the
+    mean is over the draws that contain a success, and infinite unless half of all draws do.
     """
-    ranked, number = sorted(values), len(values)
-    medians = []
+    ranked, number = sorted(value for value in values if math.isfinite(value)), len(values)
+    means = []
     for drawn in range(1, number + 1):
-        # A draw misses the first k values with probability C(number - k, drawn) / C(number, drawn).
         draws = math.comb(number, drawn)
-        within = next(k for k in range(1, number + 1) if 2 * math.comb(number - k, drawn) <= draws)
-        medians.append(ranked[within - 1])
-    return medians
+        with_success = draws - math.comb(number - len(ranked), drawn)
+        if not with_success or 2 * with_success < draws:
+            means.append(math.inf)
+            continue
+        # The k-th least value (from 0) is the least of C(number - k - 1, drawn - 1) draws.
+        total = math.fsum(value * math.comb(number - k - 1, drawn - 1) for k, value in enumerate(ranked))
+        means.append(total / with_success)
+    return means
 
 
 @dataclass(frozen=True)
@@ -32,7 +36,7 @@ class Budget:
     first: int
     """The least number of trials with which every study reaches a value in at least half of the draws."""
     mean: list[float]
-    """The mean over studies of `median_best`."""
+    """The mean over studies of `expected_best`."""
     lowest: list[float]
     """Its least value over studies."""
     highest: list[float]
@@ -65,7 +69,7 @@ def search(trials: pd.DataFrame) -> Search:
     budgets: dict[str, Budget] = {}
     failed = []
     for label, rows in trials.assign(value=values).groupby("optimizer", sort=False):
-        budget = _budget([median_best(study["value"].tolist()) for _, study in rows.groupby("study")], sign)
+        budget = _budget([expected_best(study["value"].tolist()) for _, study in rows.groupby("study")], sign)
         if budget is None:
             failed.append(str(label))
         else:

@@ -22,9 +22,9 @@ TRIALS = True
 
 _COLUMNS = 3
 _STATISTIC = (
-    "Line: the best of so many trials drawn at random from a study, the median over draws, then the mean over "
-    "studies; band: from the lowest to the highest study. A trial that did not finish, or did not reach the target, is "
-    "worse than all others; a line begins where half of the draws contain a better one"
+    "Line: the best of so many trials drawn at random from a study, the mean over draws and studies; band: from the "
+    "lowest to the highest study. A trial that did not finish, or did not reach the target, is no success; draws "
+    "without one are left out, and a line begins where half of the draws contain one"
 )
 
 
