@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,12 @@ from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
+from workflow.bench.plan.experiment_files import label_of
+from workflow.bench.plan.literals import read_literals
 from workflow.bench.results.tables import NoDataError, Results, published
-from workflow.bench.support.config import CONFIG
+from workflow.bench.support.config import CONFIG, read_mapping
 
+PROBES = sorted((BENCH / "probes").glob("[!_]*.py"))
 FIGURES = available("figures")
 TABLES = available("tables")
 
@@ -316,19 +320,29 @@ def test_no_two_methods_look_alike():
     assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
 
 
-def test_methods_can_be_told_apart_in_gray():
+def drawn_together() -> list[set[str]]:
+    """Return the labels of each experiment at each tier, and those of each probe, where ``base`` stands for others."""
+    files = (read_mapping(file) for file in sorted((CONFIG / "experiments").glob("*.yaml")))
+    blocks = (blocks for content in files for blocks in content["tiers"].values())
+    experiments = [{label_of(entry) for block in tier for entry in block["optimizers"]} for tier in blocks]
+    probes = [set(labels) - {"base"} for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
+    return [*experiments, *probes]
+
+
+def test_methods_of_one_figure_can_be_told_apart_in_gray():
     """Two methods of about the same lightness must differ in marker and line style."""
 
     def lightness(color: str) -> float:
         red, green, blue = to_rgb(color)
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
-    looks = list(style.STYLES.values())
-    for index, one in enumerate(looks):
-        for other in looks[index + 1 :]:
-            if abs(lightness(one.color) - lightness(other.color)) < 0.1:
-                assert one.marker != other.marker
-                assert one.line != other.line, (one.name, other.name)
+    together = drawn_together()
+    assert len(together) > 20
+    for one, other in {pair for labels in together for pair in combinations(sorted(labels), 2)}:
+        look, second = style.style_of(one), style.style_of(other)
+        if abs(lightness(look.color) - lightness(second.color)) < 0.1:
+            assert look.marker != second.marker, (one, other)
+            assert look.line != second.line, (one, other)
 
 
 def test_an_unknown_method_gets_the_same_look_every_time():

@@ -62,6 +62,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "kaisa_no_clip": MethodStyle("KFAC, no clipping", "#66C2A5", "X", _DASHES["dotted"]),
     "kaisa_inverse": MethodStyle("KFAC, inverse", "#7FBC41", "s", _DASHES["even dash"]),
     "kaisa_mem_opt": MethodStyle("KFAC, MEM-OPT", "#004D40", "8", _DASHES["even dash"]),
+    "kaisa_mem_opt_sharded": MethodStyle("KFAC, MEM-OPT, sharded", "#2F5D50", "s", _DASHES["long and short"]),
     "kaisa_600": MethodStyle("KFAC, 600 steps", "#A0D0B5", "s", _DASHES["solid"]),
     "kaisa_1000": MethodStyle("KFAC, 1,000 steps", "#1B5E20", "s", _DASHES["long dash"]),
     "kaisa_adamw": MethodStyle("KFAC over AdamW", "#3E1F00", "s", _DASHES["short dash"]),
