@@ -17,12 +17,14 @@ from matplotlib.figure import Figure
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
-from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results
+from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results, write_rows
+from tests.support.synthetic_claims import swept
 from tests.support.synthetic_probes import step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from tests.support.synthetic_trials import tables_of_trials
 from workflow.bench.analysis.common_steps import last_common_values
+from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
 from workflow.bench.figures.fig18_factors import kept_shares
@@ -31,6 +33,7 @@ from workflow.bench.plan import Plan, artefacts
 from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.literals import read_literals
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.support.config import CONFIG, read_mapping
 
@@ -233,6 +236,43 @@ def test_fig18_keeps_no_part_of_a_gain_that_a_seed_lacks(results):
     worse = losses.assign(value=losses["value"].where((losses["optimizer"] != "mkor") | (losses["seed"] != 1), 9.0))
     assert kept_shares(worse, "sgd") == {}
     assert kept_shares(losses.assign(status="diverged"), "sgd") == {}
+
+
+def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
+    """Truth: MKOR takes half of LAMB's iterations to every target; KAISA, as slow as LAMB, stops after three."""
+    root = tmp_path / "test-cpu" / "embedded"
+    trained = swept("autoencoder_lamb", {"lamb": [100.0] * 2, "mkor": [50.0] * 2, "kaisa": [100.0] * 2}, workload="x")
+    given = [{"base": "lamb"} for _ in trained.runs.index]
+    is_stuck = (trained.metrics["optimizer"] == "kaisa") & (trained.metrics["step"] > 0)
+    metrics = trained.metrics.assign(value=trained.metrics["value"].mask(is_stuck, 7.0), step=trained.metrics["step"])
+    root.mkdir(parents=True)
+    write_rows(root / "autoencoder_lamb.csv", EVALUATION_COLUMNS, metrics)
+    write_rows(root / "autoencoder_lamb.runs.csv", RUN_COLUMNS, trained.runs.assign(hyperparameters=given))
+    figure = figure_of("fig20_target_sweep", Results(root))
+    upper, lower = figure.axes
+    by_color = {to_rgb(line.get_color()): line for line in upper.lines}
+    mkor, lamb = (by_color[to_rgb(style.style_of(label).color)] for label in ("mkor", "lamb"))
+    assert ys(mkor) == pytest.approx([50 * share for share in SHARES])
+    assert ys(lamb) == pytest.approx([100 * share for share in SHARES])
+    profile = {to_rgb(line.get_color()): ys(line) for line in lower.lines}
+    assert profile[to_rgb(style.style_of("mkor").color)][1] > 0
+    assert max(profile[to_rgb(style.style_of("mkor").color)]) == 1
+    assert max(profile[to_rgb(style.style_of("kaisa").color)]) == pytest.approx(3 / 8)
+
+
+def test_fig20_without_a_target_says_so(tmp_path):
+    root = _write(tmp_path / "test-cpu" / "embedded", {"workload": "x", "label": "sgd", "seeds": [0]})
+    assert "no experiment has runs with a target" in texts_in(figure_of("fig20_target_sweep", Results(root)).axes[0])[0]
+
+
+def test_fig20_names_experiments_without_a_sweep(results, drawn):
+    """Only experiments with targets can have one."""
+    assert {panel.get_title().split("\n")[0] for panel in drawn["fig20_target_sweep"].axes if panel.get_title()} == {
+        name for name in Results(results).experiments() if Results(results).runs(name)["target"].notna().any()
+    } - {"resnet_cifar10_lr"}
+    assert "Not shown: resnet_cifar10_lr has several runs of a label and seed." in caption_of(
+        drawn["fig20_target_sweep"]
+    )
 
 
 def test_fig13_marks_a_diverged_run_and_counts_it(drawn):

@@ -213,3 +213,18 @@ def _targets(goal: Target, of_base: Iterable[Evaluations]) -> tuple[Target, ...]
 def _crossings(targets: Iterable[Target], evaluations: Evaluations) -> list[float]:
     crossings = (target.crossing(evaluations) for target in targets)
     return [censored(crossing.step if crossing else None) for crossing in crossings]
+
+
+def profiles(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
+    """Return each label's steps over those of the best label, ``[problems]``, smallest first: a performance profile.
+
+    A problem is a target in a seed that all labels have, which one of them reaches after its first step. The factor of
+    a label that misses the target is infinite.
+    """
+    seeds = sorted(set.intersection(*(set(course.crossings) for course in sweep.courses.values())))
+    steps = {label: course.steps(seeds).ravel() for label, course in sweep.courses.items() if seeds}
+    if not steps:
+        return {}
+    best = np.min([*steps.values()], axis=0)
+    is_problem = np.isfinite(best) & (best > 0)
+    return {label: np.sort(of_label[is_problem] / best[is_problem]) for label, of_label in steps.items()}

@@ -1,0 +1,155 @@
+"""Figure 20 (ours): iterations to eight targets, and performance profiles, for every experiment with a target."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import shown_level
+from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
+from workflow.bench.figures import _legend
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty, fixed_ticks, plain_log_ticks
+from workflow.bench.figures._curves import draw_curves
+from workflow.bench.figures._page import save
+from workflow.bench.figures._rows import base_of
+from workflow.bench.results.tables import NoDataError, Results
+
+EXPERIMENTS = ("*",)
+
+_COLUMNS: Final = 3
+_LARGEST_FACTOR: Final = 8.0
+"""The right end of the axis of factors, unless all factors are smaller."""
+_NOTES: Final = (
+    "Targets are spaced evenly from 30 % to 100 % of what the base optimizer gains, from its first evaluation to its "
+    "mean last one, in the metric of the experiment's target. Above: iterations at which the smoothed metric crosses "
+    "each; a curve ends where runs miss the target",
+    "Below: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
+    "best one; pairs that no optimizer solves are left out",
+)
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """The sweep of one experiment on one workload, and its runs."""
+
+    title: str
+    sweep: TargetSweep
+    runs: pd.DataFrame
+
+
+def _sweeps(results: Results) -> Iterator[_Shown | str]:
+    """Yield the sweep of every experiment and workload with a target, or why there is none, a clause."""
+    for name in results.experiments():
+        runs = results.runs(name)
+        aimed = runs[runs["target"].notna()]
+        metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
+        for (workload, _), rows in aimed.groupby(["workload", "dataset"], sort=False):
+            base = base_of(rows)
+            if base is None:
+                yield f"{name} has no run of a base optimizer"
+                continue
+            try:
+                sweep = target_sweep(rows, metrics, base)
+            except NoSweepError as problem:
+                yield f"{name} {problem}"
+            else:
+                yield _Shown(f"{name}\n{style.workload_name(str(workload))}", sweep, rows)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw iterations over the share of the base optimizer's gain, and below the performance profile, by experiment.
+
+    Raises:
+        NoDataError: there is no run.
+    """
+    names = results.experiments()
+    if not names:
+        raise NoDataError(f"no experiment in {results.root} has runs.")
+    found = list(_sweeps(results))
+    shown = [one for one in found if isinstance(one, _Shown)]
+    left_out = dict.fromkeys(one for one in found if isinstance(one, str))
+    notes = [*_NOTES, *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
+    if not shown:
+        return _save_empty(results, folder, names, notes)
+    columns = min(_COLUMNS, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, axes = style.new_figure(2 * rows, columns, height=2.6 * rows, height_ratios=(1.2, 1) * rows)
+    for place, one in enumerate(shown):
+        upper, lower = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
+        upper.set_title(one.title, fontsize=7)
+        _draw_steps(upper, one.sweep)
+        _draw_profiles(lower, one.sweep)
+    for place in range(len(shown), rows * columns):
+        for panel in axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]:
+            panel.remove()
+    _name_axes(axes)
+    runs = pd.concat([one.runs for one in shown], ignore_index=True)
+    labels = set(chain.from_iterable(one.sweep.courses for one in shown))
+    lines = [_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    legend = [*lines, _legend.band_entry(f"{shown_level()} interval")]
+    return save(figure, folder, "fig20_target_sweep", legend=legend, caption=caption(results, runs, notes=notes))
+
+
+def _save_empty(results: Results, folder: Path, names: Iterable[str], notes: Iterable[str]) -> list[Path]:
+    """Write a figure that says that there is no sweep."""
+    figure, axes = style.new_figure(1, 1, height=1.0)
+    explain_empty(axes[0, 0], "no experiment has runs with a target and a base optimizer that gains")
+    runs = pd.concat([results.runs(name) for name in names], ignore_index=True)
+    return save(figure, folder, "fig20_target_sweep", legend=[], caption=caption(results, runs, notes=notes))
+
+
+def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
+    """Draw the iterations to each target, one curve per label."""
+    rows = [
+        {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
+        for label, course in sweep.courses.items()
+        for seed, crossings in course.crossings.items()
+        for share, steps in zip(SHARES, crossings, strict=True)
+    ]
+    taken = pd.DataFrame(rows)
+    finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
+    axes.set_yscale("log")
+    axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
+    draw_curves(axes, taken, x="step", scale=0.01)
+    plain_log_ticks(axes)
+    axes.set_xlim(28, 102)
+
+
+def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
+    """Draw the share of problems that each label solves within a factor of the best label's iterations."""
+    by_label = profiles(sweep)
+    factors = np.concatenate([*by_label.values()]) if by_label else np.array([])
+    if not len(factors):
+        explain_empty(axes, "no seed is shared by all optimizers", width=24)
+        return
+    end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(factors[np.isfinite(factors)].max())))
+    for label in style.in_order(by_label):
+        solved = by_label[label][by_label[label] <= end]
+        x = [1.0, *solved, end]
+        y = np.minimum(np.arange(len(x)), len(solved)) / len(by_label[label])
+        look = style.style_of(label)
+        axes.step(x, y, where="post", color=look.color, linestyle=look.line, linewidth=1.1)
+    axes.set_xscale("log")
+    axes.set_xlim(1, end)
+    ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
+    fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+
+
+def _name_axes(axes: np.ndarray) -> None:
+    """Name the axes: iterations and problems at the left, shares and factors below each panel."""
+    for number, panels in enumerate(axes):
+        is_upper = number % 2 == 0
+        panels[0].set_ylabel("iterations" if is_upper else "solved (%)")
+        for panel in panels:
+            panel.set_xlabel("share of the gain (%)" if is_upper else "factor of the best")
