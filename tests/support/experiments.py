@@ -23,6 +23,13 @@ def make_folder(path: Path) -> Path:
     return path
 
 
+def with_looks(folder: Path, looks: int) -> Path:
+    """Give the tier evidence of a configuration folder a number of looks, and return the folder."""
+    file = folder / "tiers" / "evidence.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "looks": looks}))
+    return folder
+
+
 def write(folder: Path, name: str, *blocks: dict[str, Any], tier: str = "embedded") -> None:
     """Write an experiment of one tier."""
     content = {"title": "A test", "paper": "none", "tiers": {tier: list(blocks)}}

@@ -98,6 +98,8 @@ def _call(folder: Path) -> None:
     make_folder(folder / "config")
     for file in (CONFIG / "experiments").glob("*.yaml"):
         content = yaml.safe_load(file.read_text())
+        if "embedded" not in content["tiers"]:
+            continue
         blocks = enumerate(content["tiers"]["embedded"])
         content["tiers"] = {"embedded": [small(file.stem, index, block) for index, block in blocks]}
         (folder / "config" / "experiments" / file.name).write_text(yaml.safe_dump(content))

@@ -68,6 +68,7 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
     lacking = {key: runs for key, runs in sets.items() if any(here[run.id].machine is None for run in runs)}
     offers, remarks = _offers(plan, lacking, reference) if lacking else ({}, [])
     usable = {key for key, offer in offers.items() if _fits(plan, sets[key], here, offer.hardware)}
+    usable -= _clashing(sets, {key: offers[key].hardware for key in usable})
     before = {key for key, runs in sets.items() if any(here[run.id].is_adopted for run in runs)}
     # Runs that were planned or damaged later would be trained here, beside adopted ones of the same seed.
     broken = {key for key in before - usable if not all(here[run.id].is_done for run in sets[key])}
@@ -171,14 +172,26 @@ def _fits(plan: Plan, runs: Sequence[Run], here: Mapping[str, Here], hardware: s
     return {here[run.id].machine for run in runs} <= {None, hardware}
 
 
+def _clashing(sets: Mapping[Key, Sequence[Run]], machines: Mapping[Key, str]) -> set[Key]:
+    """Return the sets of experiments that share a run and have offers of different machines."""
+    by_run: dict[str, set[Key]] = defaultdict(set)
+    for key in machines:
+        for run in sets[key]:
+            by_run[run.id].add(key)
+    return {key for keys in by_run.values() if len({machines[key] for key in keys}) > 1 for key in keys}
+
+
 def _to_train(
     sets: Mapping[Key, Sequence[Run]], here: Mapping[str, Here], candidates: set[Key], broken: set[Key]
 ) -> set[Key]:
-    """Return the candidates that must be trained here, because runs to be trained start from them, directly or not.
+    """Return the candidates that must be trained here: runs to be trained start from them, or are part of them, too.
 
-    broken: sets whose adopted runs are given up, too.
+    broken: sets whose adopted runs are given up.
     """
-    key_of = {run.id: key for key in candidates for run in sets[key]}
+    keys_of: dict[str | None, set[Key]] = defaultdict(set)
+    for key in candidates:
+        for run in sets[key]:
+            keys_of[run.id].add(key)
     waiting = [
         run
         for key, runs in sets.items()
@@ -187,8 +200,8 @@ def _to_train(
     ]
     needed: set[Key] = set()
     while waiting:
-        key = key_of.get(waiting.pop().start_from or "")
-        if key is not None and key not in needed:
+        run = waiting.pop()
+        for key in (keys_of[run.id] | keys_of[run.start_from]) - needed:
             needed.add(key)
             waiting += sets[key]
     return needed

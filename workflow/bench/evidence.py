@@ -28,7 +28,6 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import CONFIG, ROOT
 
 TIER: Final = "evidence"
-_RUNS: Final = ".runs.csv"
 
 
 @dataclass(frozen=True)
@@ -46,10 +45,15 @@ def undecided(claims: Sequence[Mapping[str, str]]) -> list[Undecided]:
     The column ``data`` names the files behind a verdict.
     """
     return [
-        Undecided(row["id"], tuple(sorted(name.removesuffix(_RUNS) for name in files_in(row["data"]) if _RUNS in name)))
+        Undecided(row["id"], tuple(sorted({_experiment_of(file) for file in files_in(row["data"])} - {""})))
         for row in claims
         if row["verdict"] == "inconclusive"
     ]
+
+
+def _experiment_of(file: str) -> str:
+    """Return the experiment of a file of runs or evaluations; empty for other files, which are in folders."""
+    return "" if "/" in file else file.removesuffix(".csv").removesuffix(".runs")
 
 
 def next_rounds(plan: Plan, claims: Sequence[Undecided]) -> Rounds | None:

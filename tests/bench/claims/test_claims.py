@@ -312,5 +312,6 @@ def test_the_table_is_written_with_its_counts_and_what_is_absent(root, tmp_path)
     assert "no results yet" not in written.lower()
     assert main(["claims", "--results", str(tmp_path / "none"), "--out-dir", str(tmp_path)]) == 0
     absent = (tmp_path / "claims.md").read_text()
-    for name in (*claims_table.EXPERIMENTS, *claims_table.PROBES):
+    # The pre-training that stands in for another at some tiers is not missed.
+    for name in {*claims_table.EXPERIMENTS, *claims_table.PROBES} - {"bert_pretraining_small"}:
         assert name in absent

@@ -231,3 +231,33 @@ def test_unfinished_and_older_runs_are_not_kept(folder: Path, capsys: pytest.Cap
     assert keep.main(["first", "--into", str(folder / "new"), *place(folder, "two")]) == 1
     assert "was made by older code; run python -m workflow.bench.refresh first" in capsys.readouterr().err
     assert not (folder / "new").exists()
+
+
+def test_experiments_that_share_runs_are_adopted_together_or_not_at_all(folder: Path):
+    """The third experiment has the first one's runs and one more, so it is trained here, and so is the first."""
+    three = (optimizer("sgd"), optimizer("mkor"), optimizer("sgd", "fast", lr=0.2))
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    write(folder / "config", "third", block(*three, seeds=[0], **SHORT))
+    plan, remarks = adopted(folder)
+    assert remarks == ["first: 2 runs adopted from one, seeds 1"]
+    assert set(origins(plan, "third").values()) == {None}
+    # So it is where the first experiment was adopted before.
+    (folder / "config" / "experiments" / "third.yaml").unlink()
+    assert set(origins(adopted(folder, "three")[0], "first").values()) == {"one"}
+    write(folder / "config", "third", block(*three, seeds=[0], **SHORT))
+    plan, _ = adopted(folder, "three")
+    assert {key for key, origin in origins(plan, "first").items() if origin} == {("sgd", 1), ("mkor", 1)}
+
+
+def test_experiments_that_share_runs_are_not_adopted_from_two_machines(folder: Path):
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    write(folder / "config", "third", block(optimizer("sgd"), seeds=[0, 1], **SHORT))
+    file = archive(folder, "first")
+    content = json.loads(gzip.decompress(file.read_bytes()))
+    content |= {"experiment": "third", "hardware": "else"}
+    other = folder / "reference" / "else" / "embedded" / f"third{SUFFIX}"
+    other.parent.mkdir(parents=True)
+    other.write_bytes(gzip.compress(json.dumps(content).encode()))
+    plan, remarks = adopted(folder)
+    assert remarks == []
+    assert set(origins(plan, "first").values()) == {None}

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.experiments import block, load, make_folder, optimizer, with_looks, write
 from workflow.bench import evidence
 from workflow.bench.evidence import Undecided, next_rounds, undecided
 from workflow.bench.plan import Plan
@@ -26,7 +26,7 @@ THRICE = {"rounds": {"seeds": 2, "most": 3}}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A configuration whose fine-tuning starts from a pre-training seed by seed, and that from one run of a phase."""
-    config = make_folder(tmp_path / "config")
+    config = with_looks(make_folder(tmp_path / "config"), 3)
     write(config, "phase", block(optimizer("sgd")), tier="evidence")
     first = {"start_from": {"experiment": "phase", "optimizer": "sgd", "seed": 0}}
     write(config, "pretraining", block(optimizer("sgd"), **THRICE, **first), tier="evidence")
@@ -38,6 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 def claim(name: str, verdict: str, *experiments: str, probe: str = "step_time") -> dict[str, str]:
     data = [f"{experiment}.runs.csv: runs 0123456789abcdef, fedcba9876543210" for experiment in experiments]
+    data += [f"{experiment}.csv: runs 0123456789abcdef" for experiment in experiments[:1]]
     return {"id": name, "verdict": verdict, "data": "; ".join([*data, f"probes/{probe}.csv: experiment=alone"])}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.experiments import block, load, make_folder, optimizer, with_looks, write
 from workflow.bench.plan import Plan
 from workflow.bench.plan.rounds import FILE, Rounds, read_rounds, seeds_of, write_rounds
 from workflow.bench.support.config import ConfigError
@@ -14,7 +14,7 @@ from workflow.bench.support.config import ConfigError
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
+    return with_looks(make_folder(tmp_path / "config"), 3)
 
 
 def seeds(folder: Path, experiment: str = "one") -> list[int]:

@@ -7,11 +7,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import pandas as pd
 
 from workflow.bench.analysis.common_steps import by_seed
 from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import Results
+
+PRETRAININGS: Final = ("bert_pretraining", "bert_pretraining_small")
+"""The experiments that fine-tuning may start from; the second stands in for the first at some tiers."""
 
 
 def last_values(metrics: pd.DataFrame, metric: str) -> pd.Series:
@@ -37,3 +42,10 @@ def averages(by_task: Sequence[Mapping[int, float]]) -> dict[int, float]:
     """Return the mean over tasks by seed, for the seeds that every task has."""
     seeds = set(by_task[0]).intersection(*by_task[1:]) if by_task else set()
     return {seed: sum(task[seed] for task in by_task) / len(by_task) for seed in sorted(seeds)}
+
+
+def pretraining_experiment(results: Results, finetuned: pd.DataFrame) -> str:
+    """Return the experiment that fine-tuning runs start from; the first of `PRETRAININGS` if it has no runs."""
+    starts = set(finetuned["start_from"].dropna())
+    found = (name for name in PRETRAININGS if results.runs(name)["run"].isin(starts).any())
+    return next(found, PRETRAININGS[0])

@@ -16,6 +16,7 @@ import pandas as pd
 
 from workflow.bench.analysis import wording
 from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.wording import capital
 from workflow.bench.claims import (
@@ -107,9 +108,8 @@ def _glue_average(results: Results, conditions: Sequence[Condition], *, contende
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
-    pretraining, autoencoder, glue = (
-        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_glue")
-    )
+    autoencoder, glue = (Trained.of(results, name) for name in ("autoencoder_lamb", "bert_glue"))
+    pretraining = Trained.of(results, pretraining_experiment(results, glue.runs))
     return switching.decide_switch(pretraining, autoencoder, glue, conditions)
 
 

@@ -159,7 +159,7 @@ def decide_switch(
     Only seeds in which MKOR-H switched count, because without a switch it is MKOR.
 
     Args:
-        pretraining: ``bert_pretraining``.
+        pretraining: the experiment that the fine-tuning starts from.
         autoencoder: ``autoencoder_lamb``.
         glue: ``bert_glue``.
         conditions: the claim's thresholds: of the score, and of the loss.

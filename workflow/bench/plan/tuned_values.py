@@ -60,9 +60,8 @@ class TunedValues:
         notes = list(self._outdated)
         if self._like is not None and self._resized:
             names = ", ".join(self._resized)
-            notes.append(
-                f"{self._file.stem}: takes values of {shown_path(self._like._file)}, of another size of {names}"
-            )
+            source = shown_path(self._like._file)
+            notes.append(f"{self._file.stem}: takes values of {source}, tuned with other parameters of {names}")
         return notes
 
     def values(

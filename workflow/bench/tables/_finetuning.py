@@ -17,6 +17,7 @@ import pandas as pd
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.common_steps import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
+from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
@@ -26,7 +27,6 @@ from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table
 
-PRETRAINING: Final = "bert_pretraining"
 REFERENCE: Final = "lamb"
 """The optimizer that the others are compared with, as in the paper."""
 SCORE_DIGITS: Final = 4
@@ -125,9 +125,14 @@ def costs(runs: pd.DataFrame, pretraining: pd.DataFrame, times: StepTimes) -> di
             "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
             "time here (s)": _seconds(trainings.get(label), times),
             "times as fast as LAMB here": _faster(trainings.get(REFERENCE), trainings.get(label), times),
-            "data": from_runs(f"{PRETRAINING}.runs.csv", pd.concat([rows, starts.get(REFERENCE, rows)])),
+            "data": _pretraining_sources(pd.concat([rows, starts.get(REFERENCE, rows)])),
         }
     return cells
+
+
+def _pretraining_sources(rows: pd.DataFrame) -> Sources:
+    by_experiment = (from_runs(f"{name}.runs.csv", of_name) for name, of_name in rows.groupby("experiment"))
+    return sum(by_experiment, NO_SOURCES)
 
 
 def _seconds(training: Training | None, times: StepTimes) -> str:
@@ -170,7 +175,7 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
     Args:
         label: the pre-training's label.
         paper: the paper's rows, with the columns ``optimizer`` and ``iterations``.
-        pretraining: rows of ``bert_pretraining.runs.csv``.
+        pretraining: rows of the pre-training's ``<experiment>.runs.csv``.
     """
     rows = paper[paper["optimizer"] == paper_name(label)]
     iterations = rows["iterations"].astype(int)
@@ -193,7 +198,7 @@ def join_paper(
 
     Args:
         rows: our rows, each with a label under ``optimizer here``.
-        pretraining: rows of ``bert_pretraining.runs.csv``.
+        pretraining: rows of the pre-training's ``<experiment>.runs.csv``.
         paper: the paper's numbers, ``workflow/paper/<paper>.csv``.
         columns: the paper's columns and their titles in the table.
         ours: our columns, in their order.
@@ -239,7 +244,9 @@ def write_overview(
         scores: the score by label and seed.
         note: the last sentence of the caption.
     """
-    runs, pretraining = results.runs(table.experiment), results.runs(PRETRAINING)
+    runs = results.runs(table.experiment)
+    source = pretraining_experiment(results, runs)
+    pretraining = results.runs(source)
     titles = {
         "optimizer": "optimizer in the paper",
         table.paper_score: table.paper_title,
@@ -260,7 +267,7 @@ def write_overview(
             results,
             with_pretraining(runs, pretraining),
             notes=[SCORE_NOTE, COST_NOTE, *_untimed(runs, pretraining, times), PAPER_NOTE, note],
-            absent=[PRETRAINING] if pretraining.empty else [],
+            absent=[source] if pretraining.empty else [],
         ),
     )
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.finetuning_scores import PRETRAININGS
 from workflow.bench.claims import decide_all
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = (
     "bert_pretraining",
+    "bert_pretraining_small",
     "bert_squad",
     "bert_glue",
     "resnet50_imagenet",
@@ -44,7 +46,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     table = decide_all(results)
     counts = table["verdict"].value_counts()
     notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
-    absent = [name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty]
+    absent = [
+        name for name, frame in zip(EXPERIMENTS, runs, strict=True) if frame.empty and name not in PRETRAININGS[1:]
+    ]
     absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
     title = "The paper's claims and their verdicts from these runs"
     return write_table(

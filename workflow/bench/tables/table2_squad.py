@@ -9,7 +9,7 @@ from workflow.bench.analysis.finetuning_scores import last_values, scores
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
 
-EXPERIMENTS = ("bert_squad", "bert_pretraining")
+EXPERIMENTS = ("bert_squad", "bert_pretraining", "bert_pretraining_small")
 PROBES = ("step_time",)
 PUBLISHED = ("squad",)
 

@@ -9,7 +9,7 @@ from workflow.bench.analysis.finetuning_scores import averages, last_values, sco
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
 
-EXPERIMENTS = ("bert_glue", "bert_pretraining")
+EXPERIMENTS = ("bert_glue", "bert_pretraining", "bert_pretraining_small")
 PROBES = ("step_time",)
 PUBLISHED = ("glue",)
 

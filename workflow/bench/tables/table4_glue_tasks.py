@@ -8,12 +8,12 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.finetuning_scores import last_values, scores
+from workflow.bench.analysis.finetuning_scores import last_values, pretraining_experiment, scores
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables import _finetuning
 from workflow.bench.tables._files import write_table
 
-EXPERIMENTS = ("bert_glue", "bert_pretraining")
+EXPERIMENTS = ("bert_glue", "bert_pretraining", "bert_pretraining_small")
 PUBLISHED = ("glue",)
 
 _RUN_TITLES: Final = {"optimizer": "optimizer in the paper", "iterations": "iterations in the paper"}
@@ -55,7 +55,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: there are no fine-tuning runs.
     """
     runs, metrics = _finetuning.read_runs(results, "bert_glue"), results.metrics("bert_glue")
-    pretraining = results.runs(_finetuning.PRETRAINING)
+    source = pretraining_experiment(results, runs)
+    pretraining = results.runs(source)
     last, titles = last_values(metrics, "score"), _titles(metrics, runs)
     rows = [_row(str(label), of_label, last, titles) for label, of_label in runs.groupby("optimizer", sort=False)]
     theirs = [str(column) for column in published("glue") if column not in _NOT_TASKS]
@@ -70,6 +71,6 @@ def make(results: Results, folder: Path) -> list[Path]:
             results,
             _finetuning.with_pretraining(runs, pretraining),
             notes=[_finetuning.SCORE_NOTE, _finetuning.PAPER_NOTE],
-            absent=[_finetuning.PRETRAINING] if pretraining.empty else [],
+            absent=[source] if pretraining.empty else [],
         ),
     )

@@ -24,6 +24,7 @@ COUNTERPARTS: Final = {
     "bert_inversion": "BERT-Large-Uncased",
     "bert_phase1": "BERT-Large-Uncased",
     "bert_pretraining": "BERT-Large-Uncased",
+    "bert_pretraining_small": "BERT-Large-Uncased",
     "bert_squad": "BERT-Large-Uncased",
     "resnet50_imagenet": "ResNet-50",
     "resnet_cifar10_lr": "ResNet-50",
