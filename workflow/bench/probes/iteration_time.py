@@ -42,7 +42,7 @@ OPTIMIZERS: Final = ("kaisa", "mkor", "mkor_released")
 """Labels to time in addition to those of the experiments."""
 WIDE: Final = (512, 256, 16, 256, 512)
 """Hidden layers of the wide autoencoder."""
-REPEATS: Final = 6
+REPEATS: Final = 4
 CYCLE: Final = 10
 """The longest period whose whole cycle is timed; KAISA's factor_update_period, if it has one, must divide it."""
 LONG_PERIODS: Final = (100, 1000)

@@ -12,7 +12,8 @@ machine to itself. Columns:
 - workload, optimizer, workers, cores, batch (examples of a process), collective, repeat, value.
 - precision: of training, that of the model's experiment; hardware, threads, code_fingerprint, git_commit.
 
-More processes than ``cores`` slow each other down. On a GPU only one worker is measured.
+More processes than cores slow each other down: 4 workers are measured on 4 cores only, and 2 on any machine. On a GPU
+only one worker is measured.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from workflow.bench.probes import _command, _ranks
 from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
 from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
 from workflow.bench.probes._timed_loop import PHASES, SAFE_RATE, StepTimes, TimedLoop, over_ranks
+from workflow.bench.support.provenance import usable_cores
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_pretraining", "resnet50_imagenet")
 CORES: Final = "all"
@@ -42,6 +44,9 @@ GLOBAL_BATCH: Final = 1024
 HIDDEN: Final = (512, 256, 16, 256, 512)
 """Hidden layers of the small model."""
 WORKERS: Final = {"cpu": (1, 2, 4), "cuda": (1,)}
+"""Numbers of processes by device."""
+LEAST_WORKERS: Final = 2
+"""Workers that are measured however few the cores, because one sends nothing."""
 REPEATS: Final = 3
 
 
@@ -171,8 +176,10 @@ def scaled_model(plan: Plan) -> ProbeModel:
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
     """Yield all rows of a plan's tier."""
     model = scaled_model(plan)
+    most = max(usable_cores(), LEAST_WORKERS)
+    workers = [number for number in WORKERS[plan.tier.device] if number <= most]
     chosen = optimizers(model, SAFE_RATE, labels)
-    return rows(model, chosen, plan.tier.device, plan.hardware, WORKERS[plan.tier.device])
+    return rows(model, chosen, plan.tier.device, plan.hardware, workers)
 
 
 if __name__ == "__main__":
