@@ -20,6 +20,7 @@ from workflow.bench import tune
 from workflow.bench.plan.ranking import Ranking
 from workflow.bench.plan.runs import Run, Trial
 from workflow.bench.plan.targets import Target
+from workflow.bench.results.rows import run_rows
 from workflow.bench.results.trials import Score, best_of
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.training.record import RunFolder
@@ -103,6 +104,8 @@ def test_tune_writes_the_best_trial_of_each_study_and_the_plan_takes_it(
             assert {planned.run.seed for planned in of_study} == ({0, 2} if study == 0 else {1})
             assert {planned.run.hyperparameters["lr"] for planned in of_study} == {json.loads(best["values"])["lr"]}
     assert len(plan.job("one", "mkor").runs) == 6
+    studies = {(row["seed"], row["study"], row["tuned"]) for row in run_rows(plan, plan.job("one", "sgd"))}
+    assert studies == {(0, 0, True), (1, 1, True), (2, 0, True)}
 
     before = files_of(folder)
     assert call(folder, "one") == 0
