@@ -157,6 +157,15 @@ def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
     assert any(set(ys(line)) == {4.2} for line in by_step.lines)
 
 
+def test_fig02_without_a_target_shows_the_time_of_the_run(tmp_path):
+    """Truth: 150 steps of 30 ms, of 50 for KAISA."""
+    labels = [{"workload": "bert_pretraining", "label": label, "seeds": [0, 1]} for label in ("lamb", "kaisa", "mkor")]
+    root = _write(tmp_path / "test-cpu" / "embedded", *labels, experiment="bert_pretraining")
+    panel = figure_of("fig02_bert_loss", Results(root)).axes[3]
+    assert panel.get_xlabel() == "training time of the run (s)"
+    assert {round(x, 3) for line in panel.lines for x in xs(line)} == {4.5, 7.5}
+
+
 def test_fig04_overlays_every_published_time(drawn):
     figure = drawn["fig04_inversion_frequency"]
     times = published("iteration_time_ms")

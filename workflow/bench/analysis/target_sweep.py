@@ -176,7 +176,8 @@ def target_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, base: str) -> Target
     if ended.duplicated(["optimizer", "seed"]).any():
         raise NoSweepError("has several runs of a label and seed")
     goal: Target = goals.iloc[0]
-    chosen = metrics[(metrics["split"] == goal.split) & (metrics["metric"] == goal.metric)]
+    of_goal = (metrics["split"] == goal.split) & (metrics["metric"] == goal.metric)
+    chosen = metrics.loc[of_goal, ["run", "split", "metric", "step", "value", "train_seconds"]]
     evaluations = {str(run): rows.to_dict("records") for run, rows in chosen.groupby("run")}
     targets = _targets(goal, [evaluations.get(run, []) for run in _finished(ended, base)])
     if not targets:

@@ -10,10 +10,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.time_to_target import to_target
+from workflow.bench.analysis.time_to_target import budgets, to_target
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, loss_axis, target_line
+from workflow.bench.figures._axes import loss_axis, target_line
 from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare, targets, time_scale
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences, draw_times_to_target, name_rows
@@ -23,8 +23,8 @@ EXPERIMENTS = ("bert_pretraining",)
 
 _NOTES: Final = (
     "Masked-language and next-sentence loss; every run starts from one shared phase-1 checkpoint",
-    "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the first "
-    "evaluation at the target; dots are runs. The training time does not include evaluation",
+    "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the target, or "
+    "of the whole run without a target; dots are runs. The training time does not include evaluation",
 )
 _OTHER_SCHEDULE: Final = (
     "Runs with more or fewer steps than the base optimizer's follow another schedule, so they have no difference"
@@ -32,7 +32,7 @@ _OTHER_SCHEDULE: Final = (
 
 
 def make(results: Results, folder: Path) -> list[Path]:
-    """Draw validation loss over steps and over training seconds; below, final differences and time to the target.
+    """Draw validation loss over steps and over training seconds; below, final differences and training times.
 
     Raises:
         NoDataError: no run of bert_pretraining has a validation loss.
@@ -49,10 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     base = base_of(runs)
     compared = _comparable(runs, base)
     draw_differences(axes[1, 0], losses_to_compare(metrics[metrics["run"].isin(compared)]), base, labels)
-    if goals:
-        _draw_times(list(axes[:, 1]), runs, losses, labels)
-    else:
-        explain_empty(axes[1, 1], "the runs have no target on the validation loss")
+    _draw_times(list(axes[:, 1]), runs, losses, labels, to_a_target=bool(goals))
     notes = [*_NOTES, _OTHER_SCHEDULE] if set(losses["run"]) - compared else _NOTES
     legend = _legend.of_curves(labels, [losses])
     return save(figure, folder, "fig02_bert_loss", legend=legend, caption=caption(results, runs, notes=notes))
@@ -81,14 +78,20 @@ def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, goals: Sequence[flo
     axes[1].tick_params(labelleft=False)
 
 
-def _draw_times(axes: Sequence[Axes], runs: pd.DataFrame, losses: pd.DataFrame, labels: Collection[str]) -> None:
-    """Draw the training time to the target in the lower panel, below the same times of the upper one."""
+def _draw_times(
+    axes: Sequence[Axes], runs: pd.DataFrame, losses: pd.DataFrame, labels: Collection[str], *, to_a_target: bool
+) -> None:
+    """Draw training times in the lower panel, below those of the upper one: to the target, or of the run."""
     length, unit = time_scale(losses)
-    took = {label: to_target(runs[runs["optimizer"] == label], "seconds") for label in labels}
+    by_label = {label: runs[runs["optimizer"] == label] for label in labels}
+    took = {
+        label: to_target(of_label, "seconds") if to_a_target else budgets(of_label, "seconds")
+        for label, of_label in by_label.items()
+    }
     scaled = {label: {seed: time / length for seed, time in times.items()} for label, times in took.items()}
     end = float(losses["train_seconds"].max()) / length
     for panel in axes:
         panel.set_xlim(-0.03 * end, 1.03 * end)
     draw_times_to_target(axes[1], scaled)
     name_rows(axes[1], [""] * len(labels))
-    axes[1].set_xlabel(f"training time to the target ({unit})")
+    axes[1].set_xlabel(f"training time {'to the target' if to_a_target else 'of the run'} ({unit})")
