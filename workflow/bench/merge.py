@@ -23,6 +23,7 @@ from typing import Final
 
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import available
+from workflow.bench.plan.rounds import FILE as ROUNDS
 from workflow.bench.plan.runs import Spec
 from workflow.bench.results.archive import SUFFIX
 from workflow.bench.results.verification import (
@@ -78,7 +79,8 @@ def merge(folder: Path, into: Path = REFERENCE, config_dir: Path = CONFIG, *, ot
     rule = name_rule("hardware", hardware)
     if rule:
         raise VerificationError(folder, f"the name of its parent, the machine, {rule}")
-    plan = Plan.load(config_dir, tier=tier, hardware=hardware)
+    # The plan has the seeds of the rounds that are recorded in the folder.
+    plan = Plan.load(config_dir, tier=tier, hardware=hardware, results=str(source.parents[1]))
     accepted = check(source, plan, other_versions=other_versions)
     for note in accepted.notes:
         print(f"note: {note}")
@@ -114,7 +116,7 @@ def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[
     evaluations = [file.with_name(file.name.replace(".runs.csv", ".csv")) for file in tables]
     artefacts = [folder / "tables" / f"{name}{suffix}" for name in available("tables") for suffix in (".csv", ".md")]
     artefacts += [folder / "figures" / f"{name}.png" for name in FIGURES]
-    return [*tables, *evaluations, *probes, *(file for file in artefacts if file.is_file())]
+    return [*tables, *evaluations, *probes, *(file for file in [*artefacts, folder / ROUNDS] if file.is_file())]
 
 
 def _notes(runs: Rows, plan: Plan) -> list[str]:

@@ -10,11 +10,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.support.experiments import block, make_folder, optimizer, write
+from tests.support.experiments import block, make_folder, optimizer, with_looks, write
 from tests.support.synthetic_hardware import step_breakdown
 from workflow.bench import aggregate, merge, train
 from workflow.bench.figures import fig16_hardware
 from workflow.bench.plan.artefacts import available
+from workflow.bench.plan.rounds import Rounds, write_rounds
 from workflow.bench.plan.runs import run_id
 from workflow.bench.results.tables import Results
 from workflow.bench.support.config import ConfigError
@@ -303,3 +304,22 @@ def test_runs_that_were_adopted_from_a_machine_in_the_repository_are_accepted(co
     table.loc[0, "hardware"] = "amd-epyc-2-cores"
     table.to_csv(file, index=False)
     assert _merge(copy) == 0
+
+
+def test_seeds_of_later_rounds_are_planned_as_their_folder_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    config = with_looks(make_folder(tmp_path / "config"), 2)
+    rounds = {"seeds": 1, "most": 2}
+    write(config, "one", block(optimizer("sgd"), rounds=rounds, steps=1, evaluate_every=1), tier="evidence")
+    source = tmp_path / "results" / NAME / "evidence"
+    write_rounds(source, Rounds(2, {"one": 2}))
+    options = [f"--config-dir={config}", f"--results={tmp_path / 'results'}", f"--hardware={NAME}", "--tier=evidence"]
+    assert train.main(["one", "sgd", *options]) == 0
+    assert aggregate.main(["one", *options]) == 0
+    assert _merge(tmp_path, source=source, into=tmp_path / "first") == 0
+    # A merged copy can be merged.
+    assert _merge(tmp_path, source=tmp_path / "first" / NAME / "evidence", into=tmp_path / "second") == 0
+    kept = tmp_path / "second" / NAME / "evidence"
+    assert len((kept / "one.runs.csv").read_text().splitlines()) == 3
+    (kept / "rounds.yaml").unlink()
+    assert _merge(tmp_path, source=kept, into=tmp_path / "without") == 1
+    assert "is not planned here" in capsys.readouterr().err
