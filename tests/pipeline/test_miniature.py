@@ -10,7 +10,7 @@ import pytest
 from tests.support import miniature
 from tests.support.miniature import RESULTS
 from workflow.bench.plan.artefacts import available
-from workflow.bench.support.config import CONFIG, ROOT
+from workflow.bench.support.config import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_every_artefact_is_made(finished):
 
 def test_every_run_finished_and_stands_in_its_experiment_s_table(finished):
     tables = [rows(table) for table in (finished / RESULTS).glob("*.runs.csv")]
-    assert len(tables) == len(list((CONFIG / "experiments").glob("*.yaml")))
+    assert len(tables) == len(list((finished / "config" / "experiments").glob("*.yaml")))
     statuses = {row["run"]: row["status"] for table in tables for row in table}
     assert set(statuses) == {folder.name for folder in (finished / RESULTS / "runs").iterdir()}
     assert set(statuses.values()) == {"finished"}
