@@ -23,9 +23,14 @@ FAST: dict[str, dict[str, Any]] = {
     "singd": {"update_period": 2},
     "soap": {"update_period": 2},
     "thermo_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
+    "kl_shampoo": {"update_period": 2},
+    "newton_muon": {"update_period": 2},
+    "mkor_muon": {"inverse_update_period": 2},
+    "distributed_shampoo": {"inverse_update_period": 2, "first_inverse_update": 2},
 }
 """Periods short enough for tests of a few steps; so few iterations that conjugate gradients do not amplify rounding."""
-LEARNING_RATES = {"lamb": 0.02, "adamw": 0.02, "cgfac": 0.002, "hylo": 0.01, "muon": 0.02, "soap": 0.02}
+ADAPTIVE = ("adamw", "distributed_shampoo", "kl_shampoo", "lamb", "muon", "nadamw", "normuon", "psgd_kron", "soap")
+LEARNING_RATES = {**dict.fromkeys(ADAPTIVE, 0.02), "cgfac": 0.002, "hylo": 0.01}
 OTHER_VALUES: dict[str, Any] = {
     "update_rule": "released",
     "factor_decay": 0.5,
@@ -71,12 +76,24 @@ OTHER_VALUES: dict[str, Any] = {
     "duration": 3.0,
     "bits": 4,
     "trajectory_steps": 20,
+    "first_eigenvalues": "rms",
+    "inverse_root": "square",
+    "correction": "rescale",
+    "tail_decay": "released",
+    "update_clip": 0.1,
+    "update_probability": 0.3,
+    "row_decay": 0.3,
+    "polar": "exact",
+    "length": "match_rms",
+    "bias": "joint",
+    "first_inverse_update": 5,
 }
 ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
 NEEDS: dict[str, dict[str, Any]] = {
     "stabilizer_blend": {"stabilizer_threshold": 0.5},
     "knee_beta": {"warmup_steps": 3},
     "warmup_steps": {"knee_beta": 1e6},
+    "tail_decay": {"rank": 3},
 }
 
 

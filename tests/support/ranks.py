@@ -36,6 +36,13 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "hylo KID": ("hylo", {"update_period": 2, "sample_fraction": 0.4, "variant": "KID"}),
     "shampoo": ("shampoo", {"inverse_update_period": 2}),
     "cgfac": ("cgfac", {"iterations": 3, "damping": 1.0}),  # more iterations amplify the rounding of sums
+    # The factors of the first gradients are singular: with a smaller eps, their roots show the order of summation.
+    "distributed_shampoo": (
+        "distributed_shampoo",
+        {"inverse_update_period": 2, "first_inverse_update": 2, "eps": 1e-3},
+    ),
+    "newton_muon": ("newton_muon", {"update_period": 2, "correction": "rescale"}),
+    "mkor_muon": ("mkor_muon", {"inverse_update_period": 2}),
 }
 CASES = WITH_OPTIONS | {
     name: (name, {})

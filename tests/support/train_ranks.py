@@ -50,6 +50,13 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "thermo_kfac": ("thermo_kfac", {"factor_update_period": 2, "inverse_update_period": 3}, {}),
     "shampoo": ("shampoo", {"lr": 0.01, "inverse_update_period": 3}, {}),
     "muon": ("muon", {"lr": 0.01}, {}),
+    "nadamw": ("nadamw", {"lr": 0.01}, {}),
+    "newton_muon": ("newton_muon", {"update_period": 3, "correction": "rescale"}, {}),
+    "mkor_muon": ("mkor_muon", {"inverse_update_period": 3}, {}),
+    "normuon": ("normuon", {"lr": 0.01}, {}),
+    "sketchy": ("sketchy", {"lr": 0.001, "rank": 4}, {}),
+    "psgd_kron": ("psgd_kron", {"lr": 0.01}, {}),
+    "distributed_shampoo": ("distributed_shampoo", {"lr": 0.01, "first_inverse_update": 3}, {}),
 }
 SLICED = [*((2, case) for case in METHODS), *((4, case) for case in ("sgd", "mkor", "mkor_h", "kaisa", "kaisa half"))]
 """Ranks and cases that are trained in two slices too."""

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.config import shown_path
 from workflow.cluster.settings import Cluster, Training
+
+KEEPS_ROWS: Final = ("cgfac", "hylo", "newton_muon")
+HAS_RANK: Final = ("mkor", "mkor_h")
+"""Methods that keep rows with the hyperparameter ``rank`` above 1."""
 
 
 def refused(plan: Plan, cluster: Cluster) -> dict[Job, str]:
@@ -23,7 +29,7 @@ def refused(plan: Plan, cluster: Cluster) -> dict[Job, str]:
 
 def keeps_rows(run: Run) -> bool:
     """Return whether a run's optimizer keeps all rows of a batch, of all layers, until its update."""
-    return run.method in ("cgfac", "hylo") or run.hyperparameters.get("rank", 1) > 1
+    return run.method in KEEPS_ROWS or (run.method in HAS_RANK and run.hyperparameters.get("rank", 1) > 1)
 
 
 def _problem(run: Run, cluster: Cluster, need: Training) -> str | None:

@@ -25,7 +25,7 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     MKOR and Eva add mean vectors and a count, MKOR-H also the loss; in half precision the count goes separately. KAISA
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
     gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo and CG-FAC gather
-    the rows.
+    the rows. Newton-Muon adds the triangle of one moment and three numbers, MKOR-Muon one mean vector and a count.
     """
     exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -43,6 +43,8 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "hylo": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
         "cgfac": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
         "thermo_kfac": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1)},
+        "newton_muon": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) // 2 + 3)},
+        "mkor_muon": {"all_reduce": FLOAT32_BYTES * (d + 1)},
     }[label]
 
 

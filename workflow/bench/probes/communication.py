@@ -73,7 +73,7 @@ def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)
     sizes = {"all_reduce": FLOAT32_BYTES if method.follows_loss else 0}
-    numbers = statistic.x.numel() + statistic.g.numel()
+    numbers = statistic.x.numel() + (0 if method.statistic.sides == "input" else statistic.g.numel())
     if method.gathers_rows:
         sizes["all_gather"] = FLOAT32_BYTES * numbers
     else:

@@ -1,0 +1,108 @@
+"""MKOR-Muon. Truth: dense inverses; Muon and MKOR, which it equals in limits; what the polar factor undoes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines import build
+from baselines._polar import newton_schulz, polar_factor
+from baselines.mkor_muon import MKORMuon
+from mkor_core import MKOR, Method, Preconditioner
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def gradients(method: Method, batches: list[Tensor], *, has_bias: bool = True) -> list[tuple[Tensor, Tensor]]:
+    """Return D and V of a layer ``[2, d]`` in every step."""
+    torch.manual_seed(0)
+    layer = nn.Linear(batches[0].shape[1], 2, bias=has_bias).double()
+    preconditioner = Preconditioner(layer, method)
+    found = []
+    for x in batches:
+        layer.zero_grad()
+        (layer(x) - 1).square().mean().backward()
+        joined = lambda: torch.cat([p.grad.view(2, -1) for p in layer.parameters()], 1).clone()  # noqa: E731
+        before = joined()
+        preconditioner.step()
+        found.append((before, joined()))
+    return found
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("bias", ["apart", "joint"])
+def test_an_update_is_the_gradient_over_the_dense_mean_moment(has_bias, bias):
+    """Truth: ``K <- gamma K + (1 - gamma) a a^T`` from K = I, without the stabilizer, inverted."""
+    batches = [random(6, 4, seed=seed) + 1 for seed in range(4)]
+    method = MKORMuon(factor_decay=0.8, inverse_update_period=1, stabilizer_threshold=math.inf, bias=bias)
+    grad, update = gradients(method, batches, has_bias=has_bias)[-1]
+    is_joint = has_bias and bias == "joint"
+    n = 5 if is_joint else 4
+    moment = torch.eye(n).double()
+    for x in batches:
+        mean = torch.cat([x, torch.ones(6, 1).double()], 1).mean(0)[:n]
+        moment = 0.8 * moment + 0.2 * torch.outer(mean, mean)
+    truth = grad[:, :n] @ torch.linalg.inv(moment)
+    assert_close(update[:, :n], truth * grad[:, :n].norm() / truth.norm())
+    assert_close(update[:, n:], grad[:, n:], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("bias", ["apart", "joint"])
+def test_a_window_of_all_updates_is_the_dense_factor(bias):
+    batches = [random(6, 4, seed=seed) + 1 for seed in range(4)]
+    dense, windowed = (
+        gradients(MKORMuon(inverse_update_period=1, window=window, bias=bias), batches)[-1][1] for window in (None, 8)
+    )
+    assert_close(windowed, dense)
+
+
+def test_with_a_joint_bias_it_is_mkor_without_its_left_factor():
+    batches = [random(6, 4, seed=seed) + 1 for seed in range(4)]
+    ours = gradients(MKORMuon(inverse_update_period=1, bias="joint"), batches)
+    assert_close(ours, gradients(MKOR(inverse_update_period=1, sides="input"), batches), rtol=0, atol=0)
+
+
+def trained(name: str, inputs: Tensor, **chosen: Any) -> list[Tensor]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4).double()
+    optimizer, _ = build(name, model, {"lr": 0.01, "polar": "exact", "row_decay": None, **chosen})
+    for _ in range(3):
+        optimizer.zero_grad()
+        (model(inputs) - random(*inputs.shape[:1], 4, seed=9)).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach() for parameter in model.parameters()]
+
+
+def test_without_a_mean_input_it_is_muon():
+    half = random(6, 4)
+    inputs = torch.cat([half, -half])
+    ours = trained("mkor_muon", inputs, base="normuon", inverse_update_period=1)
+    assert_close(ours, trained("normuon", inputs))
+    moved = trained("mkor_muon", inputs + 2, base="normuon", inverse_update_period=1)
+    assert not torch.allclose(moved[0], trained("normuon", inputs + 2)[0], rtol=1e-3)
+
+
+def test_the_polar_factor_undoes_a_scaling_along_a_right_singular_vector():
+    """Shrinking the mean's direction u: nothing, if u is one; and nearly nothing where u dominates D.
+
+    The accuracy of five Newton-Schulz steps is what changes.
+    """
+    u, values, vt = torch.linalg.svd(random(8, 8))
+    grad = u @ torch.diag(values) @ vt
+    shrink = torch.eye(8).double() - 0.9 * torch.outer(vt[0], vt[0])
+    assert_close(polar_factor(grad @ shrink, "exact"), polar_factor(grad, "exact"))
+    mean = random(64, seed=2)
+    dominated = random(64, 64) + torch.outer(random(64, seed=1), mean) * 8
+    shrink = torch.eye(64).double() - 0.9 * torch.outer(mean, mean) / mean.square().sum()
+    exact = polar_factor(dominated, "exact")
+    cosine = lambda one, other: float((one * other).sum() / one.norm() / other.norm())  # noqa: E731
+    assert cosine(polar_factor(dominated @ shrink, "exact"), exact) > 0.999
+    accuracies = [cosine(newton_schulz(d), polar_factor(d, "exact")) for d in (dominated, dominated @ shrink)]
+    assert accuracies[0] + 0.01 < accuracies[1] < 1

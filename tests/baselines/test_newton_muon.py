@@ -1,0 +1,103 @@
+"""Newton-Muon. Truth: dense inverses, and the limits in which the moment changes nothing or centers the inputs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines._polar import polar_factor
+from baselines.newton_muon import NewtonMuon
+from mkor_core import Preconditioner
+from mkor_core.method import LayerShape
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, Preconditioner]:
+    """Take a step of a layer ``[2, d]``; return D, V and the preconditioner."""
+    torch.manual_seed(0)
+    layer = nn.Linear(x.shape[1], 2, bias=has_bias).double()
+    preconditioner = Preconditioner(layer, NewtonMuon(**chosen))
+    (layer(x) - 1).square().mean().backward()
+    found = []
+    for _ in range(2):
+        parts = [p.grad if p.dim() > 1 else p.grad[:, None] for p in layer.parameters() if p.grad is not None]
+        found.append(torch.cat(parts, 1).clone())
+        if len(found) == 1:
+            preconditioner.step()
+    return found[0], found[1], preconditioner
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("bias", ["apart", "joint"])
+@pytest.mark.parametrize("correction", ["none", "debias", "rescale"])
+def test_an_update_is_the_gradient_over_the_dense_moment(has_bias, bias, correction):
+    rows = random(9, 4) + 1
+    grad, update, _ = step(rows, has_bias=has_bias, bias=bias, correction=correction, factor_decay=0.8, damping=0.3)
+    x = torch.cat([rows, torch.ones(9, 1).double()], 1) if has_bias and bias == "joint" else rows
+    n = x.shape[1]
+    moment = 0.8 * 1e-3 * torch.eye(n).double() + 0.2 * x.T @ x / len(x)
+    moment = moment / 0.2 if correction == "debias" else moment
+    damped = moment + 0.3 * moment.trace() / n * torch.eye(n).double()
+    truth = grad[:, :n] @ torch.linalg.inv(damped)
+    truth = truth * grad[:, :n].norm() / truth.norm() if correction == "rescale" else truth
+    assert_close(update[:, :n], truth)
+    assert_close(update[:, n:], grad[:, n:], rtol=0, atol=0)  # a bias that stands apart
+
+
+def test_a_convolution_has_one_row_for_each_location():
+    torch.manual_seed(0)
+    layer = nn.Conv2d(2, 3, 2).double()
+    preconditioner = Preconditioner(layer, NewtonMuon(factor_decay=0.0))
+    images = random(5, 2, 4, 4)
+    layer(images).square().mean().backward()
+    preconditioner.step()
+    rows = nn.functional.unfold(images, 2).transpose(1, 2).flatten(0, 1)
+    assert_close(preconditioner.state_dict()["layers"][""]["right"][:-1, :-1], rows.T @ rows / len(rows))
+
+
+def test_a_moment_that_commutes_with_d_t_d_leaves_the_polar_factor_alone():
+    """So msgn(D K^-1) = msgn(D), for K = I above all."""
+    u, v = torch.linalg.qr(random(4, 4))[0], torch.linalg.qr(random(4, 4, seed=1))[0]
+    scales = torch.tensor([3.0, 1.0, 0.5, 0.2], dtype=torch.float64)
+    grad, moment = u @ torch.diag(scales) @ v.T, v @ torch.diag(scales.flip(0)) @ v.T
+    method = NewtonMuon(damping=1e-9, bias="joint")
+    state = method.initial_state(LayerShape(4, 4), torch.float64, torch.device("cpu"))
+    state["right"] = moment
+    method.refresh(state, 0)
+    update = method.precondition(state, grad)
+    assert (update / update.norm() - grad / grad.norm()).norm() > 0.2
+    assert_close(polar_factor(update, "exact"), polar_factor(grad, "exact"))
+
+
+def test_one_example_steps_along_its_preconditioned_input():
+    """Truth: ``g (R x)^T / (|g| |R x|)``, g the gradient of the output."""
+    x = random(1, 4)
+    grad, update, preconditioner = step(x, has_bias=False, factor_decay=0.5)
+    along = preconditioner.state_dict()["layers"][""]["right_inverse"] @ x[0]
+    g = grad @ x[0]
+    assert_close(polar_factor(update, "exact"), torch.outer(g, along) / g.norm() / along.norm())
+
+
+def test_a_joint_bias_centers_the_inputs():
+    """Truth: the weight's part is ``(D_W - d_b a^T) Cov(x)^-1``, a the mean input."""
+    x = random(9, 4) + 2
+    grad, update, _ = step(x, has_bias=True, bias="joint", factor_decay=0.0, damping=1e-12)
+    mean = x.mean(0)
+    covariance = (x - mean).T @ (x - mean) / len(x)
+    truth = (grad[:, :4] - torch.outer(grad[:, 4], mean)) @ torch.linalg.inv(covariance)
+    assert_close(update[:, :4], truth, rtol=1e-6, atol=1e-8)
+
+
+def test_a_failed_decomposition_gives_the_identity():
+    method = NewtonMuon(bias="joint")
+    state = method.initial_state(LayerShape(2, 3), torch.float64, torch.device("cpu"))
+    state["right"] = -torch.eye(3).double()
+    method.refresh(state, 0)
+    assert_close(state["right_inverse"], torch.eye(3).double(), rtol=0, atol=0)
