@@ -222,11 +222,15 @@ def test_c01_without_fine_tuning_is_not_tested():
 def test_c01_where_the_pretraining_has_a_target_states_the_f1(hybrid_reaches, verdict):
     metrics, squad = fine_tuned("bert_squad", {"lamb": [0.7, 0.72], "mkor_h": [0.8, 0.82]}, ["quotes"])
     bert = _bert(lamb=[100.0, 110.0, 120.0], mkor_h=hybrid_reaches)
-    evidence = _evidence(bert, squad=Trained(SQUAD, squad, metrics))
+    runs = bert.runs.set_index(["optimizer", "seed"])["run"]
+    starts = [runs[row.optimizer, row.seed] for row in squad.itertuples()]
+    evidence = _evidence(bert, squad=Trained(SQUAD, squad.assign(start_from=starts), metrics))
     decision = decide_hybrid_time(evidence, conditions("C01"), rival="lamb")
     assert decision.verdict == verdict
     assert float(decision.measured.removeprefix("BERT: ")) == pytest.approx(100 / hybrid_reaches[0], rel=5e-3)
     assert "MKOR-H's F1 minus lamb's is 0.1 [0.1, 0.1]." in decision.details
+    other = replace(evidence, squad=Trained(SQUAD, squad.assign(start_from="of another size"), metrics))
+    assert "F1" not in decide_hybrid_time(other, conditions("C01"), rival="lamb").details
 
 
 def test_c02_states_the_periods_and_the_iterations():

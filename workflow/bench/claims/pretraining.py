@@ -180,10 +180,13 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], *, r
     if evidence.in_full or not evidence.bert.has_target:
         return decision
     squad = evidence.squad
-    by_label = (averages_of(squad.metrics, squad.runs, label).by_seed for label in ("mkor_h", rival))
+    fine_tuned = squad.runs[squad.runs["start_from"].isin(evidence.bert.runs["run"])]
+    by_label = (averages_of(squad.metrics, fine_tuned, label).by_seed for label in ("mkor_h", rival))
     difference = paired_difference(*by_label)
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
-    return with_details(decision, after, from_runs("bert_squad.runs.csv", squad.of_labels("mkor_h", rival)))
+    return with_details(
+        decision, after, from_runs("bert_squad.runs.csv", fine_tuned[fine_tuned["optimizer"].isin(("mkor_h", rival))])
+    )
 
 
 def _used(evidence: Evidence) -> Iterable[Trained]:

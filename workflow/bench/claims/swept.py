@@ -105,7 +105,7 @@ def counts(name: str, ratio: SweptRatio) -> str:
     if ratio.unreached:
         remarks.append(f"one of the two runs missed the target in {ratio.unreached} and counts with its budget")
     if ratio.left_out:
-        remarks.append(f"{ratio.left_out} are left out, where neither reached the target or it was met at the start")
+        remarks.append(f"{ratio.left_out} left out, where neither reached the target or it was met at the start")
     return f"Of {ratio.pairs + ratio.left_out} pairs of {name}, {'; '.join(remarks)}." if remarks else ""
 
 

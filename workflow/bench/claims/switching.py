@@ -180,11 +180,7 @@ def decide_switch(
         f"After its switch, MKOR-H minus MKOR: {part_verdicts(parts)}.",
         sentences(
             *(side.reason or side.details for side in judged),
-            *(
-                f"Not judged: {side.part.name} {side.part.measured} {side.part.interval}."
-                for side in beside
-                if side.details
-            ),
+            *(f"Not judged: {side.part.name} {side.part.measured} {side.part.interval}." for side in beside),
         ),
         seeds="; ".join(dict.fromkeys(side.seeds for side in tested)),
         data=sum((side.data for side in (*tested, *beside)), NO_SOURCES),
