@@ -20,7 +20,7 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.source_code import is_current
-from workflow.bench.training.record import RunFolder, origin_of, read_record
+from workflow.bench.training.record import RunFolder, origin_of, read_record, sealed
 
 
 def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]:
@@ -62,7 +62,9 @@ def _kept(plan: Plan, experiment: str, run: Run) -> Kept:
             f"experiment = '{experiment}': run {run.id} ({run.describe()}) was made by older code; "
             "run python -m workflow.bench.refresh first"
         )
-    return Kept(record.summary, read_text(folder.metrics))
+    # The names of hosts are not for publication.
+    reports = [{**report, "host": plan.hardware} for report in record.summary["by_rank"]]
+    return Kept(sealed({**record.summary, "by_rank": reports}), read_text(folder.metrics))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

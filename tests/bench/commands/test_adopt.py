@@ -105,6 +105,9 @@ def test_keeping_again_writes_the_same_archive_and_adopted_runs_are_not_kept_twi
     again = folder / "again" / "one" / "embedded" / f"first{SUFFIX}"
     assert again.read_bytes() == archive(folder, "first").read_bytes()
     assert len(again.read_bytes()) < 4 * 4096
+    content = json.loads(gzip.decompress(again.read_bytes()))
+    hosts = {report["host"] for record in content["runs"].values() for report in record["run.json"]["by_rank"]}
+    assert hosts == {"one"}
     adopted(folder)
     capsys.readouterr()
     assert keep.main(["first", "--into", str(folder / "again"), *place(folder, "two")]) == 0
