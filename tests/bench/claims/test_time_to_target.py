@@ -10,10 +10,12 @@ import pytest
 
 from tests.support.synthetic_claims import NO_RUNS, conditions, swept, untrained
 from tests.support.synthetic_probes import step_time
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.target_sweep import SweptRatio
 from workflow.bench.claims import time_to_target
 from workflow.bench.claims.decision import Decision
-from workflow.bench.claims.swept import Trained
+from workflow.bench.claims.swept import Trained, part_of
 
 RIVALS = {"C06": ("sgd",), "C07": ("kaisa",), "C19": ("sgd", "hylo", "kaisa")}
 
@@ -186,3 +188,19 @@ def test_the_interval_is_that_of_the_tuning_studies_means():
     assert _decide("C06", nested).interval == three.interval
     assert "Intervals are those of the means of 3 tuning studies." in _decide("C06", nested).details
     assert _decide("C06", six).interval != three.interval
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "unreached", "verdict"),
+    [
+        (0.98, 1.02, 6, "no difference"),
+        (0.98, 1.02, 7, "inconclusive"),  # runs that miss a target move a ratio toward 1
+        (1.01, 1.02, 64, "confirmed"),
+        (0.98, 0.99, 64, "refuted"),
+        (1.0, 1.0, 0, "inconclusive"),  # a tie in every seed
+    ],
+)
+def test_labels_of_which_many_runs_miss_targets_are_not_called_equal(low, high, unreached, verdict):
+    estimate = Estimate(1.0, low, high, 8, "geometric mean", "t", is_ratio=True)
+    ratio = SweptRatio(estimate, pairs=64, unreached=unreached, left_out=0, seeds=(0,), studies=0)
+    assert part_of("", ratio, conditions("C06")[0]).verdict == verdict
