@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, read_csv, run_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.cost_line import exit_with_cost
 
 
 def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:
@@ -61,4 +61,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_cost(main())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from workflow.bench.plan.tiers import MOST_LOOKS
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.support.command_line import FAILURES, check_option, run_command, whole
 from workflow.bench.support.config import ConfigError, did_you_mean, shown_value
+from workflow.bench.support.cost_line import exit_with_cost
 
 
 def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
@@ -106,4 +106,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_cost(main())

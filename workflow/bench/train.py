@@ -15,6 +15,7 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
 from workflow.bench.support.command_line import check_option, real, refuse_unwritable, run_command, whole
 from workflow.bench.support.config import ConfigError, shown_path
+from workflow.bench.support.cost_line import exit_with_cost
 from workflow.bench.training import launcher
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
@@ -103,4 +104,4 @@ def _chosen(job: Job, seeds: Sequence[int] | None) -> list[Run]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with_cost(main(), worked=(0, EXIT_RESUMABLE))

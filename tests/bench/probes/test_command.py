@@ -78,6 +78,8 @@ def test_a_probe_of_optimizers_measures_its_own_or_those_named(folder, tmp_path,
     named = [*arguments, "--optimizers", "soap", "mkor_windowed"]
     assert _command.run("x", measure, named, optimizers=("base", "mkor")) == 0
     assert measured == [["base", "mkor"], ["soap", "mkor_windowed"]]
+    said = capsys.readouterr().err.splitlines()
+    assert [line.partition(":")[0] for line in said] == ["cost", "cost"]
     assert _command.run("x", measure, [*arguments, "--optimizers", "mkro"], optimizers=("base",)) == 1
     assert capsys.readouterr().err == "optimizer = 'mkro': unknown; did you mean 'mkor'?\n"
 

@@ -14,6 +14,7 @@ from workflow.bench.probes._optimizers import BASE, check_labels
 from workflow.bench.probes._rows import write_rows
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.cost_line import print_cost
 
 
 def run(
@@ -56,5 +57,6 @@ def run(
             raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
         torch.set_num_threads(plan.tier.threads)
         write_rows(options.out, measure(plan, *labels), columns)
+        print_cost()
 
     return run_command(parser, work, arguments)

@@ -14,6 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
 
+from workflow.bench.support.cost_line import print_cost
+
 
 def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
     """Return ``function(*arguments)`` of each of ``world`` fresh processes, by rank.
@@ -49,6 +51,7 @@ def _work(
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     try:
         result = function(*arguments)
+        print_cost(with_time=False)  # the caller's own line cannot count it: the server that forked it lives on
         (folder / str(rank)).write_bytes(pickle.dumps(result))
         if world > 1:
             dist.barrier()  # a rank that left early would break the others' collectives

@@ -34,7 +34,6 @@ from workflow.bench.probes._parallel import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META, captured
 
-CORES: Final = 4
 USES_GPU: Final = False
 TIMING: Final = True
 OPTIMIZERS: Final = ("mkor", "mkor_bfloat16", "kaisa", "kaisa_mem_opt", "eva", "hylo")

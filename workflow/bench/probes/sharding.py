@@ -37,7 +37,6 @@ from workflow.bench.probes._parallel import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._timed_loop import SAFE_RATE
 
-CORES: Final = 4
 USES_GPU: Final = False
 TIMING: Final = True
 OPTIMIZERS: Final = (

@@ -1,0 +1,52 @@
+"""The line with which a command ends its log: the processor time and the time that it took."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple, NoReturn
+
+_STARTED: Final = time.perf_counter() - time.process_time()
+"""When this process started, nearly: what it does before this import is importing, which waits for little."""
+_LINE: Final = re.compile(r"^cost: ([0-9.]+) core-seconds(?: in ([0-9.]+) s)?$", re.MULTILINE)
+
+
+class Cost(NamedTuple):
+    """What one or several commands took."""
+
+    core_seconds: float
+    """Of a process and of those that worked for it."""
+    seconds: float
+
+
+def print_cost(*, with_time: bool = True) -> None:
+    """Print what this process has cost so far to stderr; the last thing that a job's command does.
+
+    with_time: False in a process that works for another one, which prints the time that both took.
+    """
+    used = os.times()
+    processors = used.user + used.system + used.children_user + used.children_system
+    time_taken = f" in {time.perf_counter() - _STARTED:.1f} s" if with_time else ""
+    print(f"cost: {processors:.1f} core-seconds{time_taken}", file=sys.stderr)
+
+
+def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:
+    """End the process with this status, and print its cost if the status is one of ``worked``: an error is one line."""
+    if code in worked:
+        print_cost()
+    sys.exit(code)
+
+
+def cost_in(log: str) -> Cost | None:
+    """Return the sum of the costs in a log, which has several lines if a command was resumed; None if it has none."""
+    found = [Cost(float(core_seconds), float(seconds or 0)) for core_seconds, seconds in _LINE.findall(log)]
+    return total(found) if found else None
+
+
+def total(costs: Iterable[Cost]) -> Cost:
+    """Return the sum of costs."""
+    given = list(costs)
+    return Cost(sum(cost.core_seconds for cost in given), sum(cost.seconds for cost in given))
