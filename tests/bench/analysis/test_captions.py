@@ -66,7 +66,10 @@ def test_a_caption_of_a_tier_with_several_looks_says_so_and_shows_the_level_of_o
     with looks(results.looks):
         text = caption(results, _runs(seeds=range(8)))
         assert "seeds 0-7 (median, 98.75 % order-statistics interval)" in text
-        assert "Look 2 of at most 4: intervals of 98.75 %, so that all looks together err with 5 %. " in text
+        assert (
+            "Look 2 of at most 4: intervals of 98.75 %, so that all looks together err in at most 5 % of cases. "
+            in text
+        )
         assert "seeds 0-6 (mean, 98.75 % t interval)" in caption(results, _runs(seeds=range(7)))
 
 

@@ -188,7 +188,7 @@ def caption(
     if names := list(absent):
         parts.append(f"no results yet: {', '.join(names)}")
     if results.looks > 1:
-        spent = f"intervals of {shown_level()}, so that all looks together err with 5 %"
+        spent = f"intervals of {shown_level()}, so that all looks together err in at most 5 % of cases"
         parts.append(f"look {results.look} of at most {results.looks}: {spent}")
     if not runs.empty:
         parts += _code(runs)
