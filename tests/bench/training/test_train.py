@@ -645,7 +645,9 @@ def test_a_run_stopped_by_a_signal_is_saved_and_resumed(folder: Path, tmp_path: 
     first.send_signal(signal.SIGTERM)
     _, errors = first.communicate(timeout=60)
     assert first.returncode == EXIT_RESUMABLE == 75, errors
-    assert errors.endswith("interrupted and saved; the same command resumes it\n")
+    *_, message, cost = errors.splitlines()
+    assert message == "interrupted and saved; the same command resumes it"
+    assert cost.startswith("cost: ")
     summary = read_summary(place)
     assert summary["status"] == "interrupted"
     assert 20 <= summary["steps_done"] < 500
