@@ -29,6 +29,17 @@ def test_c04_averages_the_last_scores_of_all_tasks():
     assert "mkor 0.8, 0.8; lamb 0.7, 0.7" in decision.details
 
 
+def test_c04_leaves_out_a_seed_of_which_a_task_is_missing():
+    """A run that was not begun has a row without a data set."""
+    metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7, 0.71, 0.72], "mkor": [0.75, 0.76, 0.77]})
+    absent = (runs["optimizer"] == "mkor") & (runs["seed"] == 2) & (runs["dataset"] == "docstrings: copy")
+    metrics = metrics[~metrics["run"].isin(runs.loc[absent, "run"])]
+    runs.loc[absent, ["dataset", "status"]] = [None, "missing"]
+    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    assert decision.seeds == "0-1"
+    assert "Tasks: docstrings: copy, docstrings: package;" in decision.details
+
+
 def test_c04_states_averages_with_four_digits():
     """Truth: a third of 0.7 + 0.7 + 0.75, and of 0.7 + 0.7 + 0.7."""
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7], "mkor": [0.7]}, ["a", "b", "c"])

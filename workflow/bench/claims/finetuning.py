@@ -39,11 +39,16 @@ class Averages:
     """The number of runs that broke down. A comparison without them would favor the label."""
 
 
+def _tasks(runs: pd.DataFrame) -> list[str]:
+    """Return the tasks of fine-tuning runs; a run that was not begun does not state its own."""
+    return sorted(runs["dataset"].dropna().unique())
+
+
 def averages_of(metrics: pd.DataFrame, runs: pd.DataFrame, label: str) -> Averages:
     """Return a label's averages from rows of ``<experiment>.csv`` and ``<experiment>.runs.csv``."""
     of_label = runs[runs["optimizer"] == label]
     last = last_values(metrics, "score")
-    by_task = [scores(of_label[of_label["dataset"] == task], last) for task in runs["dataset"].unique()]
+    by_task = [scores(of_label[of_label["dataset"] == task], last) for task in _tasks(runs)]
     broken = sum(math.isinf(value) for task in by_task for value in task.values())
     return Averages(averages(by_task), broken)
 
@@ -67,7 +72,7 @@ def average_difference(
         return not_tested(lacks)
     by_label = {label: averages_of(metrics, runs, label) for label in (contender, reference)}
     difference = paired_difference(by_label[contender].by_seed, by_label[reference].by_seed)
-    tasks = sorted(runs["dataset"].astype(str).unique())
+    tasks = _tasks(runs)
     if difference is None:
         return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
     used = runs[runs["optimizer"].isin((contender, reference))]
