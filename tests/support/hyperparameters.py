@@ -14,8 +14,11 @@ from baselines import DEFAULT_BASE, available, build, method_class
 from mkor_core.ranges import Domain, OneOf
 
 FAST: dict[str, dict[str, Any]] = {
+    "adafisher": {"factor_update_period": 2, "damping": 0.1},
+    "dp_kfac": {"factor_update_period": 1, "inverse_update_period": 2, "factor_decay": 0.9},
     "mkor": {"inverse_update_period": 2},
     "mkor_h": {"inverse_update_period": 2, "warmup_steps": 100},
+    "kld_wrm": {"damping": 1.0, "factor_decay": 0.8},
     "kaisa": {"factor_update_period": 1, "inverse_update_period": 2},
     "cgfac": {"iterations": 3},
     "hylo": {"update_period": 2},
@@ -28,7 +31,9 @@ FAST: dict[str, dict[str, Any]] = {
     "mkor_muon": {"inverse_update_period": 2},
     "distributed_shampoo": {"inverse_update_period": 2, "first_inverse_update": 2},
 }
-"""Periods short enough for tests of a few steps; so few iterations that conjugate gradients do not amplify rounding."""
+"""Periods short enough for tests of a few steps, and what a method needs to learn in them.
+
+CG-FAC has few iterations, since more would amplify the rounding of sums in another order."""
 ADAPTIVE = ("adamw", "distributed_shampoo", "kl_shampoo", "lamb", "muon", "nadamw", "normuon", "psgd_kron", "soap")
 LEARNING_RATES = {**dict.fromkeys(ADAPTIVE, 0.02), "cgfac": 0.002, "hylo": 0.01}
 OTHER_VALUES: dict[str, Any] = {
@@ -70,6 +75,10 @@ OTHER_VALUES: dict[str, Any] = {
     "kfac_approx": "reduce",
     "loss_average": "batch+sequence",
     "operator": "block",
+    "averaging": "convex",
+    "normalize": "after",
+    "rms_clip": 1e-3,
+    "subproblem": "Q",
     "tolerance": 0.5,
     "iterations": 2,
     "inverse_temperature": 100.0,
@@ -90,6 +99,8 @@ OTHER_VALUES: dict[str, Any] = {
 }
 ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
 NEEDS: dict[str, dict[str, Any]] = {
+    "decoupled_decay": {"weight_decay": 0.2},
+    "rms_clip": {"subproblem": "Q"},
     "stabilizer_blend": {"stabilizer_threshold": 0.5},
     "knee_beta": {"warmup_steps": 3},
     "warmup_steps": {"knee_beta": 1e6},

@@ -46,6 +46,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kaisa half": ("kaisa", {"inverse_update_period": 3, "grad_worker_fraction": 0.5, "compute_method": "inverse"}, {}),
     "eva": ("eva", {}, {}),
     "hylo": ("hylo", {"update_period": 3, "sample_fraction": 0.4}, {}),
+    "adafisher": ("adafisher", {"lr": 1e-4, "factor_update_period": 3}, {}),
+    "kld_wrm": ("kld_wrm", {"lr": 0.01, "damping": 1.0}, {}),
     "cgfac": ("cgfac", {"lr": 0.001}, {}),
     "thermo_kfac": ("thermo_kfac", {"factor_update_period": 2, "inverse_update_period": 3}, {}),
     "shampoo": ("shampoo", {"lr": 0.01, "inverse_update_period": 3}, {}),

@@ -57,9 +57,9 @@ def counted_steps(workload: Workload, loop: Loop, run: Run, number: int) -> list
     return waits
 
 
-DECOMPOSE = ("kaisa", "kl_shampoo", "soap", "thermo_kfac")
+DECOMPOSE = ("dp_kfac", "kaisa", "kl_shampoo", "soap", "thermo_kfac")
 """Methods that decompose two matrices for each layer now and then; torch looks whether that failed."""
-DECOMPOSE_ALWAYS = ("sketchy",)
+DECOMPOSE_ALWAYS = ("kld_wrm", "sketchy")
 """Those that do so in every step."""
 READ_VALUES = ("shampoo", "singd")
 """Shampoo's iterations and SINGD's factors need values, which the meta device does not have."""

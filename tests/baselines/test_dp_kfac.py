@@ -1,0 +1,101 @@
+"""Truth: KAISA's rule, fed the rows that the owner of a layer has; on one process KAISA itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.multiprocessing.spawn import start_processes
+from torch.testing import assert_close
+
+from baselines import KAISA, build
+from mkor_core import Preconditioner
+from tests.support import owned_factors
+from tests.support.owned_factors import OPTIONS, RATE, batch, network
+
+START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
+OWNERS = {"0": 0, "2": 1, "4": 0}
+"""Layers go to two ranks in turn."""
+
+
+@pytest.mark.parametrize("chosen", [{}, {"compute_method": "inverse", "kl_clip": None, "factor_decay": 0.5}])
+def test_on_one_process_it_is_kaisa(chosen: dict[str, Any]):
+    results = []
+    for name in ("kaisa", "dp_kfac"):
+        model = network()
+        shared = {"lr": 0.05, "momentum": 0.9, "factor_decay": 0.95, "factor_update_period": 2}
+        optimizer, _ = build(name, model, {**shared, "inverse_update_period": 3, **chosen})
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(batch(0, 1)).square().mean().backward()
+            optimizer.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(results[1], results[0], rtol=1e-12, atol=1e-14)
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of two ranks has after a step."""
+    folder: Path = tmp_path_factory.mktemp("owners")
+    start_processes(owned_factors.step, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+
+
+def test_only_its_owner_has_a_layer_s_factors(of_ranks):
+    for rank, found in enumerate(of_ranks):
+        assert set(found["layers"]) == {name for name, owner in OWNERS.items() if owner == rank}
+
+
+def test_ranks_take_the_steps_of_kaisa_on_the_owners_shares(of_ranks):
+    """Factors from the owner's share of the batch and its own mean loss, gradients from the whole batch."""
+    kfac, states = KAISA(**OPTIONS), {}
+    for rank in range(2):
+        model = network()
+        alone = Preconditioner(model, kfac)
+        model(batch(rank, 2)).square().mean().backward()
+        alone.step()
+        layers = alone.state_dict()["layers"]
+        states |= {name: layers[name] for name, owner in OWNERS.items() if owner == rank}
+        for name in of_ranks[rank]["layers"]:
+            for side in ("left", "right"):
+                assert_close(of_ranks[rank]["layers"][name][side], layers[name][side], rtol=1e-12, atol=1e-15)
+    model = network()
+    model(batch(0, 1)).square().mean().backward()
+    for name, state in states.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, nn.Linear)
+        assert layer.weight.grad is not None
+        assert layer.bias.grad is not None
+        value = kfac.precondition(state, torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1))
+        with torch.no_grad():
+            layer.weight -= RATE * value[:, :-1]
+            layer.bias -= RATE * value[:, -1]
+    for found in of_ranks:
+        assert_close(found["weights"], [*model.parameters()], rtol=1e-10, atol=1e-13)
+
+
+def test_no_factor_is_sent_and_each_owner_sends_its_updates(of_ranks):
+    for rank, found in enumerate(of_ranks):
+        numbers = sum(
+            parameter.numel()
+            for name, owner in OWNERS.items()
+            if owner == rank
+            for parameter in network().get_submodule(name).parameters()
+        )
+        assert found["bytes"] == {"broadcast": 8 * numbers}
+
+
+def test_a_rank_takes_its_layers_from_a_checkpoint_and_leaves_the_others(monkeypatch):
+    saved = build("dp_kfac", network(), {"lr": 0.1})[0]
+    model = network()
+    optimizer, _ = build("dp_kfac", model, {"lr": 0.1})
+    model(batch(0, 1)).square().mean().backward()
+    optimizer.step()
+    state = optimizer.state_dict()
+    assert set(state["dp_kfac"]["layers"]) == set(OWNERS)
+    monkeypatch.setattr(saved._owners, "owns", lambda name: name == "2")
+    saved.load_state_dict(state)
+    assert set(saved._states.saved()) == {"2"}
