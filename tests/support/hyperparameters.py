@@ -29,13 +29,22 @@ FAST: dict[str, dict[str, Any]] = {
     "kl_shampoo": {"update_period": 2},
     "newton_muon": {"update_period": 2},
     "mkor_muon": {"inverse_update_period": 2},
+    "rs_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
+    "b_kfac": {"factor_update_period": 1},
     "distributed_shampoo": {"inverse_update_period": 2, "first_inverse_update": 2},
 }
 """Periods short enough for tests of a few steps, and what a method needs to learn in them.
 
 CG-FAC has few iterations, since more would amplify the rounding of sums in another order."""
 ADAPTIVE = ("adamw", "distributed_shampoo", "kl_shampoo", "lamb", "muon", "nadamw", "normuon", "psgd_kron", "soap")
-LEARNING_RATES = {**dict.fromkeys(ADAPTIVE, 0.02), "cgfac": 0.002, "hylo": 0.01}
+LEARNING_RATES = {
+    **dict.fromkeys(ADAPTIVE, 0.02),
+    "cgfac": 0.002,
+    "hylo": 0.01,
+    "schedule_free_adamw": 0.05,
+    "rs_kfac": 0.3,
+    "b_kfac": 0.3,
+}
 OTHER_VALUES: dict[str, Any] = {
     "update_rule": "released",
     "factor_decay": 0.5,
@@ -89,6 +98,11 @@ OTHER_VALUES: dict[str, Any] = {
     "inverse_root": "square",
     "correction": "rescale",
     "tail_decay": "released",
+    "power": 0.75,
+    "sketch": "sre",
+    "power_steps": 1,
+    "max_rows": 3,
+    "overwrite_period": 2,
     "update_clip": 0.1,
     "update_probability": 0.3,
     "row_decay": 0.3,
@@ -105,6 +119,9 @@ NEEDS: dict[str, dict[str, Any]] = {
     "knee_beta": {"warmup_steps": 3},
     "warmup_steps": {"knee_beta": 1e6},
     "tail_decay": {"rank": 3},
+    "sketch": {"rank": 2},
+    "power_steps": {"rank": 2},
+    "overwrite_period": {"rank": 2},
 }
 
 

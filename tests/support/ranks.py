@@ -43,6 +43,8 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "newton_muon": ("newton_muon", {"update_period": 2, "correction": "rescale"}),
     "mkor_muon": ("mkor_muon", {"inverse_update_period": 2}),
+    "rs_kfac": ("rs_kfac", {"factor_update_period": 1, "inverse_update_period": 2}),
+    "b_kfac": ("b_kfac", {"factor_update_period": 2, "max_rows": 5}),
 }
 CASES = WITH_OPTIONS | {
     name: (name, {})

@@ -9,7 +9,7 @@ from workflow.bench.plan.runs import Job, Run
 from workflow.bench.support.config import shown_path
 from workflow.cluster.settings import Cluster, Training
 
-KEEPS_ROWS: Final = ("cgfac", "hylo", "newton_muon")
+KEEPS_ROWS: Final = ("b_kfac", "cgfac", "hylo", "newton_muon", "rs_kfac")
 HAS_RANK: Final = ("mkor", "mkor_h")
 """Methods that keep rows with the hyperparameter ``rank`` above 1."""
 

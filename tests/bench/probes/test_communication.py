@@ -24,8 +24,9 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     numbers of the update to every other rank; or a window of 4 columns adds 4 d numbers and two norms, Eva four sums.
     MKOR and Eva add mean vectors and a count, MKOR-H also the loss; in half precision the count goes separately. KAISA
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
-    gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo and CG-FAC gather
-    the rows. Newton-Muon adds the triangle of one moment and three numbers, MKOR-Muon one mean vector and a count.
+    gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo, CG-FAC and
+    B-KFAC gather the rows. RS-KFAC sends as KAISA does, up to its rank. Newton-Muon adds the triangle of one moment and
+    three numbers, MKOR-Muon one mean vector and a count.
     """
     exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -43,6 +44,8 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "hylo": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
         "cgfac": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
         "thermo_kfac": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1)},
+        "b_kfac": {"all_gather": FLOAT32_BYTES * 2 * ROWS * d},
+        "rs_kfac": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * 2 * (d * d + d)},
         "newton_muon": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) // 2 + 3)},
         "mkor_muon": {"all_reduce": FLOAT32_BYTES * (d + 1)},
     }[label]
@@ -69,10 +72,11 @@ def test_bytes_are_those_of_the_formulas(rows):
 def test_only_owners_broadcast(rows):
     assert {(row.optimizer, row.rank) for row in rows if row.collective == "broadcast"} == {
         ("kaisa", 0),
+        ("rs_kfac", 0),
         ("kaisa_mem_opt", 0),
         ("mkor_owners_ddp", 0),
     }
-    assert {row.optimizer for row in rows if row.collective == "all_gather"} == {"cgfac", "hylo"}
+    assert {row.optimizer for row in rows if row.collective == "all_gather"} == {"b_kfac", "cgfac", "hylo"}
     assert {row.rank for row in rows if row.workers == 4 and row.collective == "all_reduce"} == {0, 1, 2, 3}
 
 
