@@ -333,12 +333,12 @@ def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
 
 
 def test_a_legend_of_long_names_takes_fewer_columns_and_stays_inside():
-    """All styles at once fit in three columns, not in the four that are allowed."""
+    """All styles at once do not fit in the four columns that are allowed."""
     figure, _ = style.new_figure(1, 1, height=1)
     _page.arrange(figure, [_legend.line_entry(look) for look in style.STYLES.values()], "a caption", columns=4)
     figure.canvas.draw()
     box = figure.legends[0].get_window_extent()
-    assert figure.legends[0]._ncols == 3
+    assert figure.legends[0]._ncols < 4
     assert box.x0 >= 0
     assert box.x1 <= figure.bbox.x1
     assert box.y0 >= figure.axes[0].bbox.y1

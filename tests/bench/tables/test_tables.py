@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shutil
 from pathlib import Path
 
 import pandas as pd
@@ -47,9 +48,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def copied(results: Path, tmp_path: Path) -> Path:
     """A copy of the results that a test may change."""
     root = tmp_path / "test-cpu" / "embedded"
-    (root / "probes").mkdir(parents=True)
-    for file in results.rglob("*.csv"):
-        (root / file.relative_to(results)).write_bytes(file.read_bytes())
+    shutil.copytree(results, root)
     return root
 
 

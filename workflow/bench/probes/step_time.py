@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import fmean
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 
@@ -78,6 +78,10 @@ class Row(NamedTuple):
     note: str | None
 
 
+def _period_of(run: Run) -> int | None:
+    return next((period for name in PERIOD_FIELDS if (period := run.hyperparameters.get(name))), None)
+
+
 @dataclass(frozen=True)
 class Contender:
     """An optimizer that is timed on a workload, and the labels that it stands for."""
@@ -97,7 +101,7 @@ class Contender:
     @property
     def period(self) -> int | None:
         """Steps between refreshes; None for a method without a period."""
-        return next((p for name in PERIOD_FIELDS if (p := self.run.hyperparameters.get(name))), None)
+        return _period_of(self.run)
 
     @property
     def problem(self) -> str | None:
@@ -144,17 +148,31 @@ class Group:
 def groups(plan: Plan) -> list[Group]:
     """Return the groups of a plan: all optimizers of the experiments with a target, by what is trained."""
     found: dict[tuple[object, ...], dict[str, Contender]] = {}
+    timed = set()
     for job in plan.jobs:
         for planned in job.planned:
             if planned.target is None and job.experiment not in WITHOUT_TARGET:
                 continue
             run = planned.run
             what = (json.dumps(run.spec["workload"], sort_keys=True), run.precision, run.accumulation_steps)
-            values = {name: value for name, value in run.hyperparameters.items() if name != "lr"}
-            how = json.dumps([run.method, values], sort_keys=True)
+            # The seeds of a label differ in values that tuning chose, which change no step's work: one stands for all.
+            entry = (job.experiment, job.label, what, _period_of(run))
+            if entry in timed:
+                continue
+            timed.add(entry)
+            how = json.dumps([run.method, _work(run.hyperparameters)], sort_keys=True)
             contender = found.setdefault(what, {}).setdefault(how, Contender(run, job.label))
             contender.labels[job.experiment, job.label] = None
     return [_group(list(contenders.values())) for contenders in found.values()]
+
+
+def _work(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what decides the work of a step; of real numbers, whether they are 0 or 1, which save a product."""
+    return {
+        name: value in (0, 1) if isinstance(value, float) else value
+        for name, value in hyperparameters.items()
+        if name != "lr"
+    }
 
 
 def _group(contenders: list[Contender]) -> Group:
