@@ -42,6 +42,8 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         {"inverse_update_period": 2, "first_inverse_update": 2, "eps": 1e-3},
     ),
     "newton_muon": ("newton_muon", {"update_period": 2, "correction": "rescale"}),
+    # Divided by lambda, 0.001, its rate is 1000 times as large as that of the others.
+    "adafisher": ("adafisher", {"lr": 1e-4, "factor_update_period": 2}),
     "mkor_muon": ("mkor_muon", {"inverse_update_period": 2}),
     "rs_kfac": ("rs_kfac", {"factor_update_period": 1, "inverse_update_period": 2}),
     "b_kfac": ("b_kfac", {"factor_update_period": 2, "max_rows": 5}),

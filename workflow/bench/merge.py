@@ -45,6 +45,8 @@ FIGURES: Final = (
     "fig05_rank1_error",
     "fig13_update_rules",
     "fig14_cost_scaling",
+    "fig18_factors",
+    "fig20_target_sweep",
 )
 """The figures that are copied: those of the README. The others can be drawn again from the tables."""
 

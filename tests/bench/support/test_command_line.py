@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.support.experiments import block, make_folder, optimizer, options, write
 from tests.support.fuzzing import call
 from tests.support.numbers import WRITTEN, within
-from workflow.bench import prepare, train, tune
+from workflow.bench import make_artefact, prepare, train, tune
 from workflow.bench.support.command_line import real, whole
 from workflow.bench.support.config import ROOT
 
@@ -61,7 +61,12 @@ def numeric_options() -> list[tuple[str, str]]:
 def test_every_numeric_option_is_read_strictly(numeric_options: list[tuple[str, str]]):
     for command in COMMANDS:
         assert not {int, float} & {action.type for action in parser_of(command)._actions}, command
-    assert {command.rpartition(".")[2] for command, _ in numeric_options} == {"train", "prepare", "tune"}
+    assert {command.rpartition(".")[2] for command, _ in numeric_options} == {
+        "train",
+        "prepare",
+        "tune",
+        "make_artefact",
+    }
     assert len(numeric_options) >= 9
 
 
@@ -76,12 +81,14 @@ def checked_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, l
     monkeypatch.setattr(train, "_train", lambda *_: None)
     monkeypatch.setattr(tune, "_train", lambda *_: True)
     monkeypatch.setattr(tune, "publish", lambda *_: [])
+    monkeypatch.setattr(make_artefact, "make", lambda *_: [])
     monkeypatch.setattr(prepare, "prepare", lambda *_: "done")
     monkeypatch.setattr(prepare, "Vocabulary", lambda **_: None)
     return {
         "workflow.bench.train": ["one", "sgd", *options(folder)],
         "workflow.bench.tune": ["two", *options(folder)],
         "workflow.bench.prepare": [str(tmp_path)],
+        "workflow.bench.make_artefact": ["fig01_mkor_diagram", f"--results={tmp_path}"],
     }
 
 

@@ -78,7 +78,7 @@ MISTAKES = {
     ),
     "unknown base": (
         EXPERIMENT.replace("base: sgd", "base: kaisa"),
-        f'{BLOCK}.optimizers[1].hyperparameters.base = "kaisa": must be one of adamw, lamb, ',
+        f'{BLOCK}.optimizers[1].hyperparameters.base = "kaisa": must be one of adafisher, adamw, ',
     ),
     "unknown hyperparameter": (
         EXPERIMENT.replace("momentum", "momentun"),

@@ -117,6 +117,9 @@ def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
     ]
     taken = pd.DataFrame(rows)
     finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
+    if finite.empty:
+        explain_empty(axes, "no run reaches a target", width=24)
+        return
     axes.set_yscale("log")
     axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
     draw_curves(axes, taken, x="step", scale=0.01)
@@ -128,10 +131,11 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
     """Draw the share of problems that each label solves within a factor of the best label's iterations."""
     by_label = profiles(sweep)
     factors = np.concatenate([*by_label.values()]) if by_label else np.array([])
-    if not len(factors):
-        explain_empty(axes, "no seed is shared by all optimizers", width=24)
+    finite = factors[np.isfinite(factors)]
+    if not len(finite):
+        explain_empty(axes, "no target is reached" if len(factors) else "no seed is shared by all optimizers", width=24)
         return
-    end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(factors[np.isfinite(factors)].max())))
+    end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(finite.max())))
     for label in style.in_order(by_label):
         solved = by_label[label][by_label[label] <= end]
         x = [1.0, *solved, end]
