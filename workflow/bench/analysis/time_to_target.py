@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Final, Literal
 
@@ -46,14 +46,36 @@ def period_of(hyperparameters: Mapping[str, Any]) -> float:
 def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
     """Group rows of `RUN_COLUMNS` by their configuration, in the order in which the configurations first appear.
 
-    Runs that lack a column of `Configuration`, such as the target, are left out. The index of ``runs`` must be unique.
+    The seeds of a label that tuning studies gave different values are one configuration, whose hyperparameters list the
+    values, one for each study. Runs that lack a column of `Configuration`, such as the target, are left out. The index
+    of ``runs`` must be unique.
     """
     columns = [column.name for column in fields(Configuration)]
     places: dict[Configuration, list[object]] = {}
-    for place, *values in runs[columns].dropna().itertuples(name=None):
+    for place, *values in _over_studies(runs)[columns].dropna().itertuples(name=None):
         configuration = Configuration(*values)
         places.setdefault(replace(configuration, steps=int(configuration.steps)), []).append(place)
     return {configuration: runs.loc[index] for configuration, index in places.items()}
+
+
+def _over_studies(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return runs whose hyperparameters list the values of all studies where tuning chose them."""
+    same = [column.name for column in fields(Configuration) if column.name not in ("hyperparameters", "target")]
+    shown: dict[object, Any] = dict(runs["hyperparameters"].items())
+    for _, rows in runs.dropna(subset=["study"]).groupby(same, sort=False):
+        studies = [[*of_study] for _, of_study in rows.groupby("study")["hyperparameters"]]
+        tuned = {name: values for name in studies[0][0] if (values := _by_study(studies, name))}
+        for place, given in rows["hyperparameters"].items():
+            shown[place] = {**given, **tuned}
+    return runs.assign(hyperparameters=[shown[place] for place in runs.index])
+
+
+def _by_study(studies: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[Any, ...] | None:
+    """Return a hyperparameter's value in each study; None if it is the same in all, or varies within one."""
+    values = [of_study[0].get(name) for of_study in studies]
+    differs = any(value != values[0] for value in values)
+    fixed = all(given.get(name) == value for value, of_study in zip(values, studies, strict=True) for given in of_study)
+    return tuple(values) if differs and fixed else None
 
 
 def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:

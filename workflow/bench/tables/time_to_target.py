@@ -56,7 +56,9 @@ _SHARED: Final = ["experiment", "workload", "dataset", "target"]
 """Columns with the same values in all runs that are compared with each other."""
 
 
-def _reference(configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float) -> pd.DataFrame | None:
+def _reference(
+    configurations: Mapping[Configuration, pd.DataFrame], label: str, rate: float | tuple[float, ...]
+) -> pd.DataFrame | None:
     """Return a label's runs at a learning rate, or those of its only configuration.
 
     None if the label has no runs, or several configurations to choose from.
@@ -124,7 +126,7 @@ def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
             configuration.dataset,
             configuration.target.describe(),
             configuration.optimizer,
-            number(rate),
+            ", ".join(map(number, rate)) if isinstance(rate, tuple) else number(rate),
             configuration.period,
             iterations.took.n,
             iterations.reached,
@@ -170,6 +172,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
         "is faster. A target is reached where the metric, smoothed by the monotone curve nearest to it, crosses it "
         "between two evaluations",
+        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn",
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
