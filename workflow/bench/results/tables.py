@@ -148,10 +148,6 @@ def _is_finite(value: object) -> bool:
 _PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}
 
 
-_FORMER_MODELS: Final[Mapping[str, Mapping[str, str]]] = {"iteration_time": {"bert_pretraining": "bert"}}
-"""Models that results of earlier versions, such as those in results/reference, name differently, by probe."""
-
-
 @dataclass(frozen=True)
 class Results:
     """The results of one machine at one tier."""
@@ -220,8 +216,7 @@ class Results:
     def probe(self, name: str) -> pd.DataFrame:
         """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""
         path = self.root / "probes" / f"{name}.csv"
-        rows = _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE, former=FORMER_VALUES)
-        return rows.replace({"workload": _FORMER_MODELS.get(name, {})}) if "workload" in rows else rows
+        return _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE, former=FORMER_VALUES)
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments that have a table of runs."""
