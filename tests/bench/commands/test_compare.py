@@ -141,13 +141,6 @@ def test_a_step_time_between_measured_periods_is_that_of_the_nearest(tmp_path):
     assert str(found.data) == "probes/iteration_time.csv: workload=bert, optimizer=kaisa"
 
 
-def test_earlier_results_of_bert_are_read_under_its_one_name(tmp_path):
-    """Earlier versions of the probe iteration_time wrote bert_pretraining; results/reference may hold such rows."""
-    root = tmp_path / "test-cpu" / "embedded"
-    write_probe(root, "iteration_time", iteration_times().replace({"workload": {"bert": "bert_pretraining"}}))
-    assert set(Results(root).probe("iteration_time")["workload"]) == {"autoencoder", "bert"}
-
-
 def test_a_projection_is_iterations_measured_elsewhere_times_the_step_time_here(here, bare):
     found = _compared(here, bare)
     kaisa = found["fast-cpu", "kaisa"]

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_ratio, shared_seeds
+from workflow.bench.analysis.wording import number
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import ENDED
 
@@ -35,6 +36,12 @@ class Configuration:
     def period(self) -> float:
         """Steps between refreshes; NaN for a method without a period."""
         return period_of(self.hyperparameters)
+
+
+def rate_of(configuration: Configuration) -> str:
+    """Return a configuration's learning rate, or those of all studies that tuned it, for a table."""
+    rate = configuration.hyperparameters.get("lr", math.nan)
+    return ", ".join(map(number, rate)) if isinstance(rate, tuple) else number(rate)
 
 
 def period_of(hyperparameters: Mapping[str, Any]) -> float:

@@ -12,6 +12,7 @@ import pandas as pd
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.machines import Machine, StepTime
+from workflow.bench.analysis.time_to_target import rate_of
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import estimated, write_table
@@ -75,7 +76,7 @@ def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
             "experiment": time.configuration.experiment,
             "target": time.configuration.target.describe(),
             "optimizer": time.configuration.optimizer,
-            "rate": number(time.configuration.hyperparameters.get("lr", math.nan)),
+            "rate": rate_of(time.configuration),
             "inverse update period": _period(time.configuration.period),
             "machine": time.machine,
             "repeats or runs": time.iterations.took.n,
