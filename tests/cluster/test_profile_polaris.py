@@ -383,6 +383,22 @@ def the_file(**changes):
     return content
 
 
+def test_data_is_staged_by_several_processes_at_once(tmp_path):
+    data, target = tmp_path / "data", tmp_path / "ssd"
+    for name in ("big", "small"):
+        (data / name).mkdir(parents=True)
+        (data / name / "file").write_text(name)
+    (data / "loose").write_text("a data set of one file")
+    command = [str(PROFILE / "stage"), str(target), "big", "loose"]
+    at_once = [subprocess.Popen(command, env={**os.environ, "MKOR_DATA": str(data)}) for _ in range(8)]
+    assert [process.wait() for process in at_once] == [0] * 8
+    assert sorted(path.name for path in target.iterdir()) == ["big", "loose", "small"]
+    assert (target / "small").is_symlink()
+    assert (target / "big" / "file").read_text() == "big"
+    # A link made over a link to a folder would lie in that folder.
+    assert [path.name for path in (data / "small").iterdir()] == ["file"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
