@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import cast
+from typing import NamedTuple, cast
 
 from torch import nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
@@ -20,9 +20,26 @@ logger = logging.getLogger(__name__)
 Pattern = str | re.Pattern[str] | nn.Module
 Exclude = Pattern | Iterable[Pattern]
 
+EXCLUDED = "excluded"
+"""The reason for which a module is left out by the caller's wish."""
+
+
+class Selection(NamedTuple):
+    """The modules of a model that have parameters of their own, by name, in the model's order."""
+
+    layers: dict[str, Layer]
+    """Those to precondition."""
+    left_out: dict[str, str]
+    """The others, each with the reason."""
+
 
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
-    """Return the layers to precondition by name, in the model's order.
+    """Return the layers of `select_layers`, which raises the errors."""
+    return select_layers(model, exclude).layers
+
+
+def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
+    """Return the layers to precondition and what is left out.
 
     Modules with parameters of their own that are left out without being excluded are logged in one line, each with the
     reason.
@@ -35,23 +52,27 @@ def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
     excluded = _excluded_modules(modules, patterns)
     users = _users_of_parameters(modules)
     layers: dict[str, Layer] = {}
-    left_out: list[str] = []
+    left_out: dict[str, str] = {}
     for name, module in modules.items():
-        if module in excluded or not _has_parameters(module):
+        if not _has_parameters(module):
+            continue
+        if module in excluded:
+            left_out[name] = EXCLUDED
             continue
         reason = unsupported_reason(module) or _unsuitable_parameters(name, module, users)
         if reason is None:
             layers[name] = Layer(name, cast("Supported", module))
         else:
-            left_out.append(f"{name or 'the model itself'} ({reason})")
-    if left_out:
-        logger.info("Left to the base optimizer: %s.", "; ".join(left_out))
+            left_out[name] = reason
+    unfit = [f"{name or 'the model itself'} ({why})" for name, why in left_out.items() if why != EXCLUDED]
+    if unfit:
+        logger.info("Left to the base optimizer: %s.", "; ".join(unfit))
     if not layers:
-        reasons = f": {'; '.join(left_out)}" if left_out else ""
+        reasons = f": {'; '.join(unfit)}" if unfit else ""
         raise ValueError(
             f"The model has no Linear or Conv2d layer to precondition, or all of them are excluded{reasons}."
         )
-    return layers
+    return Selection(layers, left_out)
 
 
 def _has_parameters(module: nn.Module) -> bool:

@@ -1,18 +1,65 @@
-"""The choice of the engine: what a method works on, and which ranks hold the layers' states."""
+"""The choice of the capture and of the engine: what a method works on, and which ranks hold the layers' states."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 
+from torch import nn
 from torch.distributed import ProcessGroup
 
+from mkor_core import comm
+from mkor_core.blocks import ranks_of_a_batch
+from mkor_core.capture import Capture
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.layer import Layer
 from mkor_core.layerwise import LayerwiseEngine
 from mkor_core.method import Method, StackedMethod
 from mkor_core.owners import Owners, assigned
+from mkor_core.reductions import GradScale
+from mkor_core.row_capture import RowCapture
 from mkor_core.stacked import StackedEngine
+
+
+def make_capture(
+    layers: Mapping[str, Layer],
+    method: Method,
+    model: nn.Module,
+    micro_batches: int,
+    grad_scale: GradScale,
+    phases: Callable[[str], AbstractContextManager[object]],
+    group: ProcessGroup | None,
+) -> Capture | RowCapture:
+    """Return the hooks that reduce the layers' rows to the statistic of a method.
+
+    Args:
+        layers: the layers by name.
+        method: the method.
+        model: the model of the layers.
+        micro_batches: backward passes per step.
+        grad_scale: returns the loss scale that captured gradients are divided by; None for 1.
+        phases: returns the context manager of a phase of the work.
+        group: the ranks.
+
+    Raises:
+        TypeError: the method needs whole rows, which tensor-parallel ranks do not have.
+    """
+    statistic, world = method.statistic, comm.world_size(group)
+    sharers = ranks_of_a_batch(model, world)
+    if sharers > 1:
+        refuse_parts_of_rows(method)
+    place = 0 if method.rank_rows else comm.rank(group) // sharers
+    make: Callable[..., Capture | RowCapture] = RowCapture
+    if statistic.kind != "rows":
+        make = partial(Capture, statistic=statistic, place=place, sharers=sharers)
+    return make(
+        layers,
+        micro_batches=micro_batches,
+        shares=1 if method.rank_rows else world // sharers,
+        grad_scale=grad_scale,
+        phases=phases,
+    )
 
 
 def make_engine(

@@ -15,12 +15,12 @@ from torch.optim import Optimizer
 from mkor_core import comm
 from mkor_core.attachment import Attachment
 from mkor_core.autograd import matmul_precision, without_autocast
-from mkor_core.blocks import ranks_of_a_batch
-from mkor_core.capture import Capture, Sums
+from mkor_core.capture import Sums
 from mkor_core.comparison import Comparison, Comparisons
+from mkor_core.description import describe
 from mkor_core.diagnostics import Diagnostics
-from mkor_core.discovery import Exclude, find_layers, refuse_sharded
-from mkor_core.engines import make_engine, refuse_parts_of_rows
+from mkor_core.discovery import Exclude, refuse_sharded, select_layers
+from mkor_core.engines import make_capture, make_engine
 from mkor_core.exchange import exchange
 from mkor_core.kl_clip import known
 from mkor_core.layer import Layer
@@ -43,8 +43,9 @@ class Preconditioner:
     between the backward pass and ``optimizer.step()``. A trainer that clips gradients does so before that.
 
     Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
-    the first two kinds are logged once, by name. A layer without a gradient in a step is left alone. The parameters may
-    be sharded by ``fully_shard``, tensor parallelism or both, before the preconditioner is made.
+    the first two kinds are logged once, by name, and ``print(preconditioner)`` lists all with the reason, beside the
+    bytes of state. A layer without a gradient in a step is left alone. The parameters may be sharded by
+    ``fully_shard``, tensor parallelism or both, before the preconditioner is made.
 
     Args:
         model: the model, which may be in a data-parallel wrapper.
@@ -94,11 +95,12 @@ class Preconditioner:
         """The step (from 0) at which MKOR-H switched to the base optimizer alone; None before."""
         self._lr = lr
         self._precision = precision
-        self._grad_scale = grad_scale
         self._group = process_group
-        self._layers = find_layers(model, exclude)
+        self._layers, self._left_out = select_layers(model, exclude)
         self._diagnostics = Diagnostics(type(method).__name__)
-        self._capture = self._make_capture(model, accumulation_steps)
+        self._capture = make_capture(
+            self._layers, method, model, accumulation_steps, partial(loss_scale, grad_scale), self._phase, process_group
+        )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._engine = make_engine(self._layers, method, self._diagnostics, self._phase, process_group, owners)
         self._attachment: Attachment | None = None
@@ -109,6 +111,11 @@ class Preconditioner:
         self._comparisons = Comparisons()
         self._stepped: set[int] | None = None
         """The ids of the attached optimizer's parameters; None: all layers are preconditioned."""
+
+    def __repr__(self) -> str:
+        self._read_stepped()
+        states = None if self._released else self._engine.saved()
+        return describe(self.method, self._layers, self._active_layers(), self._left_out, states)
 
     def attach(self, optimizer: Optimizer) -> Self:
         """Precondition before every ``optimizer.step()``, and keep the state in ``optimizer.state_dict()``.
@@ -247,23 +254,6 @@ class Preconditioner:
         if state["switch_step"] is not None:
             self.switch_step = state["switch_step"]
             self._release()
-
-    def _make_capture(self, model: nn.Module, micro_batches: int) -> Capture | RowCapture:
-        statistic, world = self.method.statistic, comm.world_size(self._group)
-        sharers = ranks_of_a_batch(model, world)
-        if sharers > 1:
-            refuse_parts_of_rows(self.method)
-        place = 0 if self.method.rank_rows else comm.rank(self._group) // sharers
-        make: Callable[..., Capture | RowCapture] = RowCapture
-        if statistic.kind != "rows":
-            make = partial(Capture, statistic=statistic, place=place, sharers=sharers)
-        return make(
-            self._layers,
-            micro_batches=micro_batches,
-            shares=1 if self.method.rank_rows else world // sharers,
-            grad_scale=partial(loss_scale, self._grad_scale),
-            phases=self._phase,
-        )
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
         return self.phases(name)  # looked up at every call: a clock may be set later

@@ -21,7 +21,7 @@ CORE = [
     {"capture"},
     {"row_capture", "products"},
     {"method"},
-    {"attachment", "comparison", "diagnostics", "exchange", "sharing", "kl_clip", "knee"},
+    {"attachment", "comparison", "description", "diagnostics", "exchange", "sharing", "kl_clip", "knee"},
     {"states", "owners", "stacks"},
     {"blockwise"},
     {"layerwise", "stacked"},
