@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, overload
+from typing import Any
 
-import torch
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from baselines._closures import ClosureOptimizer
 
-class Combined(Optimizer):
+
+class Combined(ClosureOptimizer):
     """Optimizers over disjoint parameters behind one interface: their groups in sequence, one state, one step.
 
     Learning-rate schedules, ``zero_grad``, closures, step hooks and checkpoints work as with any torch optimizer.
@@ -23,19 +23,10 @@ class Combined(Optimizer):
         self._members = members
         self._share()
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Evaluate the closure once, step every member, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    @override
+    def take_step(self) -> None:
         for member in self._members:
             member.step()
-        return loss
 
     @override
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -7,6 +7,12 @@ from typing import Any
 
 from torch.optim import Optimizer
 
+SCALED_ROWS = (
+    "the rows that it captures would be multiplied by the scale, of which an optimizer's file is not told; train in "
+    "bfloat16 instead"
+)
+"""The reason for which an optimizer with hooks takes no GradScaler."""
+
 
 def keep_in_state_dict(
     optimizer: Optimizer, key: str, save: Callable[[], Mapping[str, Any]], load: Callable[[Mapping[str, Any]], None]
@@ -28,12 +34,12 @@ def keep_in_state_dict(
     optimizer.register_load_state_dict_pre_hook(restore)
 
 
-def refuse_scaler(optimizer: Optimizer, name: str) -> None:
-    """Make an optimizer raise an error when a GradScaler steps it: its rows would be multiplied by a scale unknown."""
+def refuse_scaler(optimizer: Optimizer, name: str, reason: str) -> None:
+    """Make an optimizer raise a RuntimeError, which gives the reason, when a GradScaler steps it."""
 
     def refuse(*_: Any) -> None:
         if hasattr(optimizer, "found_inf"):
-            raise RuntimeError(f"{name} does not take a GradScaler, of whose scale it is not told: train in bfloat16.")
+            raise RuntimeError(f"{name} does not take a GradScaler: {reason}.")
 
     # torch reads this attribute. Without it a GradScaler would unscale the gradients silently, after the rows have been
     # captured; with it, the step sees the scaler's `found_inf`.

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, overload
+from abc import abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 from typing_extensions import override
 
+from baselines._closures import ClosureOptimizer
 from baselines._layered import LayeredModel
 from mkor_core.layer import wide_dtype
 
@@ -18,7 +18,7 @@ State = dict[str, Tensor]
 """A parameter's named tensors, in at least float32."""
 
 
-class MatrixOptimizer(Optimizer, ABC):
+class MatrixOptimizer(ClosureOptimizer):
     """Steps a matrix by ``W <- (1 - lr weight_decay) W - lr V``, where a subclass turns the gradient D into V.
 
     D has the shape ``[m, n]``; a convolution's weight is taken as ``[d_out, C kh kw]``. Parameters of groups with
@@ -39,20 +39,10 @@ class MatrixOptimizer(Optimizer, ABC):
     def direction(self, grad: Tensor, state: State, group: Mapping[str, Any], t: int) -> Tensor | None:
         """Return V ``[m, n]`` in step t (from 1), and change the state; None leaves the matrix as it is."""
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Evaluate the closure, step every parameter that has a gradient, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad():
-            for parameter, group in self.with_gradients():
-                self._step(parameter, group)
-        return loss
+    @override
+    def take_step(self) -> None:
+        for parameter, group in self.with_gradients():
+            self._step(parameter, group)
 
     def with_gradients(self) -> Iterator[tuple[Tensor, dict[str, Any]]]:
         """Yield the parameters that have a gradient, with their groups.

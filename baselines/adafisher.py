@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, overload
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from typing_extensions import override
 
+from baselines._closures import ClosureOptimizer
 from baselines._diagonal import DiagonalFactors
 from baselines._groups import decay_matrices_only
-from baselines._hooked import keep_in_state_dict, refuse_scaler
+from baselines._hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines._layered import LayeredModel
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "adafisher"
 """The entry of the state dict that contains the factors."""
 
-LIMITS: Mapping[str, str] = {
-    "grad_scaler": "the rows that it captures would be multiplied by the scale, of which an optimizer's file is not "
-    "told; train in bfloat16 instead",
-}
+LIMITS: Mapping[str, str] = {"grad_scaler": SCALED_ROWS}
 
 
 def optimizer_for(
@@ -61,7 +59,7 @@ def optimizer_for(
     )
 
 
-class AdaFisher(Optimizer):
+class AdaFisher(ClosureOptimizer):
     """See `optimizer_for`; ``weights`` are those of the old and the new factor."""
 
     def __init__(
@@ -83,19 +81,10 @@ class AdaFisher(Optimizer):
         keep_in_state_dict(
             self, STATE_KEY, lambda: {"steps": self._steps, "factors": self._factors.averages}, self._load
         )
-        refuse_scaler(self, "adafisher")
+        refuse_scaler(self, "adafisher", SCALED_ROWS)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take a step and return the loss of the closure, if one is given."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    @override
+    def take_step(self) -> None:
         if self._steps % self._period == 0:
             self._factors.update()
         self._hooks.drop()
@@ -105,7 +94,6 @@ class AdaFisher(Optimizer):
             for weight in group["params"]:
                 if weight.grad is not None:
                     self._move(weight, group)
-        return loss
 
     def fisher_ranges(self) -> dict[str, float]:
         """Return the largest entry of F over its least, by layer: near 1, AdaFisher is momentum SGD; waits."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
-from typing import Annotated, Any, Literal, overload
+from typing import Annotated, Any, Literal
 
 import torch
 from torch.optim import SGD
+from typing_extensions import override
 
+from baselines._combined import Combined
 from baselines._groups import decay_matrices_only
-from baselines._hooked import keep_in_state_dict, refuse_scaler
+from baselines._hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines._layered import LayeredModel
 from baselines.kaisa import KAISA
 from mkor_core import comm
@@ -30,8 +32,7 @@ STATE_KEY = "dp_kfac"
 LIMITS: Mapping[str, str] = {
     "data_parallel": "by design, a layer's factors come from its owner's share of the batch alone, so that several "
     "ranks train differently from one process",
-    "grad_scaler": "the rows that it captures would be multiplied by the scale, of which an optimizer's file is not "
-    "told; train in bfloat16 instead",
+    "grad_scaler": SCALED_ROWS,
 }
 
 
@@ -47,7 +48,7 @@ def optimizer_for(
     factor_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the factors"] = 10,
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 100,
     compute_method: Literal["eigen", "inverse"] = "eigen",
-) -> SGD:
+) -> DPKFAC:
     """Return SGD over the updates of KFAC, of which each layer's are its owner's; other parameters get plain SGD.
 
     Layers go to the ranks in turn. The owner alone captures rows, of its own share of the batch and its own mean loss,
@@ -70,13 +71,13 @@ def optimizer_for(
     return DPKFAC(model, kfac, decay_matrices_only(model.model.parameters(), weight_decay), lr, momentum)
 
 
-class DPKFAC(SGD):
+class DPKFAC(Combined):
     """SGD whose gradients the owners of the layers replace by the updates of KFAC before each step."""
 
     def __init__(
         self, model: LayeredModel, kfac: KAISA, groups: list[dict[str, Any]], lr: float, momentum: float
     ) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum)
+        super().__init__(SGD(groups, lr=lr, momentum=momentum))
         self._kfac = kfac
         self._layers = dict(model.layers)
         in_turn = {name: index % comm.world_size() for index, name in enumerate(self._layers)}
@@ -89,23 +90,14 @@ class DPKFAC(SGD):
         self._capture = Capture(own, kfac.statistic, micro_batches=model.accumulation_steps) if own else None
         self._steps = 0
         keep_in_state_dict(self, STATE_KEY, lambda: {"steps": self._steps, "layers": self._states.saved()}, self._load)
-        refuse_scaler(self, "dp_kfac")
+        refuse_scaler(self, "dp_kfac", SCALED_ROWS)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Evaluate the closure, precondition, step, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        with torch.no_grad(), without_autocast(next(iter(self._layers.values())).module.weight.device):
+    @override
+    def take_step(self) -> None:
+        with without_autocast(next(iter(self._layers.values())).module.weight.device):
             self._update()
             self._precondition()
-        super().step()
-        return loss
+        super().take_step()
 
     def _update(self) -> None:
         """Update the factors of this rank's layers, and decompose them where that is due."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, Any, Literal, overload
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from typing_extensions import override
 
+from baselines._combined import Combined
 from baselines._groups import decay_matrices_only
-from baselines._hooked import keep_in_state_dict, refuse_scaler
+from baselines._hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines._layered import LayeredModel
 from baselines._wake import WakeRegularized
 from mkor_core import Preconditioner
@@ -19,10 +20,7 @@ from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 STATE_KEY = "kld_wrm"
 """The entry of the state dict that contains factors and memories."""
 
-LIMITS: Mapping[str, str] = {
-    "grad_scaler": "the rows that it captures would be multiplied by the scale, of which an optimizer's file is not "
-    "told; train in bfloat16 instead",
-}
+LIMITS: Mapping[str, str] = {"grad_scaler": SCALED_ROWS}
 
 
 def optimizer_for(
@@ -38,7 +36,7 @@ def optimizer_for(
     rms_clip: Annotated[float | None, POSITIVE, "the largest root mean square of a layer's V"] = 1.5,
     factor_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the factors"] = 1,
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 1,
-) -> SGD:
+) -> KLDWRM:
     """Return SGD over ``V``, the minimizer of KLD-WRM's model in each step; other parameters get plain SGD.
 
     With ``F = C (x) A`` of running averages that start at the first batch, ``F_k`` of the batch, and l the last
@@ -70,13 +68,13 @@ def optimizer_for(
     )
 
 
-class KLDWRM(SGD):
+class KLDWRM(Combined):
     """SGD whose gradients are preconditioned before each step by a rule that knows the learning rate."""
 
     def __init__(
         self, model: LayeredModel, groups: list[dict[str, Any]], lr: float, momentum: float, **rule: Any
     ) -> None:
-        super().__init__(groups, lr=lr, momentum=momentum)
+        super().__init__(SGD(groups, lr=lr, momentum=momentum))
         known = {layer.module for layer in model.layers.values()}
         others = [m for m in model.model.modules() if isinstance(m, nn.Linear | nn.Conv2d) and m not in known]
         self.preconditioner = Preconditioner(
@@ -86,21 +84,12 @@ class KLDWRM(SGD):
             accumulation_steps=model.accumulation_steps,
         )
         keep_in_state_dict(self, STATE_KEY, self.preconditioner.state_dict, self.preconditioner.load_state_dict)
-        refuse_scaler(self, "kld_wrm")
+        refuse_scaler(self, "kld_wrm", SCALED_ROWS)
 
-    @overload
-    def step(self, closure: None = None) -> None: ...
-    @overload
-    def step(self, closure: Callable[[], float]) -> float: ...
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Evaluate the closure, precondition, step, and return the closure's loss."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+    @override
+    def take_step(self) -> None:
         self.preconditioner.step()
-        super().step()
-        return loss
+        super().take_step()
 
     def _rate(self) -> float | Tensor:
         rate: float | Tensor = self.param_groups[0]["lr"]

@@ -19,6 +19,7 @@ from torch.optim import AdamW, Optimizer
 
 from baselines._combined import Combined
 from baselines._groups import decay_matrices_only
+from baselines._hooked import keep_in_state_dict, refuse_scaler
 from baselines._layered import LayeredModel
 from mkor_core import comm
 from mkor_core.autograd import Passes, adds_to_grad, in_backward
@@ -117,18 +118,9 @@ def _layer_parameters(model: LayeredModel, structure: str) -> list[nn.Parameter]
 def _combine(singd: _SINGD, rest: Sequence[Optimizer]) -> Combined:
     """Join singd with the optimizers of the rest; its factors enter the state dict under `STATE_KEY`."""
     combined = Combined(singd, *rest)
-    combined.register_state_dict_post_hook(lambda _, state: state.update({STATE_KEY: singd.factors()}))
-    combined.register_load_state_dict_pre_hook(lambda _, state: singd.load_factors(state))
-    combined.register_step_pre_hook(lambda optimizer, *_: _refuse_scaler(optimizer))
-    # torch reads this attribute. Without it a GradScaler would unscale the gradients silently, after the factors have
-    # seen scaled ones; with it, the step sees the scaler's `found_inf` and refuses.
-    combined._step_supports_amp_scaling = True  # type: ignore[attr-defined]
+    keep_in_state_dict(combined, STATE_KEY, singd.factors, singd.load_factors)
+    refuse_scaler(combined, "singd", LIMITS["grad_scaler"])
     return combined
-
-
-def _refuse_scaler(optimizer: Optimizer) -> None:
-    if hasattr(optimizer, "found_inf"):
-        raise RuntimeError(f"singd does not take a GradScaler: {LIMITS['grad_scaler']}.")
 
 
 class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
@@ -158,15 +150,8 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
         }
         return {"steps": self.steps, **factors}
 
-    def load_factors(self, state: Mapping[str, Any]) -> None:
-        """Restore a state dict's `factors`.
-
-        Raises:
-            ValueError: the state dict is another optimizer's.
-        """
-        if STATE_KEY not in state:
-            raise ValueError("This state dict contains no factors of singd: it is another optimizer's.")
-        saved = state[STATE_KEY]
+    def load_factors(self, saved: Mapping[str, Any]) -> None:
+        """Restore what `factors` returned."""
         self.steps = saved["steps"]
         self._grad_scales = {self.steps - 1: 1.0}
         for kind in self.FACTORS:

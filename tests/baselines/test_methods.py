@@ -364,6 +364,20 @@ def test_a_closures_gradients_are_used(name):
     assert_close(train(name, options(name), 5, by_closure=True), train(name, options(name), 5), rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("name", available())
+def test_a_hook_of_the_step_runs_once(name):
+    """Even where another optimizer of torch exists: torch wraps the steps of each class that has an instance."""
+    model = network()
+    torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer, _ = build(name, model, options(name))
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("before"))
+    optimizer.register_step_post_hook(lambda *_: called.append("after"))
+    model(data()[0]).square().mean().backward()
+    optimizer.step()
+    assert called == ["before", "after"]
+
+
 @pytest.mark.parametrize("name", able("grad_scaler"))
 def test_a_gradient_scaler_changes_nothing(name):
     """Scaling by a power of two is exact."""
