@@ -42,6 +42,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "bert_classification": BERT,
     "bert_pretraining": {**BERT, "validation_pairs": 16},
     "bert_span": BERT,
+    "language_model": {"layers": 1, "hidden_size": 8, "vocabulary_size": 256, "sequence_length": 16},
     "resnet20": {"width": 2, "image_size": 8},
 }
 KEPT = {

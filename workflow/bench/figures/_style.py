@@ -108,6 +108,7 @@ WORKLOADS: Final[dict[str, str]] = {
     "bert_pretraining": "BERT",
     "bert_classification": "BERT, classes",
     "bert_span": "BERT, questions",
+    "language_model": "Language model",
     "resnet": "ResNet",
     "resnet20": "ResNet-20",
     "resnet50": "ResNet-50",
