@@ -4,67 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
-from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import planned_probes
-from workflow.bench.support.command_line import run_command
-from workflow.bench.support.cost_line import Cost, cost_in, total
-from workflow.bench.support.reading import read_text
+from workflow.bench.plan import add_arguments, load_from
+from workflow.bench.results.costs import FILE, JobCost, logged_costs, read_costs, summed
+from workflow.bench.support.command_line import run_command, show
+from workflow.bench.support.config import ConfigError
 
-HEAD: Final = ("job", "runs", "core-seconds", "seconds alone")
+HEAD: Final = ("job", "runs", "core-seconds", "seconds alone", "peak MB")
 _SMALL: Final = 2
 """The cores of the machine for which `main` estimates the time."""
 
 
-class Row(NamedTuple):
-    """What an experiment, a probe, or a kind of artefacts took."""
-
-    name: str
-    runs: int | None
-    core_seconds: float | None
-    """Of jobs that share the machine with others; None if no log has it."""
-    seconds_alone: float | None
-    """Of a job that needs more than one core, beside which a machine of two cores does nothing else."""
-
-
-def rows(plan: Plan) -> Iterator[Row]:
-    """Yield a row for each experiment, each probe, and each kind of artefacts; jobs that left no cost have none."""
-    logs = plan.results / "logs"
-    for name, experiment in plan.experiments.items():
-        cost = _total([*(logs / "train" / name).glob("*.log"), logs / "aggregate" / f"{name}.log"])
-        runs = {run for job in experiment.jobs.values() for run in job.run_ids}
-        yield Row(name, len(runs), cost and cost.core_seconds, None)
-    for probe in planned_probes(plan):
-        cost = _total([logs / "probes" / f"{probe.name}.log"])
-        if probe.cores == 1:
-            yield Row(probe.name, None, cost and cost.core_seconds, None)
-        else:
-            yield Row(probe.name, None, None, cost and cost.seconds)
-    for kind in ("figures", "tables"):
-        cost = _total((logs / kind).glob("*.log"))
-        yield Row(kind, None, cost and cost.core_seconds, None)
-
-
-def _total(logs: Iterable[Path]) -> Cost | None:
-    found = [cost for log in logs if log.is_file() and (cost := cost_in(read_text(log)))]
-    return total(found) if found else None
-
-
-def table(costs: Sequence[Row]) -> Iterator[str]:
+def table(costs: Sequence[JobCost]) -> Iterator[str]:
     """Yield the lines of a Markdown table, with the sums and the time that they take on two cores."""
-    shared = sum(row.core_seconds or 0 for row in costs)
-    alone = sum(row.seconds_alone or 0 for row in costs)
-    runs = sum(row.runs or 0 for row in costs)
+    every = summed(costs)
     yield f"| {' | '.join(HEAD)} |"
     yield f"|{'---|' * len(HEAD)}"
-    for row in (*costs, Row("all", runs, shared, alone)):
-        cells = [_shown(value) for value in (row.runs, row.core_seconds, row.seconds_alone)]
-        yield f"| {' | '.join([row.name, *cells])} |"
+    for cost in (*costs, every):
+        yield f"| {' | '.join([cost.name, *map(_shown, cost[1:])])} |"
     yield ""
-    minutes = (shared / _SMALL + alone) / 60
+    minutes = ((every.core_seconds or 0) / _SMALL + (every.seconds_alone or 0)) / 60
     yield f"On {_SMALL} cores that is {minutes:.1f} minutes: core-seconds / {_SMALL} + seconds alone."
 
 
@@ -73,12 +35,18 @@ def _shown(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the core-seconds of every experiment and probe, from the logs of a complete run."""
+    """Print the core-seconds and the peak memory of every experiment and probe, from the logs of a complete run."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.costs", description=main.__doc__)
+    parser.add_argument(
+        "folder", nargs="?", type=Path, help="a folder of results/reference, whose costs.csv is read in place of logs"
+    )
     add_arguments(parser)
 
     def work(options: argparse.Namespace) -> None:
-        print(*table(list(rows(load_from(options)))), sep="\n")
+        costs = read_costs(options.folder / FILE) if options.folder else list(logged_costs(load_from(options)))
+        if not costs:
+            raise ConfigError(f'folder = "{options.folder}": has no {FILE}; give a folder of results/reference')
+        show(table(costs))
 
     return run_command(parser, work, arguments)
 

@@ -1,8 +1,8 @@
 """``python -m workflow.bench.merge FOLDER``: check another machine's results and copy the small part of them.
 
 FOLDER is that machine's ``results/<hardware>/<tier>``, or a copy that this command made. Copied to results/reference
-are the tidy tables, the probes, the tables as CSV and Markdown, a few figures as PNG, and the specs of all runs in one
-specs.json. Run folders and weights are not copied.
+are the tidy tables, the probes, the tables as CSV and Markdown, a few figures as PNG, the specs of all runs in one
+specs.json, and what every job cost, in costs.csv. Run folders and weights are not copied.
 
 The results are refused, and nothing is changed, if a table's columns differ from today's, a run's id is not the hash of
 its spec, a run is not planned by the configuration here or has another target, or another PyTorch or other code made
@@ -26,6 +26,8 @@ from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.rounds import FILE as ROUNDS
 from workflow.bench.plan.runs import Spec
 from workflow.bench.results.archive import SUFFIX
+from workflow.bench.results.costs import FILE as COSTS
+from workflow.bench.results.costs import logged_costs, text_of
 from workflow.bench.results.verification import (
     Rows,
     VerificationError,
@@ -108,6 +110,9 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
     if differences and not other_versions:
         raise VerificationError(folder, f"{'; '.join(differences)}; --other-versions accepts it")
     contents = {file.relative_to(folder).as_posix(): read_bytes(file) for file in _kept(folder, tables, probes)}
+    costs = list(logged_costs(plan))
+    if any(cost.core_seconds or cost.seconds_alone for cost in costs):
+        contents[COSTS] = text_of(costs).encode()
     listed = {row["run"] for row in runs}
     kept_specs = {run: spec for run, spec in sorted(specs.items()) if run in listed}
     return Accepted(contents, kept_specs, (*_notes(runs, plan), *differences))
@@ -118,7 +123,8 @@ def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[
     evaluations = [file.with_name(file.name.replace(".runs.csv", ".csv")) for file in tables]
     artefacts = [folder / "tables" / f"{name}{suffix}" for name in available("tables") for suffix in (".csv", ".md")]
     artefacts += [folder / "figures" / f"{name}.png" for name in FIGURES]
-    return [*tables, *evaluations, *probes, *(file for file in [*artefacts, folder / ROUNDS] if file.is_file())]
+    others = [*artefacts, folder / ROUNDS, folder / COSTS]
+    return [*tables, *evaluations, *probes, *(file for file in others if file.is_file())]
 
 
 def _notes(runs: Rows, plan: Plan) -> list[str]:

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
-from workflow.bench.support.command_line import run_command
+from workflow.bench.results.costs import ARTEFACTS, FILE, read_costs
+from workflow.bench.results.rows import read_csv
+from workflow.bench.results.verification import read_specs
+from workflow.bench.support.command_line import run_command, show
+from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.support.files import is_locked
+from workflow.bench.support.provenance import usable_cores
 from workflow.bench.support.reading import is_regular
 from workflow.bench.support.source_code import is_current
 from workflow.bench.training.progress import duration
@@ -24,6 +32,9 @@ from workflow.bench.training.record import Record, RunFolder, has_weights, origi
 
 _TO_DO: Final = ("running", "left", "interrupted", "failed", "unreadable")
 """States of runs that still need training time. A skipped run lacks its data set, so it needs none."""
+_OLDER: Final = "by older code"
+_NAMED: Final = 5
+"""The most artefacts of a kind that are named as left, unless all names are asked for."""
 
 
 @dataclass(frozen=True)
@@ -85,40 +96,96 @@ class TimeLeft:
     seconds: float
     unknown: int
     """Runs that are not in `seconds`, because no finished run shows how long a step of theirs takes."""
+    borrowed: int = 0
+    """Runs whose time is that of another machine's runs."""
+
+
+Paces = Mapping[tuple[str, ...], float]
+"""Mean seconds per step of finished runs, by (experiment, label, workload) and by (workload with its parameters,)."""
+
+
+def _paces(finished: Iterable[tuple[Iterable[tuple[str, ...]], float]]) -> Paces:
+    """Return the paces of finished runs, of which each has its keys and its seconds per step."""
+    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
+    for keys, seconds in finished:
+        for key in keys:
+            found[key].append(seconds)
+    return {key: mean(seconds) for key, seconds in found.items()}
 
 
 class Pace:
-    """Wall seconds per step, averaged over the finished runs of a label on a workload, or of the workload."""
+    """Wall seconds per step of runs: those of finished runs here, else those of other machines' runs.
 
-    def __init__(self, runs: Iterable[RunState]) -> None:
-        by_label: dict[tuple[str, str, str], list[float]] = defaultdict(list)
-        by_workload: dict[str, list[float]] = defaultdict(list)
-        for run in runs:
-            if run.state == "finished" and run.wall_seconds and run.steps_done:
-                seconds = run.wall_seconds / run.steps_done
-                by_label[_label(run)].append(seconds)
-                by_workload[run.run.workload].append(seconds)
-        self._by_label = {key: mean(seconds) for key, seconds in by_label.items()}
-        self._by_workload = {key: mean(seconds) for key, seconds in by_workload.items()}
+    A run has the mean of its label; if no such run is finished, that of its workload, which has the same parameters.
+    """
 
-    def of(self, run: RunState) -> float | None:
-        """Return the seconds per step of a run's label, else of its workload; None if neither has a finished run."""
-        return self._by_label.get(_label(run), self._by_workload.get(run.run.workload))
+    def __init__(self, runs: Iterable[RunState], elsewhere: Paces = MappingProxyType({})) -> None:
+        self._here = _paces(
+            (_keys(run), run.wall_seconds / run.steps_done)
+            for run in runs
+            if run.state == "finished" and run.wall_seconds and run.steps_done
+        )
+        self._elsewhere = elsewhere
+
+    def of(self, run: RunState) -> tuple[float, bool] | None:
+        """Return a run's seconds per step, and whether they are another machine's; None if no finished run has them."""
+        for paces, borrowed in ((self._here, False), (self._elsewhere, True)):
+            for key in _keys(run):
+                if key in paces:
+                    return paces[key], borrowed
+        return None
 
     def time_left(self, runs: Iterable[RunState]) -> TimeLeft:
         """Return the time that runs still need."""
-        seconds, unknown = 0.0, 0
+        seconds, unknown, borrowed = 0.0, 0, 0
         for run in runs:
-            pace = self.of(run)
-            if run.steps_left and pace is None:
+            if not run.steps_left:
+                continue
+            if (pace := self.of(run)) is None:
                 unknown += 1
-            elif pace is not None:
-                seconds += run.steps_left * pace
-        return TimeLeft(seconds, unknown)
+            else:
+                seconds += run.steps_left * pace[0]
+                borrowed += pace[1]
+        return TimeLeft(seconds, unknown, borrowed)
 
 
-def _label(run: RunState) -> tuple[str, str, str]:
-    return run.job.experiment, run.job.label, run.run.workload
+def _keys(run: RunState) -> tuple[tuple[str, ...], ...]:
+    """Return the keys of a run's pace, the closest first."""
+    return (run.job.experiment, run.job.label, run.run.workload), (_workload(run.run.spec),)
+
+
+def _workload(spec: Mapping[str, Any]) -> str:
+    return json.dumps(spec["workload"], sort_keys=True)
+
+
+def paces_elsewhere(plan: Plan) -> Paces:
+    """Return the paces of other machines' runs: of labels at this tier, of workloads at every tier.
+
+    Tables that cannot be read have none, because an estimate is not worth an error.
+    """
+
+    def finished() -> Iterator[tuple[Iterable[tuple[str, ...]], float]]:
+        for folder in dict.fromkeys((*plan.compared, *sorted(REFERENCE.glob("*/*")))):
+            specs: Mapping[str, Mapping[str, Any]] = {}
+            with suppress(ConfigError, OSError):
+                specs = read_specs(folder)
+            for row in _finished_rows(folder):
+                keys = [(_workload(specs[row["run"]]),)] if row["run"] in specs else []
+                label = row["experiment"], row["optimizer"], row["workload"]
+                with suppress(ValueError, ZeroDivisionError):
+                    pace = float(row["wall_seconds"]) / float(row["steps_done"])
+                    yield ([label, *keys] if folder in plan.compared else keys), pace
+
+    return _paces(finished())
+
+
+def _finished_rows(folder: Path) -> Iterator[Mapping[str, str]]:
+    for file in sorted(folder.glob("*.runs.csv")):
+        with suppress(ConfigError, OSError):
+            rows = read_csv(file)
+            columns = {"run", "experiment", "optimizer", "workload", "status", "steps_done", "wall_seconds"}
+            if rows and columns <= rows[0].keys():
+                yield from (row for row in rows if row["status"] == "finished")
 
 
 def count(runs: Iterable[RunState]) -> Counter[str]:
@@ -126,61 +193,155 @@ def count(runs: Iterable[RunState]) -> Counter[str]:
     counts: Counter[str] = Counter()
     for run in runs:
         counts[run.state] += 1
-        counts["by older code"] += run.outdated
+        counts[_OLDER] += run.outdated
     return +counts
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print how many runs of every optimizer are in which state, which failed, and how long the rest takes."""
+    """Print how many runs are in which state, which failed, what is left to measure and draw, and how long it takes."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.status", description=main.__doc__)
+    parser.add_argument(
+        "--optimizers", action="store_true", help="a line for each optimizer, and all names of artefacts"
+    )
     add_arguments(parser)
 
     def work(options: argparse.Namespace) -> None:
-        for line in report(load_from(options)):
-            print(line)
+        show(report(load_from(options), optimizers=options.optimizers))
 
     return run_command(parser, work, arguments)
 
 
-def report(plan: Plan) -> Iterator[str]:
-    """Yield the lines of the report: each job, failed runs, all runs, artefacts, and the time left."""
+def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
+    """Yield the lines of the report: a table of experiments and artefacts, what failed, and the time left.
+
+    optimizers: adds a line for each optimizer, with all states of its runs.
+    """
     by_job = {(job.experiment, job.label): states(plan, job) for job in plan.jobs}
     # Experiments may share a run, which counts once.
-    runs = list({run.run.id: run for of_job in by_job.values() for run in of_job}.values())
-    pace = Pace(runs)
-    for (experiment, label), of_job in by_job.items():
-        parts = [f"{experiment}/{label}: {_counted(of_job)}", _in_words(pace.time_left(of_job), 1)]
-        yield "; ".join(filter(None, parts))
+    runs = _once(run for of_job in by_job.values() for run in of_job)
+    pace = Pace(runs, paces_elsewhere(plan))
+    yield f"{plan.tier.name} tier on {plan.hardware}: {shown_path(plan.results)}"
+    yield ""
+    if optimizers:
+        for (experiment, label), of_job in by_job.items():
+            yield "; ".join(
+                filter(None, (f"{experiment}/{label}: {_counted(of_job)}", _in_words(pace.time_left(of_job))))
+            )
+        yield ""
+    rows = {
+        name: _row(_once(run for job in experiment.jobs for run in by_job[name, job]), pace, plan)
+        for name, experiment in plan.experiments.items()
+    }
+    artefacts = _artefacts(plan)
+    yield from _table({**rows, "all runs": _row(runs, pace, plan)})
+    yield ""
+    yield from (_made(kind, files, all_names=optimizers) for kind, files in artefacts.items())
+    yield from _problems(runs)
+    yield ""
+    yield from _time_left(pace.time_left(runs), artefacts, plan)
+
+
+def _once(runs: Iterable[RunState]) -> list[RunState]:
+    return list({run.run.id: run for run in runs}.values())
+
+
+_HEAD: Final = ("experiment", "runs", "done", "running", "failed", "left", "time left")
+_COLUMNS: Final[Mapping[str, str]] = {"running": "running", "failed": "failed", "unreadable": "failed"}
+"""The columns of states; those of `_TO_DO` without one are left, and all others done."""
+
+
+def _row(runs: Sequence[RunState], pace: Pace, plan: Plan) -> tuple[str, ...]:
+    """Return the cells of a row of the table, after its name."""
+    counts = Counter(_COLUMNS.get(run.state, "left" if run.state in _TO_DO else "done") for run in runs)
+    left = pace.time_left(runs)
+    time = duration(left.seconds / plan.runs_at_a_time) if left.seconds else ""
+    if left.unknown:
+        time = f"more than {time}" if time else "unknown"
+    return (str(len(runs)), *(str(counts[name] or "") for name in _HEAD[2:-1]), time)
+
+
+def _table(rows: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    cells = [_HEAD, *((name, *row) for name, row in rows.items())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for name, *numbers in cells:
+        columns = (text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))
+        yield "  ".join([name.ljust(widths[0]), *columns]).rstrip()
+
+
+def _problems(runs: Sequence[RunState]) -> Iterator[str]:
+    """Yield a line for each run that failed, and one on ended runs whose numbers need a second look."""
     for state in ("failed", "unreadable"):
         for run in runs:
             if run.state == state:
                 yield f"{state}: {run.run.id} ({run.run.describe()}): {' '.join(run.reason.split())}"
-    yield f"all {len(plan.runs)} runs in {plan.results}: {_counted(runs)}"
-    yield from _artefacts(plan)
-    at_a_time = plan.runs_at_a_time
-    number = "one run" if at_a_time == 1 else f"{at_a_time} runs"
-    yield f"training, {number} at a time: {_in_words(pace.time_left(runs), at_a_time) or 'nothing left'}"
+    notable = count(run for run in runs if run.state not in (*_TO_DO, "finished"))
+    of_done = [f"{number} {state.replace('_', ' ')}" for state, number in sorted(notable.items()) if state != _OLDER]
+    if of_done:
+        yield f"of the runs that are done: {', '.join(of_done)}"
+    if older := sum(run.outdated for run in runs):
+        yield f"by older code: {older} (make refresh trains them again)"
 
 
-def _artefacts(plan: Plan) -> Iterator[str]:
-    """Yield for probes, figures and tables how many are made, and which are left."""
+def _artefacts(plan: Plan) -> dict[str, dict[str, bool]]:
+    """Return for probes, figures and tables which are made, by name."""
     planned: dict[str, list[Path]] = {
         "probes": [plan.results / "probes" / f"{probe.name}.csv" for probe in planned_probes(plan)],
         "figures": [plan.results / "figures" / f"{figure.name}.pdf" for figure in planned_artefacts(plan, "figures")],
         "tables": [plan.results / "tables" / f"{table.name}.csv" for table in planned_artefacts(plan, "tables")],
     }
-    for kind, files in planned.items():
-        left = [file.stem for file in files if not is_regular(file)]
-        yield f"{kind}: {len(files) - len(left)} of {len(files)}" + (f"; left: {', '.join(left)}" if left else "")
+    return {kind: {file.stem: is_regular(file) for file in files} for kind, files in planned.items()}
 
 
-def _in_words(left: TimeLeft, runs_at_a_time: int) -> str:
+def _made(kind: str, files: Mapping[str, bool], *, all_names: bool) -> str:
+    """Return how many artefacts of a kind are made, and the names of the others if that helps to find them."""
+    left = [name for name, made in files.items() if not made]
+    line = f"{kind}: {len(files) - len(left)} of {len(files)}"
+    if not left or (len(left) == len(files) and not all_names):
+        return line
+    named = left if all_names else left[:_NAMED]
+    more = f" and {len(left) - len(named)} more" if len(left) > len(named) else ""
+    return f"{line}; left: {', '.join(named)}{more}"
+
+
+def _time_left(training: TimeLeft, artefacts: Mapping[str, Mapping[str, bool]], plan: Plan) -> Iterator[str]:
+    """Yield how long training, probes, figures and tables still take on this machine, and what that rests on."""
+    at_a_time = plan.runs_at_a_time
+    parts = {"training": training.seconds / at_a_time, **seconds_elsewhere(artefacts, plan)}
+    parts = {what: seconds for what, seconds in parts.items() if seconds >= 1}
+    nothing_left = all(all(files.values()) for files in artefacts.values()) and not training.unknown
+    number = "1 run" if at_a_time == 1 else f"{at_a_time} runs"
+    if parts:
+        named = ", ".join(f"{duration(seconds)} of {what}" for what, seconds in parts.items())
+        yield f"time left, {number} at a time: about {duration(sum(parts.values()))} ({named})"
+    elif nothing_left:
+        yield "time left: nothing is left to do"
+    if training.borrowed or len(parts) > ("training" in parts):
+        others = ", ".join(dict.fromkeys(folder.resolve().parent.name for folder in plan.compared))
+        yield f"estimated in part from the results of {others}; this machine may be faster or slower"
+    if training.unknown:
+        runs = "1 run" if training.unknown == 1 else f"{training.unknown} runs"
+        yield f"unknown: the time of {runs}, because no finished run of such a workload is known"
+
+
+def seconds_elsewhere(artefacts: Mapping[str, Mapping[str, bool]], plan: Plan) -> dict[str, float]:
+    """Return the seconds that what is left besides training takes by the costs of another machine."""
+    costs = {cost.name: cost for folder in reversed(plan.compared) for cost in read_costs(folder / FILE)}
+
+    def seconds(name: str) -> float:
+        return (costs[name].seconds_on(usable_cores()) if name in costs else None) or 0.0
+
+    left = {kind: [name for name, made in files.items() if not made] for kind, files in artefacts.items()}
+    drawing = sum(seconds(kind) * len(left[kind]) / len(artefacts[kind]) for kind in ARTEFACTS if artefacts[kind])
+    return {"probes": sum(map(seconds, left["probes"])), "figures and tables": drawing}
+
+
+def _in_words(left: TimeLeft) -> str:
+    """Return the time of an optimizer's runs, one at a time."""
     parts = []
     if left.seconds:
-        parts.append(f"about {duration(left.seconds / runs_at_a_time)} left")
+        parts.append(f"about {duration(left.seconds)} left")
     if left.unknown:
-        runs = "1 run" if left.unknown == 1 else f"{left.unknown} runs"
-        parts.append(f"unknown time for {runs} (no finished run of such a workload)")
+        parts.append(f"unknown time for {left.unknown} run{'s' * (left.unknown > 1)}")
     return " and ".join(parts)
 
 

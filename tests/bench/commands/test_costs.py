@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +10,11 @@ import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import costs
-from workflow.bench.plan import Plan
+from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import available
-from workflow.bench.support.config import CONFIG, ROOT, read_mapping
+from workflow.bench.results.costs import FILE, logged_costs, read_costs, text_of
+from workflow.bench.support.config import CONFIG, ROOT, ConfigError, read_mapping
 from workflow.bench.support.cost_line import Cost, cost_in
-
-PAGE = ROOT / "docs" / "costs.md"
 
 
 def test_a_command_counts_itself_and_its_children():
@@ -34,6 +32,8 @@ def test_a_command_counts_itself_and_its_children():
     assert cost is not None
     assert cost.core_seconds >= 1.0
     assert cost.seconds >= 0.9
+    assert cost.peak_mb is not None
+    assert 5 < cost.peak_mb < 1000
     assert (failed.returncode, failed.stderr) == (1, "")
 
 
@@ -47,6 +47,7 @@ def test_a_command_counts_itself_and_its_children():
             "cost: 3.0 core-seconds in 2.5 s\nx\ncost: 1.5 core-seconds\ncost: 1.0 core-seconds in 4.0 s\n",
             Cost(5.5, 6.5),
         ),
+        ("cost: 3.0 core-seconds in 2.5 s, peak 80 MB\ncost: 1.5 core-seconds, peak 90 MB\n", Cost(4.5, 2.5, 90.0)),
     ],
 )
 def test_the_lines_of_a_log_add_up(log, cost):
@@ -63,7 +64,7 @@ def plan(tmp_path: Path) -> Plan:
     for log, text in {
         "train/one/sgd": "cost: 10.0 core-seconds in 20.0 s\ncost: 2.0 core-seconds in 20.0 s\n",
         "aggregate/one": "cost: 1.0 core-seconds in 20.0 s\n",
-        "probes/sizes": "cost: 4.0 core-seconds in 20.0 s\n",
+        "probes/sizes": "cost: 4.0 core-seconds in 20.0 s, peak 400 MB\n",
         "probes/numerics": "broken off\n",
         "probes/cost_scaling": "cost: 50.0 core-seconds in 30.0 s\ncost: 7.0 core-seconds\n",
         "figures/fig01_mkor_diagram": "cost: 2.0 core-seconds in 20.0 s\n",
@@ -75,27 +76,40 @@ def plan(tmp_path: Path) -> Plan:
 
 
 def test_costs_are_summed_by_experiment_and_probe(plan, capsys):
-    found = {row.name: row[1:] for row in costs.rows(plan)}
-    assert found["one"] == (4, 13.0, None)
-    assert found["two"] == (1, None, None)
-    assert found["sizes"] == (None, 4.0, None)
-    assert found["numerics"] == (None, None, None)
-    assert found["cost_scaling"] == (None, None, 30.0)
-    assert found["figures"] == (None, 2.0, None)
+    # A run resets its process's peak, so the largest may be in the table of runs alone.
+    (plan.results / "one.runs.csv").write_text("run,peak_memory_bytes\na,700000000\nb,\n")
+    found = {cost.name: cost[1:] for cost in logged_costs(plan)}
+    assert found["one"] == (4, 13.0, None, 700.0)
+    assert found["two"] == (1, None, None, None)
+    assert found["sizes"] == (None, 4.0, None, 400.0)
+    assert found["numerics"] == (None, None, None, None)
+    assert found["cost_scaling"] == (None, None, 30.0, None)
+    assert found["figures"] == (None, 2.0, None, None)
     assert costs.main(options(plan.results.parents[2] / "config")) == 0
     said = capsys.readouterr().out
-    assert "| one | 4 | 13 |  |" in said
-    assert "| all | 5 | 19 | 30 |" in said
+    assert "| one | 4 | 13 |  | 700 |" in said
+    assert "| all | 5 | 19 | 30 | 700 |" in said
     assert "On 2 cores that is 0.7 minutes" in said
 
 
-def test_the_page_names_every_experiment_and_probe_of_the_tier():
-    """Truth: the tier's configuration, and the probes' modules. `python -m workflow.bench.costs` prints the table."""
-    rows = re.findall(
-        r"^\| (\w+) \| [\d,]* \| ([\d,]*) \| ([\d,]*) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
-    )
-    named = {name for name, *_ in rows}
+def test_costs_are_kept_in_a_file(plan, tmp_path, capsys):
+    (tmp_path / FILE).write_text(text_of(logged_costs(plan)))
+    assert read_costs(tmp_path / FILE) == list(logged_costs(plan))
+    assert costs.main([str(tmp_path), *options(plan.results.parents[2] / "config")]) == 0
+    assert "| cost_scaling |  |  | 30 |  |" in capsys.readouterr().out
+    assert costs.main([str(tmp_path / "absent")]) == 1
+    assert "has no costs.csv" in capsys.readouterr().err
+    for text in ("name,runs\none,2\n", text_of(logged_costs(plan)).replace("13", "x")):
+        (tmp_path / FILE).write_text(text)
+        with pytest.raises(ConfigError, match="damaged"):
+            read_costs(tmp_path / FILE)
+
+
+@pytest.mark.parametrize("file", sorted(REFERENCE.glob(f"*/embedded/{FILE}")), ids=lambda file: file.parent.parent.name)
+def test_a_reference_has_the_cost_of_every_experiment_and_probe(file):
+    """Truth: the tier's configuration, and the probes' modules."""
+    kept = read_costs(file)
     files = (CONFIG / "experiments").glob("*.yaml")
     experiments = {file.stem for file in files if "embedded" in read_mapping(file)["tiers"]}
-    assert named == {*experiments, *available("probes"), "figures", "tables", "all"}
-    assert all(cores or alone for _, cores, alone in rows)
+    assert {cost.name for cost in kept} == {*experiments, *available("probes"), "figures", "tables"}
+    assert all(cost.core_seconds or cost.seconds_alone for cost in kept)

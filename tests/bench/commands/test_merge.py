@@ -18,6 +18,7 @@ from workflow.bench.plan import REFERENCE
 from workflow.bench.plan.artefacts import available
 from workflow.bench.plan.rounds import Rounds, write_rounds
 from workflow.bench.plan.runs import run_id
+from workflow.bench.results.costs import read_costs
 from workflow.bench.results.tables import Results
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.source_code import probe_fingerprint
@@ -99,6 +100,19 @@ def test_what_was_kept_can_be_compared_and_merged_again(copy):
     target = copy / "reference" / NAME / "embedded"
     made = fig16_hardware.make(Results(copy / "none" / "embedded", compared=(target,)), copy / "drawn")
     assert all(path.stat().st_size for path in made)
+    assert _merge(copy, source=target, into=copy / "second") == 0
+    assert _files(copy / "second" / NAME / "embedded") == _files(target)
+
+
+def test_costs_are_kept_from_the_logs_and_from_a_kept_folder(copy):
+    log = _source(copy) / "logs" / "train" / "one" / "mkor.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("cost: 10.0 core-seconds in 20.0 s, peak 1 MB\n")
+    assert _merge(copy) == 0
+    target = copy / "reference" / NAME / "embedded"
+    (cost,) = (cost for cost in read_costs(target / "costs.csv") if cost.name == "one")
+    peaks = pd.read_csv(target / "one.runs.csv")["peak_memory_bytes"]
+    assert cost[1:] == (4, 10.0, None, round(peaks.max() / 1e6))
     assert _merge(copy, source=target, into=copy / "second") == 0
     assert _files(copy / "second" / NAME / "embedded") == _files(target)
 

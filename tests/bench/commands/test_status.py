@@ -2,17 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
+from workflow.bench import plan as planning
 from workflow.bench import status, train
 from workflow.bench.plan import Plan
+from workflow.bench.support.config import ROOT
 from workflow.bench.support.files import locked
 from workflow.bench.training.record import RunFolder, Status
+
+
+@pytest.fixture(autouse=True)
+def _no_reference(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests do not depend on the reference results in the repository."""
+    monkeypatch.setattr(planning.plan, "REFERENCE", tmp_path / "reference")
+    monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
 
 
 def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -24,13 +38,19 @@ def test_every_run_is_in_one_state(tmp_path: Path, capsys: pytest.CaptureFixture
     older = RunFolder.of(plan.results, plan.job("one", "sgd").run_ids[0])
     records.rewrite(older, code_fingerprint="0")
     capsys.readouterr()
-    assert status.main(options(folder)) == 0
+    assert status.main(["--optimizers", *options(folder)]) == 0
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "one/sgd: 1 by older code, 2 finished"
-    assert said[1].startswith("one/wild: 1 diverged, 1 left; about ")
-    assert said[2] == f"all 4 runs in {plan.results}: 1 by older code, 1 diverged, 2 finished, 1 left"
+    assert said[0] == f"embedded tier on {plan.hardware}: {plan.results}"
+    assert said[2] == "one/sgd: 1 by older code, 2 finished"
+    assert said[3].startswith("one/wild: 1 diverged, 1 left; about ")
+    assert [line.split()[:4] for line in said[5:7]] == [
+        ["experiment", "runs", "done", "running"],
+        ["one", "4", "3", "1"],
+    ]
+    assert "of the runs that are done: 1 diverged" in said
+    assert "by older code: 1 (make refresh trains them again)" in said
     with locked(RunFolder.of(plan.results, plan.job("one", "wild").run_ids[0]).lock):
-        status.main(options(folder))
+        status.main(["--optimizers", *options(folder)])
     assert "one/wild: 1 diverged, 1 running; about " in capsys.readouterr().out
 
 
@@ -82,7 +102,63 @@ def test_what_nothing_tells_the_time_of_is_said(plan, capsys, tmp_path):
     put(plan, "sgd", 0, "diverged", steps=3, seconds=1.0)
     assert left(plan) == status.TimeLeft(0.0, unknown=5)
     assert status.main(options(tmp_path / "config")) == 0
-    assert "unknown time for 5 runs (no finished run of such a workload)" in capsys.readouterr().out.splitlines()[-1]
+    assert capsys.readouterr().out.splitlines()[-1].startswith("unknown: the time of 5 runs, because ")
+
+
+def write_table(folder: Path, *rows: dict[str, Any]) -> None:
+    """Write a reference's table of runs, of the columns that an estimate reads."""
+    folder.mkdir(parents=True)
+    given = {"experiment": "one", "workload": "autoencoder", "status": "finished", "steps_done": 20}
+    pd.DataFrame([{**given, **row} for row in rows]).to_csv(folder / "one.runs.csv", index=False)
+
+
+def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_path):
+    """Truth: by hand. A label's pace counts at this tier alone, that of a workload at any if its parameters agree."""
+    embedded, evidence = (tmp_path / "reference" / "other-cpu" / tier for tier in ("embedded", "evidence"))
+    write_table(embedded, {"run": "a", "optimizer": "sgd", "wall_seconds": 40.0})
+    write_table(
+        evidence,
+        {"run": "b", "optimizer": "mkor", "wall_seconds": 60.0},
+        {"run": "c", "optimizer": "mkor", "wall_seconds": 600.0},
+        {"run": "d", "optimizer": "kaisa", "wall_seconds": "damaged"},
+    )
+    workload = plan.job("one", "sgd").runs[0].spec["workload"]
+    specs = {"b": {"workload": workload}, "c": {"workload": {**workload, "batch_size": 7}}}
+    (evidence / "specs.json").write_text(json.dumps(specs))
+    monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
+    compared = dataclasses.replace(plan, compared=(embedded,))
+    runs = [run for job in plan.jobs for run in status.states(plan, job)]
+    pace = status.Pace(runs, status.paces_elsewhere(compared))
+    assert pace.time_left(runs) == status.TimeLeft(20 * (2 * 2.0 + 4 * 3.0), unknown=0, borrowed=6)
+    put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
+    runs = [run for job in plan.jobs for run in status.states(plan, job)]
+    assert status.Pace(runs, status.paces_elsewhere(compared)).time_left(runs) == status.TimeLeft(20 * 5 * 0.5, 0)
+
+
+def test_probes_and_figures_take_what_another_machine_recorded(plan, capsys, tmp_path, monkeypatch):
+    """Truth: by hand, on 2 cores: 30 s alone, 8 s shared by 2 cores, and the figures that are left."""
+    costs = (
+        "name,runs,core_seconds,seconds_alone,peak_mb\ncost_scaling,,,30,\nsizes,,8,,\nmemory,,99,,\nfigures,,40,,\n"
+    )
+    (tmp_path / "other-cpu").mkdir()
+    (tmp_path / "other-cpu" / "costs.csv").write_text(costs)
+    monkeypatch.setattr(status, "usable_cores", lambda: 2)
+    made = {"probes": {"cost_scaling": False, "sizes": False, "memory": True}, "figures": {"a": True, "b": False}}
+    compared = dataclasses.replace(plan, compared=(tmp_path / "other-cpu",))
+    found = status.seconds_elsewhere({**made, "tables": {}}, compared)
+    assert found == {"probes": 34.0, "figures and tables": 10.0}
+
+
+def test_the_report_ends_quietly_where_nobody_reads_on():
+    """Truth: as `head` does, this reads one line and closes the pipe; what is written is larger than its buffer."""
+    code = "from workflow.bench.support.command_line import show; show(map(str, range(100_000)))"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout.readline() == "0\n"
+        process.stdout.close()
+        assert process.stderr.read() == ""
+    assert process.returncode == 0
 
 
 def test_failed_runs_stand_with_their_reason_and_what_else_is_left_by_name(plan, capsys, tmp_path):
@@ -95,8 +171,15 @@ def test_failed_runs_stand_with_their_reason_and_what_else_is_left_by_name(plan,
     assert f"\nfailed: {run.id} ({run.describe()}): OSError: the disk is full\n" in said
     probes = next(line for line in said.splitlines() if line.startswith("probes: "))
     assert probes.startswith("probes: 1 of ")
-    assert "numerics" in probes
+    assert "communication" in probes
+    assert probes.endswith(" more")
     assert "sizes" not in probes
+    assert "figures: 0 of " in said
+    assert "fig01" not in said
+    status.main(["--optimizers", *options(tmp_path / "config")])
+    said = capsys.readouterr().out
+    assert "step_time" in said
+    assert "fig01" in said
 
 
 def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
@@ -104,4 +187,6 @@ def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
         for seed in (0, 1):
             put(plan, label, seed, "finished", steps=20, seconds=10.0)
     status.main(options(tmp_path / "config"))
-    assert capsys.readouterr().out.splitlines()[-1].endswith(": nothing left")
+    said = capsys.readouterr().out
+    assert "time left" in said.splitlines()[2]
+    assert not [line for line in said.splitlines()[4:] if "time" in line]

@@ -8,7 +8,7 @@ import re
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -65,6 +65,20 @@ def run_command(
     except failures as problem:
         print(problem, file=sys.stderr)
         return 1
+
+
+def show(lines: Iterable[str]) -> None:
+    """Print lines to standard output, the last thing that a command does.
+
+    Where the reader has closed the pipe, as ``head`` does, the rest is dropped without an error.
+    """
+    try:
+        for line in lines:
+            print(line)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The interpreter flushes standard output once more when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager

@@ -1,9 +1,10 @@
-"""The line with which a command ends its log: the processor time and the time that it took."""
+"""The line with which a command ends its log: the processor time, the time and the memory that it took."""
 
 from __future__ import annotations
 
 import os
 import re
+import resource
 import sys
 import time
 from collections.abc import Collection, Iterable
@@ -11,7 +12,9 @@ from typing import Final, NamedTuple, NoReturn
 
 _STARTED: Final = time.perf_counter() - time.process_time()
 """When this process started, nearly: what it does before this import is importing, which waits for little."""
-_LINE: Final = re.compile(r"^cost: ([0-9.]+) core-seconds(?: in ([0-9.]+) s)?$", re.MULTILINE)
+_LINE: Final = re.compile(r"^cost: ([0-9.]+) core-seconds(?: in ([0-9.]+) s)?(?:, peak ([0-9.]+) MB)?$", re.MULTILINE)
+_BYTES: Final = 1 if sys.platform == "darwin" else 1024
+"""The unit of `resource.getrusage`'s memory: bytes on macOS, kilobytes elsewhere."""
 
 
 class Cost(NamedTuple):
@@ -20,6 +23,8 @@ class Cost(NamedTuple):
     core_seconds: float
     """Of a process and of those that worked for it."""
     seconds: float
+    peak_mb: float | None = None
+    """Peak resident memory of the largest process, in MB (10^6 bytes); None in logs of former versions."""
 
 
 def print_cost(*, with_time: bool = True) -> None:
@@ -30,7 +35,12 @@ def print_cost(*, with_time: bool = True) -> None:
     used = os.times()
     processors = used.user + used.system + used.children_user + used.children_system
     time_taken = f" in {time.perf_counter() - _STARTED:.1f} s" if with_time else ""
-    print(f"cost: {processors:.1f} core-seconds{time_taken}", file=sys.stderr)
+    print(f"cost: {processors:.1f} core-seconds{time_taken}, peak {_peak_mb():.0f} MB", file=sys.stderr)
+
+
+def _peak_mb() -> float:
+    users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    return max(resource.getrusage(user).ru_maxrss for user in users) * _BYTES / 1e6
 
 
 def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:
@@ -42,11 +52,15 @@ def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:
 
 def cost_in(log: str) -> Cost | None:
     """Return the sum of the costs in a log, which has several lines if a command was resumed; None if it has none."""
-    found = [Cost(float(core_seconds), float(seconds or 0)) for core_seconds, seconds in _LINE.findall(log)]
+    found = [
+        Cost(float(core_seconds), float(seconds or 0), float(peak) if peak else None)
+        for core_seconds, seconds, peak in _LINE.findall(log)
+    ]
     return total(found) if found else None
 
 
 def total(costs: Iterable[Cost]) -> Cost:
-    """Return the sum of costs."""
+    """Return the sum of costs, with the largest peak."""
     given = list(costs)
-    return Cost(sum(cost.core_seconds for cost in given), sum(cost.seconds for cost in given))
+    peak = max((cost.peak_mb for cost in given if cost.peak_mb is not None), default=None)
+    return Cost(sum(cost.core_seconds for cost in given), sum(cost.seconds for cost in given), peak)
