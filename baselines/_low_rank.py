@@ -1,12 +1,20 @@
-"""Symmetric factors as a few eigenpairs: their inverses, and randomized decompositions that find them."""
+"""Symmetric factors as a few eigenpairs: decompositions, inverses, and the base of KFAC with such factors."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 from torch import Tensor
+from typing_extensions import override
 
+from mkor_core.capture import ROWS, Statistic
+from mkor_core.linalg import finite_or_gradient
+from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
 from mkor_core.transfers import upload
 
 OVERSAMPLING = 10
@@ -94,3 +102,83 @@ def clipped(update: Tensor, largest_rms: float | None) -> Tensor:
     if largest_rms is None:
         return update
     return update * (largest_rms / update.square().mean().sqrt().clamp(min=largest_rms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LowRankKFAC(Method):
+    """KFAC, ``V = C^-1 D A^-1``, with inverses from eigenpairs that a subclass keeps up to date (`set_pairs`)."""
+
+    rank: Annotated[int, AT_LEAST_1, "the number of eigenpairs of a factor"] = 220
+    damping: Annotated[float, POSITIVE, "the share of the largest eigenvalue that is added to all"] = 0.1
+    factor_decay: Annotated[float, DECAY, "the weight of the old factor"] = 0.95
+    factor_update_period: Annotated[int, AT_LEAST_1, "steps between two updates of the factors"] = 10
+    update_clip: Annotated[float | None, POSITIVE, "the largest root mean square of a layer's update"] = 0.07
+    thesis_code: bool = False
+    """The code of the author's thesis adds factor_decay^k to the damping after k updates, and takes the smallest kept
+    eigenvalue for all that are left out, in place of 0."""
+
+    @property
+    @abstractmethod
+    def first_eigenvalue(self) -> float:
+        """The multiple of I from which the factors start."""
+
+    @property
+    @abstractmethod
+    def keeps_factors(self) -> bool:
+        """Whether the state also has the factors themselves, ``left`` and ``right``."""
+
+    @property
+    @override
+    def statistic(self) -> Statistic:
+        return ROWS
+
+    @override
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
+        for side, d in (("left", shape.d_out), ("right", shape.d_in)):
+            kept = min(d, self.rank)
+            basis = torch.eye(d, kept, dtype=dtype, device=device)
+            set_pairs(state, side, Pairs(basis, torch.full((kept,), self.first_eigenvalue, dtype=dtype, device=device)))
+            if self.keeps_factors:
+                state[side] = self.first_eigenvalue * torch.eye(d, dtype=dtype, device=device)
+        return state
+
+    @override
+    def accumulates(self, step: int) -> bool:
+        return step % self.factor_update_period == 0
+
+    @override
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        update = self._divided(state, "right", self._divided(state, "left", grad).T).T
+        return clipped(update, self.update_clip)
+
+    @override
+    def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
+        return {"left": self._divided(state, "left", grad), "right": self._divided(state, "right", grad.T).T}
+
+    @override
+    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
+        return [finite_or_gradient(update.value, update.grad) for update in updates]
+
+    @override
+    def has_statistics(self, state: LayerState) -> Tensor:
+        return state["batches"] > 0
+
+    def faded(self, state: LayerState) -> Tensor:
+        """Return the weight that a start from I would still have in the factors."""
+        return torch.pow(self.factor_decay, state["batches"].to(state["left_values"].dtype))
+
+    def _divided(self, state: LayerState, side: str, matrix: Tensor) -> Tensor:
+        """Return a damped factor's inverse times a matrix."""
+        faded = self.faded(state) if self.thesis_code else None
+        return pairs_of(state, side).divided(matrix, self.damping, faded)
+
+
+def pairs_of(state: LayerState, side: str) -> Pairs:
+    """Return the eigenpairs of a layer's factor, ``left`` or ``right``."""
+    return Pairs(state[f"{side}_vectors"], state[f"{side}_values"])
+
+
+def set_pairs(state: LayerState, side: str, pairs: Pairs) -> None:
+    """Replace the eigenpairs of a layer's factor."""
+    state[f"{side}_vectors"], state[f"{side}_values"] = pairs
