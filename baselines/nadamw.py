@@ -7,7 +7,7 @@ from typing import Annotated
 
 from torch import nn
 
-from baselines import _torchvision_operators  # noqa: F401  (before timm, which imports torchvision)
+from mkor_core import torchvision_operators  # noqa: F401  (before timm, which imports torchvision)
 
 # isort: split
 from timm.optim import NAdamW

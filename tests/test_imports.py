@@ -12,7 +12,7 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
-    {"transfers"},
+    {"transfers", "torchvision_operators"},
     {"linalg", "comm", "assignment", "ranges"},
     {"blocks"},
     {"layer", "autograd"},

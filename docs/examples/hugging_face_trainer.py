@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from sklearn import datasets
 
-from baselines import _torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
+from mkor_core import torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
 
 # isort: split
 from torch import Tensor, nn

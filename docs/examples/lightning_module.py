@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from baselines import _torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
+from mkor_core import torchvision_operators  # noqa: F401  (where torchvision's wheel does not fit a CPU-only torch)
 
 # isort: split
 import lightning

@@ -22,13 +22,13 @@ from torch.utils._pytree import tree_map_only
 
 from baselines import (
     CONTRACT,
-    _torchvision_operators,  # noqa: F401  (before transformers, which imports torchvision)
     available,
     build,
     limits,
     method_class,
     takes_complex_weights,
 )
+from mkor_core import torchvision_operators  # noqa: F401  (before transformers, which imports torchvision)
 
 # isort: split
 from transformers import BertConfig, BertForPreTraining

@@ -15,12 +15,8 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.testing import assert_close
 
-from baselines import (
-    LayeredModel,
-    _torchvision_operators,  # noqa: F401  (before timm, which imports torchvision)
-    build,
-    build_optimizer,
-)
+from baselines import LayeredModel, build, build_optimizer
+from mkor_core import torchvision_operators  # noqa: F401  (before timm, which imports torchvision)
 
 # isort: split
 from pytorch_optimizer import SOAP, Muon, ScalableShampoo

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines import _torchvision_operators  # noqa: F401  (before lightning and transformers, which import torchvision)
+from mkor_core import torchvision_operators  # noqa: F401  (before lightning and transformers, which import torchvision)
 
 # isort: split
 import lightning

@@ -63,7 +63,7 @@ def commands_fork() -> dict[str, str]:
 def _serve(place: str) -> None:
     """Fork for every connection until standard input closes, as it does when the process at its other end ends."""
     sys.path[0] = str(Path(__file__).parents[2])
-    operators = importlib.import_module("baselines._torchvision_operators")  # as in the commands, before Transformers
+    operators = importlib.import_module("mkor_core.torchvision_operators")  # as in the commands, before Transformers
     for library in LIBRARIES:
         importlib.import_module(library)
     del sys.path[0]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from baselines import _torchvision_operators  # noqa: F401  (must run before transformers is imported)
+from mkor_core import torchvision_operators  # noqa: F401  (must run before transformers is imported)
 
 # isort: split
 from torch import nn

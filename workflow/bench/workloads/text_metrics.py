@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from baselines import _torchvision_operators  # noqa: F401  (must run before torchmetrics is imported)
+from mkor_core import torchvision_operators  # noqa: F401  (must run before torchmetrics is imported)
 
 # isort: split
 from torch import Tensor

@@ -18,7 +18,7 @@ import torch
 
 from workflow.bench.support.config import ROOT
 
-FILE = ROOT / "baselines" / "_torchvision_operators.py"
+FILE = ROOT / "mkor_core" / "torchvision_operators.py"
 BOTH = [f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor" for name in ("nms", "qnms")]
 
 
@@ -72,7 +72,7 @@ def imported(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[ModuleType,
 def test_torchvision_and_what_imports_it_can_be_imported():
     code = (
         f"import sys\nsys.path[:0] = [{str(ROOT)!r}]\n"
-        "import baselines._torchvision_operators\n"
+        "import mkor_core.torchvision_operators\n"
         "import torchvision, torch\n"
         "print(torchvision.models.resnet18(num_classes=3).eval()(torch.zeros(1, 3, 32, 32)).shape)"
     )

@@ -2,8 +2,9 @@
 
 torchvision's wheel from the default index contains CUDA operators. A CPU build of torch cannot load them, and
 ``import torchvision`` fails with "operator torchvision::nms does not exist", since it refers to two operators that are
-not defined. transformers, timm, torchmetrics and Lightning import torchvision. This module declares the two operators
-without an implementation; nothing in the project calls them.
+not defined. transformers, timm, torchmetrics and Lightning import torchvision. ``import
+mkor_core.torchvision_operators`` before them declares the two operators without an implementation: models and
+transforms work, ``torchvision.ops.nms`` still fails. It is not needed if torch and torchvision come from one index.
 
 If torchvision's own operators can be loaded, this module loads them and declares nothing. If torchvision is not
 installed, it does nothing.
