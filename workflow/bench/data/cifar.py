@@ -7,13 +7,13 @@ already, it is only checked and unpacked. Importing this module imports neither 
 from __future__ import annotations
 
 import argparse
-import hashlib
 import sys
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workflow.bench.data.arrays import LabelledImages
 from workflow.bench.data.folder import DataNotFound, data_folder
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
@@ -28,33 +28,15 @@ SHAPE: Final = (3, 32, 32)
 TRAIN_EXAMPLES: Final = 50000
 
 
-class Cifar(NamedTuple):
-    """Images, channels first, and their labels."""
-
-    train: NDArray[np.uint8]
-    """``[50000, 3, 32, 32]``"""
-    train_labels: NDArray[np.int64]
-    validation: NDArray[np.uint8]
-    """``[10000, 3, 32, 32]``"""
-    validation_labels: NDArray[np.int64]
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all pixels and labels."""
-        digest = hashlib.sha256()
-        for array in self:
-            digest.update(repr(array.shape).encode())
-            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        return digest.hexdigest()
-
-
 def version() -> str:
     """Return the version of the data. Only one edition exists; torchvision checks every file against its checksum."""
     return "CIFAR, Python edition, v1"
 
 
-def load(name: str) -> Cifar:
+def load(name: str) -> LabelledImages:
     """Return ``cifar10`` or ``cifar100`` after checking its files against their published checksums.
+
+    The training images are ``[50000, 3, 32, 32]``, the validation images ``[10000, 3, 32, 32]``.
 
     Raises:
         DataNotFound: a file is missing or damaged.
@@ -69,7 +51,7 @@ def load(name: str) -> Cifar:
     except RuntimeError:  # torchvision's error for a checksum that differs
         remedy = f"a file there is missing or damaged: remove that folder, then {command} downloads it"
         raise DataNotFound(f"all of {DATASETS[name]}", path, remedy) from None
-    return Cifar(*_arrays(train), *_arrays(validation))
+    return LabelledImages(*_arrays(train), *_arrays(validation))
 
 
 def download(name: str) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data import array_cache, docstrings
+from workflow.bench.data.arrays import little_endian
 from workflow.bench.data.docstrings import Document
 from workflow.bench.data.folder import data_folder, versions
 
@@ -76,7 +77,7 @@ class Corpus:
         for name, split in (("train", self.train), ("validation", self.validation)):
             for field in fields(Split):
                 array: NDArray = getattr(split, field.name)
-                arrays[f"{name}_{field.name}"] = array.astype(array.dtype.newbyteorder("<"), copy=False)
+                arrays[f"{name}_{field.name}"] = little_endian(array)
         return arrays
 
     @classmethod

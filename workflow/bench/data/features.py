@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data import array_cache, corpus
+from workflow.bench.data.arrays import little_endian
 from workflow.bench.data.corpus import CLS, PAD, SEP
 from workflow.bench.data.folder import DataNotFound, data_folder
 
@@ -128,7 +129,7 @@ def fingerprint(arrays: Mapping[str, NDArray]) -> str:
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
         digest.update(f"{name} {array.dtype.kind}{array.dtype.itemsize} {array.shape}\n".encode())
-        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        digest.update(little_endian(array).tobytes())
     return digest.hexdigest()
 
 

@@ -6,15 +6,15 @@ Importing this module imports neither torch nor Pillow.
 
 from __future__ import annotations
 
-import hashlib
 import io
 from importlib.metadata import distribution
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from workflow.bench.data.arrays import LabelledImages
 from workflow.bench.data.folder import damaged, versions
 
 DATASETS: Final = ("glyphs",)
@@ -38,33 +38,15 @@ _HELD_OUT = 4  # fonts of each character
 _SPLIT_SEED = 0  # every run has the same split
 
 
-class Glyphs(NamedTuple):
-    """White characters on black, and the position of each in `CHARACTERS`."""
-
-    train: NDArray[np.uint8]
-    """``[1200, 1, 32, 32]``"""
-    train_labels: NDArray[np.int64]
-    validation: NDArray[np.uint8]
-    """``[400, 1, 32, 32]``"""
-    validation_labels: NDArray[np.int64]
-
-    @property
-    def fingerprint(self) -> str:
-        """SHA-256 of all pixels and labels."""
-        digest = hashlib.sha256()
-        for array in self:
-            digest.update(repr(array.shape).encode())
-            digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
-        return digest.hexdigest()
-
-
 def version() -> str:
     """Return the version of the data."""
     return versions("matplotlib", "pillow", recipe="v1")
 
 
-def load() -> Glyphs:
-    """Return the images, drawn and split.
+def load() -> LabelledImages:
+    """Return the images, drawn and split: white characters on black, and the position of each in `CHARACTERS`.
+
+    The training images are ``[1200, 1, 32, 32]``, the validation images ``[400, 1, 32, 32]``.
 
     Raises:
         DataDamaged: a font is missing or damaged.
@@ -80,7 +62,7 @@ def load() -> Glyphs:
         # Evaluations may take the first examples alone: they must not show the first characters alone.
         order = random.permutation(len(part))
         parts += [part[order], characters.repeat(len(part) // len(CHARACTERS))[order]]
-    return Glyphs(*parts)
+    return LabelledImages(*parts)
 
 
 def _drawn(font: str) -> NDArray[np.uint8]:

@@ -14,10 +14,11 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import cifar, digits
+from workflow.bench.data.arrays import LabelledImages
 from workflow.bench.data.batches import Batch, shuffled_indices, tuning_split
 from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload, evaluation_mode, to_device_of
 
-_LOADERS: dict[str, Callable[[], digits.Digits | cifar.Cifar]] = {
+_LOADERS: dict[str, Callable[[], digits.Digits | LabelledImages]] = {
     "digits": digits.load,
     "cifar100": partial(cifar.load, "cifar100"),
 }
