@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -13,6 +13,26 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.sources import NO_SOURCES, Sources
+
+
+@dataclass(frozen=True)
+class Part:
+    """The verdict on a claim for one workload, rival or contrast."""
+
+    name: str
+    """Empty for the only part of a claim."""
+    verdict: Verdict
+    measured: str
+    interval: str = ""
+    estimate: Estimate | None = None
+    condition: Condition | None = None
+    """The threshold that the estimate was compared with; None if none was."""
+
+    @classmethod
+    def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0) -> Part:
+        """Return the part that an estimate decides; fall: see `verdicts.Margin.around`."""
+        verdict, measured = condition.judge(estimate, fall), number(estimate.value)
+        return cls(name, verdict, measured, interval_of(estimate), estimate, condition)
 
 
 @dataclass(frozen=True)
@@ -30,31 +50,51 @@ class Decision:
     data: Sources = NO_SOURCES
     details: str = ""
     """Further sentences: the statistics used, and numbers that do not enter the verdict."""
-    estimates: Mapping[str, Estimate] = field(default_factory=dict)
-    """What the verdict rests on, by the name of the part, which is empty if there is only one."""
+    parts: tuple[Part, ...] = ()
+    """What the verdict rests on."""
     published_of: tuple[str, ...] | None = None
     """The parts whose quantity the paper's number states; None: all."""
 
-
-@dataclass(frozen=True)
-class Part:
-    """The verdict on a claim for one workload, rival or contrast."""
-
-    name: str
-    verdict: Verdict
-    measured: str
-    interval: str = ""
-    estimate: Estimate | None = None
-
-    @classmethod
-    def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0) -> Part:
-        """Return the part that an estimate decides; fall: see `verdicts.Margin.around`."""
-        return cls(name, condition.judge(estimate, fall), number(estimate.value), interval_of(estimate), estimate)
+    @property
+    def estimates(self) -> Mapping[str, Estimate]:
+        """The parts' estimates by name, without parts that have none."""
+        return {part.name: part.estimate for part in self.parts if part.estimate is not None}
 
 
 def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decision:
     """Return the decision on a claim that the runs cannot decide; ``data`` are the sources of the details."""
     return Decision("not tested", why, details=details, data=data)
+
+
+def decided_alone(
+    estimate: Estimate,
+    condition: Condition,
+    why: str,
+    details: str,
+    *,
+    seeds: str,
+    data: Sources,
+    interval: str = "",
+    verdict: Verdict | None = None,
+    evidence: str = "",
+) -> Decision:
+    """Return the decision on a claim with a single estimate.
+
+    interval: its text, if it is not the estimate's; verdict: if it is not what the estimate supports.
+    """
+    part = Part.judged("", estimate, condition)
+    part = replace(part, verdict=verdict or part.verdict, interval=interval or part.interval)
+    return Decision(
+        part.verdict,
+        why,
+        measured=part.measured,
+        interval=part.interval,
+        seeds=seeds,
+        evidence=evidence,
+        data=data,
+        details=details,
+        parts=(part,),
+    )
 
 
 def decided(
@@ -77,7 +117,7 @@ def decided(
         evidence=evidence,
         data=data,
         details=details,
-        estimates={part.name: part.estimate for part in parts if part.estimate is not None},
+        parts=tuple(parts),
         published_of=published_of,
     )
 

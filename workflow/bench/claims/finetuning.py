@@ -16,7 +16,7 @@ from workflow.bench.analysis.finetuning_scores import averages, last_values, sco
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
-    interval_of,
+    decided_alone,
     lacking,
     left_out,
     mkor_of,
@@ -79,20 +79,19 @@ def average_difference(
     seeds = sorted(by_label[contender].by_seed.keys() & by_label[reference].by_seed.keys())
     broken = sum(of_label.broken for of_label in by_label.values())
     average = f"The average score over {len(tasks)} tasks after fine-tuning, {contender}'s minus {reference}'s,"
-    return Decision(
-        # Without the runs that broke down, the label whose runs did would look better than it is.
-        "inconclusive" if broken else condition.judge(difference),
+    return decided_alone(
+        difference,
+        condition,
         f"{average} {_reason(difference, condition, broken)}.",
-        details=sentences(
+        sentences(
             f"Tasks: {', '.join(tasks)}; by the optimizer of pre-training ({statistics_used([difference])}): "
             f"{_listed(by_label, seeds)}.",
             left_out(used),
         ),
-        measured=number(difference.value),
-        interval=interval_of(difference),
         seeds=integer_ranges(seeds),
         data=from_runs("bert_glue.runs.csv", used),
-        estimates={"": difference},
+        # Without the runs that broke down, the label whose runs did would look better than it is.
+        verdict="inconclusive" if broken else None,
     )
 
 

@@ -11,7 +11,16 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import extreme
 from workflow.bench.analysis.wording import number
-from workflow.bench.claims.decision import Decision, Part, decided, extent, not_tested, position, sentences
+from workflow.bench.claims.decision import (
+    Decision,
+    Part,
+    decided,
+    decided_alone,
+    extent,
+    not_tested,
+    position,
+    sentences,
+)
 from workflow.bench.claims.verdicts import Condition, Verdict
 from workflow.bench.results.sources import from_rows
 
@@ -52,11 +61,11 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
         else ""
     )
     all_rules = _rows(numerics, "C20", None, "float64")
-    return Decision(
-        conditions[0].judge(smallest),
+    return decided_alone(
+        smallest,
+        conditions[0],
         why,
-        details=sentences(f"Smallest eigenvalue by rule: {_by_rule(all_rules, 'smallest')}.", grown),
-        measured=number(smallest.value),
+        sentences(f"Smallest eigenvalue by rule: {_by_rule(all_rules, 'smallest')}.", grown),
         interval=f"{extent(rows['value'])} over all sequences",
         seeds=f"{smallest.n} sequences",
         evidence=EVERY_TIER,
@@ -70,18 +79,17 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     if rows.empty:
         return not_tested("The probe numerics has no float64 residuals of the published rule.")
     largest = extreme(rows["value"].to_numpy(float), "maximum")
-    verdict = conditions[0].judge(largest)
     because = (
         ": Sherman-Morrison subtracts the rank-1 term and divides by gamma, the printed rule adds it and multiplies by "
         "gamma"
-        if verdict == "refuted"
+        if conditions[0].judge(largest) == "refuted"
         else ""
     )
-    return Decision(
-        verdict,
+    return decided_alone(
+        largest,
+        conditions[0],
         f"The largest residual {position(largest, conditions[0])}{because}.",
-        details=f"Largest residual by rule: {_by_rule(_rows(numerics, 'C21', None), 'largest')}.",
-        measured=number(largest.value),
+        f"Largest residual by rule: {_by_rule(_rows(numerics, 'C21', None), 'largest')}.",
         interval=f"{extent(rows['value'])} over all trials",
         seeds=f"{largest.n} trials",
         evidence=EVERY_TIER,
@@ -157,9 +165,12 @@ def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) 
     if whole < len(sequences):
         text += f", the first to fail after {first:g} updates"
     stays: Verdict = "confirmed" if whole == len(sequences) else "refuted"
-    within = Condition("", "<=", 1.0).judge(largest)
+    bound = Condition("", "<=", 1.0)
     shares = f"{extent(finite)} where finite" if len(finite) else ""
-    return [Part("error", within, error, shares), Part(f"{sequences['bound'].max():,g} updates", stays, text)]
+    return [
+        Part("error", bound.judge(largest), error, shares, largest, bound),
+        Part(f"{sequences['bound'].max():,g} updates", stays, text),
+    ]
 
 
 def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
@@ -168,12 +179,12 @@ def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     if rows.empty:
         return not_tested("The probe numerics has no cosines of a training.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
-    return Decision(
-        conditions[0].judge(smallest),
+    return decided_alone(
+        smallest,
+        conditions[0],
         "The smallest cosine of any layer between gradient and preconditioned gradient, over all steps of a training "
         f"on digits, {position(smallest, conditions[0])}.",
-        details=f"Smallest by rule: {_by_rule(rows, 'smallest')}.",
-        measured=number(smallest.value),
+        f"Smallest by rule: {_by_rule(rows, 'smallest')}.",
         interval=f"{extent(rows['value'])} over all steps",
         seeds=f"{rows['trial'].nunique()} steps a rule",
         data=from_rows("probes/numerics.csv", check="C23"),

@@ -7,17 +7,16 @@ BERT, and an autoencoder, which carries the claims where a BERT of the tier's si
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.wording import capital, integer_ranges, number
+from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.claims.decision import (
     Decision,
     Part,
     decided,
-    interval_of,
     lacking,
     left_out,
     mkor_of,
@@ -137,7 +136,7 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
     if ratio is None:
         part, why = Part(name, "inconclusive", "no target reached"), f"of {pair} neither reached the F1"
     elif comparison.is_tied or comparison.ended_early:
-        part = Part(name, "inconclusive", number(ratio.value), interval_of(ratio), ratio)
+        part = replace(Part.judged(name, ratio, condition), verdict="inconclusive")
         why = f"{pair} tie in every seed" if comparison.is_tied else f"of {pair} a run was too short to be compared"
     else:
         part, why = Part.judged(name, ratio, condition), f"the ratio {pair} {position(ratio, condition)}"

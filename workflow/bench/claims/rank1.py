@@ -166,7 +166,7 @@ def _running_part(workload: str, running: pd.DataFrame, first: float, last: floa
     if ratio is None:
         return Part(workload, "inconclusive", about)
     growth = "infinite" if math.isinf(ratio.value) else number(ratio.value)
-    return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio)
+    return Part(workload, condition.judge(ratio), f"{growth} ({about})", interval_of(ratio), ratio, condition)
 
 
 def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep, target_sweep
 from workflow.bench.analysis.training_time import Training
-from workflow.bench.analysis.wording import capital, number
-from workflow.bench.claims.decision import Part, interval_of, lacking, position, with_interval
+from workflow.bench.analysis.wording import capital
+from workflow.bench.claims.decision import Part, lacking, position, with_interval
 from workflow.bench.claims.verdicts import Condition, Verdict
 from workflow.bench.results.sources import Sources, from_rows, from_runs
 from workflow.bench.results.tables import Results
@@ -76,9 +76,7 @@ def part_of(name: str, ratio: SweptRatio, condition: Condition) -> Part:
     """Return the part that a ratio over a sweep decides."""
     if ratio.estimate is None:
         return Part(name, "inconclusive", "no target reached")
-    return Part(
-        name, _verdict(ratio, condition), number(ratio.estimate.value), interval_of(ratio.estimate), ratio.estimate
-    )
+    return replace(Part.judged(name, ratio.estimate, condition), verdict=_verdict(ratio, condition))
 
 
 def _verdict(ratio: SweptRatio, condition: Condition) -> Verdict:

@@ -105,8 +105,7 @@ def _scores(pretraining: Trained, glue: Trained, condition: Condition) -> _Side:
     decision = average_difference(glue.metrics, compared, condition, "mkor_h", switch.partner)
     if decision.verdict == "not tested":
         return _untested(GLUE, decision.why)
-    (estimate,) = decision.estimates.values()
-    part = Part(GLUE, decision.verdict, decision.measured, decision.interval, estimate)
+    part = replace(decision.parts[0], name=GLUE)
     data = decision.data + from_runs(f"{pretraining.name}.runs.csv", pretraining.of_labels("mkor_h"))
     return _Side(part, "", sentences(switch.sentence, decision.details), decision.seeds, data)
 

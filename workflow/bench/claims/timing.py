@@ -16,7 +16,7 @@ from workflow.bench.claims.decision import (
     Decision,
     Part,
     decided,
-    interval_of,
+    decided_alone,
     not_tested,
     part_verdicts,
     position,
@@ -147,7 +147,7 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
             return not_tested(f"The probe communication has no two widths of {condition.subject}.")
         worst = extreme(slopes, "maximum" if condition.comparison.startswith("<") else "minimum")
         interval = f"[{number(min(slopes))}, {number(max(slopes))}]"
-        parts.append(Part(condition.subject, condition.judge(worst), number(worst.value), interval, worst))
+        parts.append(Part(condition.subject, condition.judge(worst), number(worst.value), interval, worst, condition))
     widths, workers = sent["dimension"], sent["workers"]
     return decided(
         parts,
@@ -178,17 +178,17 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
     if "mkor_bfloat16" in overhead:
         halved = (overhead["kaisa"] / overhead["mkor_bfloat16"]).dropna()
         half = f"With MKOR's factors in bfloat16: {_listed(halved)}."
-    return Decision(
-        conditions[0].judge(smallest),
+    return decided_alone(
+        smallest,
+        conditions[0],
         "Bytes that KAISA keeps in addition to the base optimizer over those that MKOR keeps, in float32: the smallest "
         f"ratio of all workloads {position(smallest, conditions[0])}.",
-        details=sentences(
+        sentences(
             f"By workload: {_listed(ratios)}.",
             half,
             f"Peak memory over the base optimizer's: {'; '.join(_peaks(sizes)) or 'not measured'}.",
             f"The paper's own table gives {_published_overheads()}; its 1.5 compares total memory.",
         ),
-        measured=number(smallest.value),
         interval=f"[{number(float(ratios.min()))}, {number(float(ratios.max()))}] over workloads",
         seeds=f"{len(ratios)} workloads",
         data=from_rows("probes/memory.csv", quantity="preconditioner_state", optimizer="kaisa, mkor"),
@@ -252,12 +252,11 @@ def decide_scaling(times: pd.DataFrame, model: pd.DataFrame, conditions: Sequenc
             data,
         )
     efficiency = efficiencies[GPUS]
-    return Decision(
-        conditions[0].judge(efficiency),
+    return decided_alone(
+        efficiency,
+        conditions[0],
         f"The measured efficiency of MKOR's step on {GPUS} workers {position(efficiency, conditions[0])}.",
-        details=sentences(f"t(1) / (p t(p)), {statistics_used([efficiency])}: {at_others}.", modeled),
-        measured=number(efficiency.value),
-        interval=interval_of(efficiency),
+        sentences(f"t(1) / (p t(p)), {statistics_used([efficiency])}: {at_others}.", modeled),
         seeds=f"{efficiency.n} repeats",
         data=data,
     )
