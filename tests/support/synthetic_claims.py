@@ -22,7 +22,7 @@ NO_METRICS = pd.DataFrame(columns=list(EVALUATION_COLUMNS))
 
 def conditions(claim: str) -> tuple[Condition, ...]:
     """Return the thresholds of a claim."""
-    return conditions_of(published("claims").set_index("id").loc[claim].to_dict())
+    return conditions_of(published("claims", as_text=True).set_index("id").loc[claim].to_dict())
 
 
 def runs_to_target(

@@ -22,6 +22,7 @@ for table in TABLES:
                 labels={"table": table.name, "format": "CSV"},
             ),
             f"{R}/tables/{table.name}.md",
+            *[f"{R}/tables/{file}" for file in table.further],
             caption=f"{R}/tables/{table.name}.rst",
         log:
             f"{R}/logs/tables/{table.name}.log",

@@ -29,11 +29,14 @@ from tests.support.synthetic_claims import (
     swept,
 )
 from tests.support.synthetic_probes import step_time, write_probe
+from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.claims import COLUMNS, RULES, decide_all, published_sizes
 from workflow.bench.claims.swept import Trained
+from workflow.bench.claims.verdicts import Condition, all_of, parse_margin
 from workflow.bench.make_artefact import main
 from workflow.bench.plan.artefacts import describe, sources
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
+from workflow.bench.results.rows import read_csv
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables import claims as claims_table
 
@@ -111,7 +114,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def table(root: Path) -> pd.DataFrame:
-    return decide_all(Results(root))
+    return decide_all(Results(root)).claims
 
 
 def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
@@ -182,7 +185,7 @@ def test_an_undecided_row_states_the_effect_that_it_could_have_seen(tmp_path):
         "mkor": [100 * math.exp(0.055 * sign) for sign in (-1, 0, 1)],
     }
     _write_trained(root, swept("autoencoder_lamb", reaches))
-    row = decide_all(Results(root)).set_index("id").loc["C03"]
+    row = decide_all(Results(root)).claims.set_index("id").loc["C03"]
     assert (row["verdict"], row["smallest_visible"], row["published_inside"]) == (
         "inconclusive",
         "autoencoder: 15 %",
@@ -201,7 +204,7 @@ def test_a_row_quotes_the_paper_and_has_no_missing_value(table):
 def test_at_the_papers_tier_a_verdict_is_not_qualified(tmp_path):
     root = tmp_path / "polaris" / "paper"
     write_probe(root, "memory", memory())
-    row = decide_all(Results(root)).set_index("id").loc["C13"]
+    row = decide_all(Results(root)).claims.set_index("id").loc["C13"]
     assert (row["verdict"], row["tier"], row["evidence"]) == ("confirmed", "paper", "")
     assert row["why"].startswith("Bytes that KAISA keeps")
 
@@ -210,8 +213,33 @@ def test_embedded_evidence_is_never_called_a_reproduction(table):
     mathematics = table[table["id"].isin(("C20", "C21", "C22"))]
     assert mathematics["evidence"].str.contains("the same at every tier").all()
     embedded = table[~table["id"].isin(("C20", "C21", "C22", "C24"))]
-    assert set(embedded["evidence"]) == {"embedded evidence"}
-    assert embedded["why"].str.startswith("Embedded evidence, no reproduction of the paper's number: ").all()
+    assert set(embedded["evidence"]) == {"embedded evidence, no reproduction of the paper's number"}
+
+
+def test_the_parts_hold_the_numbers_of_every_verdict(root):
+    """Truth: the texts of the table, and its verdicts made again from the parts alone."""
+    claims, parts = decide_all(Results(root))
+    assert set(parts["id"]) == set(claims["id"]) - {"C24"}
+    for claim in claims[claims["id"] != "C24"].to_dict("records"):
+        own = parts[parts["id"] == claim["id"]]
+        assert all_of(list(own["verdict"])) == claim["verdict"]
+        assert all(f"{name}: " in claim["measured"] for name in own["part"] if name)
+        for part in own.dropna(subset=["threshold"]).to_dict("records"):
+            condition = Condition("", part["comparison"], part["threshold"], parse_margin(part["margin"]))
+            estimate = Estimate(part["value"], part["low"], part["high"], 2, "mean", part["interval_method"])
+            if part["margin"] != "2 % of the fall":
+                assert condition.judge(estimate) == part["verdict"], part
+
+
+def test_the_page_of_claims_fits_and_names_every_detail_once(root, tmp_path):
+    assert main(["claims", "--results", str(root), "--out-dir", str(tmp_path)]) == 0
+    page = (tmp_path / "claims.md").read_text()
+    assert "| id | verdict | claim | quantity | published | measured [interval] | confirmed if |" in page
+    claim = read_csv(tmp_path / "claims.csv")[0]
+    section = page.partition("## C01\n")[2].partition("\n## ")[0]
+    assert f"- why: {claim['why']}\n" in section
+    assert claim["quantity"] not in section
+    assert '<h2 id="C01">C01</h2>\n<dl><dt>' in (tmp_path / "claims.html").read_text()
 
 
 def test_the_named_runs_hold_the_measured_number(table, root):
@@ -234,7 +262,7 @@ def test_sources_name_files_that_are_there(table, root):
 
 
 def test_claims_of_an_empty_folder_are_all_not_tested(tmp_path):
-    table = decide_all(Results(tmp_path / "test-cpu" / "embedded"))
+    table = decide_all(Results(tmp_path / "test-cpu" / "embedded")).claims
     assert set(table["verdict"]) == {"not tested"}
     assert table["why"].str.contains("has not run|has no results|No finished pair").all()
 
@@ -248,7 +276,7 @@ def test_runs_that_are_planned_and_missing_change_no_claim_that_has_others(root,
         empty: dict[str, Any] = dict.fromkeys(rows.columns.intersection([*reaching(None, 1.0)]))
         rows.loc[last, [*empty]] = np.nan
         rows.assign(status=rows["status"].where(~last, "missing")).to_csv(file, index=False)
-    before, after = (decide_all(Results(folder)).set_index("id") for folder in (root, partial))
+    before, after = (decide_all(Results(folder)).claims.set_index("id") for folder in (root, partial))
     assert after.loc["C06", "verdict"] == before.loc["C06", "verdict"] == "confirmed"
     assert after.loc["C06", "seeds"] == "0-1"
     assert "Left out: 1 missing of sgd, 1 missing of mkor." in str(after.loc["C06", "details"])
@@ -265,7 +293,7 @@ def test_any_part_of_the_results_gives_a_whole_table(tmp_path, seed):
         rows[rng.random(len(rows)) < 0.5].to_csv(file, index=False)
         if rng.random() < 1 / 3:
             file.unlink()
-    table = decide_all(Results(partial))
+    table = decide_all(Results(partial)).claims
     assert table["id"].tolist() == published("claims")["id"].tolist()
     assert table["why"].ne("").all()
     assert not table["measured"].str.contains("nan").any()

@@ -6,11 +6,10 @@ Each ``decide_*`` is a pure function from tidy frames and the thresholds in ``wo
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pandas as pd
 
@@ -18,7 +17,6 @@ from workflow.bench.analysis import wording
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.wording import capital
 from workflow.bench.claims import (
     factor_share,
     finetuning,
@@ -38,21 +36,40 @@ from workflow.bench.results.tables import Results, published
 
 COLUMNS: Final = (
     "id",
-    "source",
+    "verdict",
     "claim",
+    "quantity",
     "published",
     "measured",
     "interval",
-    "seeds",
-    "tier",
+    "measured_interval",
+    "confirmed_if",
     "published_inside",
-    "verdict",
     "smallest_visible",
+    "seeds",
     "evidence",
     "why",
     "details",
-    "data",
+    "source",
+    "tier",
     "look",
+    "data",
+)
+PART_COLUMNS: Final = (
+    "id",
+    "part",
+    "verdict",
+    "value",
+    "low",
+    "high",
+    "statistic",
+    "interval_method",
+    "n",
+    "is_ratio",
+    "comparison",
+    "threshold",
+    "margin",
+    "published",
 )
 Rule = Callable[[Results, Sequence[Condition]], Decision]
 """A function from results and a claim's thresholds to a decision."""
@@ -154,21 +171,37 @@ RULES: Final[Mapping[str, Rule]] = {
 """The rule of each claim in ``workflow/paper/claims.csv``."""
 
 
-def decide_all(results: Results) -> pd.DataFrame:
-    """Return one row a claim, in the paper's order, with the columns `COLUMNS`."""
-    rows = [
-        _row(claim, RULES[claim["id"]](results, conditions_of(claim)), results)
-        for claim in published("claims").to_dict("records")
-    ]
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+class Verdicts(NamedTuple):
+    """The verdicts on all claims, in the paper's order."""
+
+    claims: pd.DataFrame
+    """One row a claim, with the columns `COLUMNS`."""
+    parts: pd.DataFrame
+    """One row for each part of each claim, with the columns `PART_COLUMNS`: the numbers behind the verdicts."""
+
+
+def decide_all(results: Results) -> Verdicts:
+    """Decide every claim."""
+    claims: list[dict[str, Any]] = []
+    parts: list[dict[str, Any]] = []
+    for claim in published("claims", as_text=True).to_dict("records"):
+        decision = RULES[claim["id"]](results, conditions_of(claim))
+        claims.append(_row(claim, decision, results))
+        parts += _part_rows(claim, decision)
+    numbers = pd.DataFrame(parts, columns=list(PART_COLUMNS)).astype({"n": "Int64"})
+    return Verdicts(pd.DataFrame(claims, columns=list(COLUMNS)), numbers)
 
 
 def conditions_of(claim: Mapping[Hashable, Any]) -> tuple[Condition, ...]:
     """Return the thresholds of a row of ``workflow/paper/claims.csv``; none if it sets no number."""
-    holds_when, margin = str(claim["holds_when"]), claim["margin"]
-    if not re.search(r"[<>]", holds_when):
-        return ()
-    return parse_conditions(holds_when, "" if isinstance(margin, float) else str(margin))
+    holds_when = claim["holds_when"]
+    return parse_conditions(holds_when, claim["margin"]) if re.search(r"[<>]", holds_when) else ()
+
+
+def _confirmed_if(claim: Mapping[Hashable, Any]) -> str:
+    """Return what would confirm a claim: ``> 1 (margin 5 %)``."""
+    condition = claim["holds_when"].replace(">=", "≥").replace("<=", "≤")
+    return f"{condition} (margin {claim['margin']})" if claim["margin"] else condition
 
 
 def published_sizes(text: str) -> list[float]:
@@ -182,23 +215,36 @@ def published_sizes(text: str) -> list[float]:
     return [float(part) for part in text.split(" / ")] if re.fullmatch(rf"{number}(?: / {number})*", text) else []
 
 
-def _published_inside(text: str, decision: Decision) -> str:
-    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told.
-
-    A single effect is compared with every part.
-    """
+def _published_by_part(text: str, decision: Decision) -> dict[str, float]:
+    """Return the published effect that each part is compared with; a single one is compared with every part."""
     named = decision.estimates if decision.published_of is None else decision.published_of
-    estimates = {name: decision.estimates[name] for name in named if name in decision.estimates}
+    names = [name for name in named if name in decision.estimates]
     sizes = published_sizes(text)
     if len(sizes) == 1:
-        sizes *= len(estimates)
-    if len(sizes) != len(estimates) or not all(estimate.has_interval for estimate in estimates.values()):
+        sizes *= len(names)
+    return dict(zip(names, sizes, strict=True)) if len(sizes) == len(names) else {}
+
+
+def _published_inside(text: str, decision: Decision) -> str:
+    """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told."""
+    sizes, estimates = _published_by_part(text, decision), decision.estimates
+    if not all(estimates[name].has_interval for name in sizes):
         return ""
-    inside = {
-        name: "yes" if estimate.low <= size <= estimate.high else "no"
-        for size, (name, estimate) in zip(sizes, estimates.items(), strict=True)
-    }
-    return _listed(inside)
+    inside = {name: estimates[name].low <= size <= estimates[name].high for name, size in sizes.items()}
+    return _listed({name: "yes" if is_inside else "no" for name, is_inside in inside.items()})
+
+
+def _part_rows(claim: Mapping[Hashable, Any], decision: Decision) -> Iterator[dict[str, Any]]:
+    sizes = _published_by_part(claim["published"], decision)
+    for part in decision.parts:
+        row: dict[str, Any] = {"id": claim["id"], "part": part.name, "verdict": part.verdict}
+        if (estimate := part.estimate) is not None:
+            row |= {name: getattr(estimate, name) for name in ("value", "low", "high", "n", "is_ratio")}
+            row |= {"statistic": estimate.statistic, "interval_method": estimate.interval_method}
+        if (condition := part.condition) is not None:
+            row |= {"comparison": condition.comparison, "threshold": condition.threshold}
+            row |= {"margin": str(condition.margin or "")}
+        yield row | {"published": sizes.get(part.name)}
 
 
 def _smallest_visible(decision: Decision) -> str:
@@ -222,27 +268,27 @@ def _listed(by_part: Mapping[str, str]) -> str:
 
 def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) -> dict[str, Any]:
     tier, is_tested = results.tier, decision.verdict != "not tested"
-    evidence, why = decision.evidence, decision.why
+    evidence = decision.evidence
     if is_tested and not evidence and tier != "paper":
-        evidence = f"{tier} evidence"
-        why = f"{capital(evidence)}, no reproduction of the paper's number: {why}"
-    number = claim["published"]
-    stated = "" if isinstance(number, float) and math.isnan(number) else number
+        evidence = f"{tier} evidence, no reproduction of the paper's number"
     return {
         "id": claim["id"],
-        "source": claim["source"],
+        "verdict": decision.verdict,
         "claim": claim["claim"],
-        "published": stated,
+        "quantity": claim["quantity"],
+        "published": claim["published"],
         "measured": decision.measured,
         "interval": decision.interval,
-        "seeds": decision.seeds,
-        "tier": tier if is_tested else "",
-        "published_inside": _published_inside(str(stated), decision),
-        "verdict": decision.verdict,
+        "measured_interval": decision.with_intervals,
+        "confirmed_if": _confirmed_if(claim),
+        "published_inside": _published_inside(claim["published"], decision),
         "smallest_visible": _smallest_visible(decision),
+        "seeds": decision.seeds,
         "evidence": evidence,
-        "why": why,
+        "why": decision.why,
         "details": decision.details,
-        "data": decision.data,
+        "source": claim["source"],
+        "tier": tier if is_tested else "",
         "look": f"{results.look} of {results.looks}",
+        "data": decision.data,
     }

@@ -56,6 +56,12 @@ class Decision:
     """The parts whose quantity the paper's number states; None: all."""
 
     @property
+    def with_intervals(self) -> str:
+        """Every part's measured value with its interval: ``bert: 1.2 [1, 1.4]; resnet: 2``."""
+        shown = {part.name: f"{part.measured} {part.interval}".strip() for part in self.parts}
+        return "; ".join(f"{name}: {text}" if name else text for name, text in shown.items() if text)
+
+    @property
     def estimates(self) -> Mapping[str, Estimate]:
         """The parts' estimates by name, without parts that have none."""
         return {part.name: part.estimate for part in self.parts if part.estimate is not None}

@@ -31,6 +31,11 @@ class Margin:
     """``ratio``: of a ratio, .05 for 5 %; ``difference``: in the quantity's unit; ``fall``: a share of what the loss
     falls by in training."""
 
+    def __str__(self) -> str:
+        if self.kind == "difference":
+            return f"{self.size:g}"
+        return f"{100 * self.size:g} %{' of the fall' if self.kind == 'fall' else ''}"
+
     def around(self, threshold: float, fall: float) -> tuple[float, float]:
         """Return the interval in which nothing differs from a threshold.
 

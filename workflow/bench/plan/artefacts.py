@@ -8,6 +8,7 @@ literals. They are read without importing the module, so that planning needs no 
 - ``PROBES``: names of ``probes/<name>.csv``.
 - ``PUBLISHED``: names of ``workflow/paper/<name>.csv``.
 - ``FILES``: other files of the repository that a probe reads.
+- ``FURTHER``: files that a table writes beside its own.
 - ``TRIALS = True``: it reads the trials of tuning (`Plan.trials`), and is made where there are any.
 - ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.compared`).
 - ``CORES`` (a number, or ``"all"``), ``USES_GPU`` and ``TIMING`` state what a probe needs.
@@ -27,7 +28,7 @@ from workflow.bench.support.source_code import reachable
 
 Kind = Literal["figures", "tables", "probes"]
 BENCH = Path(__file__).resolve().parents[1]
-_INPUTS = ("EXPERIMENTS", "PROBES", "PUBLISHED", "FILES")
+_NAMES = ("EXPERIMENTS", "PROBES", "PUBLISHED", "FILES", "FURTHER")
 _FACTS = ("TRIALS", "COMPARES", "CORES", "USES_GPU", "TIMING")
 
 
@@ -43,6 +44,8 @@ class Artefact:
     published: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     """Other files of the repository that it reads, relative to its root."""
+    further: tuple[str, ...] = ()
+    """Files that a table writes beside its own, in the same folder."""
     trials: bool = False
     """Whether it shows the trials of tuning."""
     compares: bool = False
@@ -75,7 +78,7 @@ def describe(kind: Kind, name: str) -> Artefact:
     Raises:
         ValueError: one of the constants is not a literal.
     """
-    constants = read_literals(Artefact(kind, name).module, (*_INPUTS, *_FACTS))
+    constants = read_literals(Artefact(kind, name).module, (*_NAMES, *_FACTS))
     fields: dict[str, Any] = {key.lower(): value if key in _FACTS else tuple(value) for key, value in constants.items()}
     return Artefact(kind, name, **fields)
 

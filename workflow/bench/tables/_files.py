@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -23,19 +24,31 @@ DATA: Final = "data"
 """The column of `Sources`: the files and runs from which a row's numbers are computed."""
 
 
-def write_table(frame: pd.DataFrame, folder: Path, name: str, *, title: str, caption: str) -> list[Path]:
+@dataclass(frozen=True)
+class Narrow:
+    """What Markdown and HTML show in place of a frame with many columns, row by row."""
+
+    table: pd.DataFrame
+    """Its first column names the row."""
+    details: pd.DataFrame
+    """Shown below the table, under the row's name; empty cells are left out."""
+
+
+def write_table(
+    frame: pd.DataFrame, folder: Path, name: str, *, title: str, caption: str, narrow: Narrow | None = None
+) -> list[Path]:
     """Write ``folder/name.csv``, ``.md``, ``.html`` and the caption ``.rst``, each whole or not at all; return them.
 
     The caption follows the table in Markdown and HTML, and the CSV file holds the rows alone. In the column `DATA`,
     Markdown gives the files and the number of runs, HTML also the ids of the runs, folded away.
     """
-    shown = frame.astype(object).where(frame.notna(), "")
-    rows = [[_cell(value) for value in row] for row in shown.to_numpy().tolist()]
-    columns = [str(column) for column in shown]
+    shown = narrow.table if narrow else frame
+    rows, columns = _cells(shown), [str(column) for column in shown]
+    details = _details(narrow) if narrow else []
     contents = {
         ".csv": frame.to_csv(index=False),
-        ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n",
-        ".html": render("table.html.j2", title=title, columns=columns, rows=rows, caption=caption),
+        ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n{''.join(_section(*row) for row in details)}",
+        ".html": render("table.html.j2", title=title, columns=columns, rows=rows, caption=caption, details=details),
         ".rst": as_rst(caption),
     }
     for suffix, content in contents.items():
@@ -49,6 +62,24 @@ class _Cell(NamedTuple):
     text: str
     brief: str
     kind: str
+
+
+def _cells(frame: pd.DataFrame) -> list[list[_Cell]]:
+    shown = frame.astype(object).where(frame.notna(), "")
+    return [[_cell(value) for value in row] for row in shown.to_numpy().tolist()]
+
+
+def _details(narrow: Narrow) -> list[tuple[str, dict[str, _Cell]]]:
+    """Return for each row its name and the details that it has."""
+    columns = [str(column) for column in narrow.details]
+    rows = [dict(zip(columns, cells, strict=True)) for cells in _cells(narrow.details)]
+    kept = ({column: cell for column, cell in row.items() if cell.text} for row in rows)
+    return [(str(name), row) for name, row in zip(narrow.table.iloc[:, 0], kept, strict=True)]
+
+
+def _section(name: str, row: dict[str, _Cell]) -> str:
+    lines = (f"- {column}: {cell.brief}\n" for column, cell in row.items())
+    return f"\n## {name}\n\n{''.join(lines)}"
 
 
 def _cell(value: object) -> _Cell:

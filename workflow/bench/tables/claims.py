@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 
@@ -10,7 +11,8 @@ from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.finetuning_scores import PRETRAININGS
 from workflow.bench.claims import decide_all
 from workflow.bench.results.tables import Results
-from workflow.bench.tables._files import write_table
+from workflow.bench.support.files import write_atomically
+from workflow.bench.tables._files import Narrow, write_table
 
 EXPERIMENTS = (
     "bert_pretraining",
@@ -37,13 +39,22 @@ PROBES = (
     "projection",
 )
 PUBLISHED = ("claims", "iteration_time_ms", "memory_gb")
+FURTHER = ("claim_parts.csv",)
+"""The numbers behind the verdicts, for programs."""
+
+NARROW: Final = {
+    **{name: name for name in ("id", "verdict", "claim", "quantity", "published")},
+    "measured_interval": "measured [interval]",
+    "confirmed_if": "confirmed if",
+}
+"""The columns that fit on a page, and their headings."""
 
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per claim with its verdict, which is *not tested* for a claim without data."""
     runs = [results.runs(experiment) for experiment in EXPERIMENTS]
     all_runs = pd.concat([frame for frame in runs if not frame.empty] or runs[:1], ignore_index=True)
-    table = decide_all(results)
+    table, parts = decide_all(results)
     counts = table["verdict"].value_counts()
     notes = [", ".join(f"{count} {verdict}" for verdict, count in counts.items())]
     absent = [
@@ -51,6 +62,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     absent += [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]
     title = "The paper's claims and their verdicts from these runs"
-    return write_table(
-        table, folder, "claims", title=title, caption=caption(results, all_runs, notes=notes, absent=absent)
-    )
+    about = caption(results, all_runs, notes=notes, absent=absent)
+    write_atomically(folder / FURTHER[0], parts.to_csv(index=False))
+    details = table.drop(columns=[*NARROW, "measured", "interval"])
+    narrow = Narrow(table[list(NARROW)].rename(columns=NARROW), details)
+    files = write_table(table, folder, "claims", title=title, caption=about, narrow=narrow)
+    return [*files, folder / FURTHER[0]]
