@@ -266,6 +266,29 @@ def test_a_tier_may_take_the_tuned_values_of_another_whose_workload_has_another_
         rates()
 
 
+def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
+    given = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}]}
+    write(folder, "one", BLOCK)
+    write(folder, "two", given, tier="evidence")
+    file = folder / "experiments" / "two.yaml"
+    with pytest.raises(ConfigError, match="needs a 'tuning' in this block"):
+        load(folder, tier="evidence")
+    content = yaml.safe_load(file.read_text())
+    file.write_text(yaml.safe_dump({**content, "tuned_from": "own"}))
+    with pytest.raises(ConfigError, match=r"two\.yaml: tuned_from = \"own\": unknown experiment; did you mean 'one'"):
+        load(folder, tier="evidence")
+    file.write_text(yaml.safe_dump({**content, "tuned_from": "one"}))
+    with pytest.raises(ConfigError, match=r"evidence/two\.yaml contains no value"):
+        load(folder, tier="evidence")
+    values = folder / "tuned" / "embedded" / "one.yaml"
+    values.parent.mkdir(parents=True)
+    study = {"hyperparameters": {"lr": 0.5}, "trials": ["none"], "score": 0.1}
+    values.write_text(yaml.safe_dump([{"workload": {"name": "autoencoder"}, "label": "sgd", "studies": [study]}]))
+    plan = load(folder, tier="evidence")
+    assert {run.hyperparameters["lr"] for run in plan.job("two", "sgd").runs} == {0.5}
+    assert plan.notes == ("one: left out, it has no tier 'evidence'",)
+
+
 @pytest.mark.parametrize("other", ["evidence", "embeded"])
 def test_a_tier_that_takes_values_from_no_other_tier_is_refused(folder: Path, other: str):
     file = folder / "tiers" / "evidence.yaml"

@@ -7,7 +7,7 @@ the file, the key, the value and what it must be.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,7 +47,7 @@ def read_experiment(file: Path, tiers: Mapping[str, Tier], signatures: Mapping[s
             raise error(file, ("tiers", tier), blocks, f"unknown tier; {did_you_mean(tier, tiers)}")
         _check_number_of_runs(file, tier, blocks)
         for index, block in enumerate(blocks):
-            _check_block(file, ("tiers", tier, index), block, signatures)
+            _check_block(file, ("tiers", tier, index), block, signatures, takes_values="tuned_from" in content)
             _check_rounds(file, ("tiers", tier, index, "rounds"), block, tiers[tier])
     return content
 
@@ -101,7 +101,10 @@ def schedule_schema(schedule: Mapping[str, Any]) -> Mapping[str, Any]:
     return schema("experiment")["$defs"]["schedules"][schedule["name"]]
 
 
-def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Mapping[str, Signature]) -> None:
+def _check_block(
+    file: Path, key: Key, block: Mapping[str, Any], signatures: Mapping[str, Signature], *, takes_values: bool
+) -> None:
+    """Raise `ConfigError` for the first mistake. takes_values: whether tuned values come from another experiment."""
     workload = dict(block["workload"])
     name = workload.pop("name")
     if name not in workloads.NAMES:
@@ -125,7 +128,7 @@ def _check_block(file: Path, key: Key, block: Mapping[str, Any], signatures: Map
         if label_of(entry) in labels:
             raise error(file, (*where, "label"), label_of(entry), "is used twice in this block; give another")
         labels.append(label_of(entry))
-        _check_optimizer(file, where, entry, tuning, signatures)
+        _check_optimizer(file, where, entry, tuning, signatures, takes_values=takes_values)
 
 
 def _check_tuning(file: Path, key: Key, block: Mapping[str, Any], tuning: Mapping[str, Any]) -> None:
@@ -191,13 +194,16 @@ def _check_optimizer(
     entry: Mapping[str, Any],
     tuning: Mapping[str, Any] | None,
     signatures: Mapping[str, Signature],
+    *,
+    takes_values: bool,
 ) -> None:
     name, given = entry["name"], entry["hyperparameters"]
     if name not in signatures:
         raise error(file, (*key, "name"), name, f"unknown optimizer; {did_you_mean(name, signatures)}")
     known = accepted(name, given.get("base"), signatures)
     space = space_of(entry, tuning)
-    _check_given(file, (*key, "hyperparameters"), entry, known, tunable=space if tuning else {})
+    tunable = known if takes_values and not tuning else space if tuning else {}
+    _check_given(file, (*key, "hyperparameters"), entry, known, tunable)
     _check_sweep(file, (*key, "sweep"), entry, known)
     own = entry.get("space", {})
     check_space(file, (*key, "space"), name, known, own)
@@ -226,7 +232,7 @@ def _check_optimizer(
 
 
 def _check_given(
-    file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter], *, tunable: Space
+    file: Path, key: Key, entry: Mapping[str, Any], known: Mapping[str, Hyperparameter], tunable: Container[str]
 ) -> None:
     for parameter, value in entry["hyperparameters"].items():
         if value == TUNED and parameter in tunable:

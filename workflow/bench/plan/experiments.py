@@ -102,7 +102,7 @@ class Experiments:
 
     def _expand(self, name: str, rounds: int) -> Experiment:
         file, content = self._files[name], self._contents[name]
-        tuned = self._tuned_values(name)
+        tuned = self._tuned_values(name, content.get("tuned_from", name))
         tuned_optimizers: list[TunedOptimizer] = []
         # By label, since an optimizer may appear in several blocks. The inner keys of upstream are an ordered set of
         # jobs.
@@ -134,9 +134,14 @@ class Experiments:
         most = most_rounds(content["tiers"][self._tier])
         return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers), most)
 
-    def _tuned_values(self, name: str) -> TunedValues:
-        files = [self._folder / "tuned" / tier / f"{name}.yaml" for tier in (self._tier, self._tuned_like) if tier]
-        return TunedValues(files[0], self._signatures, like=next(iter(files[1:]), None))
+    def _tuned_values(self, name: str, like: str) -> TunedValues:
+        """Return an experiment's tuned values. like: the experiment of which another tier's values are taken."""
+        if like not in self._contents:
+            must = f"unknown experiment; {did_you_mean(like, self._contents)}"
+            raise error(self._files[name], ("tuned_from",), like, must)
+        tuned = self._folder / "tuned"
+        of_another = tuned / self._tuned_like / f"{like}.yaml" if self._tuned_like else None
+        return TunedValues(tuned / self._tier / f"{name}.yaml", self._signatures, of_another)
 
     def _source(
         self, file: Path, key: Key, start_from: Mapping[str, Any] | None, label: str, seed: int

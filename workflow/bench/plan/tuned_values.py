@@ -39,7 +39,7 @@ def is_of(record: Mapping[str, Any], workload: Mapping[str, Any], label: str, by
 class TunedValues:
     """The file config/tuned/<tier>/<experiment>.yaml; empty if it does not exist.
 
-    like: the same experiment's file of another tier, for entries that this one lacks.
+    like: a file of another tier, for entries that this one lacks.
 
     Raises:
         ConfigError: a file breaks its schema.
