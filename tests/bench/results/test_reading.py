@@ -86,3 +86,13 @@ def test_what_is_no_file_has_no_data(words: str, tmp_path: Path, monkeypatch: py
     MISPLACED[words](tmp_path / "one.runs.csv", monkeypatch)
     with within(10), pytest.raises(NoDataError, match=f"one.runs.csv: cannot be read: .*{words}"):
         Results(tmp_path).runs("one")
+
+
+def test_an_error_names_the_experiment_or_probe_that_has_no_rows(tmp_path):
+    results = Results(tmp_path)
+    with pytest.raises(NoDataError, match=r"no rows in .*/one\.runs\.csv: run the experiment one first\."):
+        results.some_runs("one")
+    with pytest.raises(NoDataError, match=r"no rows in .*/probes/sizes\.csv: run the probe sizes first\."):
+        results.some_rows("sizes")
+    write_probe(tmp_path, "spectra", spectra())
+    assert results.some_rows("spectra").equals(results.probe("spectra"))

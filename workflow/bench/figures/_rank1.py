@@ -1,4 +1,4 @@
-"""Rank-1 errors: the approximations with their names and looks, the rows of the probe, and the caption."""
+"""Rank-1 errors: the approximations with their names and looks, and the caption."""
 
 from __future__ import annotations
 
@@ -19,15 +19,6 @@ APPROXIMATIONS: Final = {
     "mean": MethodStyle("mean vector (MKOR's)", "#0072B2", "^", (0, (2.5, 1))),
 }
 """Approximations of a second moment with their looks, the best one first."""
-
-
-def read(results: Results) -> pd.DataFrame:
-    """Return the rows of the probe.
-
-    Raises:
-        NoDataError: the probe has no rows.
-    """
-    return _probes.read(results, "rank1_error")
 
 
 def caption(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:

@@ -159,7 +159,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe step_breakdown has no rows.
     """
-    rows = _probes.read(results, "step_breakdown")
+    rows = results.some_rows("step_breakdown")
     names = [name for name in WORKLOADS if name in set(rows["workload"])] or _probes.workloads(rows)
     shown = rows[rows["workload"].isin(names)]
     base = bases(shown)

@@ -59,7 +59,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe rank1_error has no rows.
     """
-    rows = _rank1.read(results)
+    rows = results.some_rows("rank1_error")
     names = _probes.workloads(rows)
     figure, axes = style.new_figure(1, len(names), height=2.6, sharey=True)
     for panel, workload in zip(axes[0], names, strict=True):

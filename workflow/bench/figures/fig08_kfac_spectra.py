@@ -56,7 +56,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe spectra has no rows.
     """
-    rows = resolved(_probes.read(results, "spectra"))
+    rows = resolved(results.some_rows("spectra"))
     names = _probes.workloads(rows)
     figure, axes = style.new_figure(len(QUANTITIES), len(names), height=4.6, sharex="col", sharey="row")
     for panels, workload in zip(axes.T, names, strict=True):

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.captions import footer
-from workflow.bench.figures import _legend, _of_ranks, _probes, _projected
+from workflow.bench.figures import _legend, _of_ranks, _projected
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import fixed_ticks
 from workflow.bench.figures._page import save
@@ -53,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe scaling has no rows.
     """
-    rows = _probes.read(results, "scaling")
+    rows = results.some_rows("scaling")
     sharding, projected = results.probe("sharding"), results.probe("projection")
     # Results of earlier versions have rows of a model of this machine's links.
     measured = rows[(rows["quantity"] == "step_ms") & (rows["source"] == "measured")].astype({"workers": int})

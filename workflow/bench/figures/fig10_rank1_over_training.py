@@ -46,7 +46,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe rank1_error has no rows.
     """
-    rows = _rank1.read(results)
+    rows = results.some_rows("rank1_error")
     names = _probes.workloads(rows)
     figure, axes = style.new_figure(len(_rank1.SIDES), len(names), height=3.6, sharex="col", sharey=True)
     for panels, workload in zip(axes.T, names, strict=True):

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import mean_by_width, width_law
-from workflow.bench.figures import _legend, _probes
+from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import fixed_ticks, plain_log_ticks
 from workflow.bench.figures._page import save
@@ -53,7 +53,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe cost_scaling has no rows.
     """
-    rows = _probes.read(results, "cost_scaling")
+    rows = results.some_rows("cost_scaling")
     figure, (panels,) = style.new_figure(1, len(PARTS), height=3.0, sharey=True)
     labels = style.in_order(rows["optimizer"])
     for panel, (part, title) in zip(panels, PARTS.items(), strict=True):

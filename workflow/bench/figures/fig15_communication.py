@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law
-from workflow.bench.figures import _legend, _probes
+from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import byte_axis, fixed_ticks
 from workflow.bench.figures._page import save
@@ -76,7 +76,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe communication has no rows.
     """
-    rows = _probes.read(results, "communication")
+    rows = results.some_rows("communication")
     sent = of_update(rows)
     workers, width = sent["workers"].max(), sent["dimension"].max()
     figure, (panels,) = style.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))

@@ -49,7 +49,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe factors has no rows.
     """
-    rows = _probes.read(results, "factors")
+    rows = results.some_rows("factors")
     (experiment,) = EXPERIMENTS
     runs, losses = results.runs(experiment), losses_to_compare(results.metrics(experiment))
     compared = sorted(ended(losses, "validation", "loss")["workload"].unique())

@@ -218,6 +218,28 @@ class Results:
         path = self.root / "probes" / f"{name}.csv"
         return _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE, former=FORMER_VALUES)
 
+    def some_runs(self, experiment: str) -> pd.DataFrame:
+        """Return the `runs` of an experiment.
+
+        Raises:
+            NoDataError: it has none.
+        """
+        runs = self.runs(experiment)
+        if runs.empty:
+            raise NoDataError(f"no rows in {self.root / experiment}.runs.csv: run the experiment {experiment} first.")
+        return runs
+
+    def some_rows(self, probe: str) -> pd.DataFrame:
+        """Return the rows of a `probe`.
+
+        Raises:
+            NoDataError: it has none.
+        """
+        rows = self.probe(probe)
+        if rows.empty:
+            raise NoDataError(f"no rows in {self.root / 'probes' / probe}.csv: run the probe {probe} first.")
+        return rows
+
     def experiments(self) -> list[str]:
         """Return the names of the experiments that have a table of runs."""
         return sorted(path.name.removesuffix(".runs.csv") for path in self.root.glob("*.runs.csv"))

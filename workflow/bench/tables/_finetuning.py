@@ -24,7 +24,7 @@ from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
-from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 REFERENCE: Final = "lamb"
@@ -68,18 +68,6 @@ class Overview:
     """The file's column of scores."""
     paper_title: str
     """Title of that column."""
-
-
-def read_runs(results: Results, experiment: str) -> pd.DataFrame:
-    """Return the runs of a fine-tuning experiment.
-
-    Raises:
-        NoDataError: it has no runs.
-    """
-    runs = results.runs(experiment)
-    if runs.empty:
-        raise NoDataError(f"no {experiment}.runs.csv in {results.root}: run the experiment first.")
-    return runs
 
 
 def score_sources(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> Sources:

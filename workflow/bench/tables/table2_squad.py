@@ -7,7 +7,7 @@ from typing import Final
 
 from workflow.bench.analysis.finetuning_scores import last_values, scores
 from workflow.bench.results.tables import Results
-from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
+from workflow.bench.tables._finetuning import Overview, write_overview
 
 EXPERIMENTS = ("bert_squad", "bert_pretraining", "bert_pretraining_small")
 PROBES = ("step_time",)
@@ -31,7 +31,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    runs = read_runs(results, _TABLE.experiment)
+    runs = results.some_runs(_TABLE.experiment)
     last = 100 * last_values(results.metrics(_TABLE.experiment), "f1")
     by_label = {str(label): scores(rows, last) for label, rows in runs.groupby("optimizer", sort=False)}
     note = f"Questions here: {', '.join(sorted(runs['dataset'].dropna().unique()))}"

@@ -7,7 +7,7 @@ from typing import Final
 
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.results.tables import Results
-from workflow.bench.tables._finetuning import Overview, read_runs, write_overview
+from workflow.bench.tables._finetuning import Overview, write_overview
 
 EXPERIMENTS = ("bert_glue", "bert_pretraining", "bert_pretraining_small")
 PROBES = ("step_time",)
@@ -31,7 +31,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    runs = read_runs(results, _TABLE.experiment)
+    runs = results.some_runs(_TABLE.experiment)
     last = last_values(results.metrics(_TABLE.experiment), "score")
     tasks = list(runs["dataset"].dropna().unique())
     by_label = {

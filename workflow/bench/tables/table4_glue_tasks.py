@@ -54,7 +54,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: there are no fine-tuning runs.
     """
-    runs, metrics = _finetuning.read_runs(results, "bert_glue"), results.metrics("bert_glue")
+    runs, metrics = results.some_runs("bert_glue"), results.metrics("bert_glue")
     source = pretraining_experiment(results, runs)
     pretraining = results.runs(source)
     last, titles = last_values(metrics, "score"), _titles(metrics, runs)

@@ -9,7 +9,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
-from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 EXPERIMENTS = ("*",)
@@ -133,9 +133,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe of sizes has not run.
     """
-    sizes = results.probe("sizes")
-    if sizes.empty:
-        raise NoDataError(f"no probes/sizes.csv in {results.root}: run python -m workflow.bench.probes.sizes first.")
+    sizes = results.some_rows("sizes")
     frames = [results.runs(experiment) for experiment in results.experiments()]
     runs = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=[*_MODEL, *_TRAINED])
     notes = [

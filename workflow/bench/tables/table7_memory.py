@@ -12,7 +12,7 @@ from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.sources import from_rows
-from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 PROBES = ("memory",)
@@ -112,9 +112,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: the probe has not run.
     """
-    memory = results.probe("memory")
-    if memory.empty:
-        raise NoDataError(f"no probes/memory.csv in {results.root}: run python -m workflow.bench.probes.memory first.")
+    memory = results.some_rows("memory")
     paper = published("memory_gb")
     by_workload = memory.groupby("workload", sort=False)
     rows = [row for workload, of_workload in by_workload for row in _rows(str(workload), of_workload, paper)]
