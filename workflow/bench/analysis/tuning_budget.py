@@ -54,6 +54,8 @@ class Search:
     """The numbers of trials in a study; there is one, unless the table is incomplete."""
     studies: tuple[int, ...]
     """The numbers of studies of an optimizer."""
+    is_falling: bool
+    """Whether a lower value is better."""
     budgets: Mapping[str, Budget]
     """By label; without those of which some study never succeeded."""
     failed: tuple[str, ...]
@@ -81,6 +83,7 @@ def search(trials: pd.DataFrame) -> Search:
         f"{first['split']} {first['metric']}",
         tuple(sorted(set(sizes))),
         tuple(sorted(set(sizes.groupby("optimizer").size()))),
+        sign > 0,
         budgets,
         tuple(failed),
     )

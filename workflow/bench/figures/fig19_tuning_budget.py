@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.tuning_budget import Budget, Search, search
+from workflow.bench.analysis.tuning_budget import Search, search
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, plain_log_ticks
@@ -21,10 +21,13 @@ from workflow.bench.results.tables import NoDataError, Results
 TRIALS = True
 
 _COLUMNS = 3
+_MOST = 1.2
+"""A panel is cut off if the first quarter of trials reaches beyond this multiple of what the others find."""
 _STATISTIC = (
     "Line: the best of so many trials drawn at random from a study, the mean over draws and studies; band: from the "
     "lowest to the highest study. A trial that did not finish, or did not reach the target, is no success; draws "
-    "without one are left out, and a line begins where half of the draws contain one"
+    "without one are left out, and a line begins where half of the draws contain one. A panel in which the first trials "
+    "are far worse than the later ones is cut off there"
 )
 
 
@@ -72,14 +75,23 @@ def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
         numbers = range(budget.first, budget.first + len(budget.mean))
         axes.plot(numbers, budget.mean, color=look.color, linestyle=look.line, linewidth=1.1)
         axes.fill_between(numbers, budget.lowest, budget.highest, color=look.color, alpha=0.15, linewidth=0)
-    _scale(axes, found.budgets.values())
+    _scale(axes, found)
     axes.set_xlim(1, max(found.trials))
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
-def _scale(axes: Axes, budgets: Iterable[Budget]) -> None:
-    """Use a logarithmic axis where values differ by more than a factor of five."""
+def _scale(axes: Axes, search: Search) -> None:
+    """Use a logarithmic axis where values differ by more than a factor of five, and cut off what few trials found.
+
+    The mean of one or two trials may hold a run that diverged, in comparison with which all others are equal.
+    """
+    budgets = search.budgets.values()
     values = [value for budget in budgets for value in (*budget.lowest, *budget.highest)]
+    later = [value for budget in budgets for value in budget.highest[len(budget.highest) // 4 :]]
+    if search.is_falling and max(values) > _MOST * max(later):
+        values = [value for value in values if value <= max(later)]
+        margin = 0.05 * (max(values) - min(values))
+        axes.set_ylim(min(values) - margin, max(values) + margin)
     if min(values) > 0 and max(values) > 5 * min(values):
         axes.set_yscale("log")
         plain_log_ticks(axes)
