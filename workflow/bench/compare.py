@@ -1,45 +1,163 @@
-"""``python -m workflow.bench.compare [FOLDER ...]``: compare this machine with others, from the files they have now."""
+"""``python -m workflow.bench.compare [FOLDER ...]``: compare this machine with others, from the files they have now.
+
+It prints the step times of the first-order and second-order optimizers, and the claims of the paper whose verdict is
+another here, and writes the figure and the table of all times, and the verdicts of all machines.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from workflow.bench.analysis.machines import Machine, gather
+from workflow.bench.analysis.wording import number
 from workflow.bench.make_artefact import make
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind
+from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.support.command_line import FAILURES, run_command
-from workflow.bench.support.config import shown_path
+from workflow.bench.support.command_line import FAILURES, run_command, show
+from workflow.bench.support.config import ConfigError, shown_path, shown_value
 
 ARTEFACTS: Final[tuple[tuple[Kind, str], ...]] = (("figures", "fig16_hardware"), ("tables", "hardware"))
+VERDICTS: Final = "verdicts.csv"
+_CLAIMS: Final = Path("tables", "claims.csv")
+_BROKEN_AT: Final = 72
+"""The characters of a claim that a line shows."""
 
 
-def compare(plan: Plan, folder: Path) -> list[Path]:
-    """Make the figure and the table that compare hardware in ``folder``, and return their files.
+def compare(plan: Plan, folder: Path) -> Iterator[str]:
+    """Make the figure and the tables that compare machines in ``folder``, and yield what to print.
 
     Raises:
         NoDataError: no machine has results to compare.
-        OSError: a file cannot be written.
+        ConfigError: a table of claims is damaged.
+        OSError: a file cannot be read or written.
     """
     results = Results(plan.results, plan.tier.title, plan.compared, look=plan.rounds.look, looks=plan.tier.looks)
-    return [path for kind, name in ARTEFACTS for path in make(kind, name, results, folder)]
+    machines, notes = gather(results)
+    files = [path for kind, name in ARTEFACTS for path in make(kind, name, results, folder)]
+    yield f"{plan.tier.name} tier: {', '.join(machine.name for machine in machines)}"
+    yield from (f"note: {note}" for note in notes)
+    yield ""
+    yield from _step_times(machines)
+    yield ""
+    verdicts = {machine.name: _verdicts(machine.results.root) for machine in machines}
+    claims = _rows(verdicts)
+    write_csv(folder / VERDICTS, ("id", "claim", *verdicts), claims)
+    yield from _verdict_lines(plan.hardware, verdicts, claims)
+    yield ""
+    kept = [file for file in files if file.suffix in (".pdf", ".csv")]
+    yield f"in {shown_path(folder)}: {', '.join(file.name for file in (*kept, folder / VERDICTS))}"
+
+
+def _step_times(machines: Sequence[Machine]) -> Iterator[str]:
+    """Yield the step time of each model's first-order optimizer on each machine, and the others as multiples of it."""
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for machine in machines:
+        times: dict[str, dict[str, float]] = {}
+        for step in machine.step_times():
+            if step.probe == "step_breakdown":
+                times.setdefault(step.workload, {})[step.optimizer] = step.took.value
+        for workload, by_optimizer in times.items():
+            (base, took), *others = by_optimizer.items()
+            multiples = ", ".join(f"{name} {number(other / took)}" for name, other in others)
+            rows.setdefault(workload, []).append((workload, machine.name, base, number(took), multiples))
+    if rows:
+        listed = [row for of_workload in rows.values() for row in of_workload]
+        yield from _aligned([("step of", "machine", "optimizer", "ms", "others, as multiples"), *listed])
+    else:
+        yield "step times: none; make timing measures them"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+
+
+def _verdicts(folder: Path) -> dict[str, Mapping[str, str]]:
+    """Return the rows of a machine's table of claims by id; none without the table."""
+    file = folder / _CLAIMS
+    rows = read_csv(file) if file.is_file() else []
+    if rows and not {"id", "claim", "verdict"} <= rows[0].keys():
+        raise ConfigError(f"{shown_path(file)}: damaged: it lacks one of the columns id, claim, verdict")
+    return {row["id"]: row for row in rows}
+
+
+def _rows(verdicts: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[dict[str, str]]:
+    """Return a row for each claim: its id, its text, and its verdict by machine."""
+    claims = {name: row["claim"] for by_id in verdicts.values() for name, row in by_id.items()}
+    found = {machine: {name: row["verdict"] for name, row in by_id.items()} for machine, by_id in verdicts.items()}
+    return [
+        {"id": name, "claim": claim, **{machine: by_id.get(name, "") for machine, by_id in found.items()}}
+        for name, claim in sorted(claims.items())
+    ]
+
+
+def _verdict_lines(
+    here: str, verdicts: Mapping[str, Mapping[str, Mapping[str, str]]], claims: Sequence[Mapping[str, str]]
+) -> Iterator[str]:
+    """Yield for each other machine how many verdicts agree with those here, and the claims where they do not."""
+    others = [machine for machine, by_id in verdicts.items() if machine != here and by_id]
+    if not verdicts.get(here):
+        yield "claims: no verdicts of this machine yet; make reproduce makes them"
+    elif not others:
+        yield "claims: no other machine has verdicts"
+    else:
+        for machine in others:
+            shared = [row for row in claims if row[here] and row[machine]]
+            equal = sum(row[here] == row[machine] for row in shared)
+            yield f"claims: {equal} of {len(shared)} verdicts are those of {machine}"
+        differing = [row for row in claims if any(row[machine] not in (row[here], "") for machine in others)]
+        if differing:
+            shown = [
+                (row["id"], row[here], *(row[machine] for machine in others), _cut(row["claim"])) for row in differing
+            ]
+            yield from _aligned([("claim", "here", *others, ""), *shown])
+
+
+def _cut(claim: str) -> str:
+    return claim if len(claim) <= _BROKEN_AT else f"{claim[: _BROKEN_AT - 3]}..."
+
+
+def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
+    """Return the folders that were typed, and after them those that are compared anyway, each once.
+
+    Raises:
+        ConfigError: one does not exist, is of another tier, or is this machine's own.
+    """
+    found: dict[Path, Path] = {}
+    for text in folders:
+        folder = Path(text)
+        if not folder.is_dir() or folder.resolve().name != plan.tier.name:
+            must = f"must be an existing folder results/<hardware>/{plan.tier.name}, of the tier to compare"
+            raise ConfigError(f"folder = {shown_value(text)}: {must} (--tier, or make's TIER, chooses another tier)")
+        if folder.resolve() == plan.results.resolve():
+            raise ConfigError(
+                f"folder = {shown_value(text)}: is this machine's own; name another, or run without folders"
+            )
+        found.setdefault(folder.resolve(), folder)
+    for folder in plan.compared:
+        found.setdefault(folder.resolve(), folder)
+    return tuple(found.values())
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare this machine with the given folders and results/reference, all at one tier."""
+    """Compare this machine with the given folders, config.yaml's and results/reference, all at one tier."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.compare", description=main.__doc__)
     parser.add_argument("folders", nargs="*", metavar="FOLDER", help="results/<hardware>/<tier> of another machine")
     parser.add_argument("--out-dir", type=Path, help="where to write (default: compare/ in this machine's folder)")
     add_arguments(parser)
 
     def work(options: argparse.Namespace) -> None:
-        plan = load_from(options, compare=options.folders)
-        for path in compare(plan, options.out_dir or plan.results / "compare"):
-            print(shown_path(path))
+        plan = load_from(options)
+        plan = dataclasses.replace(plan, compared=_given(options.folders, plan))
+        show(list(compare(plan, options.out_dir or plan.results / "compare")))
 
     return run_command(parser, work, arguments, failures=(*FAILURES, NoDataError))
 

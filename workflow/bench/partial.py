@@ -86,7 +86,7 @@ def draw(plan: Plan) -> Drawn:
     results = Results(
         plan.partial,
         title,
-        plan.compared,
+        plan.other_machines,
         look=plan.rounds.look,
         looks=plan.tier.looks,
         trial_tables=plan.trials,

@@ -244,11 +244,16 @@ def test_the_check_of_projections_compares_both_where_a_machine_has_both(here):
     assert projection_check([]) is None
 
 
-def test_a_second_folder_of_a_machine_is_named_and_left_out(here, tmp_path):
+def test_a_second_folder_of_a_machine_has_the_name_of_its_place(here, tmp_path):
     second = write_machine(tmp_path / "elsewhere", "test-cpu", speed=3)
-    machines, notes = gather(Results(here, compared=(second,)))
-    assert [machine.results.root for machine in machines] == [here]
-    assert notes == ["a second folder of test-cpu is not shown"]
+    third = write_machine(tmp_path / "x" / "elsewhere", "test-cpu", speed=3)
+    machines, notes = gather(Results(here, compared=(second, third)))
+    assert [(machine.name, machine.results.root) for machine in machines] == [
+        ("test-cpu", here),
+        ("test-cpu (elsewhere)", second),
+    ]
+    assert len(machines[1].runs) == len(machines[0].runs) > 0
+    assert notes == ["a second folder of test-cpu (elsewhere) is not shown"]
 
 
 def test_without_results_here_the_others_are_compared_and_without_any_it_is_said(bare, tmp_path):
@@ -340,9 +345,67 @@ def _options(here: Path) -> list[str]:
 
 def test_the_command_makes_figure_and_table_of_all_folders(here, bare, capsys):
     assert compare.main([str(bare), *_options(here)]) == 0
-    said = capsys.readouterr().out.split()
-    assert {Path(file).name for file in said} >= {"fig16_hardware.pdf", "fig16_hardware.png", "hardware.csv"}
+    said = capsys.readouterr().out.splitlines()
+    assert said[-1].endswith("compare: fig16_hardware.pdf, hardware.csv, verdicts.csv")
+    assert (here / "compare" / "fig16_hardware.png").is_file()
     assert "fast-cpu" in (here / "compare" / "hardware.csv").read_text()
+
+
+def test_the_command_prints_step_times_as_multiples_of_the_first_order_optimizer(here, bare, capsys):
+    """Truth: by hand from `STEPS`; the cycle has one refresh of ten steps."""
+    assert compare.main([str(bare), *_options(here)]) == 0
+    rows = [line.split(maxsplit=4) for line in capsys.readouterr().out.splitlines()]
+    assert ["bert", "test-cpu", "lamb", "20.2", "kaisa 1.29, mkor 1.05, eva 1.2"] in rows
+    assert ["bert", "fast-cpu", "lamb", "10.1", "kaisa 1.29, mkor 1.05, eva 1.2"] in rows
+    assert sum(row[:1] == ["autoencoder"] for row in rows) == 2
+
+
+def put_verdicts(folder: Path, **verdicts: str) -> None:
+    (folder / "tables").mkdir(exist_ok=True)
+    rows = "".join(f"{claim},{claim} holds,{verdict}\n" for claim, verdict in verdicts.items())
+    (folder / "tables" / "claims.csv").write_text(f"id,claim,verdict\n{rows}")
+
+
+def test_the_command_prints_the_claims_whose_verdict_is_another_elsewhere(here, bare, capsys):
+    kept = write_machine(plan.plan.REFERENCE, "test-cpu")
+    assert compare.main([str(bare), *_options(here)]) == 0
+    assert "claims: no verdicts of this machine yet" in capsys.readouterr().out
+    put_verdicts(here, C01="confirmed", C02="refuted", C03="inconclusive")
+    assert compare.main([str(bare), *_options(here)]) == 0
+    assert "claims: no other machine has verdicts" in capsys.readouterr().out
+    put_verdicts(bare, C01="confirmed", C02="confirmed")
+    put_verdicts(kept, C01="confirmed", C02="refuted", C03="inconclusive")
+    assert compare.main([str(bare), *_options(here)]) == 0
+    said = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    start = said.index("claims: 1 of 2 verdicts are those of fast-cpu")
+    assert said[start + 1 : start + 5] == [
+        "claims: 3 of 3 verdicts are those of test-cpu (reference)",
+        "claim here fast-cpu test-cpu (reference)",
+        "C02 refuted confirmed refuted C02 holds",
+        "",
+    ]
+    table = pd.read_csv(here / "compare" / "verdicts.csv", keep_default_na=False)
+    assert table.columns.to_list() == ["id", "claim", "test-cpu", "fast-cpu", "test-cpu (reference)"]
+    assert table.loc[2].to_list() == ["C03", "C03 holds", "inconclusive", "", "inconclusive"]
+
+
+def test_a_damaged_table_of_claims_is_named(here, bare, capsys):
+    put_verdicts(here, C01="confirmed")
+    file = bare / "tables" / "claims.csv"
+    file.parent.mkdir()
+    file.write_text("id,claim\nC01,it holds\n")
+    assert compare.main([str(bare), *_options(here)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert str(file) in said
+
+
+def test_the_pipeline_leaves_out_the_reference_of_this_machine(here):
+    """It is an earlier run of the same machine; only the command shows it."""
+    own, other = (write_machine(plan.plan.REFERENCE, name) for name in ("test-cpu", "kept-cpu"))
+    chosen = Plan.load(results=str(here.parents[1]), hardware="test-cpu")
+    assert chosen.compared == (other, own)
+    assert compared(describe("figures", "fig16_hardware"), chosen) == [str(other)]
 
 
 def test_the_command_takes_the_reference_unasked(here, tmp_path):
@@ -351,13 +414,17 @@ def test_the_command_takes_the_reference_unasked(here, tmp_path):
     assert "kept-cpu" in (here / "compare" / "hardware.csv").read_text()
 
 
-@pytest.mark.parametrize("folder", ["nowhere/embedded", "elsewhere/fast-cpu", "results/test-cpu/single_gpu"])
+@pytest.mark.parametrize(
+    "folder", ["nowhere/embedded", "elsewhere/fast-cpu", "results/test-cpu/single_gpu", "results/test-cpu/embedded"]
+)
 def test_a_folder_that_is_none_is_refused_in_one_line(here, bare, tmp_path, capsys, folder):
     (tmp_path / "results" / "test-cpu" / "single_gpu").mkdir()
     assert compare.main([str(tmp_path / folder), *_options(here)]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "results/<hardware>/embedded" in said
+    assert said.startswith("folder = ")
+    assert "config.yaml" not in said
+    assert ("results/<hardware>/embedded" in said) is not ("this machine's own" in said)
     assert not (here / "compare").exists()
 
 

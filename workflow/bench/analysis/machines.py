@@ -73,11 +73,13 @@ class Machine:
     results: Results
     prefix: str
     """The path of its folder from this machine's folder, with a slash at the end; empty for this machine."""
+    place: str = ""
+    """The folder of its results, to tell it from an earlier one of the same name; otherwise empty."""
 
     @property
     def name(self) -> str:
         """Name of the machine."""
-        return self.results.hardware
+        return f"{self.results.hardware} ({self.place})" if self.place else self.results.hardware
 
     @cached_property
     def _breakdown(self) -> pd.DataFrame:
@@ -97,7 +99,7 @@ class Machine:
     def runs(self) -> pd.DataFrame:
         """Rows of all experiments' runs that this machine trained itself; a frame without columns if there are none."""
         frames = [self.results.runs(experiment) for experiment in self.results.experiments()]
-        frames = [frame[frame["hardware"] == self.name] for frame in frames]
+        frames = [frame[frame["hardware"] == self.results.hardware] for frame in frames]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
@@ -185,8 +187,7 @@ def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:
 def gather(results: Results) -> tuple[list[Machine], list[str]]:
     """Return the machines to compare, that of ``results`` first, and sentences on those that are left out.
 
-    Of several folders of a machine, which its name identifies, the first counts: that of ``results``, then the other
-    folders in their order.
+    Several folders of one name are told apart by the folders that hold them, ``results`` or ``reference``.
 
     Raises:
         NoDataError: no machine has anything to compare.
@@ -198,6 +199,8 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
             machine = Machine(results, "")
         else:
             machine = Machine(Results(folder, results.tier_title), f"{_relative_path(folder, results.root)}/")
+        if machine.name in machines:
+            machine = replace(machine, place=folder.resolve().parents[1].name)
         if machine.name in machines:
             notes.append(f"a second folder of {machine.name} is not shown")
         elif machine.is_empty:

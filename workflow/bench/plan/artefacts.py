@@ -10,7 +10,7 @@ literals. They are read without importing the module, so that planning needs no 
 - ``FILES``: other files of the repository that a probe reads.
 - ``FURTHER``: files that a table writes beside its own.
 - ``TRIALS = True``: it reads the trials of tuning (`Plan.trials`), and is made where there are any.
-- ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.compared`).
+- ``COMPARES = True``: it also reads these files from other machines' folders (`Plan.other_machines`).
 - ``CORES`` (a number, or ``"all"``), ``USES_GPU`` and ``TIMING`` state what a probe needs.
 """
 
@@ -160,7 +160,7 @@ def trials(artefact: Artefact, plan: Plan) -> list[str]:
 
 def compared(artefact: Artefact, plan: Plan) -> list[str]:
     """Return other machines' folders whose results an artefact also shows."""
-    return [_relative(folder) for folder in plan.compared] if artefact.compares else []
+    return [_relative(folder) for folder in plan.other_machines] if artefact.compares else []
 
 
 def _compared_files(artefact: Artefact, plan: Plan) -> list[str]:

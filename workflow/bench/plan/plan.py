@@ -103,6 +103,12 @@ class Plan:
         trials = tuple(table for table in tables if table.is_file())
         return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared, rounds, trials)
 
+    @property
+    def other_machines(self) -> tuple[Path, ...]:
+        """The folders `compared` without the reference of this machine's own name, which is an earlier run of it."""
+        own = REFERENCE / self.hardware
+        return tuple(folder for folder in self.compared if folder.parent != own)
+
     @cached_property
     def jobs(self) -> tuple[Job, ...]:
         """All jobs, grouped by experiment, in the order of the files."""
@@ -218,8 +224,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config-dir", type=Path, default=CONFIG, help="the configuration folder")
 
 
-def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False, compare: Sequence[str] = ()) -> Plan:
-    """Return the plan that the options of `add_arguments` select; ``compare`` replaces config.yaml's folders.
+def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False) -> Plan:
+    """Return the plan that the options of `add_arguments` select.
 
     Raises:
         ConfigError: as `Plan.load`.
@@ -230,5 +236,4 @@ def load_from(arguments: argparse.Namespace, *, for_tuning: bool = False, compar
         tier=arguments.tier,
         results=arguments.results,
         hardware=arguments.hardware,
-        compare=list(compare) or None,
     )
