@@ -26,8 +26,8 @@ _MOST = 1.2
 _STATISTIC = (
     "Line: the best of so many trials drawn at random from a study, the mean over draws and studies; band: from the "
     "lowest to the highest study. A trial that did not finish, or did not reach the target, is no success; draws "
-    "without one are left out, and a line begins where half of the draws contain one. A panel in which the first trials "
-    "are far worse than the later ones is cut off there"
+    "without one are left out, and a line begins where half of the draws contain one. A panel in which the first "
+    "trials are far worse than the later ones is cut off there"
 )
 
 
@@ -80,15 +80,15 @@ def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
 
 
-def _scale(axes: Axes, search: Search) -> None:
+def _scale(axes: Axes, found: Search) -> None:
     """Use a logarithmic axis where values differ by more than a factor of five, and cut off what few trials found.
 
     The mean of one or two trials may hold a run that diverged, in comparison with which all others are equal.
     """
-    budgets = search.budgets.values()
+    budgets = found.budgets.values()
     values = [value for budget in budgets for value in (*budget.lowest, *budget.highest)]
     later = [value for budget in budgets for value in budget.highest[len(budget.highest) // 4 :]]
-    if search.is_falling and max(values) > _MOST * max(later):
+    if found.is_falling and max(values) > _MOST * max(later):
         values = [value for value in values if value <= max(later)]
         margin = 0.05 * (max(values) - min(values))
         axes.set_ylim(min(values) - margin, max(values) + margin)
