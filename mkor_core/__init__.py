@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mkor_core.codec import Codec
 from mkor_core.knee import KneePointScheduler
 from mkor_core.method import Method
 from mkor_core.mkor import MKOR
 from mkor_core.mkor_h import MKORH
 from mkor_core.preconditioner import Preconditioner
 
-__all__ = ["MKOR", "MKORH", "KneePointScheduler", "Method", "Preconditioner"]
+__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner"]

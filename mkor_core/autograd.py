@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from mkor_core.blocks import local
+
+Precision = Literal["highest", "high", "medium"]
+"""The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,
+bfloat16."""
 
 
 def in_backward() -> bool:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mkor_core.codec import Coding
 from mkor_core.transfers import upload
 
 _bytes: Counter[str] = Counter()
@@ -80,26 +81,51 @@ def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = Non
     return [summed[i] for i in range(len(tensors))]
 
 
-def gather_rows(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
+def gather_rows(
+    tensors: Sequence[Tensor], group: ProcessGroup | None = None, coding: Coding | None = None
+) -> list[Tensor]:
     """Return the rows of all ranks, in rank order, of every tensor ``[n, d]``; n may differ between ranks.
 
-    The host waits once, for the numbers of rows of all tensors.
+    The host waits once, for the numbers of rows of all tensors. With a coding, the tensors of a rank travel together.
     """
     if world_size(group) == 1 or not tensors:
         return list(tensors)
+    if coding is not None:
+        return _gather_coded(tensors, coding, group)
     here = upload(torch.tensor([len(rows) for rows in tensors]), tensors[0].device)
     by_tensor = gather_numbers(here, group).T.tolist()
-    return [_gather_rows(rows, numbers, group) for rows, numbers in zip(tensors, by_tensor, strict=True)]
+    return [torch.cat(_gather_rows(rows, numbers, group)) for rows, numbers in zip(tensors, by_tensor, strict=True)]
 
 
-def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | None) -> Tensor:
-    """Return the rows of all ranks; numbers: how many each rank has."""
+def _gather_coded(tensors: Sequence[Tensor], coding: Coding, group: ProcessGroup | None) -> list[Tensor]:
+    """Return the decoded rows of all ranks, those of this rank too."""
+    messages = coding.encode(tensors)
+    # Of every tensor the number of rows and the bytes that they are coded in.
+    here = torch.tensor([[len(rows), len(message)] for rows, message in zip(tensors, messages, strict=True)])
+    numbers = gather_numbers(upload(here, tensors[0].device), group)
+    count_bytes("all_gather", numbers[0, :, 1])
+    by_rank: list[list[list[int]]] = numbers.tolist()
+    totals = [sum(length for _, length in of_rank) for of_rank in by_rank]
+    parts = _gather_rows(torch.cat(messages)[:, None], totals, group)
+    decoded = [
+        coding.decode(
+            part[:, 0].split([length for _, length in of_rank]),
+            [(rows, *tensor.shape[1:]) for (rows, _), tensor in zip(of_rank, tensors, strict=True)],
+            tensors,
+        )
+        for of_rank, part in zip(by_rank, parts, strict=True)
+    ]
+    return [torch.cat(rows) for rows in zip(*decoded, strict=True)]
+
+
+def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | None) -> list[Tensor]:
+    """Return the rows by rank; numbers: how many each rank has."""
     # all_gather needs the same shape from every rank: pad to the most rows, and cut the padding off afterwards.
     padded = torch.nn.functional.pad(rows, (0, 0, 0, max(numbers) - len(rows))).contiguous()
     gathered = [torch.empty_like(padded) for _ in numbers]
     dist.all_gather(gathered, padded, group=group)
     count_bytes("all_gather", padded)
-    return torch.cat([part[:number] for part, number in zip(gathered, numbers, strict=True)])
+    return [part[:number] for part, number in zip(gathered, numbers, strict=True)]
 
 
 def gather_numbers(numbers: Tensor, group: ProcessGroup | None = None) -> Tensor:
@@ -142,19 +168,40 @@ def all_to_all(
     ]
 
 
-def broadcast(tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None) -> list[Tensor]:
-    """Return the tensors of the global rank ``source``, in one flat broadcast.
+def broadcast(
+    tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None, coding: Coding | None = None
+) -> list[Tensor]:
+    """Return the tensors of the global rank ``source``, in one flat broadcast; with a coding, the decoded ones.
 
-    All ranks pass tensors of the same shapes and one dtype. Bytes are counted on the source only.
+    All ranks pass tensors of the same shapes and one dtype. Bytes are counted on the source only. If the lengths of
+    coded tensors depend on their entries, they are broadcast before, and the host waits for them.
     """
     if world_size(group) == 1 or not tensors:
         return list(tensors)
+    if coding is not None:
+        return _broadcast_coded(tensors, source, coding, group)
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.broadcast(flat, source, group=group)
     if dist.get_rank() == source:
         count_bytes("broadcast", flat)
     parts = flat.split([tensor.numel() for tensor in tensors])
     return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _broadcast_coded(
+    tensors: Sequence[Tensor], source: int, coding: Coding, group: ProcessGroup | None
+) -> list[Tensor]:
+    """Return the decoded tensors of ``source``, on that rank too."""
+    device = tensors[0].device
+    messages = coding.encode(tensors) if dist.get_rank() == source else []
+    known = [coding.codec.length(tensor.shape, tensor.dtype) for tensor in tensors]
+    lengths = [length for length in known if length is not None]
+    if len(lengths) < len(known):
+        own = torch.tensor([len(message) for message in messages] or [0] * len(tensors))
+        lengths = broadcast([upload(own, device)], source, group)[0].tolist()
+    flat = torch.cat(messages) if messages else torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    (received,) = broadcast([flat], source, group)
+    return coding.decode(received.split(lengths), [tensor.shape for tensor in tensors], tensors)
 
 
 class Triangles:

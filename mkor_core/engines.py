@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 from mkor_core import comm
 from mkor_core.blocks import ranks_of_a_batch
 from mkor_core.capture import Capture
+from mkor_core.codec import Coder
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.layer import Layer
 from mkor_core.layerwise import LayerwiseEngine
@@ -69,6 +70,7 @@ def make_engine(
     phases: Callable[[str], AbstractContextManager[object]],
     group: ProcessGroup | None,
     owners: bool | None,
+    coder: Coder,
 ) -> StackedEngine | LayerwiseEngine:
     """Return the engine for a method.
 
@@ -79,9 +81,10 @@ def make_engine(
         phases: returns the context manager of a phase of the work.
         group: the ranks.
         owners: whether layers have owners; None: if gradients are sharded and the method cannot work on their blocks.
+        coder: gives the messages between ranks their codings.
 
     Raises:
-        ValueError: ``owners`` is false, and the method cannot work on the blocks.
+        ValueError: ``owners`` is false, and the method cannot work on the blocks; or there is nothing to code.
     """
     is_sharded = any(layer.block is not None for layer in layers.values())
     needs_owners = is_sharded and not (isinstance(method, StackedMethod) and method.works_on_blocks)
@@ -90,10 +93,16 @@ def make_engine(
             f"owners=False: this {type(method).__name__} needs whole gradients, and the parameters are sharded."
         )
     by_owners = needs_owners if owners is None else owners
+    broadcasts = bool(method.refreshed) or method.worker_fraction < 1 or by_owners
+    if coder.codec is not None and not method.gathers_rows and (is_sharded or not broadcasts):
+        raise ValueError(
+            f"codec={coder.codec!r}: this {type(method).__name__} sends nothing that is coded, which are gathered rows "
+            "and broadcasts of decompositions and of whole updates; leave the codec out."
+        )
     if not isinstance(method, StackedMethod):
-        return LayerwiseEngine(layers, method, diagnostics, phases, group, by_owners=by_owners)
+        return LayerwiseEngine(layers, method, diagnostics, phases, group, coder, by_owners=by_owners)
     in_order = list(layers.values())
-    chosen = Owners(in_order, assigned(in_order, group), group) if by_owners else None
+    chosen = Owners(in_order, assigned(in_order, group), group, coder) if by_owners else None
     return StackedEngine(layers, method, diagnostics, phases, chosen, group)
 
 

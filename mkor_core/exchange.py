@@ -10,6 +10,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.capture import Sums
+from mkor_core.codec import Coder, Coding
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.method import LayerShape, Method
 from mkor_core.reductions import mean_locations
@@ -26,6 +27,7 @@ def exchange(
     method: Method,
     group: ProcessGroup | None,
     scale: Tensor | None = None,
+    coder: Coder | None = None,
 ) -> tuple[dict[str, Sums], Tensor | None]:
     """Return every layer's statistics over all ranks, and the mean loss; on one process, the arguments.
 
@@ -34,7 +36,14 @@ def exchange(
     use takes part with zeros, since all ranks must send the same shapes. A method that exchanges in half precision
     sends means in place of sums, which would overflow, after a small all-reduce of the numbers.
 
-    scale: the loss scale by which gradients are multiplied; None for 1.
+    Args:
+        layers: the layers.
+        captured: this rank's statistics, by layer.
+        loss: this rank's, if the method follows it.
+        method: the method.
+        group: the ranks.
+        scale: the loss scale by which gradients are multiplied; None for 1.
+        coder: gives the rows that this rank sends their coding; None: they travel as they are. Sums always do.
     """
     world = comm.world_size(group)
     if world == 1:
@@ -45,7 +54,8 @@ def exchange(
         for layer in layers
     ]
     if method.gathers_rows:
-        total = _gather(local, group)
+        coding = None if coder is None else coder.coding("rows", comm.rank(group))
+        total = _gather(local, group, coding)
         losses = comm.sum_across_ranks(losses, group)
     elif method.exchange_dtype is not None:
         total, losses = _add_means(local, losses, method.exchange_dtype, group)
@@ -78,10 +88,10 @@ def _with_bias_gradient(layer: Layer, sums: Sums, method: Method, world: int, sc
     return sums._replace(g=layer.bias_gradient_part(world, scale).to(sums.x.dtype))
 
 
-def _gather(local: Sequence[Sums], group: ProcessGroup | None) -> list[Sums]:
+def _gather(local: Sequence[Sums], group: ProcessGroup | None, coding: Coding | None) -> list[Sums]:
     """Return the rows of all ranks, layer by layer."""
     sides = [side for rows in local for side in (rows.x, rows.g) if side is not None]
-    gathered = comm.gather_rows(sides, group)
+    gathered = comm.gather_rows(sides, group, coding)
     # x and g of the first layer, then of the second, ...
     return [
         Sums(x, g, torch.full_like(rows.number, len(x)))

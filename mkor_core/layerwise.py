@@ -12,6 +12,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.capture import Sums
+from mkor_core.codec import Coder
 from mkor_core.diagnostics import NOT_FINITE, Diagnostics
 from mkor_core.kl_clip import KLClipping
 from mkor_core.layer import Layer
@@ -31,6 +32,7 @@ class LayerwiseEngine:
         diagnostics: gets the reports.
         phases: returns the context manager of a phase of the work.
         group: the ranks that share the work.
+        coder: gives the messages between them their codings.
         by_owners: whether each layer's owner preconditions it alone, because gradients are sharded or the caller wants
             to divide the work.
 
@@ -46,6 +48,7 @@ class LayerwiseEngine:
         diagnostics: Diagnostics,
         phases: Callable[[str], AbstractContextManager[object]],
         group: ProcessGroup | None,
+        coder: Coder,
         *,
         by_owners: bool,
     ) -> None:
@@ -55,8 +58,8 @@ class LayerwiseEngine:
         self._phases = phases
         # Other methods have the same states on all ranks, and each rank preconditions all layers.
         shares = comm.world_size(group) > 1 and (method.refreshed or method.worker_fraction < 1)
-        self._sharing = Sharing(list(layers.values()), method, group) if shares else None
-        self._owners = self._make_owners(group) if by_owners else None
+        self._sharing = Sharing(list(layers.values()), method, group, coder) if shares else None
+        self._owners = self._make_owners(group, coder) if by_owners else None
         self._states = LayerStates(layers, method, self._sharing, diagnostics.report_failure)
 
     def update(
@@ -169,19 +172,19 @@ class LayerwiseEngine:
         """Forget all states."""
         self._states.clear()
 
-    def _make_owners(self, group: ProcessGroup | None) -> Owners:
+    def _make_owners(self, group: ProcessGroup | None, coder: Coder) -> Owners:
         method, name, world = self._method, type(self._method).__name__, comm.world_size(group)
         if not isinstance(method, KLClipping) and type(method).finish is not Method.finish:
             raise TypeError(f"{name}.finish needs the updates of all layers, which no rank has if layers have owners.")
         layers = list(self._layers.values())
         if self._sharing is None:
-            return Owners(layers, assigned(layers, group), group)
+            return Owners(layers, assigned(layers, group), group, coder)
         if method.worker_fraction * world > 1:
             raise ValueError(
                 f"{name} has {method.worker_fraction * world:g} gradient workers for each layer, which need its whole "
                 f"gradient: pass grad_worker_fraction=1/{world}, one worker for each layer."
             )
-        return Owners(layers, {layer.name: self._sharing.owner(layer.name) for layer in layers}, group)
+        return Owners(layers, {layer.name: self._sharing.owner(layer.name) for layer in layers}, group, coder)
 
     def _finished(self, updates: Sequence[Update]) -> list[Tensor]:
         """Return the final updates of this rank's layers."""

@@ -67,6 +67,18 @@ class LossHistory:
         self._last = None if mean.is_meta else (self._steps, DeferredScalar(mean))
         self._sum, self._steps = 0.0, 0
 
+    def require_any(self, method: str, steps: int) -> None:
+        """Raise an error if no source has given a loss.
+
+        Raises:
+            RuntimeError: there is none, and the method's name says who needs it after so many steps.
+        """
+        if not self.has_loss:
+            raise RuntimeError(
+                f"{method} follows the training loss and has received none in {steps} steps: "
+                "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
+            )
+
     def remove(self) -> None:
         """Remove the hook from the model."""
         self._handle.remove()

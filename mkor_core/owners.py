@@ -15,6 +15,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.assignment import Grid, assign
+from mkor_core.codec import Coder
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.transfers import upload
 
@@ -82,12 +83,20 @@ class Owners:
         layers: the layers.
         owners: the owner of each, as a rank of ``group``.
         group: the ranks.
+        coder: gives the updates that are broadcast their codings; None: they travel as they are.
     """
 
-    def __init__(self, layers: Sequence[Layer], owners: Mapping[str, int], group: ProcessGroup | None) -> None:
+    def __init__(
+        self,
+        layers: Sequence[Layer],
+        owners: Mapping[str, int],
+        group: ProcessGroup | None,
+        coder: Coder | None = None,
+    ) -> None:
         self._layers = layers
         self._owners = dict(owners)
         self._group = group
+        self._coder = coder or Coder()
         self._rank, self._world = comm.rank(group), comm.world_size(group)
         self._all_pieces: dict[str, list[_Piece]] = {}
         """Those of the weight and the bias of each sharded layer, once the ranks have told each other their blocks."""
@@ -187,8 +196,8 @@ class Owners:
                 tensors = targets
             for dtype in sorted({target.dtype for target in targets}, key=str):
                 chosen = [index for index, target in enumerate(targets) if target.dtype == dtype]
-                source = comm.global_rank(owner, self._group)
-                values = comm.broadcast([tensors[index].to(dtype) for index in chosen], source, self._group)
+                source, coding = comm.global_rank(owner, self._group), self._coder.coding(f"updates {dtype}", owner)
+                values = comm.broadcast([tensors[index].to(dtype) for index in chosen], source, self._group, coding)
                 for index, value in zip(chosen, values, strict=True):
                     if targets[index].data_ptr() != value.data_ptr():
                         targets[index].copy_(value)

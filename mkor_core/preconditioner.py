@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -14,8 +14,9 @@ from torch.optim import Optimizer
 
 from mkor_core import comm
 from mkor_core.attachment import Attachment
-from mkor_core.autograd import matmul_precision, without_autocast
+from mkor_core.autograd import Precision, matmul_precision, without_autocast
 from mkor_core.capture import Sums
+from mkor_core.codec import Codec, Coder
 from mkor_core.comparison import Comparison, Comparisons
 from mkor_core.description import describe
 from mkor_core.diagnostics import Diagnostics
@@ -30,10 +31,6 @@ from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.reductions import loss_scale
 from mkor_core.row_capture import RowCapture
 from mkor_core.transfers import DeferredScalar
-
-Precision = Literal["highest", "high", "medium"]
-"""The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,
-bfloat16."""
 
 
 class Preconditioner:
@@ -60,6 +57,7 @@ class Preconditioner:
         owners: whether each layer has one owner among the ranks, which gets its whole gradient, sends back the update,
             and alone holds the state (but all have KAISA's factors and HyLo's rows): less memory and work on every rank
             for more communication. None: if the parameters are sharded and the method cannot work on their blocks.
+        codec: the lossy code in which ranks send rows, decompositions and updates; None sends them as they are.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
@@ -79,12 +77,14 @@ class Preconditioner:
         process_group: ProcessGroup | None = None,
         precision: Precision | None = None,
         owners: bool | None = None,
+        codec: Codec | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r} is not an instance of Method; pass one, such as MKOR().")
         require("accumulation_steps", accumulation_steps, Annotated[int, AT_LEAST_1])
         require("lr", lr, Annotated[float | None, POSITIVE])
         require("precision", precision, Precision | None)
+        require("codec", codec, Codec | None)
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         refuse_sharded(model)
@@ -102,10 +102,10 @@ class Preconditioner:
             self._layers, method, model, accumulation_steps, partial(loss_scale, grad_scale), self._phase, process_group
         )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
-        self._engine = make_engine(self._layers, method, self._diagnostics, self._phase, process_group, owners)
+        self._coder = coder = Coder(codec)
+        self._engine = make_engine(self._layers, method, self._diagnostics, self._phase, process_group, owners, coder)
         self._attachment: Attachment | None = None
-        self._step = 0
-        self._released = False
+        self._step, self._released = 0, False
         self._skipped: DeferredScalar | None = None
         """Not 0 if the fused optimizer skipped the last step; None if that is known already."""
         self._comparisons = Comparisons()
@@ -261,6 +261,7 @@ class Preconditioner:
     def _take_step(self) -> None:
         self._engine.forget_consolidated()
         self._settle_step()
+        self._coder.step = self._step
         will_step = self._optimizer_will_step()
         loss = self._losses.take(self._any_weight()) if self._losses else None
         layers = self._active_layers()
@@ -320,11 +321,8 @@ class Preconditioner:
 
     def _follow_loss(self, losses: LossHistory) -> None:
         """Switch to the base optimizer if the method is over."""
-        if not losses.has_loss and self.method.loss_is_due(self._step):
-            raise RuntimeError(
-                f"{type(self.method).__name__} follows the training loss and has received none in {self._step} steps: "
-                "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
-            )
+        if self.method.loss_is_due(self._step):
+            losses.require_any(type(self.method).__name__, self._step)
         if self.method.is_over(losses.history, self._step):
             self.switch_step = self._step
             self._release()
@@ -357,8 +355,10 @@ class Preconditioner:
             else:
                 captured = self._capture.take()
         with self.phases("communication"):
-            scale = self._grad_scale_of_step
-            statistics, loss = exchange(layers, captured, loss, method=self.method, group=self._group, scale=scale)
+            scale, method = self._grad_scale_of_step, self.method
+            statistics, loss = exchange(
+                layers, captured, loss, method=method, group=self._group, scale=scale, coder=self._coder
+            )
         self._diagnostics.check_weights(self._layers.values())
         self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:

@@ -11,6 +11,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core import comm
 from mkor_core.assignment import assign, make_grid
+from mkor_core.codec import Coder
 from mkor_core.layer import Layer
 from mkor_core.method import LayerShape, LayerState, Method
 
@@ -20,17 +21,26 @@ class Sharing:
 
     All ranks must construct it together, with the same layers, because it creates process groups.
 
+    Args:
+        layers: the layers.
+        method: the method.
+        group: the ranks.
+        coder: gives the messages their codings; None: they travel as they are.
+
     Raises:
         ValueError: the method's worker fraction does not fit the number of ranks.
     """
 
-    def __init__(self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None) -> None:
+    def __init__(
+        self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None, coder: Coder | None = None
+    ) -> None:
         self._rank = comm.rank(group)
         self._refreshed = method.refreshed
         self._grid = make_grid(comm.world_size(group), method.worker_fraction)
         costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
         self._assignments = assign(costs, self._grid)
         self._group = group
+        self._coder = coder or Coder()
         # Only the groups of this rank: on 64 ranks with half of them as workers, 2 of 34.
         self._column_group = _make_group(self._grid.column(self._rank % self._grid.columns), group)
         self._row_group = _make_group(self._grid.row(self._rank // self._grid.columns), group)
@@ -66,7 +76,8 @@ class Sharing:
             layers = [name for name in in_column if self._assignments[name].owner == owner]
             keys = [(name, key) for name in layers for key in self._refreshed]
             bucket = [states[name][key] for name, key in keys]
-            received = comm.broadcast(bucket, comm.global_rank(owner, self._group), self._column_group)
+            source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
+            received = comm.broadcast(bucket, source, self._column_group, coding)
             for (name, key), tensor in zip(keys, received, strict=True):
                 states[name][key] = tensor
 
@@ -77,8 +88,10 @@ class Sharing:
         row = self._rank // self._grid.columns
         for column, source in enumerate(self._grid.row(row)):
             names = [name for name in updates if self._assignments[name].column == column]
+            # The workers of a column send the same updates to different rows, which must receive the same numbers.
+            coding = self._coder.coding("updates", column)
             received = comm.broadcast(
-                [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group
+                [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group, coding
             )
             updates.update(zip(names, received, strict=True))
 

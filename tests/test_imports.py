@@ -12,8 +12,9 @@ import pytest
 from workflow.bench.support.config import ROOT
 
 CORE = [
-    {"transfers", "torchvision_operators"},
-    {"linalg", "comm", "assignment", "ranges"},
+    {"transfers", "torchvision_operators", "ranges"},
+    {"codec"},
+    {"linalg", "comm", "assignment"},
     {"blocks"},
     {"layer", "autograd"},
     {"reductions", "hooks", "discovery", "losses", "inverses"},
