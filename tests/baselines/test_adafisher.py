@@ -13,10 +13,7 @@ from torch.testing import assert_close
 from baselines import build
 from baselines.adafisher import AdaFisher
 from tests.support import reference
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def made(model: nn.Module, **options: Any) -> AdaFisher:

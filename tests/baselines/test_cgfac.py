@@ -17,12 +17,9 @@ from mkor_core import Preconditioner
 from mkor_core.capture import Captured
 from mkor_core.method import LayerShape, LayerState
 from tests.support import reference
+from tests.support.matrices import random
 
 SHAPE = LayerShape(3, 5)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def accumulated(number: int, **options: Any) -> tuple[CGFAC, LayerState, Tensor, Tensor]:

@@ -6,43 +6,25 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
-from baselines import build
 from baselines.distributed_shampoo import inverse_root_of
+from tests.support.matrices import power, random, updates
 
 
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def updates(grads: list[Tensor], name: str = "distributed_shampoo", **chosen: Any) -> list[Tensor]:
+def shampooed(grads: list[Tensor], **chosen: Any) -> list[Tensor]:
     """Return V of every step of a matrix."""
-    m, n = grads[0].shape
-    layer = nn.Linear(n, m, bias=False).double()
-    optimizer, _ = build(name, layer, {"lr": 1.0, "weight_decay": 0.0, **chosen})
-    found = []
-    for grad in grads:
-        before = layer.weight.detach().clone()
-        layer.weight.grad = grad.clone()
-        optimizer.step()
-        found.append(before - layer.weight.detach())
-    return found
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors @ torch.diag(values**exponent) @ vectors.T
+    return updates("distributed_shampoo", grads, weight_decay=0.0, **chosen)
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_before_the_first_roots_it_is_nadamw_but_for_the_first_correction(nesterov):
     """Which is ``1 - beta1^(t+1)``; without Nesterov's momentum it is AdamW."""
     grads, beta1 = [random(4, 3, seed=t) for t in range(5)], 0.8
-    ours = updates(grads, beta1=beta1, nesterov=nesterov, first_inverse_update=6)
+    ours = shampooed(grads, beta1=beta1, nesterov=nesterov, first_inverse_update=6)
     name = "nadamw" if nesterov else "adamw"
-    theirs = updates(grads, name, beta1=beta1, beta2=0.98)
+    theirs = updates(name, grads, beta1=beta1, beta2=0.98, weight_decay=0.0)
     ratio = lambda t: (1 - beta1**t) / (1 - beta1 ** (t + 1)) if nesterov else 1  # noqa: E731
     assert_close(ours, [ratio(t) * v for t, v in enumerate(theirs, 1)])
 
@@ -52,7 +34,7 @@ def test_an_update_is_the_mean_between_dense_roots_at_adams_length(block_size, r
     beta1, beta2, eps = 0.7, 0.9, 1e-3
     grads = [random(6, 5, seed=t) for t in range(3)]
     chosen: dict[str, Any] = {"beta1": beta1, "beta2": beta2, "eps": eps, "nesterov": False}
-    ours = updates(
+    ours = shampooed(
         grads,
         **chosen,
         inverse_root={4: "fourth", 2: "square"}[root],
@@ -60,7 +42,7 @@ def test_an_update_is_the_mean_between_dense_roots_at_adams_length(block_size, r
         inverse_update_period=2,
         block_size=block_size,
     )
-    mean, adam = torch.zeros(6, 5).double(), updates(grads, **chosen)[2]
+    mean, adam = torch.zeros(6, 5).double(), shampooed(grads, **chosen)[2]
     for grad in grads:
         mean = beta1 * mean + (1 - beta1) * grad
     for rows in torch.arange(6).split(block_size):
@@ -82,7 +64,7 @@ def test_roots_are_computed_at_the_first_due_step_and_every_period():
     """First in step 3, then in every 4th. Without means, V is D between the roots."""
     grads = [t * random(3, 3) for t in range(1, 9)]
     chosen: dict[str, Any] = {"beta1": 0.0, "beta2": 0.9, "grafts_adam": False, "nesterov": False}
-    found = updates(grads, **chosen, first_inverse_update=3, inverse_update_period=4)
+    found = shampooed(grads, **chosen, first_inverse_update=3, inverse_update_period=4)
     by_roots = [update / t for t, update in enumerate(found, 1)]
     changes = [t for t in range(4, 9) if not torch.allclose(by_roots[t - 1], by_roots[t - 2])]
     assert changes == [4, 8]
@@ -91,7 +73,7 @@ def test_roots_are_computed_at_the_first_due_step_and_every_period():
 def test_without_means_graft_and_damping_it_is_the_polar_factor():
     grad = random(4, 4)
     chosen: dict[str, Any] = {"beta1": 0.0, "beta2": 0.0, "eps": 1e-14, "grafts_adam": False, "first_inverse_update": 1}
-    (update,) = updates([grad], **chosen)
+    (update,) = shampooed([grad], **chosen)
     u, _, vt = torch.linalg.svd(grad)
     assert_close(update, u @ vt, rtol=1e-6, atol=1e-6)
 

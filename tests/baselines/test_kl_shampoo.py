@@ -11,12 +11,9 @@ from torch.testing import assert_close
 
 from baselines import build
 from baselines.kl_shampoo import KLShampoo, inverse_root
+from tests.support.matrices import change, random
 
 M, N = 3, 5
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def made(m: int = M, n: int = N, **chosen: Any) -> tuple[nn.Linear, KLShampoo]:
@@ -24,13 +21,6 @@ def made(m: int = M, n: int = N, **chosen: Any) -> tuple[nn.Linear, KLShampoo]:
     optimizer, _ = build("kl_shampoo", layer, {"lr": 1.0, "weight_decay": 0.0, **chosen})
     assert isinstance(optimizer, KLShampoo)
     return layer, optimizer
-
-
-def change(layer: nn.Linear, optimizer: KLShampoo, grad: Tensor) -> Tensor:
-    before = layer.weight.detach().clone()
-    layer.weight.grad = grad.clone()
-    optimizer.step()
-    return before - layer.weight.detach()
 
 
 def at(left: Tensor, right: Tensor) -> dict[str, Tensor]:
@@ -57,7 +47,7 @@ GROUP = {"betas": (0.0, 0.9), "eps": 0.0, "update_period": 10}
 def test_the_first_step_changes_no_weight_and_sets_up_the_factors():
     layer, optimizer = made(beta2=0.9)
     grad = random(M, N)
-    assert_close(change(layer, optimizer, grad), torch.zeros(M, N).double(), rtol=0, atol=0)
+    assert_close(change(optimizer, layer.weight, grad), torch.zeros(M, N).double(), rtol=0, atol=0)
     state = optimizer.state[layer.weight]["tensors"]
     assert_close(state["left"], 0.1 * grad @ grad.T / N)
     assert_close(state["right"], 0.1 * grad.T @ grad / M)
@@ -113,7 +103,8 @@ def test_the_released_start_warms_up_for_a_hundred_steps():
     for first in ("released", "rms"):
         layer, optimizer = made(12, 12, beta1=0.0, first_eigenvalues=first)
         lengths[first] = [
-            float(change(layer, optimizer, rms * random(12, 12, seed=t)).square().mean().sqrt()) for t in range(160)
+            float(change(optimizer, layer.weight, rms * random(12, 12, seed=t)).square().mean().sqrt())
+            for t in range(160)
         ]
     assert math.isclose(lengths["released"][1], rms / 0.1, rel_tol=0.3)
     assert max(lengths["released"][1:50]) < 0.4
@@ -140,6 +131,6 @@ def test_weights_shrink_after_the_step():
     for grad in (random(M, N), random(M, N, seed=1)):
         before = twin.weight.detach().clone()
         layer.weight.data.copy_(before)
-        change(layer, optimizer, grad)
-        change(twin, plain, grad)
+        change(optimizer, layer.weight, grad)
+        change(plain, twin.weight, grad)
     assert_close(layer.weight.detach(), 0.95 * twin.weight.detach())

@@ -14,17 +14,10 @@ from baselines._wake import WakeRegularized, common_basis
 from mkor_core.capture import Captured, Rows
 from mkor_core.method import LayerShape, LayerState
 from tests.support import reference
+from tests.support.matrices import random, spd
 
 SHAPE = LayerShape(2, 3)
 RATES = (0.1, 0.3, 0.05, 0.2)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def spd(dimension: int, seed: int) -> Tensor:
-    return reference.random_spd(dimension, torch.Generator().manual_seed(seed))
 
 
 def rule(rate: list[float], **changes: Any) -> tuple[WakeRegularized, LayerState]:

@@ -14,10 +14,7 @@ from baselines import build
 from baselines._polar import newton_schulz, polar_factor
 from baselines.mkor_muon import MKORMuon
 from mkor_core import MKOR, Method, Preconditioner
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def gradients(method: Method, batches: list[Tensor], *, has_bias: bool = True) -> list[tuple[Tensor, Tensor]]:

@@ -13,10 +13,7 @@ from baselines._polar import polar_factor
 from baselines.newton_muon import NewtonMuon
 from mkor_core import Preconditioner
 from mkor_core.method import LayerShape
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, Preconditioner]:

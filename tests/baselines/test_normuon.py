@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
 
 from baselines import build
@@ -15,26 +13,7 @@ from baselines._polar import newton_schulz, polar_factor
 # isort: split
 from pytorch_optimizer import NorMuon as LibraryNorMuon
 
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def updates(optimizer: torch.optim.Optimizer, weight: nn.Parameter, grads: list[Tensor]) -> list[Tensor]:
-    found = []
-    for grad in grads:
-        before = weight.detach().clone()
-        weight.grad = grad.clone()
-        optimizer.step()
-        found.append(before - weight.detach())
-    return found
-
-
-def ours(shape: tuple[int, int], grads: list[Tensor], **chosen: Any) -> list[Tensor]:
-    torch.manual_seed(0)
-    layer = nn.Linear(shape[1], shape[0], bias=False).double()
-    optimizer, _ = build("normuon", layer, {"lr": 1.0, **chosen})
-    return updates(optimizer, layer.weight, grads)
+from tests.support.matrices import change, random, updates
 
 
 def test_the_polar_factor_has_singular_values_1_or_0():
@@ -59,17 +38,15 @@ def test_five_newton_schulz_steps_take_small_singular_values_to_those_of_the_pol
 @pytest.mark.parametrize(("shape", "equal"), [((3, 5), True), ((5, 5), True), ((6, 2), False)])
 def test_with_the_exact_polar_factor_and_no_tall_matrix_it_is_muon(shape, equal):
     grads = [random(*shape, seed=t) for t in range(4)]
-    rows, plain = (ours(shape, grads, polar="exact", row_decay=decay) for decay in (0.95, None))
+    rows, plain = (updates("normuon", grads, polar="exact", row_decay=decay) for decay in (0.95, None))
     assert all(torch.allclose(one, other) for one, other in zip(rows, plain, strict=True)) == equal
 
 
 def test_without_row_means_its_steps_are_muons():
     """Truth: baselines/muon.py, which computes in bfloat16."""
     grads = [random(6, 4, seed=t) for t in range(3)]
-    layer = nn.Linear(4, 6, bias=False).double()
-    muon, _ = build("muon", layer, {"lr": 1.0, "weight_decay": 0.0, "match_adamw_rms": False})
-    truth = updates(muon, layer.weight, grads)
-    for one, other in zip(ours((6, 4), grads, row_decay=None), truth, strict=True):
+    truth = updates("muon", grads, weight_decay=0.0, match_adamw_rms=False)
+    for one, other in zip(updates("normuon", grads, row_decay=None), truth, strict=True):
         assert (one - other).norm() < 0.05 * other.norm()
 
 
@@ -79,13 +56,14 @@ def test_its_steps_are_the_librarys(length, scale):
     weight = nn.Parameter(torch.zeros(6, 4).double())
     group = {"params": [weight], "use_muon": True}
     library = LibraryNorMuon([group], lr=1.0, weight_decay=0.0, update_scale=scale, use_adjusted_lr=False)
-    for one, other in zip(ours((6, 4), grads, length=length), updates(library, weight, grads), strict=True):
+    truth = [change(library, weight, grad) for grad in grads]
+    for one, other in zip(updates("normuon", grads, length=length), truth, strict=True):
         assert (one - other).norm() < 0.05 * other.norm()
 
 
 def test_entries_of_an_update_match_adamws():
     for polar in ("ns5", "exact"):
-        (update,) = ours((6, 4), [random(6, 4)], length="match_rms", polar=polar)
+        (update,) = updates("normuon", [random(6, 4)], length="match_rms", polar=polar)
         assert_close(update.square().mean().sqrt(), torch.tensor(0.2).double())
 
 

@@ -12,17 +12,9 @@ from torch.testing import assert_close
 
 from baselines import build
 from baselines.psgd_kron import PSGDKron, noise, norm_bound, probability, terms, updated
+from tests.support.matrices import change, power, random
 
 M, N = 3, 4
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors @ torch.diag(values**exponent) @ vectors.T
 
 
 def covariances() -> tuple[Tensor, Tensor]:
@@ -41,13 +33,6 @@ def made(shape: tuple[int, ...], **chosen: Any) -> tuple[nn.Parameter, PSGDKron]
     optimizer, _ = build("psgd_kron", holder, {"lr": 1.0, **chosen})
     assert isinstance(optimizer, PSGDKron)
     return holder.weight, optimizer
-
-
-def change(weight: nn.Parameter, optimizer: PSGDKron, grad: Tensor) -> Tensor:
-    before = weight.detach().clone()
-    weight.grad = grad.clone()
-    optimizer.step()
-    return before - weight.detach()
 
 
 def test_its_rule_rests_where_gradients_of_a_kronecker_covariance_become_white():
@@ -87,7 +72,7 @@ def test_updates_become_white():
     weight, optimizer = made((M, N), momentum=0.0, update_clip=None)
     moment = torch.zeros(M, M).double()
     for t in range(450):
-        update = change(weight, optimizer, roots[0] @ random(M, N, seed=t) @ roots[1])
+        update = change(optimizer, weight, roots[0] @ random(M, N, seed=t) @ roots[1])
         if t >= 150:
             moment += update @ update.T / 300 / N
     assert (moment - torch.eye(M)).norm() < 0.5
@@ -99,8 +84,8 @@ def test_a_vector_has_a_diagonal_factor():
     """At rest ``q^2 |g| = 1``, so that V is the sign."""
     weight, optimizer = made((4,), momentum=0.0)
     grad = torch.tensor([3.0, -1.0, 0.1, 0.5], dtype=torch.float64)
-    total = sum((change(weight, optimizer, grad) for _ in range(400)), torch.zeros(4).double())
-    last = change(weight, optimizer, grad)
+    total = sum((change(optimizer, weight, grad) for _ in range(400)), torch.zeros(4).double())
+    last = change(optimizer, weight, grad)
     assert total.isfinite().all()
     assert optimizer.state[weight]["tensors"]["left"].shape == (4,)
     assert_close(last.sign(), grad.sign())
@@ -109,14 +94,14 @@ def test_a_vector_has_a_diagonal_factor():
 
 def test_long_axes_have_diagonal_factors():
     weight, optimizer = made((2, 5), max_dimension=4)
-    change(weight, optimizer, random(2, 5))
+    change(optimizer, weight, random(2, 5))
     assert [optimizer.state[weight]["tensors"][side].shape for side in ("left", "right")] == [(2, 2), (5,)]
 
 
 @pytest.mark.parametrize("clip", [None, 1.1, 0.2])
 def test_updates_are_clipped_to_a_root_mean_square(clip):
     weight, optimizer = made((M, N), update_clip=clip)
-    rms = float(change(weight, optimizer, 100 * random(M, N)).square().mean().sqrt())
+    rms = float(change(optimizer, weight, 100 * random(M, N)).square().mean().sqrt())
     assert rms > 1.2 if clip is None else rms == pytest.approx(clip)
 
 
@@ -127,7 +112,7 @@ def test_it_leaves_the_global_random_numbers_alone_and_draws_the_same_in_every_p
         expected = torch.rand(2)
         torch.manual_seed(seed)
         weight, optimizer = made((M, N))
-        changes.append(change(weight, optimizer, random(M, N)))
+        changes.append(change(optimizer, weight, random(M, N)))
         assert_close(torch.rand(2), expected, rtol=0, atol=0)
     assert_close(changes[0], changes[1], rtol=0, atol=0)
     assert not torch.equal(noise(random(M, N), 1), noise(random(M, N), 2))

@@ -28,10 +28,7 @@ from timm.optim import Lamb
 from baselines._combined import Combined
 from benchmarks.counting import Counting
 from mkor_core import MKOR, Preconditioner, comm
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def rotation(dimension: int, seed: int) -> Tensor:

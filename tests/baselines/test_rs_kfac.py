@@ -13,10 +13,7 @@ from baselines._low_rank import Pairs, brand, clipped, leading, randomized_eigh,
 from baselines.b_kfac import BKFAC
 from baselines.rs_kfac import RSKFAC
 from mkor_core import Method, Preconditioner
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def matrix_of(pairs: Pairs) -> Tensor:

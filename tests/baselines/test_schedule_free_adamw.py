@@ -12,10 +12,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import random
 
 
 def made(dtype: torch.dtype = torch.float64, **chosen: Any) -> tuple[nn.Sequential, torch.optim.Optimizer]:

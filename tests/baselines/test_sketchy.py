@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
 
-from baselines import build
 from baselines.sketchy import divided, sketched
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+from tests.support.matrices import power, random, updates
 
 
 def sketch_of(grads: list[Tensor], rank: int, decay: float, of_tail: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -30,24 +24,6 @@ def sum_of(grads: list[Tensor], decay: float) -> Tensor:
     for grad in grads:
         total = decay * total + grad @ grad.T
     return total
-
-
-def updates(grads: list[Tensor], **chosen: Any) -> list[Tensor]:
-    m, n = grads[0].shape
-    layer = nn.Linear(n, m, bias=False).double()
-    optimizer, _ = build("sketchy", layer, {"lr": 1.0, **chosen})
-    found = []
-    for grad in grads:
-        before = layer.weight.detach().clone()
-        layer.weight.grad = grad.clone()
-        optimizer.step()
-        found.append(before - layer.weight.detach())
-    return found
-
-
-def power(matrix: Tensor, exponent: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(matrix)
-    return vectors @ torch.diag(values.clamp(min=0) ** exponent) @ vectors.T
 
 
 def test_a_sketch_of_all_directions_is_the_sum():
@@ -77,7 +53,7 @@ def test_the_released_tail_becomes_twice_as_large():
 
 def test_with_all_directions_an_update_is_shampoos_at_rmsprops_length():
     grads, decay = [random(4, 5, seed=t) for t in range(3)], 0.9
-    ours = updates(grads, factor_decay=decay, eps=1e-9, momentum=0.0, nesterov=False)[-1]
+    ours = updates("sketchy", grads, factor_decay=decay, eps=1e-9, momentum=0.0, nesterov=False)[-1]
     square = torch.zeros(4, 5).double()
     for grad in grads:
         square = decay * square + (1 - decay) * grad.square()
@@ -100,13 +76,13 @@ def test_division_is_that_by_the_dense_root():
 
 def test_momentum_adds_updates_up():
     grads = [random(4, 5, seed=t) for t in range(3)]
-    plain = updates(grads, momentum=0.0, nesterov=False)
+    plain = updates("sketchy", grads, momentum=0.0, nesterov=False)
     velocity = plain[0] * 0.25 + plain[1] * 0.5 + plain[2]
-    assert_close(updates(grads, momentum=0.5, nesterov=False)[-1], velocity)
-    assert_close(updates(grads, momentum=0.5)[-1], plain[2] + 0.5 * velocity)
+    assert_close(updates("sketchy", grads, momentum=0.5, nesterov=False)[-1], velocity)
+    assert_close(updates("sketchy", grads, momentum=0.5)[-1], plain[2] + 0.5 * velocity)
 
 
 def test_a_matrix_with_a_longer_axis_takes_rmsprops_step():
     grad = random(4, 5)
-    (update,) = updates([grad], max_dimension=4, momentum=0.0)
+    (update,) = updates("sketchy", [grad], max_dimension=4, momentum=0.0)
     assert_close(update, grad.sign())

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from baselines import KAISA
@@ -15,18 +14,10 @@ from baselines._analog import drawn_mean, gaussian, mean_variance, rounded, simu
 from baselines.thermo_kfac import ThermoKFAC
 from mkor_core.capture import Captured
 from mkor_core.method import LayerShape, LayerState
-from tests.support import reference
+from tests.support.matrices import random, spd
 
 SHAPE = LayerShape(3, 5)
 ONE = torch.tensor(1)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def spd(dimension: int, seed: int = 0) -> Tensor:
-    return reference.random_spd(dimension, torch.Generator().manual_seed(seed))
 
 
 def refreshed(**options: Any) -> tuple[ThermoKFAC, LayerState]:
