@@ -72,9 +72,8 @@ test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; 
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --upgrade --target .venv/slurm --requirement .venv/slurm.txt
 	OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/slurm) $(BIN)/pytest -rs tests/slurm
 
-timing: $(INSTALLED) ## measure time, memory and bytes of a step on this machine again; 5 minutes, no data set
-	$(BIN)/snakemake --cores $(call quoted,$(value CORES)) --forceall timing
-	@echo "The tables are in $$(ls -dt results/*/*/probes | head -n 1); make compare compares them with other machines'"
+timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minutes if nothing else runs, no data set
+	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES))
 
 compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))

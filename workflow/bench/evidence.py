@@ -9,23 +9,18 @@ interrupted call goes on where it was.
 from __future__ import annotations
 
 import argparse
-import os
-import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Final
 
 from workflow.bench.adopt import adopt
 from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.plan.pipeline import run_pipeline
 from workflow.bench.plan.rounds import Rounds, write_rounds
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.sources import files_in
 from workflow.bench.support.command_line import run_command
-from workflow.bench.support.config import CONFIG, ROOT
 
 TIER: Final = "evidence"
 
@@ -86,13 +81,13 @@ def lead(options: argparse.Namespace) -> int:
         for remark in adopt(plan):
             print(remark)
         table = plan.results / "tables" / "claims.csv"
-        if status := _run_pipeline(plan, options, [str(table)] if plan.tier.looks > 1 else []):
+        if status := run_pipeline(plan, options, [str(table)] if plan.tier.looks > 1 else []):
             return status
         claims = undecided(read_csv(table))
         following = next_rounds(plan, claims)
         print(*_shown(plan, claims, following), sep="\n", flush=True)
         if following is None:
-            return _run_pipeline(plan, options, [])
+            return run_pipeline(plan, options, [])
         write_rounds(plan.results, following)
 
 
@@ -108,37 +103,6 @@ def _shown(plan: Plan, claims: Sequence[Undecided], following: Rounds | None) ->
     for name, number in sorted(following.experiments.items()):
         if number > plan.rounds.of(name):
             yield f"  {name}: round {number} of {plan.experiments[name].most_rounds} next"
-
-
-def _run_pipeline(plan: Plan, options: argparse.Namespace, targets: Sequence[str]) -> int:
-    """Run Snakemake for the plan, and return its exit status."""
-    # Only what differs from the defaults: another command line would be another reason to make files anew.
-    settings = {"tier": plan.tier.name, "results": options.results, "hardware": options.hardware}
-    if options.config_dir != CONFIG:
-        settings["config_dir"] = options.config_dir
-    command = [
-        *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", options.cores),
-        *targets,
-        *("--config", *(f"{key}={value}" for key, value in settings.items() if value is not None)),
-    ]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as pipeline, _forwarding(pipeline):
-        return abs(pipeline.wait())
-
-
-@contextmanager
-def _forwarding(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Leave a request to stop to a process, which saves its work: Ctrl-C reaches it anyway, SIGTERM is passed on."""
-
-    def forward(number: int, _: FrameType | None) -> None:
-        if number == signal.SIGTERM:
-            process.send_signal(number)
-
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from typing import Any, Final
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
-from workflow.bench.results.costs import ARTEFACTS, FILE, read_costs
+from workflow.bench.results.costs import ARTEFACTS, kept_costs
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.verification import read_specs
 from workflow.bench.support.command_line import run_command, show
@@ -325,7 +325,7 @@ def _time_left(training: TimeLeft, artefacts: Mapping[str, Mapping[str, bool]], 
 
 def seconds_elsewhere(artefacts: Mapping[str, Mapping[str, bool]], plan: Plan) -> dict[str, float]:
     """Return the seconds that what is left besides training takes by the costs of another machine."""
-    costs = {cost.name: cost for folder in reversed(plan.compared) for cost in read_costs(folder / FILE)}
+    costs = kept_costs(plan)
 
     def seconds(name: str) -> float:
         return (costs[name].seconds_on(usable_cores()) if name in costs else None) or 0.0

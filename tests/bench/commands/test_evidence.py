@@ -16,6 +16,7 @@ from tests.support.experiments import block, load, make_folder, optimizer, with_
 from workflow.bench import evidence
 from workflow.bench.evidence import Undecided, next_rounds, undecided
 from workflow.bench.plan import Plan
+from workflow.bench.plan.pipeline import forwarding
 from workflow.bench.plan.rounds import Rounds, read_rounds, write_rounds
 from workflow.bench.results.rows import write_csv
 
@@ -83,7 +84,7 @@ def leading(
         write_csv(plan.results / "tables" / "claims.csv", ["id", "verdict", "data"], rows)
         return 0
 
-    monkeypatch.setattr(evidence, "_run_pipeline", pipeline)
+    monkeypatch.setattr(evidence, "run_pipeline", pipeline)
     place = [f"--config-dir={folder}", f"--results={folder.parent / 'results'}", "--hardware=test"]
     assert evidence.main(place) == 0
     return calls
@@ -117,7 +118,7 @@ def test_it_ends_after_the_last_look(folder: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_a_failed_pipeline_ends_it_with_its_status(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(evidence, "_run_pipeline", lambda *_: 3)
+    monkeypatch.setattr(evidence, "run_pipeline", lambda *_: 3)
     place = [f"--config-dir={folder}", f"--results={folder.parent / 'results'}", "--hardware=test"]
     assert evidence.main(place) == 3
 
@@ -131,7 +132,7 @@ def test_a_request_to_stop_is_left_to_the_pipeline():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        with evidence._forwarding(child):
+        with forwarding(child):
             os.kill(os.getpid(), signal.SIGINT)
             assert child.poll() is None
             os.kill(os.getpid(), signal.SIGTERM)

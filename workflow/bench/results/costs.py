@@ -115,6 +115,11 @@ def read_costs(file: Path) -> list[JobCost]:
     return costs
 
 
+def kept_costs(plan: Plan) -> dict[str, JobCost]:
+    """Return the costs that the folders to compare with keep, by name; of several machines the first counts."""
+    return {cost.name: cost for folder in reversed(plan.compared) for cost in read_costs(folder / FILE)}
+
+
 def _number(file: Path, text: str) -> float:
     try:
         return float(text)

@@ -1,0 +1,102 @@
+"""Measure time, memory and bytes of a step on this machine again, and say whether the machine was idle meanwhile."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.plan.artefacts import Artefact, describe, planned_probes
+from workflow.bench.plan.literals import read_literals
+from workflow.bench.plan.pipeline import run_pipeline
+from workflow.bench.probes._load import OtherLoad
+from workflow.bench.results.costs import kept_costs
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import shown_path
+from workflow.bench.support.provenance import usable_cores
+from workflow.bench.training.progress import duration
+
+WATCHED: Final = 2.0
+"""The seconds for which the machine is watched before it is measured."""
+STEP_TIME: Final = "step_time"
+
+
+def _busy() -> float:
+    """Return the share of the cores from which `STEP_TIME` counts a machine as busy, without importing the probe."""
+    share: float = read_literals(describe("probes", STEP_TIME).module, ("BUSY",))["BUSY"]
+    return share
+
+
+def expected(probes: Sequence[Artefact], plan: Plan) -> float | None:
+    """Return the seconds that probes took on another machine, for this machine's cores; None if it did not say."""
+    costs = kept_costs(plan)
+    seconds = [costs[probe.name].seconds_on(usable_cores()) for probe in probes if probe.name in costs]
+    known = [value for value in seconds if value is not None]
+    return sum(known) if len(known) == len(probes) else None
+
+
+def rounds_left_out(table: Path) -> float | None:
+    """Return the share of the rounds of the probe `STEP_TIME` in which the machine was busy; None if it is unknown."""
+    with table.open(newline="", encoding="utf-8") as file:
+        rows = [row for row in csv.DictReader(file) if row["busy_share"]]
+    return sum(row["left_out"].lower() == "true" for row in rows) / len(rows) if rows else None
+
+
+def before(probes: Sequence[Artefact], plan: Plan) -> Iterator[str]:
+    """Yield how long the measurement takes, and a warning if other processes use the machine now."""
+    seconds = expected(probes, plan)
+    takes = (
+        "" if seconds is None else f"; about {duration(seconds)} if the machine is idle and as fast as the reference"
+    )
+    yield f"tier {plan.tier.name}: {', '.join(probe.name for probe in probes)}{takes}"
+    load = OtherLoad()
+    time.sleep(WATCHED)
+    share = load.share()
+    if share is None:
+        yield "warning: this system does not tell how busy it is; keep it idle"
+    elif share >= _busy():
+        yield (
+            f"warning: other processes use {share:.0%} of the cores: times will be too long. Stop them and start again"
+        )
+
+
+def after(seconds: float, plan: Plan) -> Iterator[str]:
+    """Yield how long it took, where the tables are, and a warning if other processes used the machine meanwhile."""
+    folder = plan.results / "probes"
+    yield f"measured in {duration(seconds)}; tables in {shown_path(folder)}; make compare compares them"
+    table = folder / f"{STEP_TIME}.csv"
+    share = rounds_left_out(table) if table.is_file() else None
+    if share is not None and share >= _busy():
+        yield (
+            f"warning: the machine was busy in {share:.0%} of the rounds of {STEP_TIME}, which leaves them out; "
+            "the other probes' times include the load. Repeat on an idle machine"
+        )
+
+
+def measure(options: argparse.Namespace) -> int:
+    """Run the probes that measure the machine; return the exit status."""
+    plan = load_from(options)
+    probes = [probe for probe in planned_probes(plan) if probe.timing]
+    print(*before(probes, plan), sep="\n", flush=True)
+    started = time.monotonic()
+    if status := run_pipeline(plan, options, ["--forceall", "timing"]):
+        return status
+    print(*after(time.monotonic() - started, plan), sep="\n")
+    return 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run again every probe that measures this machine: time, memory and bytes of a step. Needs no data set."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.timing", description=main.__doc__)
+    parser.add_argument("--cores", default="all", help="cores that Snakemake may use (default: all)")
+    add_arguments(parser)
+    return run_command(parser, measure, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
