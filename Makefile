@@ -99,7 +99,7 @@ benchmark: $(INSTALLED) ## measure the bench's own cost per training step; keep 
 	$(BIN)/python -m benchmarks.bench_overhead
 
 lock: $(INSTALLED) ## after changing pins in pyproject.toml: install them, write requirements.lock and environment.yml
-	$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; print(*p["dependencies"], *p["optional-dependencies"]["dev"], sep="\n")' > .venv/direct.txt
+	$(BIN)/python -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; print(*extras["bench"], *extras["dev"], sep="\n")' > .venv/direct.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --requirement .venv/direct.txt
 	$(BIN)/python .ci/lock.py
 

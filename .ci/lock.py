@@ -36,8 +36,8 @@ dependencies:
 
 def direct_requirements() -> list[str]:
     """Return the pins in pyproject.toml of the harness and of the development tools."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return [*project["dependencies"], *project["optional-dependencies"]["dev"]]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    return [*extras["bench"], *extras["dev"]]
 
 
 def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:

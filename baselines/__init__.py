@@ -198,7 +198,13 @@ def _refuse_unknown(name: str, hyperparameters: Mapping[str, Any], accepted: Seq
 def _module(name: str) -> ModuleType:
     if name not in available():
         raise ValueError(f"unknown optimizer {name!r}; choose one of {', '.join(available())}.")
-    return import_module(CORE.get(name, f"baselines.{name}"))
+    try:
+        return import_module(CORE.get(name, f"baselines.{name}"))
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        raise ModuleNotFoundError(
+            f"optimizer {name!r} needs the package {package!r}, which is not installed.", name=error.name
+        ) from error
 
 
 def _as_dtype(value: Any) -> Any:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mkor_core.codec import Codec
 from mkor_core.knee import KneePointScheduler
 from mkor_core.method import Method
@@ -9,4 +11,6 @@ from mkor_core.mkor import MKOR
 from mkor_core.mkor_h import MKORH
 from mkor_core.preconditioner import Preconditioner
 
-__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner"]
+__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner", "__version__"]
+
+__version__ = Path(__file__).with_name("VERSION").read_text(encoding="utf-8").strip()

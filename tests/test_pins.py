@@ -40,11 +40,16 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+def direct() -> dict[str, str]:
+    """Return the pins of what the pipeline and its developers use directly."""
+    extras = project()["optional-dependencies"]
+    return pins([*extras["bench"], *extras["dev"]])
+
+
 def test_direct_dependencies_are_pinned_as_in_the_lock():
     """Each of pyproject.toml's pins stands in the lock with the same version."""
     locked = lock()
-    direct = pins([*project()["dependencies"], *project()["optional-dependencies"]["dev"]])
-    assert direct == {name: locked.get(name) for name in direct}
+    assert direct() == {name: locked.get(name) for name in direct()}
 
 
 @pytest.mark.parametrize("folder", [".ci", "mkor_core", "baselines", "workflow", "benchmarks", "docs", "tests"])
@@ -58,9 +63,8 @@ def test_every_import_is_a_direct_dependency(folder):
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 imported.add(node.module.partition(".")[0])
     outside = {name for name in imported - set(sys.stdlib_module_names) if not (ROOT / name).is_dir()}
-    direct = pins([*project()["dependencies"], *project()["optional-dependencies"]["dev"]])
     distributions = packages_distributions()
-    assert {name: distributions.get(name) for name in outside if not provided(name, distributions, set(direct))} == {}
+    assert {name: distributions.get(name) for name in outside if not provided(name, distributions, set(direct()))} == {}
 
 
 def provided(module: str, distributions: Mapping[str, list[str]], direct: set[str]) -> bool:
@@ -104,3 +108,9 @@ def test_installed_packages_are_the_locked_ones():
     """A build label such as +cpu is the machine's own; everything else is the lock's."""
     locked = lock()
     assert {name: Version(version(name)).public for name in locked} == locked
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training_loops.md"])
+def test_recipes_for_a_cpu_build_name_the_pinned_torch_and_torchvision_together(page):
+    (recipe,) = re.findall(r"pip install (torch==.*) --index-url", (ROOT / page).read_text())
+    assert pins(recipe.split()) == {name: lock()[name] for name in ("torch", "torchvision")}

@@ -9,6 +9,7 @@ import gc
 import io
 import math
 import re
+import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -515,3 +516,11 @@ def test_a_bert_with_tied_embeddings_and_an_unused_pooler_trains(name):
 def test_a_wrong_request_is_refused_in_words(name, chosen, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         build(name, network(), chosen)
+
+
+def test_an_optimizer_of_a_package_that_is_missing_is_refused_by_name(monkeypatch):
+    monkeypatch.delitem(sys.modules, "baselines.lamb", raising=False)
+    monkeypatch.setitem(sys.modules, "timm", None)
+    monkeypatch.setitem(sys.modules, "timm.optim", None)
+    with pytest.raises(ModuleNotFoundError, match=r"^optimizer 'lamb' needs the package 'timm'"):
+        build("lamb", network(), {"lr": 0.1})
