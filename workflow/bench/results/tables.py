@@ -224,10 +224,7 @@ class Results:
         Raises:
             NoDataError: it has none.
         """
-        runs = self.runs(experiment)
-        if runs.empty:
-            raise NoDataError(f"no rows in {self.root / experiment}.runs.csv: run the experiment {experiment} first.")
-        return runs
+        return _not_empty(self.runs(experiment), self.root / f"{experiment}.runs.csv", f"experiment {experiment}")
 
     def some_rows(self, probe: str) -> pd.DataFrame:
         """Return the rows of a `probe`.
@@ -235,10 +232,7 @@ class Results:
         Raises:
             NoDataError: it has none.
         """
-        rows = self.probe(probe)
-        if rows.empty:
-            raise NoDataError(f"no rows in {self.root / 'probes' / probe}.csv: run the probe {probe} first.")
-        return rows
+        return _not_empty(self.probe(probe), self.root / "probes" / f"{probe}.csv", f"probe {probe}")
 
     def experiments(self) -> list[str]:
         """Return the names of the experiments that have a table of runs."""
@@ -250,6 +244,13 @@ class Results:
         frames = [frame for name in names if not (frame := self.runs(name)).empty]
         runs = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=["status"])
         return runs if frames and (runs["status"] == "skipped").all() else None
+
+
+def _not_empty(rows: pd.DataFrame, path: Path, source: str) -> pd.DataFrame:
+    """Return the rows of a file, or raise `NoDataError`, which tells what to run."""
+    if rows.empty:
+        raise NoDataError(f"no rows in {path}: run the {source} first.")
+    return rows
 
 
 def published(name: str, *, as_text: bool = False) -> pd.DataFrame:
