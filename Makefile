@@ -15,7 +15,7 @@ endif
 # because make would expand it for that.
 quoted = '$(subst ','\'',$(strip $(1)))'
 quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
-unexport CORES EXPERIMENT FOLDERS PYTHON TIER WORKERS
+unexport CORES EXPERIMENT FOLDERS JOBS LABEL PYTHON TIER WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 # tests/faults, and the files that count what they try or try more under the hypothesis profile "long".
@@ -78,8 +78,8 @@ timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minute
 compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
 
-tune: $(INSTALLED) ## tune hyperparameters again, of all experiments or of EXPERIMENT=update_rules; writes config/tuned
-	$(BIN)/python -m workflow.bench.tune $(call quoted_words,$(value EXPERIMENT))
+tune: $(INSTALLED) ## tune hyperparameters, of all or of EXPERIMENT=update_rules LABEL=mkor; TIER=... JOBS=...; writes config/tuned
+	$(BIN)/python -m workflow.bench.tune $(call quoted_words,$(value EXPERIMENT)) $(if $(value LABEL),--label $(call quoted_words,$(value LABEL))) $(if $(value TIER),--tier=$(call quoted,$(value TIER))) $(if $(value JOBS),--jobs=$(call quoted,$(value JOBS)))
 
 partial: $(INSTALLED) ## draw every artefact that has data while runs are missing, in results/partial
 	$(BIN)/python -m workflow.bench.partial

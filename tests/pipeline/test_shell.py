@@ -79,7 +79,7 @@ def test_a_file_of_figures_that_is_no_module_is_refused_in_one_line(
 
 MADE = {
     "compare": ["python", "-m", "workflow.bench.compare", "WORDS", "--tier=TEXT"],
-    "tune": ["python", "-m", "workflow.bench.tune", "WORDS"],
+    "tune": ["python", "-m", "workflow.bench.tune", "WORDS", "--label", "WORDS", "--tier=TEXT", "--jobs=TEXT"],
     "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT"],
 }
 """The commands of make's targets, where variables of a user stand for words or for one text."""
@@ -95,7 +95,7 @@ def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
         (folder / name).touch()
     count(TRIED)
     for target, command in MADE.items():
-        given = [f"{name}={text}" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES")]
+        given = [f"{name}={text}" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "LABEL", "JOBS")]
         called = subprocess.run(
             ["make", "--dry-run", f"--file={ROOT}/Makefile", "--old-file=.venv/installed", target, *given],
             cwd=folder,
@@ -112,7 +112,8 @@ def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
 
 def test_make_does_not_expand_what_it_is_given_for_the_environment_of_commands(tmp_path: Path):
     given = [
-        f"{name}=$(shell touch {tmp_path}/{name})" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS")
+        f"{name}=$(shell touch {tmp_path}/{name})"
+        for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS", "LABEL", "JOBS")
     ]
     subprocess.run(["make", f"--file={ROOT}/Makefile", "help", *given], cwd=ROOT, capture_output=True, check=True)
     assert list(tmp_path.iterdir()) == []

@@ -16,7 +16,7 @@ from typing import Final, TextIO, cast
 from typing_extensions import override
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.runs import Experiment, Run
+from workflow.bench.plan.runs import Experiment, Run, TunedOptimizer
 from workflow.bench.results.trials import publish
 from workflow.bench.support.command_line import (
     FAILURES,
@@ -27,6 +27,7 @@ from workflow.bench.support.command_line import (
     whole,
 )
 from workflow.bench.support.config import ConfigError, did_you_mean, shown_path
+from workflow.bench.training.record import RunFolder, is_done
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
 MAX_JOBS: Final = 1024
@@ -60,8 +61,9 @@ def _tune(options: argparse.Namespace) -> int | None:
         refuse_unwritable("file of tuned values", folder / f"{experiment.name}.yaml")
     for experiment in experiments:
         optimizers = [optimizer for optimizer in experiment.tuned_optimizers if optimizer.label in labels]
-        trials = [trial.run for optimizer in optimizers for trial in optimizer.trials]
-        all_ended = _train(plan, list(dict.fromkeys(trials)), jobs)
+        trials = list(dict.fromkeys(trial.run for optimizer in optimizers for trial in optimizer.trials))
+        print(_announced(plan, experiment, optimizers, trials, jobs), flush=True)
+        all_ended = _train(plan, trials, jobs)
         for remark in publish(plan, experiment, folder):
             print(remark)
         print(shown_path(folder / f"{experiment.name}.yaml"), flush=True)
@@ -69,6 +71,19 @@ def _tune(options: argparse.Namespace) -> int | None:
             print("interrupted and saved; the same command resumes it", file=sys.stderr)
             return EXIT_RESUMABLE
     return None
+
+
+def _announced(
+    plan: Plan, experiment: Experiment, optimizers: Sequence[TunedOptimizer], trials: Sequence[Run], jobs: int
+) -> str:
+    """Return what is about to be trained, and how much of it is done."""
+    done = sum(is_done(RunFolder.of(plan.results, run.id), run, needs_weights=False) for run in trials)
+    studies = sorted({len(optimizer.studies) for optimizer in optimizers})
+    processes = "1 process" if jobs == 1 else f"{jobs} processes"
+    return (
+        f"{experiment.name} at tier {plan.tier.name}: {len(trials)} trials of {len(optimizers)} optimizers in "
+        f"{' or '.join(map(str, studies))} {'study' if studies == [1] else 'studies'}, {done} done; {processes}"
+    )
 
 
 def _chosen(plan: Plan, names: Sequence[str]) -> list[Experiment]:

@@ -81,6 +81,8 @@ def test_tune_writes_the_best_trial_of_each_study_and_the_plan_takes_it(
     said = capsys.readouterr()
     plan = load(folder)
     assert plan.notes == ()
+    # Three trials in each of two studies, of three optimizers.
+    assert said.out.startswith("one at tier embedded: 18 trials of 3 optimizers in 2 studies, 0 done; 1 process\n")
 
     trials = rows(folder / "tuned" / "embedded" / "one.trials.csv")
     assert [row["optimizer"] for row in trials] == ["sgd"] * 6 + ["mkor"] * 6 + ["wild"] * 6
@@ -109,7 +111,9 @@ def test_tune_writes_the_best_trial_of_each_study_and_the_plan_takes_it(
 
     before = files_of(folder)
     assert call(folder, "one") == 0
-    assert "finished after" not in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert "finished after" not in said.err
+    assert said.out.startswith("one at tier embedded: 18 trials of 3 optimizers in 2 studies, 18 done; 1 process\n")
     assert files_of(folder) == before
 
 
