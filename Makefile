@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce evidence test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
+.PHONY: help reproduce evidence field test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -50,6 +50,10 @@ reproduce: $(INSTALLED) ## train, measure, and make every figure, table and clai
 
 evidence: $(INSTALLED) ## run the sizes that decide the claims, and add seeds while one is open; 3 core-hours, resumable
 	$(BIN)/python -m workflow.bench.evidence --cores $(call quoted,$(value CORES))
+
+field: $(INSTALLED) ## compare every optimizer, equally tuned, on four workloads (docs/field.md); 1 core-hour, resumable
+	$(BIN)/python -m workflow.bench.adopt --tier field
+	$(BIN)/snakemake --cores $(call quoted,$(value CORES)) --config tier=field
 
 test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
 	$(BIN)/ruff check $(CHECKED)
