@@ -20,6 +20,7 @@ class KAISA(KLClipping, Method):
     """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C."""
 
     refresh_needs_statistics: ClassVar[bool] = False
+    refreshes_sides: ClassVar[bool] = True
 
     damping: Annotated[float, POSITIVE, "the number added to the eigenvalues"] = 1e-3
     """Added to both factors (``inverse``), or to the products of their eigenvalues (``eigen``)."""
@@ -91,15 +92,19 @@ class KAISA(KLClipping, Method):
     @override
     def refresh(self, state: LayerState, step: int) -> None:
         for side in ("left", "right"):
-            if self.compute_method == "eigen":
-                values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
-                state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
-            else:
-                damped = state[side].clone()
-                damped.diagonal().add_(self.damping)
-                # torch.linalg.inv would make the host wait to see whether the matrix is singular.
-                inverse, status = torch.linalg.inv_ex(damped)
-                state[f"{side}_inverse"] = torch.where(status == 0, inverse, state[f"{side}_inverse"])
+            self.refresh_side(state, side, step)
+
+    @override
+    def refresh_side(self, state: LayerState, side: str, step: int) -> None:
+        if self.compute_method == "eigen":
+            values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
+            state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
+        else:
+            damped = state[side].clone()
+            damped.diagonal().add_(self.damping)
+            # torch.linalg.inv would make the host wait to see whether the matrix is singular.
+            inverse, status = torch.linalg.inv_ex(damped)
+            state[f"{side}_inverse"] = torch.where(status == 0, inverse, state[f"{side}_inverse"])
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:

@@ -10,7 +10,8 @@ from mkor_core.method import Method
 from mkor_core.mkor import MKOR
 from mkor_core.mkor_h import MKORH
 from mkor_core.preconditioner import Preconditioner
+from mkor_core.schedule import Schedule
 
-__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner", "__version__"]
+__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner", "Schedule", "__version__"]
 
 __version__ = Path(__file__).with_name("VERSION").read_text(encoding="utf-8").strip()

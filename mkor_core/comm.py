@@ -6,9 +6,10 @@ On one process every function returns its input, so callers never branch on the 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import prod
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -65,20 +66,31 @@ def global_rank(rank: int, group: ProcessGroup | None = None) -> int:
 
 def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
     """Return every tensor summed over the ranks, by one flat all-reduce for each dtype."""
+    return start_sum(tensors, group)()
+
+
+def start_sum(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> Callable[[], list[Tensor]]:
+    """Launch what `sum_across_ranks` does; return a function that waits for the sums and returns them."""
     if world_size(group) == 1 or not tensors:
-        return list(tensors)
-    summed: dict[int, Tensor] = {}
+        return lambda: list(tensors)
+    launched: list[tuple[list[int], Tensor, Any]] = []
     # Sorted by dtype, in the same order on every rank: tensors of one dtype share a buffer.
     by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
     for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
         indices = list(group_of_indices)
-        parts = [tensors[i] for i in indices]
-        flat = torch.cat([part.reshape(-1) for part in parts])
-        dist.all_reduce(flat, group=group)
+        flat = torch.cat([tensors[i].reshape(-1) for i in indices])
+        launched.append((indices, flat, dist.all_reduce(flat, group=group, async_op=True)))
         count_bytes("all_reduce", flat)
-        for i, part in zip(indices, flat.split([part.numel() for part in parts]), strict=True):
-            summed[i] = part.view(tensors[i].shape)
-    return [summed[i] for i in range(len(tensors))]
+
+    def arrived() -> list[Tensor]:
+        summed: dict[int, Tensor] = {}
+        for indices, flat, work in launched:
+            work.wait()
+            for i, part in zip(indices, flat.split([tensors[i].numel() for i in indices]), strict=True):
+                summed[i] = part.view(tensors[i].shape)
+        return [summed[i] for i in range(len(tensors))]
+
+    return arrived
 
 
 def gather_rows(

@@ -20,6 +20,7 @@ from mkor_core.method import Method, StackedMethod
 from mkor_core.owners import Owners, assigned
 from mkor_core.reductions import GradScale
 from mkor_core.row_capture import RowCapture
+from mkor_core.schedule import Schedule
 from mkor_core.stacked import StackedEngine
 
 
@@ -71,6 +72,7 @@ def make_engine(
     group: ProcessGroup | None,
     owners: bool | None,
     coder: Coder,
+    schedule: Schedule | None,
 ) -> StackedEngine | LayerwiseEngine:
     """Return the engine for a method.
 
@@ -82,9 +84,11 @@ def make_engine(
         group: the ranks.
         owners: whether layers have owners; None: if gradients are sharded and the method cannot work on their blocks.
         coder: gives the messages between ranks their codings.
+        schedule: of factors and decompositions; None: each layer's owner refreshes it.
 
     Raises:
-        ValueError: ``owners`` is false, and the method cannot work on the blocks; or there is nothing to code.
+        ValueError: ``owners`` is false, and the method cannot work on the blocks; or there is nothing to code,
+            or to schedule.
     """
     is_sharded = any(layer.block is not None for layer in layers.values())
     needs_owners = is_sharded and not (isinstance(method, StackedMethod) and method.works_on_blocks)
@@ -99,8 +103,13 @@ def make_engine(
             f"codec={coder.codec!r}: this {type(method).__name__} sends nothing that is coded, which are gathered rows "
             "and broadcasts of decompositions and of whole updates; leave the codec out."
         )
+    if schedule is not None and (not method.refreshes_sides or method.worker_fraction < 1 or by_owners):
+        raise ValueError(
+            f"{schedule!r} is for KAISA with grad_worker_fraction=1 and without owners: there all ranks add up the "
+            "factors and receive the decompositions. Leave the schedule out."
+        )
     if not isinstance(method, StackedMethod):
-        return LayerwiseEngine(layers, method, diagnostics, phases, group, coder, by_owners=by_owners)
+        return LayerwiseEngine(layers, method, diagnostics, phases, group, coder, schedule, by_owners=by_owners)
     in_order = list(layers.values())
     chosen = Owners(in_order, assigned(in_order, group), group, coder) if by_owners else None
     return StackedEngine(layers, method, diagnostics, phases, chosen, group)

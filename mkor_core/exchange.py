@@ -14,6 +14,7 @@ from mkor_core.codec import Coder, Coding
 from mkor_core.layer import Layer, wide_dtype
 from mkor_core.method import LayerShape, Method
 from mkor_core.reductions import mean_locations
+from mkor_core.schedule import Schedule
 
 Exchanged = tuple[list[Sums], list[Tensor]]
 """The layers' statistics and the losses (none or one) over all ranks."""
@@ -28,6 +29,7 @@ def exchange(
     group: ProcessGroup | None,
     scale: Tensor | None = None,
     coder: Coder | None = None,
+    schedule: Schedule | None = None,
 ) -> tuple[dict[str, Sums], Tensor | None]:
     """Return every layer's statistics over all ranks, and the mean loss; on one process, the arguments.
 
@@ -43,6 +45,7 @@ def exchange(
         method: the method.
         group: the ranks.
         scale: the loss scale by which gradients are multiplied; None for 1.
+        schedule: of second moments; None: they travel in one message.
         coder: gives the rows that this rank sends their coding; None: they travel as they are. Sums always do.
     """
     world = comm.world_size(group)
@@ -59,6 +62,8 @@ def exchange(
         losses = comm.sum_across_ranks(losses, group)
     elif method.exchange_dtype is not None:
         total, losses = _add_means(local, losses, method.exchange_dtype, group)
+    elif schedule is not None:
+        total, losses = _add_scheduled(local, losses, group, schedule)
     elif method.statistic.kind == "moment":
         total, losses = _add_symmetric(local, losses, group)
     else:
@@ -143,6 +148,28 @@ def _add_symmetric(local: Sequence[Sums], losses: Sequence[Tensor], group: Proce
         for (x, g, number, _), (d_in, d_out) in zip(added, sides, strict=True)
     ]
     return total, losses
+
+
+def _add_scheduled(
+    local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None, schedule: Schedule
+) -> Exchanged:
+    """Add what `_add_symmetric` does, in the messages of a schedule: the numbers and losses, all x, all g backwards."""
+    triangles = comm.Triangles()
+    matrices = [*(sums.x for sums in local), *(sums.g for sums in reversed(local) if sums.g is not None)]
+    scalars = [*(sums.number for sums in local), *losses]
+    messages = schedule.messages([len(matrix) * (len(matrix) + 1) // 2 for matrix in matrices])
+    waits = [
+        comm.start_sum(scalars, group),
+        *(comm.start_sum([triangles.pack(matrices[index]) for index in members], group) for members in messages),
+    ]
+    # A message is waited for when its first matrix is unpacked.
+    arrived = (tensor for wait in waits for tensor in wait())
+    scalars = [next(arrived) for _ in scalars]
+    added = [triangles.unpack(next(arrived), len(matrix)) for matrix in matrices]
+    layers = len(local)
+    inputs, gradients = added[:layers], reversed(added[layers:])
+    total = [Sums(x, g, number) for x, g, number in zip(inputs, gradients, scalars[:layers], strict=True)]
+    return total, scalars[layers:]
 
 
 def _add_means(

@@ -18,6 +18,8 @@ from mkor_core.kl_clip import KLClipping
 from mkor_core.layer import Layer
 from mkor_core.method import LayerState, LearningRate, Method, Update
 from mkor_core.owners import Owners, assigned
+from mkor_core.placement import SIDES, Placement
+from mkor_core.schedule import Schedule
 from mkor_core.sharing import Sharing
 from mkor_core.stacks import GradientParts
 from mkor_core.states import LayerStates
@@ -33,6 +35,7 @@ class LayerwiseEngine:
         phases: returns the context manager of a phase of the work.
         group: the ranks that share the work.
         coder: gives the messages between them their codings.
+        schedule: places the decompositions of factors; None: each layer's owner refreshes it.
         by_owners: whether each layer's owner preconditions it alone, because gradients are sharded or the caller wants
             to divide the work.
 
@@ -49,6 +52,7 @@ class LayerwiseEngine:
         phases: Callable[[str], AbstractContextManager[object]],
         group: ProcessGroup | None,
         coder: Coder,
+        schedule: Schedule | None,
         *,
         by_owners: bool,
     ) -> None:
@@ -57,8 +61,12 @@ class LayerwiseEngine:
         self._diagnostics = diagnostics
         self._phases = phases
         # Other methods have the same states on all ranks, and each rank preconditions all layers.
-        shares = comm.world_size(group) > 1 and (method.refreshed or method.worker_fraction < 1)
+        several = comm.world_size(group) > 1
+        shares = several and schedule is None and (method.refreshed or method.worker_fraction < 1)
         self._sharing = Sharing(list(layers.values()), method, group, coder) if shares else None
+        self._placement: Placement | None = None
+        if several and schedule is not None:
+            self._placement = Placement(list(layers.values()), method, group, schedule, coder)
         self._owners = self._make_owners(group, coder) if by_owners else None
         self._states = LayerStates(layers, method, self._sharing, diagnostics.report_failure)
 
@@ -217,6 +225,9 @@ class LayerwiseEngine:
 
     def _refresh(self, due: Mapping[str, Tensor | None], step: int) -> None:
         """Refresh the layers that are due, each on its owner, and send the tensors to its gradient workers."""
+        if self._placement is not None:
+            self._refresh_sides(due, step, self._placement)
+            return
         # Methods without refreshed tensors have the same statistics on all ranks, which update all states themselves.
         sharing = self._sharing if self._method.refreshed else None
         with self._phases("factor"):
@@ -226,3 +237,13 @@ class LayerwiseEngine:
         if sharing is not None:
             with self._phases("communication"):
                 sharing.share_refreshed({name: self._states[name] for name in due}, list(due))
+
+    def _refresh_sides(self, due: Mapping[str, Tensor | None], step: int, placement: Placement) -> None:
+        """Refresh the factors that are due where they are placed, and send the tensors to the other ranks."""
+        with self._phases("factor"):
+            for name, accept in due.items():
+                for side in SIDES:
+                    if placement.computes(name, side):
+                        self._states.change(name, accept, partial(self._method.refresh_side, side=side, step=step))
+        with self._phases("communication"):
+            placement.share({name: self._states[name] for name in due})

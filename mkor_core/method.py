@@ -65,6 +65,8 @@ class Method(ABC):
     """Whether `refresh` uses statistics of the same step, so that a layer without any is not refreshed."""
     gathers_rows: ClassVar[bool] = False
     """Whether ranks gather the rows that `condense` returns; otherwise they add up x, g and number."""
+    refreshes_sides: ClassVar[bool] = False
+    """Whether `refresh_side` refreshes each factor for itself, so that ranks may divide the two of a layer."""
     follows_loss: ClassVar[bool] = False
     """Whether the method needs the training loss, for `is_over`."""
 
@@ -151,6 +153,10 @@ class Method(ABC):
     @abstractmethod
     def refresh(self, state: LayerState, step: int) -> None:
         """Compute the tensors that `precondition` uses from those that `accumulate` left in the state."""
+
+    def refresh_side(self, state: LayerState, side: str, step: int) -> None:
+        """Refresh the tensors of one side, ``left`` or ``right``, whose names begin with it; if `refreshes_sides`."""
+        raise NotImplementedError(f"{type(self).__name__} refreshes its sides together.")
 
     @abstractmethod
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:

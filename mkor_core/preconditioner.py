@@ -30,6 +30,7 @@ from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.reductions import loss_scale
 from mkor_core.row_capture import RowCapture
+from mkor_core.schedule import Schedule
 from mkor_core.transfers import DeferredScalar
 
 
@@ -58,6 +59,7 @@ class Preconditioner:
             and alone holds the state (but all have KAISA's factors and HyLo's rows): less memory and work on every rank
             for more communication. None: if the parameters are sharded and the method cannot work on their blocks.
         codec: the lossy code in which ranks send rows, decompositions and updates; None sends them as they are.
+        schedule: SPD-KFAC's, for KAISA on several ranks, which changes no number; None: one message at a time.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
@@ -78,6 +80,7 @@ class Preconditioner:
         precision: Precision | None = None,
         owners: bool | None = None,
         codec: Codec | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         if not isinstance(method, Method):
             raise TypeError(f"method={method!r} is not an instance of Method; pass one, such as MKOR().")
@@ -85,6 +88,7 @@ class Preconditioner:
         require("lr", lr, Annotated[float | None, POSITIVE])
         require("precision", precision, Precision | None)
         require("codec", codec, Codec | None)
+        require("schedule", schedule, Schedule | None)
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         refuse_sharded(model)
@@ -103,7 +107,10 @@ class Preconditioner:
         )
         self._losses = LossHistory(model, accumulation_steps) if method.follows_loss else None
         self._coder = coder = Coder(codec)
-        self._engine = make_engine(self._layers, method, self._diagnostics, self._phase, process_group, owners, coder)
+        self._exchange = partial(exchange, method=method, group=process_group, coder=coder, schedule=schedule)
+        self._engine = make_engine(
+            self._layers, method, self._diagnostics, self._phase, process_group, owners, coder, schedule
+        )
         self._attachment: Attachment | None = None
         self._step, self._released = 0, False
         self._skipped: DeferredScalar | None = None
@@ -355,10 +362,7 @@ class Preconditioner:
             else:
                 captured = self._capture.take()
         with self.phases("communication"):
-            scale, method = self._grad_scale_of_step, self.method
-            statistics, loss = exchange(
-                layers, captured, loss, method=method, group=self._group, scale=scale, coder=self._coder
-            )
+            statistics, loss = self._exchange(layers, captured, loss, scale=self._grad_scale_of_step)
         self._diagnostics.check_weights(self._layers.values())
         self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses:

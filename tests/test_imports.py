@@ -13,7 +13,7 @@ from workflow.bench.support.config import ROOT
 
 CORE = [
     {"transfers", "torchvision_operators", "ranges"},
-    {"codec"},
+    {"codec", "schedule"},
     {"linalg", "comm", "assignment"},
     {"blocks"},
     {"layer", "autograd"},
@@ -22,7 +22,7 @@ CORE = [
     {"capture"},
     {"row_capture", "products"},
     {"method"},
-    {"attachment", "comparison", "description", "diagnostics", "exchange", "sharing", "kl_clip", "knee"},
+    {"attachment", "comparison", "description", "diagnostics", "exchange", "sharing", "placement", "kl_clip", "knee"},
     {"states", "owners", "stacks"},
     {"blockwise"},
     {"layerwise", "stacked"},
