@@ -22,8 +22,10 @@ class Schedule:
     The factors are summed in asynchronous all-reduces, the inputs' in the model's order, then the gradients' in the
     opposite one, each as an upper triangle. All are launched in the step, after the backward pass: a message travels
     while the next factors are packed, and while those that have arrived are unpacked. Nothing overlaps with the forward
-    or the backward pass, as it does in the original. Decompositions begin when all factors have arrived. One that fails leaves
-    its factor's tensors as they were, not those of the whole layer.
+    or the backward pass, as it does in the original.
+
+    Decompositions begin when all factors have arrived. One that fails leaves its factor's tensors as they were, not
+    those of the whole layer.
 
     Raises:
         ValueError: a value out of its range, by name.
