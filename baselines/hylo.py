@@ -105,9 +105,9 @@ def interpolated_middle(matrix: Tensor, rank: int, damping: float) -> Tensor:
     """Return KID's ``M = (P (E + damping I)^-1 P^T)^-1`` ``[r, r]`` for a kernel K ``[n, n]``.
 
     The rows of K are sorted, the most important first. ``P = [I, R11^-1 R12]`` and ``E = [0, Q2 R22]`` with ``K = Q R``
-    unpivoted (ALGORITHMS.md, HyLo). ``R11^-1 R12`` is the least-squares solution that expresses the other columns of K
-    by its first r, and ``Q2 R22`` is the residual. Both are computed with a pseudo-inverse, since the kernel of a layer
-    that learns nothing is rank-deficient.
+    unpivoted. ``R11^-1 R12`` is the least-squares solution that expresses the other columns of K by its first r, and
+    ``Q2 R22`` is the residual. Both are computed with a pseudo-inverse, since the kernel of a layer that learns nothing
+    is rank-deficient.
     """
     number = len(matrix)
     kept, rest = matrix[:, :rank], matrix[:, rank:]

@@ -26,7 +26,7 @@ def optimizer(
     weight_decay: Annotated[float, NOT_NEGATIVE, "the multiple of the weights added to the update"] = 0.01,
     max_grad_norm: Annotated[float, POSITIVE, "the global norm that gradients are scaled down to"] = 1.0,
 ) -> Lamb:
-    """Return LAMB without bias correction; vectors (biases, norms) are not decayed (ALGORITHMS.md, LAMB)."""
+    """Return LAMB without bias correction; vectors (biases, norms) are not decayed."""
     return Lamb(
         decay_matrices_only(parameters, weight_decay),
         lr=lr,

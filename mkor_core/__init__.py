@@ -1,4 +1,7 @@
-"""MKOR for PyTorch: the method, its variant MKOR-H, and the preconditioner that applies them in any training loop."""
+"""MKOR for PyTorch: the method, its variant MKOR-H, and the preconditioner that applies them in any training loop.
+
+docs/training_loops.md shows how, docs/hyperparameters.md lists what can be set.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from mkor_core import linalg
 from mkor_core.transfers import upload
 
 UpdateRule = Literal["published", "sherman_morrison", "released"]
-"""A2, A3 and A4 of ALGORITHMS.md."""
+"""A2, A3 and A4 of `mkor_core.mkor.MKOR`."""
 
 
 class Rule(NamedTuple):
@@ -120,7 +120,7 @@ class DenseInverse(NamedTuple):
 
 
 class WindowedInverse(NamedTuple):
-    """``J = c I - U diag(s) U^T``: an inverse factor as at most w weighted columns ("Windowed factors").
+    """``J = c I - U diag(s) U^T``: an inverse factor as at most w weighted columns.
 
     Every rule keeps this form: it fades c and s, and appends the column ``J v`` with a new weight. Once w columns are
     in use, they are replaced by the w / 2 leading eigenpairs of ``U diag(s) U^T``, which contain a persistent mean that

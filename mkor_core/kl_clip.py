@@ -1,4 +1,4 @@
-"""KL clipping: one factor that bounds the updates of all layers together (ALGORITHMS.md, KFAC)."""
+"""KL clipping: one factor that bounds the updates of all layers together (as in kfac-pytorch)."""
 
 from __future__ import annotations
 

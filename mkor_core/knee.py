@@ -1,4 +1,4 @@
-"""The knee-point of a training curve, beyond which it hardly improves (MKOR's appendix; ALGORITHMS.md, MKOR-H).
+"""The knee-point of a training curve, beyond which it hardly improves (MKOR's appendix).
 
 With r an exponential moving average of the improvement per step, and m the mean improvement per step since the start of
 the curve, the knee is reached once ``r < beta m``.

@@ -1,9 +1,9 @@
 """The tensor maths of MKOR as pure functions: weights of rank-1 updates, stabilizer, norms, leading directions.
 
-Notation of ALGORITHMS.md: J ``[..., d, d]`` is the inverse of a layer's Kronecker factor, symmetric and positive
-definite; v ``[..., d]`` is the update vector; ``decay`` is gamma, the weight of the old value. Leading dimensions,
-written as ``...``, number the layers of a stack. No function reads a value back to the host. Those whose name ends in
-``_`` change their first argument.
+A1 to A5 are the equations of `mkor_core.mkor.MKOR`. J ``[..., d, d]`` is the inverse of a layer's Kronecker factor,
+symmetric and positive definite; v ``[..., d]`` is the update vector; ``decay`` is gamma, the weight of the old value.
+Leading dimensions, written as ``...``, number the layers of a stack. No function reads a value back to the host. Those
+whose name ends in ``_`` change their first argument.
 """
 
 from __future__ import annotations

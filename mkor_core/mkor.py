@@ -30,7 +30,23 @@ NOISE = 1e-5
 
 @dataclass(frozen=True, kw_only=True)
 class MKOR(StackedMethod):
-    """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping."""
+    """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping.
+
+    D ``[d_out, d_in (+1)]`` is a layer's gradient, with a column for the bias. J_L and J_R start as the identity. In
+    every ``inverse_update_period``-th step each is stabilized and updated with a vector v: J_R with the mean input row
+    a, J_L with the mean row g of the gradients with respect to the output. In every step the base optimizer gets V in
+    place of D. The equations that docstrings cite, in which gamma is ``factor_decay``, zeta ``stabilizer_blend``,
+    epsilon ``stabilizer_threshold``:
+
+    - A1, the stabilizer: if the largest entry of J exceeds epsilon, ``J <- zeta J + (1 - zeta) I``.
+    - A2, the rule ``published`` (the paper's Algorithm 1, which adds the rank-1 term):
+      ``J <- gamma J + (1 - gamma) / (gamma^2 (1 + gamma (1 - gamma) v^T J v)) (J v)(J v)^T``
+    - A3, the rule ``sherman_morrison`` (the exact inverse of ``gamma J^-1 + (1 - gamma) v v^T``):
+      ``J <- J / gamma - (1 - gamma) / gamma^2 / (1 + (1 - gamma) / gamma v^T J v) (J v)(J v)^T``
+    - A4, the rule ``released`` (that of the authors' code): with ``J' = gamma J + (1 - gamma) I``,
+      ``J <- J' - (J' v)(J' v)^T / (1 + v^T J' v)``
+    - A5, the norm: ``V <- V |D| / |V|`` in the Frobenius norm; a V that is zero or not finite becomes D.
+    """
 
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
     """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released
@@ -52,8 +68,8 @@ class MKOR(StackedMethod):
     """Storage and exchange dtype of factors and vectors, which are accumulated in float32. float32 means float64 if
     the model's parameters are float64."""
     window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
-    """Keep weighted columns in place of a dense factor, and of a full window the leading half (ALGORITHMS.md, "Windowed
-    factors"); None: dense."""
+    """Keep weighted columns in place of a dense factor, and of a full window the leading half
+    (`mkor_core.inverses.WindowedInverse`); None: dense."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""

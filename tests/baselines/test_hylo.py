@@ -1,4 +1,4 @@
-"""Truth: dense matrices of the kept rows' gradients, and the unpivoted QR of ALGORITHMS.md."""
+"""Truth: dense matrices of the kept rows' gradients, and the unpivoted QR of HyLo's KID."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_eva_takes_no_statistics_from_examples_beyond_its_first():
 
 
 def test_kid_equals_its_definition_where_the_kernel_has_full_rank():
-    """Truth: the unpivoted QR of ALGORITHMS.md."""
+    """Truth: the unpivoted QR of HyLo's KID."""
     rows = torch.randn(7, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     matrix, rank, damping = rows @ rows.T, 3, 0.1
     q, r = torch.linalg.qr(matrix, mode="complete")

@@ -1,4 +1,4 @@
-"""Truth: the dense recurrences of ALGORITHMS.md, in float64, written without the code that they check."""
+"""Truth: the dense recurrences A1 to A4 of `MKOR`, in float64, written without the code that they check."""
 
 from __future__ import annotations
 

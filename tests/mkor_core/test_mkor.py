@@ -1,4 +1,4 @@
-"""Truth: the recurrences of ALGORITHMS.md by hand, dense and in float64; limits in which MKOR is another method."""
+"""Truth: the recurrences A1 to A5 of `MKOR` by hand, dense and in float64; limits in which MKOR is another method."""
 
 from __future__ import annotations
 

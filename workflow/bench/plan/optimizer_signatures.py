@@ -20,7 +20,7 @@ from workflow.bench.plan.literals import read_literals
 from workflow.bench.support.config import ROOT, checked_stem
 
 if TYPE_CHECKING:
-    from mkor_core import ranges
+    from mkor_core import ranges as ranges
     from mkor_core.ranges import Domain
 
 
@@ -58,6 +58,8 @@ class Hyperparameter:
     name: str
     domain: Domain
     default: Any = REQUIRED
+    details: str = ""
+    """The docstring of a method's field."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,10 @@ class Signature:
     name: str
     order: Literal["first", "second"]
     hyperparameters: Mapping[str, Hyperparameter]
+    title: str
+    """The first line of its file's docstring."""
+    text: str
+    """The docstring of its function or class."""
 
 
 def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
@@ -87,7 +93,12 @@ def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
 def base_hyperparameter(signatures: Mapping[str, Signature]) -> Hyperparameter:
     """Return the hyperparameter ``base`` of second-order optimizers: the name of a first-order one."""
     names = sorted(name for name, signature in signatures.items() if signature.order == "first")
-    return Hyperparameter("base", ranges.Domain(limit=ranges.OneOf(tuple(names))), _constant(ROOT, "DEFAULT_BASE"))
+    return Hyperparameter(
+        "base",
+        ranges.Domain(limit=ranges.OneOf(tuple(names))),
+        _constant(ROOT, "DEFAULT_BASE"),
+        "The first-order optimizer that steps with the updates",
+    )
 
 
 @cache
@@ -97,13 +108,17 @@ def _constant(root: Path, name: str) -> Any:
 
 
 def _read_signature(root: Path, name: str, module: str) -> Signature | None:
-    body = _parse(_file(root, module)).body
+    tree = _parse(_file(root, module))
+    body, title = tree.body, (ast.get_docstring(tree) or "").partition("\n")[0]
     for node in body:
         if isinstance(node, ast.FunctionDef) and node.name in _FUNCTIONS:
-            return Signature(name, "first", _read_parameters(node))
-    classes = [node.name for node in body if isinstance(node, ast.ClassDef)]
-    methods = [class_name for class_name in classes if _is_method(root, module, class_name)]
-    return Signature(name, "second", _read_fields(root, module, methods[-1])) if methods else None
+            return Signature(name, "first", _read_parameters(node), title, ast.get_docstring(node) or "")
+    classes = [node for node in body if isinstance(node, ast.ClassDef)]
+    methods = [node for node in classes if _is_method(root, module, node.name)]
+    if not methods:
+        return None
+    *_, last = methods
+    return Signature(name, "second", _read_fields(root, module, last.name), title, ast.get_docstring(last) or "")
 
 
 @cache
@@ -130,11 +145,11 @@ def _read_fields(root: Path, module: str, class_name: str) -> dict[str, Hyperpar
     fields: dict[str, Hyperparameter] = {}
     for base in reversed(_base_names(node)):
         fields |= _read_fields(root, module, base)
-    for statement in node.body:
+    for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
             if "ClassVar" not in ast.unparse(statement.annotation):
-                fields[name] = _hyperparameter(name, statement.annotation, statement.value)
+                fields[name] = _hyperparameter(name, statement.annotation, statement.value, _text_alone(following))
     return fields
 
 
@@ -171,11 +186,21 @@ def _imported_names(tree: ast.Module) -> Iterator[tuple[str, ast.alias]]:
                 yield node.module, alias
 
 
-def _hyperparameter(name: str, annotation: ast.expr | None, default: ast.expr | None) -> Hyperparameter:
+def _text_alone(statement: ast.stmt | None) -> str:
+    """Return the text of a statement that is a string literal: the docstring of the field before it; else ""."""
+    if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
+        return " ".join(str(statement.value.value).split())
+    return ""
+
+
+def _hyperparameter(
+    name: str, annotation: ast.expr | None, default: ast.expr | None, details: str = ""
+) -> Hyperparameter:
     return Hyperparameter(
         name,
         ranges.Domain.of(_evaluate(annotation, Any)),
         REQUIRED if default is None else _evaluate(default, COMPUTED),
+        details,
     )
 
 
