@@ -40,8 +40,10 @@ SMALL: dict[str, dict[str, Any]] = {
     "alexnet": {"channels": 2, "hidden": 8},
     "autoencoder": {"hidden": [8, 4, 8]},
     "bert_classification": BERT,
+    "bert_krona": {**BERT, "outer_size": 4},
     "bert_pretraining": {**BERT, "validation_pairs": 16},
     "bert_span": BERT,
+    "kronecker_rnn": {"hidden_size": 8, "outer_size": 4, "vocabulary_size": 256, "sequence_length": 16},
     "language_model": {"layers": 1, "hidden_size": 8, "vocabulary_size": 256, "sequence_length": 16},
     "resnet20": {"width": 2, "image_size": 8},
 }

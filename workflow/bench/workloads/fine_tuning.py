@@ -55,7 +55,7 @@ class FineTuning(Workload):
         """Return a new model, with the published encoder if one is asked for."""
         model = super().model(seed)
         if self._published is not None:
-            load_encoder(model, self._published)
+            self.load_initial_weights(model, self._published)
         return model
 
     @override

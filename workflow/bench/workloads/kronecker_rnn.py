@@ -1,0 +1,70 @@
+"""A recurrent network with Kronecker-product weights that predicts the next token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from workflow.bench.workloads.kronecker import KroneckerLinear, factor_sizes
+from workflow.bench.workloads.next_token import TITLE, NextToken
+
+
+class KroneckerRnn(NextToken):
+    """The recurrence ``h_t = tanh((P_x kron B_x) x_t + (P_h kron B_h) h_{t-1} + b)`` (Jose et al., ICML 2018).
+
+    The factors are linear layers. Those of the recurrent weight are called once for each token of a window, and their
+    statistics are those of all calls. The layer that scores the tokens is excluded from preconditioning.
+
+    Raises:
+        ValueError: ``outer_size`` does not divide ``hidden_size``; see also `NextToken`.
+    """
+
+    exclude = (r"^scores$",)
+
+    def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
+        _sizes(parameters)  # refuses impossible sizes before any data is read
+        super().__init__(parameters, for_tuning=for_tuning)
+
+    @override
+    @classmethod
+    def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
+        return _Network(parameters)
+
+    @override
+    @classmethod
+    def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
+        outer, inner = _sizes(parameters)
+        return f"RNN {outer * inner}, factors {outer} and {inner}", TITLE
+
+
+def _sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    return factor_sizes("hidden_size", parameters["hidden_size"], parameters["outer_size"])
+
+
+class _Network(nn.Module):
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        super().__init__()
+        width = parameters["hidden_size"]
+        outer, inner = _sizes(parameters)
+        self.tokens = nn.Embedding(parameters["vocabulary_size"], width)
+        self.inputs = KroneckerLinear((outer, outer), (inner, inner))
+        self.recurrent = KroneckerLinear((outer, outer), (inner, inner))
+        self.bias = nn.Parameter(torch.zeros(width))
+        self.scores = nn.Linear(width, parameters["vocabulary_size"])
+        for factor in (self.recurrent.outer, self.recurrent.inner):
+            nn.init.orthogonal_(factor.weight)  # so their Kronecker product is orthogonal, too
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """Return logits ``[n, length, vocabulary]`` for tokens ``[n, length]``."""
+        inputs = self.inputs(self.tokens(input_ids)) + self.bias
+        hidden = torch.zeros_like(inputs[:, 0])
+        states = []
+        for column in inputs.unbind(1):
+            hidden = torch.tanh(column + self.recurrent(hidden))
+            states.append(hidden)
+        logits: Tensor = self.scores(torch.stack(states, 1))
+        return logits
