@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce evidence field test test-faults test-mutations test-slurm timing compare tune partial status refresh bench benchmark lock clean
+.PHONY: help reproduce evidence field test test-faults test-mutations test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -94,6 +94,9 @@ status: $(INSTALLED) ## list runs that are done, running, failed or left, the ti
 refresh: $(INSTALLED) ## train the runs made by older code again
 	$(BIN)/python -m workflow.bench.refresh
 	$(MAKE) reproduce
+
+crate: $(INSTALLED) ## pack the results as a Workflow Run RO-Crate: a zip file with checksums, commands and versions; TIER=...
+	$(BIN)/python -m workflow.bench.crate $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
 
 bench: $(INSTALLED) ## measure what a step of every optimizer costs on this machine, kept otherwise idle; 5 minutes
 	$(BIN)/python -m benchmarks.steps

@@ -1,0 +1,209 @@
+"""Pack the results of a run as a Workflow Run RO-Crate: a zip file to deposit, with checksums, commands and versions.
+
+It holds the code and the configuration of this checkout, the tidy tables, probes, figures, tables and specs of the
+results folder, and ``ro-crate-metadata.json``. Run folders and weights are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import platform
+import re
+import sys
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from io import BytesIO
+from pathlib import Path
+from typing import Final
+
+from workflow.bench.plan import Plan, add_arguments, load_from
+from workflow.bench.results.job_records import JobRecord, job_records
+from workflow.bench.results.ro_crate import METADATA, README, WORKFLOW, Crate, CratedJob, FileInfo, metadata
+from workflow.bench.results.verification import read_specs
+from workflow.bench.support.command_line import refuse_unwritable, run_command
+from workflow.bench.support.config import CONFIG, ROOT, ConfigError, shown_path
+from workflow.bench.support.cost_line import Cost, cost_in, total
+from workflow.bench.support.errors import DamagedFileError
+from workflow.bench.support.files import write_atomically
+from workflow.bench.support.provenance import git_state, package_versions
+from workflow.bench.support.reading import read_bytes, read_text
+from workflow.bench.training.record import RunFolder, read_record
+
+CODE: Final = ("workflow", "mkor_core", "baselines")
+"""Folders of the repository that make the results."""
+FILES: Final = ("Snakefile", "Makefile", "requirements.lock", "environment.yml", "pyproject.toml", "LICENSE")
+"""Files of the repository that make the results, or say how they may be used."""
+RESULTS: Final = ("*.csv", "figures/*", "tables/*", "report/*", "*report.html", "rounds.yaml")
+"""Files of the results folder, as patterns. Logs are left out: they may name hosts and folders."""
+_README: Final = """# {name}
+
+{description}.
+
+The code and the configuration that made them are in `workflow/`, `mkor_core/`, `baselines/` and `config/`, the results
+in `{place}/`. `ro-crate-metadata.json` lists every file with its checksum, and every job with its command, its times,
+what it read and what it wrote.
+"""
+
+
+def crated_files(plan: Plan, config_dir: Path) -> dict[str, Path]:
+    """Return the files of a crate by their paths in it, but for the specs and the metadata."""
+    files = {name: ROOT / name for name in FILES}
+    for folder, name in ((config_dir, "config"), *((ROOT / name, name) for name in CODE)):
+        for file in sorted(folder.rglob("*")):
+            if file.is_file() and "__pycache__" not in file.parts:
+                files[f"{name}/{file.relative_to(folder).as_posix()}"] = file
+    patterns = (*RESULTS, "probes/*.csv", *(f"{experiment}/*.csv" for experiment in plan.experiments))
+    found = sorted(file for pattern in patterns for file in plan.results.glob(pattern) if file.is_file())
+    files |= {f"{_place(plan)}/{file.relative_to(plan.results).as_posix()}": file for file in found}
+    return files
+
+
+def _place(plan: Plan) -> str:
+    """Return the folder of the results in the crate."""
+    return f"results/{plan.hardware}/{plan.tier.name}"
+
+
+def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
+    """Return the zip file of a crate.
+
+    Raises:
+        ConfigError: the folder has no results.
+        UnreadableError: a file cannot be read.
+    """
+    contents = {name: read_bytes(file) for name, file in crated_files(plan, config_dir).items()}
+    outputs = [name for name in contents if name.startswith(f"{_place(plan)}/")]
+    if not any(name.endswith(".csv") for name in outputs):
+        raise ConfigError(f"{shown_path(plan.results)}: has no tables; run make reproduce first")
+    specs = read_specs(plan.results)
+    contents[f"{_place(plan)}/specs.json"] = json.dumps(specs, indent=1, sort_keys=True).encode()
+    name, description = f"MKOR harness, {plan.tier.name} tier on {plan.hardware}", _description(plan, len(specs))
+    contents[README] = _README.format(name=name, description=description, place=_place(plan)).encode()
+    jobs = [_crated(job, plan, contents) for job in job_records(plan.results)]
+    crate = Crate(
+        name=name,
+        description=description,
+        published=max((job.ended for job in jobs), default=datetime.now(UTC)),
+        files={name: FileInfo(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()},
+        inputs=[name for name in contents if name.startswith(("config/", "workflow/paper/"))],
+        outputs=outputs,
+        jobs=jobs,
+        version=_version(),
+        packages=_packages(plan),
+        agent=agent,
+    )
+    contents[METADATA] = json.dumps(metadata(crate), indent=1).encode()
+    return _zipped(contents)
+
+
+def _description(plan: Plan, runs: int) -> str:
+    return (
+        "Results of the benchmarking and reproduction harness for MKOR (NeurIPS 2023, arXiv 2306.01685): "
+        f"{runs} runs of {len(plan.experiments)} experiments at the {plan.tier.title} on {plan.hardware}, "
+        "the probes of that machine, and the figures, tables and verdicts made from them"
+    )
+
+
+def _version() -> str:
+    version = (ROOT / "mkor_core" / "VERSION").read_text(encoding="utf-8").strip()
+    commit, dirty = git_state()
+    return version + (f"+{commit[:12]}{'.dirty' if dirty else ''}" if commit else "")
+
+
+def _packages(plan: Plan) -> dict[str, str]:
+    """Return the versions of Python and of the packages with which a run was trained; without a run, today's."""
+    for run in plan.runs.values():
+        with suppress(DamagedFileError):
+            summary = read_record(RunFolder.of(plan.results, run.id), run).summary
+            if "packages" in summary:
+                return {"Python": summary["python"], **summary["packages"]}
+    return {"Python": platform.python_version(), **package_versions()}
+
+
+def _crated(job: JobRecord, plan: Plan, contents: Mapping[str, bytes]) -> CratedJob:
+    """Return a recorded job with the paths of the crate."""
+
+    def crated(paths: Sequence[str]) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for path in paths if (name := _name(path, plan)) in contents))
+
+    return CratedJob(
+        job.rule,
+        job.command.replace(f"{ROOT}/", ""),
+        job.started,
+        job.ended,
+        crated(job.inputs),
+        crated(job.outputs),
+        _tool(job, contents),
+        _cost(job),
+    )
+
+
+def _name(path: str, plan: Plan) -> str:
+    """Return the path in the crate of a file that Snakemake named, from its working folder."""
+    file = Path(path)
+    for folder, name in ((plan.results, f"{_place(plan)}/"), (ROOT, ""), (Path.cwd(), "")):
+        if file.is_relative_to(folder):
+            return f"{name}{file.relative_to(folder).as_posix()}"
+    return file.as_posix()
+
+
+def _tool(job: JobRecord, contents: Mapping[str, bytes]) -> str:
+    """Return the file of the module that a job's command runs; if it runs none, the file of its rule."""
+    if match := re.search(r"\bpython (?:-P )?-m ([\w.]+)", job.command):
+        module = f"{match[1].replace('.', '/')}.py"
+        if module in contents:
+            return module
+    rules = (name for name in contents if name.startswith("workflow/rules/"))
+    return next((name for name in rules if f"rule {job.rule}:".encode() in contents[name]), WORKFLOW)
+
+
+def _cost(job: JobRecord) -> Cost | None:
+    """Return the cost of a job from its log; that of the group, where jobs were trained together."""
+    costs = [cost for log in job.logs if Path(log).is_file() and (cost := cost_in(read_text(Path(log))))]
+    return total(costs) if costs else None
+
+
+def _zipped(contents: Mapping[str, bytes]) -> bytes:
+    """Return a zip file, the same bytes for the same contents."""
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in sorted(contents.items()):
+            entry = zipfile.ZipInfo(name)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, content)
+    return packed.getvalue()
+
+
+def _report(plan: Plan, file: Path, content: bytes) -> Iterator[str]:
+    graph = json.loads(zipfile.ZipFile(BytesIO(content)).read(METADATA))["@graph"]
+    counts = Counter(kind if isinstance(kind, str) else kind[0] for kind in (entity["@type"] for entity in graph))
+    jobs = counts["ControlAction"]
+    yield f"{shown_path(file)}: {len(content) / 1e6:.1f} MB, {counts['File']} files, {jobs} jobs"
+    if not jobs:
+        yield f"note: no records of Snakemake about {shown_path(plan.results)} in this folder, so no commands and times"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Pack the results of this machine and tier as a Workflow Run RO-Crate, a zip file with its provenance."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.crate", description=main.__doc__)
+    parser.add_argument("--out", type=Path, help="the file to write (default: crate.zip in the results folder)")
+    parser.add_argument("--agent", metavar="NAME", help="who ran the workflow; left out by default")
+    add_arguments(parser)
+
+    def work(options: argparse.Namespace) -> None:
+        plan = load_from(options)
+        file = options.out or plan.results / "crate.zip"
+        refuse_unwritable("--out", file)
+        content = pack(plan, options.config_dir or CONFIG, options.agent)
+        write_atomically(file, content)
+        print(*_report(plan, file, content), sep="\n")
+
+    return run_command(parser, work, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
