@@ -1,0 +1,65 @@
+"""The files by which a project is cited, built and contributed to agree with the code and the Makefile."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from mkor_core import __version__
+from workflow.bench.support.config import ROOT
+
+MAKEFILE = (ROOT / "Makefile").read_text()
+PAGES = ("CONTRIBUTING.md", "CHANGELOG.md")
+
+
+def read(name: str) -> dict:
+    return yaml.safe_load((ROOT / name).read_text())
+
+
+def test_the_citation_has_the_version_and_no_address():
+    """The repository has no public address yet, so none is made up."""
+    citation = read("CITATION.cff")
+    assert citation["version"] == __version__
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert not {"url", "repository", "repository-code", "doi"} & citation.keys()
+
+
+def test_the_changelog_has_the_version():
+    assert re.search(rf"^## {re.escape(__version__)} \(", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+
+
+def test_hosted_tests_run_what_developers_run():
+    steps = read(".github/workflows/test.yml")["jobs"]["test"]["steps"]
+    assert [step["run"] for step in steps if "run" in step] == [".ci/run"]
+    assert "make test" in (ROOT / ".ci" / "run").read_text()
+
+
+def test_hooks_are_checks_of_make_test_with_its_tools():
+    (repository,) = read(".pre-commit-config.yaml")["repos"]
+    assert repository["repo"] == "local"
+    recipe = MAKEFILE.split("\ntest: ")[1].split("\n\n")[0].replace("$(BIN)", ".venv/bin")
+    for hook in repository["hooks"]:
+        assert hook["language"] == "system"
+        assert hook["entry"].removesuffix(" --force-exclude") in recipe
+    assert len(repository["hooks"]) == 4
+
+
+def test_the_image_installs_what_make_installs():
+    recipe = (ROOT / "Containerfile").read_text()
+    assert "make .venv/installed" in recipe
+    assert "INSTALLED := .venv/installed" in MAKEFILE
+    assert re.search(r"^torch==", (ROOT / "requirements.lock").read_text(), re.MULTILINE)
+    for name in re.search(r"^COPY (.+) \./$", recipe, re.MULTILINE)[1].split():
+        assert (ROOT / name).is_file()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_targets_of_a_page_exist(page):
+    text = (ROOT / page).read_text()
+    for link in re.findall(r"\]\(([^)#]+)\)", text):
+        assert link.startswith("https://") or Path(ROOT, link).exists(), link
+    targets = set(re.findall(r"^([a-z-]+):.*## ", MAKEFILE, re.MULTILINE))
+    assert set(re.findall(r"`(?:\w+=\S+ )?make ([a-z-]+)", text)) <= targets
