@@ -50,13 +50,14 @@ ROOMS: dict[str, set[str]] = {
     "claims": {"support", "plan", "results", "analysis"},
     "tables": {"support", "plan", "results", "analysis", "claims"},
     "figures": {"support", "plan", "results", "analysis"},
+    "site": {"support", "plan", "results", "analysis", "claims"},
     "probes": {"support", "data", "workloads", "plan", "training", "analysis.fits"},
     "cluster": {"support", "data", "plan", "training", "results"},
 }
 """The rooms of workflow/bench, and workflow/cluster, in the order of the data; and what each may import."""
 ROOMS[COMMANDS] = set(ROOMS) - {"cluster"}
 
-NO_TORCH = ("support", "plan", "results", "analysis", "claims", "tables", "figures")
+NO_TORCH = ("support", "plan", "results", "analysis", "claims", "tables", "figures", "site")
 
 
 def imports(source: str) -> Iterator[str]:

@@ -29,7 +29,12 @@ def test_every_artefact_is_made(finished):
     figures = [f"{name}.{kind}" for name in available("figures") for kind in ("pdf", "png")]
     tables = [f"{name}.{kind}" for name in available("tables") for kind in ("csv", "md", "html")]
     texts = [f"{kind}/{name}.rst" for kind in ("figures", "tables") for name in available(kind)]
-    made = [*(f"figures/{file}" for file in figures), *(f"tables/{file}" for file in tables), "report.html"]
+    made = [
+        *(f"figures/{file}" for file in figures),
+        *(f"tables/{file}" for file in tables),
+        "report.html",
+        "snakemake-report.html",
+    ]
     sizes = {file: (finished / RESULTS / file).stat().st_size for file in made}
     assert min(sizes.values()) > 200, sizes
     assert [text for text in texts if not (finished / RESULTS / text).read_text().strip()] == []

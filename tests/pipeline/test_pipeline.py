@@ -109,6 +109,7 @@ def test_the_pipeline_makes_every_artefact(finished):
         R / "update_rules.csv",
         R / "update_rules.runs.csv",
         R / "report.html",
+        R / "snakemake-report.html",
     ):
         assert (finished / file).stat().st_size > 0, file
     runs = pd.read_csv(finished / R / "update_rules.runs.csv")
@@ -118,8 +119,8 @@ def test_the_pipeline_makes_every_artefact(finished):
     assert {path.name for path in finished.iterdir()} == {".snakemake", "config", "figures", RESULTS}
 
 
-def test_the_report_holds_every_artefact_and_its_caption(finished):
-    page = (finished / R / "report.html").read_text()
+def test_snakemake_s_report_holds_every_artefact_and_its_caption(finished):
+    page = (finished / R / "snakemake-report.html").read_text()
     for name in ("fig13_update_rules.png", "claims.html", "table6_settings.html"):
         assert name in page
     assert "update rule as printed in the paper" in page
@@ -139,7 +140,8 @@ def test_a_second_call_does_nothing(finished):
         ("figures/fig13_update_rules.png", {"publish": 1}),
         (R / "figures" / "fig13_update_rules.pdf", {"fig13_update_rules": 1, "publish": 1}),
         (R / "tables" / "time_to_target.md", {"time_to_target": 1}),
-        (R / "report.html", {"html_report": 1}),
+        (R / "report.html", {"site": 1}),
+        (R / "snakemake-report.html", {"snakemake_report": 1}),
     ],
 )
 def test_a_deleted_artefact_is_all_that_is_made_again(finished, tmp_path, deleted, planned):
@@ -165,7 +167,7 @@ def test_a_changed_source_makes_the_report_anew_with_its_figure(finished, tmp_pa
     table = folder / R / "probes" / "communication.csv"
     table.write_text(table.read_text().rstrip().rpartition("\n")[0] + "\n")
     planned = _planned(_snakemake(folder, "--dry-run", "artefacts").stdout)
-    assert planned["fig15_communication"] == planned["html_report"] == planned["publish"] == 1
+    assert planned["fig15_communication"] == planned["site"] == planned["publish"] == 1
     assert planned["fig13_update_rules"] == planned["train"] == 0
 
 
@@ -185,7 +187,8 @@ def test_a_changed_hyperparameter_plans_its_job_and_trains_its_runs_only(finishe
         "time_to_target": 1,
         "publish": 3,
         "report_sources": 1,
-        "html_report": 1,
+        "site": 1,
+        "snakemake_report": 1,
         "artefacts": 1,
     }
     done = _snakemake(folder, str(R / "update_rules.csv"))

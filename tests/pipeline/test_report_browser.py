@@ -1,10 +1,11 @@
-"""The report in a real browser: the front page lists every claim, figure and table, and no request fails."""
+"""The site in a real browser: its pages at three widths, links, filters, sorting, zoom and Back; no request fails."""
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image, ImageStat
@@ -16,8 +17,9 @@ from workflow.bench.plan.artefacts import available
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on the PATH to open the report in")
 
-IS_OPEN = "document.querySelector('#front') !== null"
-TO_THE_FRONT = "app.setView({navbarMode: 'menu', content: 'metadata'})"
+PAGES = "[...document.querySelectorAll('section.page')].map(page => page.id)"
+SHOWN = "[...document.querySelectorAll('section.page.shown')].map(page => page.id)"
+VISIBLE_ROWS = "[...document.querySelectorAll('#claim-table tbody tr')].filter(row => row.offsetHeight).length"
 
 
 @pytest.fixture(scope="module")
@@ -28,80 +30,201 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def page(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    """The report, copied to a folder of its own, in a browser."""
+    """The site, copied to a folder of its own, in a browser."""
     folder = tmp_path_factory.mktemp("report")
     (folder / "report.html").write_bytes((finished / "report.html").read_bytes())
     with running(folder / "profile") as browser:
         browser.open(folder / "report.html")
-        browser.wait_for(IS_OPEN)
         yield browser
 
 
 @pytest.fixture(autouse=True)
-def _front_page(page: Browser) -> None:
-    page.run(TO_THE_FRONT)
-    page.wait_for(IS_OPEN)
+def _first_page(page: Browser) -> None:
+    go(page, "claims")
 
 
-def click(page: Browser, file: str) -> None:
-    """Follow the front page's link to a file."""
-    page.run(f"document.querySelector('#front a[href=\"#{file}\"]').click()")
+def go(page: Browser, address: str) -> None:
+    """Open a page of the site and wait until it is shown."""
+    page.run(f"location.hash = '{address}'")
+    page.wait_for(f"{SHOWN}.join() === '{address.partition('?')[0]}'")
 
 
-def test_the_front_page_lists_every_claim_with_its_verdict(page, finished):
+def claims_of(finished: Path) -> list[dict[str, str]]:
+    """Return the rows of the table of claims."""
     with (finished / "tables" / "claims.csv").open(newline="") as file:
-        claims = list(csv.DictReader(file))
-    script = (
-        "[...document.querySelectorAll('#front tr')].filter(row => row.querySelector('span.verdict'))"
-        ".map(row => [row.cells[0].textContent, row.cells[1].textContent, "
-        "row.querySelector('span.verdict').textContent, getComputedStyle(row.querySelector('span.verdict')).color])"
+        return list(csv.DictReader(file))
+
+
+def type_into(page: Browser, holder: str, text: str) -> None:
+    """Search in a table or list."""
+    field = f"document.querySelector('input[data-filters={holder}]')"
+    page.run(f"{field}.value = '{text}'; {field}.dispatchEvent(new Event('input'))")
+
+
+def test_the_first_page_lists_every_claim_with_its_verdict_and_an_interval(page, finished):
+    cells = "['.id', '.verdict', 'td.claim', 'td.quantity', 'td.threshold']"
+    shown = page.run(
+        "[...document.querySelectorAll('#claim-table tbody tr')]"
+        f".map(row => {cells}.map(name => row.querySelector(name).textContent))"
     )
-    shown = page.run(script)
-    assert [row[:3] for row in shown] == [[row["id"], row["claim"], row["verdict"]] for row in claims]
-    assert {row[3] for row in shown} == {"rgb(255, 255, 255)"}, "words on colour"
-    text = page.run("document.querySelector('#front').innerText")
-    assert "embedded tier" in text
-    assert "finished" in text
+    columns = ("id", "verdict", "claim", "quantity", "confirmed_if")
+    assert shown == [[row[column] for column in columns] for row in claims_of(finished)]
+    for row in claims_of(finished):
+        pictures = page.run(f"document.querySelectorAll('[id=\"claim/{row['id']}\"] svg.interval').length")
+        assert (pictures > 0) == bool(row["measured"]), row["id"]
+    assert "embedded tier" in page.run("document.querySelector('#claims').innerText")
 
 
-def test_the_front_page_can_be_read_from_its_top(page, tmp_path):
-    assert page.run("document.querySelector('.prose h1').getBoundingClientRect().top") >= 0
-    page.screenshot(tmp_path / "front.png")
-    with Image.open(tmp_path / "front.png") as picture:
+def test_a_verdict_filters_the_claims_and_back_undoes_it(page, finished):
+    verdicts = [row["verdict"] for row in claims_of(finished)]
+    assert page.run(VISIBLE_ROWS) == len(verdicts)
+    page.run("document.querySelector('.chip.refuted').click()")
+    page.wait_for(f"{VISIBLE_ROWS} === {verdicts.count('refuted')}")
+    page.run("[...document.querySelectorAll('#claim-table td.claim a')].find(link => link.offsetHeight).click()")
+    first = claims_of(finished)[verdicts.index("refuted")]
+    page.wait_for(f"{SHOWN}.join() === 'claim/{first['id']}'")
+    assert first["claim"] in page.run("document.title")
+    page.run("history.back()")
+    page.wait_for(f"{SHOWN}.join() === 'claims' && {VISIBLE_ROWS} === {verdicts.count('refuted')}")
+    page.run("history.back()")
+    page.wait_for(f"{VISIBLE_ROWS} === {len(verdicts)}")
+
+
+def test_a_search_says_when_nothing_is_found(page):
+    none = "getComputedStyle(document.querySelector('#claims .none')).display !== 'none'"
+    type_into(page, "claim-table", "positive DEFINITE")
+    assert page.run(VISIBLE_ROWS) == 1
+    assert not page.run(none)
+    type_into(page, "claim-table", "no such claim")
+    assert page.run(VISIBLE_ROWS) == 0
+    assert page.run(none)
+    type_into(page, "claim-table", "")
+    assert not page.run(none)
+
+
+@pytest.mark.parametrize("width", [1400, 900, 420])
+def test_no_page_scrolls_sideways(page, width):
+    """Every page and, by scale of the pictures, every row of cards fits the window."""
+    page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
+    wide = page.run(
+        "(async () => { const wide = [];"
+        f"for (const id of {PAGES}) {{ location.hash = id; await new Promise(done => setTimeout(done, 30));"
+        "  const root = document.documentElement; const shown = document.querySelector('.shown');"
+        "  const inner = [...shown.querySelectorAll('.scroll')].some(box => box.scrollWidth > box.clientWidth + 1);"
+        "  if (shown.id !== id || root.scrollWidth > root.clientWidth || inner) wide.push(id); }"
+        "return wide; })()"
+    )
+    page.call("Emulation.clearDeviceMetricsOverride")
+    assert wide == []
+
+
+def test_every_figure_is_whole_and_its_page_names_what_it_shows(page, finished):
+    for name in available("figures"):
+        go(page, f"figure/{name}")
+        page.wait_for(f"document.getElementById('{name}').complete")
+        with Image.open(finished / "figures" / f"{name}.png") as picture:
+            size = page.run(f"(image => [image.naturalWidth, image.naturalHeight])(document.getElementById('{name}'))")
+            assert size == list(picture.size), name
+        caption = " ".join((finished / "figures" / f"{name}.rst").read_text().replace("\\", "").split())
+        assert caption in " ".join(page.run("document.querySelector('.shown').textContent").split())
+
+
+def test_figures_and_claims_link_each_other(page):
+    links = page.run(
+        "[...document.querySelectorAll('section.page')].flatMap(page =>"
+        '[...page.querySelectorAll(\'a[href^="#claim/"], a[href^="#figure/"]\')]'
+        ".filter(link => !link.closest('.neighbours')).map(link => [page.id, link.hash.slice(1)]))"
+    )
+    pairs = {tuple(link) for link in links}
+    forth = {pair for pair in pairs if pair[0].startswith("claim/") and pair[1].startswith("figure/")}
+    back = {pair for pair in pairs if pair[0].startswith("figure/") and pair[1].startswith("claim/")}
+    assert len(forth) > 20
+    assert back == {(figure, claim) for claim, figure in forth}
+    assert ("claim/C11", "figure/fig14_cost_scaling") in forth
+
+
+def test_the_enlarged_figure_grows_and_closes_by_keys_and_by_back(page):
+    address = "figure/fig14_cost_scaling"
+    go(page, address)
+    is_open = "document.querySelector('#zoom').open"
+    width = "document.querySelector('#zoom img').getBoundingClientRect().width"
+    page.run("document.querySelector('.shown .button').click()")
+    page.wait_for(is_open)
+    before = page.run(width)
+    press(page, "+")
+    assert page.run(width) == pytest.approx(1.5 * before, rel=0.01)
+    press(page, "Escape")
+    page.wait_for(f"!{is_open} && location.hash === '#{address}'")
+    page.run("document.querySelector('.shown a.picture').click()")
+    page.wait_for(is_open)
+    page.run("history.back()")
+    page.wait_for(f"!{is_open}")
+
+
+def press(page: Browser, key: str, **more: Any) -> None:
+    """Press a key."""
+    code = {"Escape": 27, "Tab": 9, "Enter": 13}.get(key, ord(key[0]))
+    text = {"text": "\r"} if key == "Enter" else {"text": key} if len(key) == 1 else {}
+    for kind in ("keyDown", "keyUp"):
+        pressed = text if kind == "keyDown" else {}
+        page.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code, **pressed, **more)
+
+
+def test_a_table_is_sorted_by_its_headings_with_the_keyboard(page):
+    go(page, "table/published_consistency")
+    heads = page.run("[...document.querySelectorAll('.shown thead th')].map(head => head.textContent.trim())")
+    column = heads.index("implied")
+    values = f"[...document.querySelectorAll('.shown tbody tr')].map(row => row.cells[{column}].textContent)"
+    before = page.run(values)
+    page.run(f"document.querySelectorAll('.shown thead button')[{column}].focus()")
+    press(page, "Enter")
+    numbers = [float(text) for text in page.run(values)]
+    assert sorted(map(float, before)) == numbers != list(map(float, before))
+    press(page, "Enter")
+    assert [float(text) for text in page.run(values)] == numbers[::-1]
+    assert page.run(f"document.querySelectorAll('.shown th')[{column}].ariaSort") == "descending"
+
+
+def test_a_claim_s_runs_are_those_that_its_row_names(page, finished):
+    claim = next(row for row in claims_of(finished) if row["id"] == "C09")
+    go(page, "runs?claim=C09")
+    rows = "[...document.querySelectorAll('#run-table tbody tr:not(.group)')].filter(row => row.offsetHeight)"
+    shown = page.run(f"{rows}.map(row => row.cells[row.cells.length - 1].textContent)")
+    assert shown
+    assert all(run in claim["data"] for run in shown)
+    assert len(set(shown)) == len(set(claim["data"].replace(",", "").partition("runs ")[2].split()))
+
+
+def test_every_link_leads_to_a_page_or_a_file(page, finished):
+    links = page.run("[...new Set([...document.querySelectorAll('a')].map(link => link.getAttribute('href')))]")
+    pages = set(page.run(PAGES)) | {"main", "everything"}
+    inside = {link[1:].partition("?")[0] for link in links if link.startswith("#")}
+    assert inside - pages == set()
+    files = [link for link in links if not link.startswith("#")]
+    assert len(files) > 50
+    assert [link for link in files if not (finished / link).is_file()] == []
+
+
+def test_the_page_follows_the_colors_of_the_system_and_prints_without_its_menu(page):
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.run(background)
+    page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
+    dark = page.run(background)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    menu = page.run("getComputedStyle(document.querySelector('header')).display")
+    page.call("Emulation.setEmulatedMedia", media="", features=[])
+    assert (light, menu) == ("rgb(255, 255, 255)", "none")
+    assert sum(int(part) for part in dark[4:-1].split(",")) < 150
+
+
+def test_the_first_page_is_drawn(page, tmp_path):
+    page.screenshot(tmp_path / "claims.png")
+    with Image.open(tmp_path / "claims.png") as picture:
         assert min(picture.size) >= 800
         assert ImageStat.Stat(picture.convert("L")).stddev[0] > 10, "an empty page"
 
 
-@pytest.mark.parametrize("name", available("figures"))
-def test_every_figure_opens_with_its_caption(page, finished, name):
-    click(page, f"figures/{name}.png")
-    image = "[...document.querySelectorAll('img')].find(found => found.src.startsWith('data:image/png'))"
-    page.wait_for(f"({image} || {{}}).complete")
-    with Image.open(finished / "figures" / f"{name}.png") as picture:
-        assert page.run(f"[{image}.naturalWidth, {image}.naturalHeight]") == list(picture.size)
-    caption = " ".join((finished / "figures" / f"{name}.rst").read_text().replace("\\", "").split())
-    assert caption in " ".join(page.run("document.querySelector('nav').innerText").split())
-
-
-@pytest.mark.parametrize("name", available("tables"))
-def test_every_table_opens_with_its_caption(page, finished, name):
-    click(page, f"tables/{name}.html")
-    page.wait_for("document.querySelector('iframe') !== null")
-    source = page.run("atob(document.querySelector('iframe').src.split('base64,')[1]).length")
-    assert source == (finished / "tables" / f"{name}.html").stat().st_size
-    caption = " ".join((finished / "tables" / f"{name}.rst").read_text().replace("\\", "").split())
-    assert caption in " ".join(page.run("document.querySelector('nav').innerText").split())
-
-
-def test_every_link_of_the_front_page_leads_somewhere(page):
-    dead = page.run(
-        "[...document.querySelectorAll('#front a')].map(link => link.getAttribute('href').slice(1))"
-        ".filter(file => !Object.keys(results).some(name => name.endsWith('/' + file)))"
-    )
-    assert dead == []
-
-
 def test_nothing_was_asked_of_the_network_and_nothing_failed(page):
-    """Runs last, after all artefacts were opened."""
+    """Runs last, after all pages were opened."""
     assert page.failures == []
-    assert {url.partition(":")[0] for url in page.requests} <= {"file", "data", "blob"}
+    assert {url.partition(":")[0] for url in page.requests} <= {"file", "data"}

@@ -16,7 +16,7 @@ from hypothesis import example, given
 from tests.support.experiments import block, make_folder, optimizer, write
 from tests.support.shells import TEXTS, TRIED, Ran, examples, planned_jobs, recorded, run_recorded
 from tests.support.tally import count
-from workflow.bench.report import front_page
+from workflow.bench.snakemake_report import front_page
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.names import folder_rule
 
@@ -128,7 +128,7 @@ def test_a_title_with_braces_stays_text_in_commands_and_in_the_report(folder: Pa
     jobs = planned_jobs(tmp_path, config_dir="config", hardware="test")
     (ran,) = run_recorded([job for job in jobs if job.name.startswith("fig01")], tmp_path / "place").commands
     assert f"--tier-title={title}" in ran
-    page, _ = front_page(tmp_path, title)
+    page = front_page(tmp_path, title)
     body = page.partition(".. raw:: html")[2]
     assert not set(body) & set("{}")
     assert html.escape(title).replace("&#x27;", "&#39;") in body.replace("&#123;", "{").replace("&#125;", "}")

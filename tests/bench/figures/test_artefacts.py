@@ -347,7 +347,7 @@ def test_table6_stands_beside_the_papers_settings(results, tmp_path):
     assert set(table["model in the paper"].dropna()) == set(published("settings")["model"])
     # A model of the paper's size that nobody trained: its parameters are known all the same, as the paper counts them.
     large = table.loc["bert_phase1"]
-    assert (large["parameters here (M)"], large["counted as in the paper (M)"]) == (336.2, 335.1)
+    assert (large["parameters here (M)"], large["counted the paper's way here (M)"]) == (336.2, 335.1)
     assert pd.isna(large["train here"])
     assert pd.isna(large["hardware here"])
     # One row for a model, whatever the number of experiments that train it.
@@ -359,7 +359,7 @@ def test_table6_needs_no_trained_run(results, tmp_path):
     shutil.copy(results / "probes" / "sizes.csv", tmp_path / "probes")
     assert main(["table6_settings", "--results", str(tmp_path)]) == 0
     table = pd.read_csv(tmp_path / "tables" / "table6_settings.csv")
-    assert set(table["counted as in the paper (M)"].dropna()) == {0.1, 335.1}
+    assert set(table["counted the paper's way here (M)"].dropna()) == {0.1, 335.1}
     assert table["train here"].isna().all()
 
 

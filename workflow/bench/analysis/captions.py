@@ -200,6 +200,11 @@ def as_rst(text: str) -> str:
     return re.sub(r"([\\*`|_])", r"\\\1", text) + "\n"
 
 
+def from_rst(text: str) -> str:
+    """Return the caption that `as_rst` wrote."""
+    return re.sub(r"\\([\\*`|_])", r"\1", text.removesuffix("\n"))
+
+
 def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = ()) -> str:
     """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
     seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []

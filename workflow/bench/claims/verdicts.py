@@ -13,6 +13,14 @@ from workflow.bench.analysis.estimates import Estimate
 Verdict = Literal["confirmed", "refuted", "no difference", "inconclusive", "not tested"]
 """``no difference``: none that is larger than the claim's margin."""
 
+MEANINGS: Final[dict[Verdict, str]] = {
+    "confirmed": "The whole interval lies where the claim holds.",
+    "refuted": "The whole interval lies where the claim does not hold.",
+    "no difference": "The whole interval lies within the margin around the threshold, declared before the runs.",
+    "inconclusive": "The interval contains the threshold, or there is no interval: more or longer runs could decide.",
+    "not tested": "These runs cannot decide the claim.",
+}
+"""What each verdict means; a claim about several models, layers or rivals must hold for each of them."""
 
 _COMPARISONS: Final[dict[str, Callable[[float, float], bool]]] = {
     ">": operator.gt,

@@ -60,6 +60,29 @@ def from_rows(file: str, **values: object) -> Sources:
     return Sources((Source(file, where=tuple((column, str(value)) for column, value in values.items())),))
 
 
+@dataclass(frozen=True)
+class NamedRows:
+    """Rows of one file, as a cell of a written column ``data`` names them."""
+
+    file: str
+    runs: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
+    """Further rows, in words: ``optimizer=mkor, part=factor``."""
+
+
+def read_sources(text: str) -> tuple[NamedRows, ...]:
+    """Return the files that a cell of a written column ``data`` names, each once with all of its rows."""
+    by_file: dict[str, NamedRows] = {}
+    for part in filter(None, text.split("; ")):
+        file, _, rows = part.partition(": ")
+        known = by_file.get(file, NamedRows(file))
+        runs = tuple(rows.removeprefix("runs ").split(", ")) if rows.startswith("runs ") else ()
+        where = (rows,) if rows and not runs else ()
+        merged = tuple(dict.fromkeys(known.runs + runs)), tuple(dict.fromkeys(known.where + where))
+        by_file[file] = NamedRows(file, *merged)
+    return tuple(by_file.values())
+
+
 def files_in(text: str) -> set[str]:
     """Return the files that a cell of a written column ``data`` names."""
-    return {source.partition(":")[0].strip() for source in text.split(";")}
+    return {source.file for source in read_sources(text)}

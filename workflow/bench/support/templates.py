@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from workflow.bench.support.config import ROOT
 
@@ -17,7 +19,7 @@ def render(template: str, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(ROOT / "workflow" / "report"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -25,3 +27,10 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
+    environment.filters["breakable"] = breakable
+    return environment
+
+
+def breakable(text: str) -> Markup:
+    """Return a text as HTML in which long names may break after an underscore or a slash."""
+    return Markup(re.sub(r"([_/])(?=\w)", r"\1<wbr>", str(escape(text))))

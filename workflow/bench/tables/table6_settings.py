@@ -62,7 +62,7 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
             "experiments": rows["experiment"],
             "model here": rows["model"],
             "parameters here (M)": (rows["parameters"].astype(float) / 1e6).map("{:.4g}".format),
-            "counted as in the paper (M)": rows["counted"].map(_truncated).where(rows["counterpart"].notna()),
+            "counted the paper's way here (M)": rows["counted"].map(_truncated).where(rows["counterpart"].notna()),
             "batch here": rows["batch_size"],
             "data here": rows["dataset"],
             "train here": rows["train_examples"],

@@ -1,0 +1,166 @@
+"""The site of a small results folder: what it says, what it escapes, and what differs from the reference."""
+
+from __future__ import annotations
+
+import base64
+import html
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from workflow.bench.analysis.captions import as_rst
+from workflow.bench.report import main
+from workflow.bench.results.rows import read_csv, write_csv
+from workflow.bench.results.sources import NamedRows, read_sources
+from workflow.bench.site import machines
+from workflow.bench.support.config import ROOT
+
+REFERENCE = ROOT / "results" / "reference" / "amd-epyc-4-cores" / "embedded"
+HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
+
+
+def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
+    keys = (
+        *("id", "verdict", "claim", "quantity", "published", "measured", "interval", "measured_interval"),
+        *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "source"),
+        *("tier", "look", "data"),
+    )
+    row = dict.fromkeys(keys, "") | {"id": name, "verdict": verdict, "claim": f"claim {name}", "look": "1 of 1"}
+    return row | {"data": "probes/cost_scaling.csv: optimizer=mkor"} | more
+
+
+def part(name: str, **more: str) -> dict[str, str]:
+    keys = ("id", "part", "verdict", "value", "low", "high", "is_ratio", "comparison", "threshold", "published")
+    return dict.fromkeys(keys, "") | {"id": name, "verdict": "confirmed"} | more
+
+
+def write_results(folder: Path, verdicts: dict[str, str]) -> Path:
+    rows = [claim(name, verdict, why=HOSTILE) for name, verdict in verdicts.items()]
+    write_csv(folder / "tables" / "claims.csv", list(rows[0]), rows)
+    parts = [part(name, part=HOSTILE, value="2", low="1.5", high="3", threshold="1") for name in verdicts]
+    write_csv(folder / "tables" / "claim_parts.csv", list(parts[0]), parts)
+    (folder / "tables" / "claims.rst").write_text(as_rst("a caption"))
+    (folder / "figures").mkdir()
+    (folder / "figures" / "fig14_cost_scaling.png").write_bytes(b"a picture")
+    (folder / "figures" / "fig14_cost_scaling.rst").write_text(as_rst(f"mkor_h: {HOSTILE}"))
+    return folder
+
+
+class Tags(HTMLParser):
+    """Collects elements, so that a test sees what a browser makes of the page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The site of a folder with hostile texts, beside that of a machine with another verdict."""
+    folder = tmp_path_factory.mktemp("site")
+    verdicts = {"C01": "confirmed", "C10": "refuted", "C11": "inconclusive"}
+    own = write_results(folder / "here" / "embedded", verdicts)
+    other = write_results(folder / "there" / "embedded", {**verdicts, "C10": "confirmed"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machines, "REFERENCE", folder / "there")
+        assert main([f"--results={own}", f"--tier-title={HOSTILE}", "--compare", str(other)]) == 0
+    return (own / "report.html").read_text()
+
+
+def test_texts_from_files_and_settings_are_escaped(site):
+    tags = Tags(site)
+    assert [attributes for tag, attributes in tags.elements if tag == "script"] == [
+        {"type": "application/json", "id": "runs-of-claims"},
+        {},
+    ]
+    assert site.count(html.escape(HOSTILE).replace("&#x27;", "&#39;").replace("&quot;", "&#34;")) > 5
+    assert "{{ 7*7 }}" in tags.text, "no template is read in texts"
+    assert "mkor_h: <script>" in tags.text, "the marks of reStructuredText are gone"
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    addresses = [value for _, attributes in Tags(site).elements for key, value in attributes.items() if key == "src"]
+    assert addresses == [f"data:image/png;base64,{base64.b64encode(b'a picture').decode()}"], "embedded once"
+    assert re.findall(r"(?:https?:)?//\w+\.\w+", re.sub(r"<style>.*?</style>", "", site, flags=re.DOTALL)) == []
+    assert "default-src 'none'" in site
+
+
+def test_a_verdict_that_is_not_the_reference_s_is_marked(site):
+    rows = {
+        attributes.get("data-verdict"): "data-differs" in attributes
+        for tag, attributes in Tags(site).elements
+        if tag == "tr" and "data-verdict" in attributes
+    }
+    assert rows == {"confirmed": False, "refuted": True, "inconclusive": False}
+    assert "1 of 3 verdicts differ from the reference (there): C10." in site
+    assert "≠ reference: confirmed" in site
+
+
+def test_a_claim_links_the_figure_of_its_data_and_the_figure_the_claim(site):
+    assert re.search(
+        r'<section class="page" id="claim/C10">.*?href="#figure/fig14_cost_scaling".*?</section>', site, re.DOTALL
+    )
+    section = site.partition('id="figure/fig14_cost_scaling"')[2].partition("</section>")[0]
+    assert 'href="#claim/C10"' in section
+
+
+def test_a_folder_without_claims_still_has_a_site(tmp_path, capsys):
+    results = tmp_path / "here" / "embedded"
+    results.mkdir(parents=True)
+    assert main([f"--results={results}", "--tier-title=embedded tier"]) == 0
+    page = (results / "report.html").read_text()
+    assert "The table of claims was not made." in page
+    assert "No other machine" in page
+
+
+def test_the_reference_is_that_of_the_same_hardware(tmp_path):
+    for name in ("a-cpu", "b-cpu", "mine"):
+        write_csv(tmp_path / "reference" / name / "t" / "tables" / "claims.csv", ["id", "verdict"], [{"id": "C01"}])
+    compared = sorted((tmp_path / "reference").glob("*/t"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machines, "REFERENCE", tmp_path / "reference")
+        own, *others = machines.gather(tmp_path / "results" / "mine" / "t", compared)
+        (_, first, *_) = machines.gather(tmp_path / "results" / "new" / "t", compared)
+    assert own.name == "this run (mine)"
+    assert [machine.name for machine in others if machine.is_reference] == ["reference (mine)"]
+    assert first.is_reference
+    assert first.name == "reference (a-cpu)"
+
+
+def test_times_of_machines_stand_side_by_side():
+    keys = ("quantity", "optimizer", "machine", "repeats or runs", "reached", "iterations", "iterations measured on")
+    rows = [
+        dict.fromkeys((*keys, "measured", "projected", "data"), "") | row
+        for row in (
+            {"quantity": "ms", "optimizer": "mkor", "machine": "a", "measured": "3"},
+            {"quantity": "ms", "optimizer": "mkor", "machine": "b", "measured": "4"},
+            {"quantity": "s", "optimizer": "mkor", "machine": "b", "projected": "9"},
+        )
+    ]
+    assert machines.side_by_side(rows) == [
+        {"quantity": "ms", "optimizer": "mkor", "a": "3", "b": "4"},
+        {"quantity": "s", "optimizer": "mkor", "a": "", "b": "9 projected"},
+    ]
+
+
+def test_the_committed_tables_name_sources_that_can_be_read_again():
+    """Truth: the texts themselves, put together again."""
+    for row in read_csv(REFERENCE / "tables" / "table2_squad.csv"):
+        assert {source.file for source in read_sources(row["data"])} == set(re.findall(r"[\w/.]+\.csv", row["data"]))
+    shown = read_sources("a.csv: runs x, y; p.csv: optimizer=mkor, d=3; a.csv: runs y, z; q.csv")
+    assert shown == (
+        NamedRows("a.csv", ("x", "y", "z")),
+        NamedRows("p.csv", (), ("optimizer=mkor, d=3",)),
+        NamedRows("q.csv"),
+    )
+    assert read_sources("") == ()

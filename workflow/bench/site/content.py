@@ -1,0 +1,200 @@
+"""What the site shows, read from the files of a results folder: claims, figures, tables, machines and runs."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from workflow.bench.analysis.captions import from_rst
+from workflow.bench.claims.verdicts import Verdict
+from workflow.bench.plan.artefacts import Artefact, Kind, available, describe
+from workflow.bench.results.rows import read_csv
+from workflow.bench.results.sources import NamedRows, files_in, read_sources
+from workflow.bench.site import descriptions
+from workflow.bench.site.descriptions import Description
+from workflow.bench.site.facts import facts, runs_of
+from workflow.bench.site.grids import Grid, grid
+from workflow.bench.site.machines import Machine
+from workflow.bench.site.pictures import Line, lines
+from workflow.bench.support.reading import read_bytes, read_text
+
+CLAIMS: Final = "claims"
+"""The table that the site shows as its first page, and not among the tables."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A figure or a table with its texts."""
+
+    artefact: Artefact
+    description: Description
+    caption: str
+
+    @property
+    def name(self) -> str:
+        """The name of its files, without suffix."""
+        return self.artefact.name
+
+    @property
+    def kind(self) -> Kind:
+        """``figures`` or ``tables``."""
+        return self.artefact.kind
+
+    @property
+    def number(self) -> str:
+        """What the paper or this project calls it, such as ``Figure 4``; its title if it has no number."""
+        match = re.match(r"(fig|table)0*(\d+)", self.name)
+        return f"{'Figure' if match[1] == 'fig' else 'Table'} {match[2]}" if match else self.description.title
+
+    @property
+    def page(self) -> str:
+        """The id of its page in the site."""
+        return f"{'figure' if self.kind == 'figures' else 'table'}/{self.name}"
+
+    def reads(self, experiments: Iterable[str]) -> set[str]:
+        """Return the files that it is made from, relative to the results; ``experiments`` are those of the results."""
+        named = experiments if self.artefact.experiments == ("*",) else self.artefact.experiments
+        tables = {f"{experiment}{suffix}" for experiment in named for suffix in (".csv", ".runs.csv")}
+        return tables | {f"probes/{probe}.csv" for probe in self.artefact.probes}
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim with its row of ``claims.csv``, its picture, and what its numbers come from."""
+
+    row: Mapping[str, str]
+    lines: tuple[Line, ...]
+    shown_in: tuple[Shown, ...]
+    """The figures and tables of the same data, the closest first."""
+    sources: tuple[NamedRows, ...]
+    reference: str
+    """The verdict in the committed reference; empty if it has none."""
+
+    @property
+    def id(self) -> str:
+        """Such as ``C01``."""
+        return self.row["id"]
+
+    @property
+    def differs(self) -> bool:
+        """Whether this machine's verdict is not that of the committed reference."""
+        return bool(self.reference) and self.reference != self.row["verdict"]
+
+
+@dataclass(frozen=True)
+class Content:
+    """A results folder, and the folders of other machines at the same tier."""
+
+    results: Path
+    tier_title: str
+    machines: tuple[Machine, ...]
+    """The machines with verdicts, this one first."""
+
+    @cached_property
+    def runs(self) -> list[dict[str, str]]:
+        """The rows of all ``<experiment>.runs.csv``."""
+        return runs_of(self.results)
+
+    @cached_property
+    def facts(self) -> dict[str, str]:
+        """What was run, where, and with which code."""
+        return facts(self.results, self.tier_title, self.runs)
+
+    @cached_property
+    def shown(self) -> dict[Kind, list[Shown]]:
+        """The figures and tables that were made, by kind."""
+        kinds: tuple[Kind, ...] = ("figures", "tables")
+        return {
+            kind: [self._shown(kind, name) for name in available(kind) if self._is_made(kind, name)] for kind in kinds
+        }
+
+    @cached_property
+    def claims(self) -> list[Claim]:
+        """All claims, in the paper's order."""
+        if not self._is_made("tables", CLAIMS):
+            return []
+        rows = read_csv(self.results / "tables" / "claims.csv")
+        parts = read_csv(self.results / "tables" / "claim_parts.csv")
+        reference = next((machine.verdicts for machine in self.machines if machine.is_reference), {})
+        return [
+            Claim(
+                row,
+                tuple(lines(part for part in parts if part["id"] == row["id"])),
+                self._shown_in(files_in(row["data"])),
+                read_sources(row["data"]),
+                reference.get(row["id"], ""),
+            )
+            for row in rows
+        ]
+
+    @property
+    def verdicts(self) -> dict[str, int]:
+        """The number of claims by verdict, without verdicts that no claim has."""
+        counts = Counter(claim.row["verdict"] for claim in self.claims)
+        return {verdict: counts[verdict] for verdict in get_args(Verdict) if counts[verdict]}
+
+    def figure(self, shown: Shown) -> bytes:
+        """Return a figure's picture as PNG."""
+        return read_bytes(self.results / "figures" / f"{shown.name}.png")
+
+    def table(self, shown: Shown) -> Grid:
+        """Return a table's rows."""
+        return grid(read_csv(self.results / "tables" / f"{shown.name}.csv"))
+
+    def claims_of(self, shown: Shown) -> list[Claim]:
+        """Return the claims whose data a figure or table shows."""
+        return [claim for claim in self.claims if shown in claim.shown_in]
+
+    @cached_property
+    def run_table(self) -> list[dict[str, str]]:
+        """One row a run of an experiment, with what identifies it and what came of it."""
+        return [_run(row) for row in sorted(self.runs, key=lambda row: (row["experiment"], row["workload"]))]
+
+    def _shown(self, kind: Kind, name: str) -> Shown:
+        caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
+        return Shown(describe(kind, name), descriptions.describe(name), caption)
+
+    def _is_made(self, kind: Kind, name: str) -> bool:
+        suffix = "png" if kind == "figures" else "csv"
+        return all((self.results / kind / f"{name}.{ending}").is_file() for ending in ("rst", suffix))
+
+    def _shown_in(self, files: set[str]) -> tuple[Shown, ...]:
+        """Return the figures and tables that read one of these files; those that read little else come first."""
+        experiments = sorted({row["experiment"] for row in self.runs})
+        reads = [
+            (shown, shown.reads(experiments))
+            for of_kind in self.shown.values()
+            for shown in of_kind
+            if shown.name != CLAIMS
+        ]
+        shares = [(len(files & read) / len(files | read), shown) for shown, read in reads if files & read]
+        return tuple(shown for _, shown in sorted(shares, key=lambda pair: (-pair[0], pair[1].kind, pair[1].name)))
+
+
+def _run(row: Mapping[str, str]) -> dict[str, str]:
+    hyperparameters: dict[str, Any] = json.loads(row["hyperparameters"] or "{}")
+    rate = hyperparameters.get("lr")
+    return {
+        "experiment": row["experiment"],
+        "workload": row["workload"],
+        "optimizer": row["optimizer"],
+        "period": row["inverse_update_period"].removesuffix(".0"),
+        "seed": row["seed"],
+        "rate": "" if rate is None else f"{rate:g}",
+        "status": row["status"].replace("_", " "),
+        "steps": row["steps_done"],
+        "steps to target": row["steps_to_target"],
+        "seconds to target": _rounded(row["seconds_to_target"]),
+        "training seconds": _rounded(row["train_seconds"]),
+        "run": row["run"],
+    }
+
+
+def _rounded(text: str) -> str:
+    return f"{float(text):.3g}" if text else ""

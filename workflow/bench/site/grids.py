@@ -1,0 +1,127 @@
+"""Tables as a page shows them: without columns that say nothing, rows in groups, each interval below its value."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Final
+
+from workflow.bench.results.sources import NamedRows, read_sources
+
+SOURCES: Final = "data"
+"""The column with the files and runs that a row is computed from."""
+_SIDES: Final = {"here": "here", "in the paper": "paper"}
+_COMPARED: Final = re.compile(r"(?P<what>.+) (?P<side>here|in the paper)(?P<unit>( \(.*\))?)")
+"""The name of a column that says which side it shows: ``F1 here (%)``."""
+_INTERVAL: Final = re.compile(r"(?P<value>[-+]?\d[^\[\]]*|∞|not reached) (?P<interval>\[[^\[\]]*\][^\[\]]*)")
+_NUMBER: Final = re.compile(r"[-+]?\d[\d.,e+-]*( \[.*)?")
+_WIDE: Final = 45
+"""A column with a longer text has room for sentences."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column with its heading; ``side`` is empty, ``here`` or ``paper``, in tables that compare the two."""
+
+    key: str
+    heading: str
+    side: str = ""
+    is_number: bool = False
+    """Whether every text is a number, with or without an interval, so that it is aligned as one."""
+    is_wide: bool = False
+
+    @property
+    def label(self) -> str:
+        """The heading with its side, for a row that is shown as a card."""
+        return f"{self.heading}, {self.side}" if self.side else self.heading
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text, and the interval that follows its value."""
+
+    text: str
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells of a row, in the order of the columns, and the files that it is computed from."""
+
+    cells: tuple[Cell, ...]
+    sources: tuple[NamedRows, ...] = ()
+
+
+@dataclass(frozen=True)
+class Group:
+    """Consecutive rows with a common heading; without one where the rows of a table are not grouped."""
+
+    heading: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table on a page."""
+
+    columns: tuple[Column, ...]
+    groups: tuple[Group, ...]
+    shared: tuple[tuple[str, str], ...] = ()
+    """Columns with the same text in every row, and that text."""
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return sum(len(group.rows) for group in self.groups)
+
+
+def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
+    """Return a table's page from its rows as texts.
+
+    Leading columns, at most so many, that repeat their texts from row to row become headings of groups. An empty column
+    is left out, and one with the same text everywhere is stated once. The column `SOURCES` becomes each row's sources.
+    """
+    keys = [key for key in (rows[0] if rows else {}) if key != SOURCES and any(row[key] for row in rows)]
+    shared = tuple((key, rows[0][key]) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1)
+    keys = [key for key in keys if key not in dict(shared)]
+    leading = keys[: _grouping(rows, keys[: most_leading + 1])]
+    sides = {match["side"] for key in keys if (match := _COMPARED.fullmatch(key))}
+    columns = tuple(_column(key, rows, compares=len(sides) == len(_SIDES)) for key in keys[len(leading) :])
+    groups = tuple(
+        Group(tuple(filter(None, heading)), tuple(_row(row, columns) for row in of_group))
+        for heading, of_group in groupby(rows, lambda row: tuple(row[key] for key in leading))
+    )
+    return Grid(columns, groups, shared)
+
+
+def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
+    """Return the number of leading columns that form groups of three rows or more, on average."""
+    for length in range(len(keys) - 1, 0, -1):
+        groups = sum(1 for _ in groupby(rows, lambda row: tuple(row[key] for key in keys[:length])))  # noqa: B023
+        if 3 * groups <= len(rows):
+            return length
+    return 0
+
+
+def _column(key: str, rows: Iterable[Mapping[str, str]], *, compares: bool) -> Column:
+    match = _COMPARED.fullmatch(key) if compares else None
+    texts = [row[key] for row in rows if row[key]]
+    return Column(
+        key,
+        match["what"] + match["unit"] if match else key,
+        _SIDES[match["side"]] if match else "",
+        is_number=all(_NUMBER.fullmatch(text) for text in texts),
+        is_wide=any(len(_cell(text).text) > _WIDE for text in texts),
+    )
+
+
+def _row(row: Mapping[str, str], columns: Iterable[Column]) -> Row:
+    return Row(tuple(_cell(row[column.key]) for column in columns), read_sources(row.get(SOURCES, "")))
+
+
+def _cell(text: str) -> Cell:
+    match = _INTERVAL.fullmatch(text)
+    # No line break inside the brackets, between the bounds.
+    return Cell(match["value"], match["interval"].replace(", ", ",\u00a0")) if match else Cell(text)

@@ -1,0 +1,76 @@
+"""The verdicts of several machines side by side, and the times that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Final
+
+from workflow.bench.plan import REFERENCE
+from workflow.bench.results.rows import read_csv
+
+MEASURED_BY: Final = "machine"
+_TIMES: Final = ("measured", "projected")
+"""The columns of the hardware table that hold a machine's time; one of them has a text."""
+_OF_A_ROW: Final = ("repeats or runs", "reached", "iterations", "iterations measured on", "data")
+"""Its columns that tell a machine's measurement and not what was measured."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One machine's verdicts at a tier."""
+
+    name: str
+    folder: Path
+    is_reference: bool = False
+    """Whether other verdicts are compared with these."""
+
+    @cached_property
+    def claims(self) -> Mapping[str, Mapping[str, str]]:
+        """Its rows of ``claims.csv`` by id; none if its claims were not decided."""
+        file = self.folder / "tables" / "claims.csv"
+        return {row["id"]: row for row in read_csv(file)} if file.is_file() else {}
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict on each claim by id."""
+        return {claim: row["verdict"] for claim, row in self.claims.items()}
+
+
+def gather(results: Path, compared: Iterable[Path]) -> tuple[Machine, ...]:
+    """Return this machine and the other folders that have verdicts.
+
+    The committed results of the same hardware are the reference, else the first committed ones.
+    """
+    own = Machine(f"this run ({_hardware(results)})", results)
+    others = [folder for folder in compared if folder.resolve() != results.resolve()]
+    machines = [
+        Machine(f"reference ({_hardware(folder)})" if _is_committed(folder) else _hardware(folder), folder)
+        for folder in others
+    ]
+    machines = [machine for machine in machines if machine.claims]
+    committed = [machine for machine in machines if _is_committed(machine.folder)]
+    committed.sort(key=lambda machine: _hardware(machine.folder) != _hardware(results))
+    marked = [replace(machine, is_reference=machine is committed[0]) if committed else machine for machine in machines]
+    return (own, *marked)
+
+
+def side_by_side(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return the rows of the hardware table with one column of times for each machine."""
+    names = list(dict.fromkeys(row[MEASURED_BY] for row in rows))
+    merged: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in rows:
+        about = {key: text for key, text in row.items() if key not in (MEASURED_BY, *_TIMES, *_OF_A_ROW)}
+        times = merged.setdefault(tuple(about.values()), {**about, **dict.fromkeys(names, "")})
+        times[row[MEASURED_BY]] = row["measured"] or (f"{row['projected']} projected" if row["projected"] else "")
+    return list(merged.values())
+
+
+def _hardware(folder: Path) -> str:
+    return folder.resolve().parent.name
+
+
+def _is_committed(folder: Path) -> bool:
+    return folder.resolve().is_relative_to(REFERENCE)

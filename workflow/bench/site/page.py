@@ -1,0 +1,77 @@
+"""The site's page, rendered from its content."""
+
+from __future__ import annotations
+
+import base64
+from typing import Final
+
+from markupsafe import Markup
+
+from workflow.bench.claims.verdicts import MEANINGS
+from workflow.bench.results.rows import read_csv
+from workflow.bench.site import descriptions, machines
+from workflow.bench.site.content import CLAIMS, Content, Shown
+from workflow.bench.site.grids import Grid, grid
+from workflow.bench.support.reading import read_text
+from workflow.bench.support.templates import render
+
+SITE: Final = descriptions.REPORT / "site"
+_MENU: Final = ("claims", "figures", "tables", "machines", "runs", "about")
+_RUN_GROUPS: Final = 2
+"""Runs are grouped by experiment and workload."""
+
+
+def page(content: Content) -> str:
+    """Return the site as one HTML page, which loads nothing and links files beside it."""
+
+    def embedded(shown: Shown) -> str:
+        return base64.b64encode(content.figure(shown)).decode()
+
+    def is_file(name: str) -> bool:
+        return (content.results / name).is_file()
+
+    def data_files(shown: Shown) -> list[str]:
+        return sorted(filter(is_file, shown.reads({row["experiment"] for row in content.runs})))
+
+    return render(
+        "site/page.html.j2",
+        content=content,
+        tables=[table for table in content.shown["tables"] if table.name != CLAIMS],
+        times=_times(content),
+        runs=grid(content.run_table, most_leading=_RUN_GROUPS),
+        runs_of_claims={
+            claim.id: sorted({run for source in claim.sources for run in source.runs}) for claim in content.claims
+        },
+        difference=_difference(content),
+        meanings=MEANINGS,
+        claims_text=(about := descriptions.describe(CLAIMS)).reading + Markup(" ").join(("", *about.more)),
+        menu=[(name, name.capitalize()) for name in _MENU],
+        is_paper=content.results.resolve().name == "paper",
+        embedded=embedded,
+        is_file=is_file,
+        data_files=data_files,
+        style=_verbatim("style.css"),
+        script=_verbatim("script.js"),
+    )
+
+
+def _verbatim(name: str) -> Markup:
+    """Return a file of the site that the page holds as it is."""
+    return Markup(read_text(SITE / name))
+
+
+def _times(content: Content) -> Grid | None:
+    file = content.results / "tables" / "hardware.csv"
+    return grid(machines.side_by_side(read_csv(file))) if file.is_file() else None
+
+
+def _difference(content: Content) -> str:
+    """Return a sentence on the verdicts that differ from the reference; empty without one."""
+    known = [claim for claim in content.claims if claim.reference]
+    if not known:
+        return ""
+    differing = [claim.id for claim in known if claim.differs]
+    name = next(machine.name for machine in content.machines if machine.is_reference)
+    if not differing:
+        return f"All {len(known)} verdicts are those of the {name}."
+    return f"{len(differing)} of {len(known)} verdicts differ from the {name}: {', '.join(differing)}."
