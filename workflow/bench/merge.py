@@ -174,6 +174,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work(options: argparse.Namespace) -> None:
         target = merge(options.folder, options.into, options.config_dir, other_versions=options.other_versions)
         print(shown_path(target))
+        if options.into == REFERENCE:
+            print(
+                "docs/reproduction.md and docs/artifact.md rest on it: python -m workflow.bench.summarize updates them"
+            )
 
     return run_command(parser, work, arguments)
 

@@ -1,0 +1,214 @@
+"""Write docs/reproduction.md and docs/artifact.md from the tables in results/reference.
+
+The first page is a summary of the reproduction in the form of reviews, with answers to the questions of REFORMS; the
+second says what the artifact takes in time, memory and disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Final, get_args
+
+from workflow.bench.claims.verdicts import Verdict
+from workflow.bench.costs import table as cost_table
+from workflow.bench.plan import REFERENCE, Plan
+from workflow.bench.plan.artefacts import Artefact, inputs, planned_artefacts
+from workflow.bench.results.costs import ARTEFACTS, FILE, JobCost, read_costs, summed
+from workflow.bench.results.rows import read_csv
+from workflow.bench.support.command_line import run_command
+from workflow.bench.support.config import ROOT, ConfigError, shown_path
+from workflow.bench.support.files import write_atomically
+from workflow.bench.support.templates import render
+
+PAGES: Final = ("reproduction.md", "artifact.md")
+DOCS: Final = ROOT / "docs"
+_TIER: Final = "embedded"
+"""The tier of `make reproduce`, on which the artifact's page rests."""
+_CORES: Final = 2
+Rows = Sequence[Mapping[str, str]]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The kept results of one machine and tier."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """Tier and machine."""
+        return f"{self.folder.name} tier, {self.folder.parent.name}"
+
+    def table(self, name: str) -> Rows:
+        """Return the rows of a table; none without it."""
+        file = self.folder / "tables" / f"{name}.csv"
+        return read_csv(file) if file.is_file() else []
+
+    @property
+    def link(self) -> str:
+        """The table of claims, seen from docs."""
+        return f"../{self.folder.relative_to(ROOT).as_posix()}/tables/claims.md"
+
+    @cached_property
+    def runs(self) -> Rows:
+        """The rows of all experiments' tables of runs, each run once."""
+        rows = (row for file in sorted(self.folder.glob("*.runs.csv")) for row in read_csv(file))
+        return list({row["run"]: row for row in rows}.values())
+
+    @cached_property
+    def verdicts(self) -> Mapping[str, str]:
+        """The verdict on each claim, by its id."""
+        return {row["id"]: row["verdict"] for row in self.table("claims")}
+
+    def distinct(self, column: str) -> list[str]:
+        """Return the values of a column of `runs` but for empty ones, sorted."""
+        return sorted({row[column] for row in self.runs} - {""})
+
+
+def references(folder: Path = REFERENCE) -> list[Reference]:
+    """Return the references with verdicts, those of `_TIER` first.
+
+    Raises:
+        ConfigError: there is none at `_TIER`.
+    """
+    found = [Reference(file.parents[1]) for file in sorted(folder.glob("*/*/tables/claims.csv"))]
+    found.sort(key=lambda reference: (reference.folder.name != _TIER, reference.folder.parts))
+    if not found or found[0].folder.name != _TIER:
+        raise ConfigError(f"{shown_path(folder)}: has no <hardware>/{_TIER}/tables/claims.csv; merge a run first")
+    return found
+
+
+def reproduction(kept: Sequence[Reference]) -> str:
+    """Return the text of the summary of the reproduction, with answers to the modules of REFORMS."""
+    first = kept[0]
+    seeds = Counter(label for label, _ in {((row["experiment"], row["optimizer"]), row["seed"]) for row in first.runs})
+    statuses = Counter(row["status"] for row in first.runs)
+    consistency, aa_test = first.table("published_consistency"), first.table("aa_test")
+    gpus = sorted({gpu for reference in kept for gpu in reference.distinct("gpu")})
+    return render(
+        "reproduction.md.j2",
+        claims=len(first.verdicts),
+        runs=f"{len(first.runs):,}",
+        models=_models(first),
+        references=kept,
+        verdicts={verdict: [counted(reference, verdict) for reference in kept] for verdict in get_args(Verdict)},
+        stated=len(consistency),
+        disagreeing=sum(row["agrees"].startswith("no") for row in consistency),
+        python=", ".join(first.distinct("python")),
+        torch=", ".join(first.distinct("torch")),
+        studies=len(first.distinct("study")),
+        seeds=max(seeds.values()),
+        intervals=sum(int(row["intervals"]) for row in aa_test),
+        excluding=sum(int(row["excluding_1"]) for row in aa_test),
+        statuses=", ".join(f"{number:,} {status.replace('_', ' ')}" for status, number in statuses.most_common()),
+        cpus=", ".join(first.distinct("cpu")),
+        gpus=f"GPUs: {', '.join(gpus)}." if gpus else "Nothing was trained on a GPU.",
+        untested=", ".join(claim for claim, verdict in first.verdicts.items() if verdict == "not tested") or "none",
+    )
+
+
+def _models(reference: Reference) -> list[dict[str, str]]:
+    """Return the models and data of a reference's runs, each once, with the paper's model where there is one."""
+    models: dict[tuple[str, str], dict[str, str]] = {}
+    for row in reference.table("table6_settings"):
+        model = models.setdefault((row["model here"], row["data here"]), {"paper": ""})
+        model |= {
+            "here": row["model here"],
+            "parameters": f"{float(row['parameters here (M)']) * 1e6:,.0f}",
+            "data": row["data here"],
+            "train": f"{int(row['train here']):,}",
+            "test": f"{int(row['test here']):,}",
+            "paper": model["paper"] or row["model in the paper"],
+        }
+    return list(models.values())
+
+
+def counted(reference: Reference, verdict: str) -> str:
+    """Return how many claims have a verdict, and which."""
+    claims = [claim for claim, found in reference.verdicts.items() if found == verdict]
+    return f"{len(claims)}: {', '.join(claims)}" if claims else "none"
+
+
+def artifact(plan: Plan) -> str:
+    """Return the text of the artifact's page; ``plan`` is that of a reference with costs."""
+    costs = {cost.name: cost for cost in read_costs(plan.results / FILE)}
+    every = summed(list(costs.values()))
+    artefacts = []
+    for kind in ARTEFACTS:
+        listed = planned_artefacts(plan, "figures" if kind == "figures" else "tables")
+        for artefact_ in listed:
+            parts = [costs[name] for name in made_from(artefact_, plan) if name in costs]
+            artefacts.append(alone(artefact_.name, parts, costs.get(kind), len(listed)))
+    return render(
+        "artifact.md.j2",
+        minutes=f"{_seconds(every) / 60:.0f}",
+        memory=f"{(every.peak_mb or 0) / 1000:.1f}",
+        machine=plan.hardware,
+        artefacts=artefacts,
+        costs="\n".join(cost_table(list(costs.values()))),
+    )
+
+
+def _seconds(cost: JobCost) -> float:
+    """Return the wall seconds of a sum of costs on `_CORES` cores."""
+    return (cost.core_seconds or 0) / _CORES + (cost.seconds_alone or 0)
+
+
+def made_from(artefact_: Artefact, plan: Plan) -> list[str]:
+    """Return the experiments and probes that an artefact needs, those that experiments start from among them."""
+    files = [Path(file) for file in inputs(artefact_, plan)["measured"]]
+    wanted = [file.name.removesuffix(".csv").removesuffix(".runs") for file in files]
+    needed = dict.fromkeys(name for name in wanted if not name.endswith(".trials"))
+    waiting = [name for name in needed if name in plan.experiments]
+    while waiting:
+        jobs = plan.experiments[waiting.pop()].jobs.values()
+        new = {source for job in jobs for source, _ in job.upstream} - needed.keys()
+        needed |= dict.fromkeys(sorted(new))
+        waiting += sorted(new)
+    return list(needed)
+
+
+def alone(name: str, parts: Sequence[JobCost], drawing: JobCost | None, number: int) -> dict[str, str]:
+    """Return what an artefact takes alone, its share of what ``number`` of its kind took to draw included."""
+    own = [JobCost("", None, (drawing.core_seconds or 0) / number, None, drawing.peak_mb)] if drawing else []
+    whole = summed([*parts, *own])
+    peak = "" if whole.peak_mb is None else f"{whole.peak_mb:,.0f}"
+    if peak and any(part.peak_mb is None for part in (*parts, *own)):
+        peak = f"≥ {peak}"
+    return {"name": name, "seconds": f"{_seconds(whole):,.0f}", "peak": peak}
+
+
+def pages(folder: Path = REFERENCE) -> dict[str, str]:
+    """Return the text of both pages by file name.
+
+    Raises:
+        ConfigError: there is no reference to write them from, or a table is damaged.
+        UnreadableError: a table cannot be read.
+    """
+    kept = references(folder)
+    first = kept[0].folder
+    plan = Plan.load(tier=_TIER, hardware=first.parent.name, results=str(folder))
+    return dict(zip(PAGES, (reproduction(kept), artifact(plan)), strict=True))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write docs/reproduction.md and docs/artifact.md from the tables in results/reference."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.summarize", description=main.__doc__)
+    parser.add_argument("--out-dir", type=Path, default=DOCS, help="where to write (default: docs)")
+
+    def work(options: argparse.Namespace) -> None:
+        for name, text in pages().items():
+            write_atomically(options.out_dir / name, text)
+            print(shown_path(options.out_dir / name))
+
+    return run_command(parser, work, arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
