@@ -26,9 +26,9 @@ from singd.optim.optimizer import SINGD
 from timm.optim import Lamb
 
 from baselines._combined import Combined
-from benchmarks.counting import Counting
 from mkor_core import MKOR, Preconditioner, comm
 from tests.support.matrices import random
+from workflow.bench.probes._counting import Counting
 
 
 def rotation(dimension: int, seed: int) -> Tensor:

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from baselines import Eva
-from benchmarks.counting import META, bert_large, count_steps
+from benchmarks.counting import bert_large, count_steps
 from mkor_core import MKOR, Method
+from workflow.bench.probes._counting import META
 
 
 class Ceiling(NamedTuple):

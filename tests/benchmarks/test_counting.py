@@ -7,9 +7,6 @@ import torch
 from torch import nn
 
 from benchmarks.counting import (
-    META,
-    Counting,
-    Counts,
     bert_large,
     count_steps,
     method_with_period,
@@ -18,6 +15,7 @@ from benchmarks.counting import (
 )
 from benchmarks.models import Encoder
 from mkor_core import MKOR
+from workflow.bench.probes._counting import META, Counting, Counts
 from workflow.bench.support.config import ConfigError
 
 N = 10

@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from baselines import available
-from benchmarks.counting import META, Counting
 from tests.support.experiments import block, load, make_folder, optimizer, write
 from workflow.bench.plan.runs import Run
+from workflow.bench.probes._counting import META, Counting
 from workflow.bench.training.batch_shares import micro_batches
 from workflow.bench.training.build import Setting, build
 from workflow.bench.training.clocks import Clock

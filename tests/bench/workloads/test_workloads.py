@@ -26,10 +26,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from benchmarks.counting import Counting
 from tests.support import image_files
 from workflow.bench import data, workloads
 from workflow.bench.data import batches, corpus, digits, docstrings
+from workflow.bench.probes._counting import Counting
 from workflow.bench.support import config
 from workflow.bench.support.config import ROOT, ConfigError
 from workflow.bench.workloads import base
