@@ -216,16 +216,21 @@ def _crossings(targets: Iterable[Target], evaluations: Evaluations) -> list[floa
     return [censored(crossing.step if crossing else None) for crossing in crossings]
 
 
-def profiles(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
-    """Return each label's steps over those of the best label, ``[problems]``, smallest first: a performance profile.
+def factors(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
+    """Return each label's steps over those of the best label, ``[targets, seeds]``, in the seeds that all labels have.
 
-    A problem is a target in a seed that all labels have, which one of them reaches after its first step. The factor of
-    a label that misses the target is infinite.
+    The factor of a label that misses a target is infinite. It is NaN for all labels where none of them reaches the
+    target, or one before its first step: that is no problem to compare them by.
     """
     seeds = sorted(set.intersection(*(set(course.crossings) for course in sweep.courses.values())))
-    steps = {label: course.steps(seeds).ravel() for label, course in sweep.courses.items() if seeds}
+    steps = {label: course.steps(seeds) for label, course in sweep.courses.items() if seeds}
     if not steps:
         return {}
     best = np.min([*steps.values()], axis=0)
-    is_problem = np.isfinite(best) & (best > 0)
-    return {label: np.sort(of_label[is_problem] / best[is_problem]) for label, of_label in steps.items()}
+    best = np.where(np.isfinite(best) & (best > 0), best, np.nan)
+    return {label: of_label / best for label, of_label in steps.items()}
+
+
+def profiles(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
+    """Return each label's `factors` over all problems ``[problems]``, smallest first: a performance profile."""
+    return {label: np.sort(of_label[~np.isnan(of_label)]) for label, of_label in factors(sweep).items()}

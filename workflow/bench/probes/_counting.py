@@ -89,7 +89,7 @@ def _sides(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def _eigh(shape: Sequence[int], _: Sequence[int]) -> float:
-    number, d, _ = _sides(shape)
+    number, d = _sides(shape)[:2]
     return EIGEN_OPERATIONS * number * d**3
 
 
@@ -104,7 +104,7 @@ def _qr(shape: Sequence[int], _: Sequence[int]) -> float:
 
 
 def _solve(shape: Sequence[int], right: Sequence[int]) -> float:
-    number, d, _ = _sides(shape)
+    number, d = _sides(shape)[:2]
     return number * (2 * d**3 / 3 + 2 * d**2 * right[-1])
 
 

@@ -1,0 +1,93 @@
+"""The field: bases, profiles and their intervals, against results whose losses are straight lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from tests.support.synthetic_field import BASES, FIELD, START, STEPS, loss, write_field
+from workflow.bench.analysis.field import Contest, common_base, contests, pooled_profiles
+from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.results.tables import NoDataError, Results
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Contest]:
+    root = write_field(tmp_path_factory.mktemp("results") / "test-cpu" / "field")
+    return {contest.experiment: contest for contest in contests(Results(root))}
+
+
+def test_a_method_is_compared_to_the_base_it_wraps_and_others_to_the_experiments(found):
+    assert {name: contest.base for name, contest in found.items()} == BASES
+    contest = found["field_autoencoder"]
+    assert {label: contest.base_of(label) for label in contest.labels} == {
+        "sgd": "sgd",
+        "mkor": "sgd",
+        "muon": "sgd",
+        "mkor_muon": "muon",
+        "soap": "sgd",
+    }
+
+
+def test_of_two_labels_of_a_base_the_one_with_the_same_hyperparameters_is_meant():
+    given = {
+        "muon": ("normuon", {"polar": "ns5", "row_decay": 0.9}),
+        "muon_exact": ("normuon", {"polar": "exact", "row_decay": None}),
+        "ours": ("mkor_muon", {"base": "normuon", "polar": "exact", "row_decay": None, "factor_decay": 0.9}),
+        "theirs": ("mkor_muon", {"base": "normuon", "polar": "ns5", "row_decay": 0.9}),
+    }
+    runs = pd.DataFrame(
+        [{"optimizer": label, "method": method, "hyperparameters": values} for label, (method, values) in given.items()]
+    )
+    contest = Contest("field_autoencoder", runs, pd.DataFrame(), "muon", sweep=None)
+    assert {label: contest.base_of(label) for label in given} == {
+        "muon": "muon",
+        "muon_exact": "muon",
+        "ours": "muon_exact",
+        "theirs": "muon",
+    }
+    assert common_base(runs) is None  # no label is called normuon
+
+
+def test_steps_ends_and_reached_runs_are_those_of_the_lines(found):
+    contest, falls = found["field_language_model"], FIELD["field_language_model"]
+    ratio = contest.steps("muon").estimate
+    assert ratio.value == pytest.approx(falls["adamw"] / falls["muon"])
+    assert contest.last("soap") == dict.fromkeys(range(3), pytest.approx(loss("field_language_model", "soap", STEPS)))
+    assert contest.loss_difference("muon").value == pytest.approx((falls["adamw"] - falls["muon"]) / 1000 * STEPS)
+    assert contest.reached("soap") == (3, 3)
+    assert contest.reached("sgd") == (0, 3)  # it loses nothing
+
+
+def test_times_of_simulated_devices_are_left_out(found):
+    runs = found["field_alexnet"].runs.assign(method="thermo_kfac")
+    contest = Contest("field_alexnet", runs, pd.DataFrame(), "sgd", found["field_alexnet"].sweep)
+    assert contest.time("mkor", StepTimes(pd.DataFrame())) == "simulated"
+
+
+def test_a_profile_is_the_mean_over_workloads_and_its_interval_draws_them(found):
+    """Truth: on a line, the factor of a label is the ratio of the best label's slope to its own, at every target."""
+    names = ["field_autoencoder", "field_language_model"]
+    grid = np.linspace(1, 8, 500)
+    profiles = pooled_profiles([found[name] for name in names], grid)
+    assert set(profiles) == set(FIELD[names[0]]) & set(FIELD[names[1]])
+    factors = [max(FIELD[name].values()) / FIELD[name]["mkor"] for name in names]
+    np.testing.assert_allclose(profiles["mkor"].share, np.mean([grid >= factor - 1e-9 for factor in factors], axis=0))
+    between = (grid > min(factors) + 0.01) & (grid < max(factors) - 0.01)
+    assert set(profiles["mkor"].low[between]) == {0.0}  # only the one workload is drawn in a quarter of the draws
+    assert set(profiles["mkor"].high[between]) == {1.0}
+    outside = grid > max(factors) + 0.01
+    assert set(profiles["mkor"].low[outside]) == {1.0}
+
+
+def test_a_label_that_no_target_is_reached_by_solves_nothing(found):
+    assert loss("field_language_model", "sgd", STEPS) == START
+    assert pooled_profiles([found["field_language_model"]], np.array([1.0, 100.0]))["sgd"].share.tolist() == [0, 0]
+
+
+def test_without_runs_there_is_nothing_to_compare(tmp_path: Path):
+    with pytest.raises(NoDataError, match="run make field first"):
+        contests(Results(tmp_path))

@@ -1,0 +1,171 @@
+"""The field tier: every optimizer against its base, and performance profiles over workloads, targets and seeds."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from workflow.bench.analysis.estimates import Estimate, current_level, paired_difference
+from workflow.bench.analysis.step_times import StepTimes
+from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep, factors, target_sweep
+from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import NoDataError, Results
+
+EXPERIMENTS: Final = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+NO_CLOCK: Final = ("thermo_kfac",)
+"""Methods that simulate a device, whose seconds are no evidence."""
+DRAWS: Final = 400
+"""Draws of a bootstrap."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """One experiment of the field: its runs, their evaluations, and the sweep over targets."""
+
+    experiment: str
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
+    base: str
+    """The label of the base optimizer that most methods wrap, to which those without one are compared."""
+    sweep: TargetSweep
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels, in the order of the runs."""
+        return tuple(dict.fromkeys(self.runs["optimizer"].astype(str)))
+
+    def base_of(self, label: str) -> str:
+        """Return the label that another one is compared to: its base optimizer, or the experiment's."""
+        return _base_label(self.runs, label) or self.base
+
+    def last(self, label: str) -> dict[int, float]:
+        """Return a label's last value of the target's metric by seed; infinite for a run that did not finish."""
+        goal = self.sweep.targets[0]
+        rows = self.runs[self.runs["optimizer"] == label]
+        chosen = self.metrics[(self.metrics["split"] == goal.split) & (self.metrics["metric"] == goal.metric)]
+        values = chosen.sort_values("step").groupby("run")["value"].last()
+        return {
+            int(row["seed"]): float(values[row["run"]]) if row["status"] == "finished" else math.inf
+            for row in rows.to_dict("records")
+        }
+
+    def reached(self, label: str) -> tuple[int, int]:
+        """Return how many of a label's runs reached the experiment's target, and how many there are."""
+        rows = self.runs[self.runs["optimizer"] == label]
+        return int(rows["crossing_step"].notna().sum()), len(rows)
+
+    def steps(self, label: str) -> SweptRatio:
+        """Return the steps of a label to eight targets, over those of its base."""
+        return self.sweep.steps_ratio(label, self.base_of(label))
+
+    def time(self, label: str, times: StepTimes) -> SweptRatio | str:
+        """Return the seconds of a label to eight targets, over those of its base; or why there is no such ratio."""
+        method = str(self.runs.loc[self.runs["optimizer"] == label, "method"].iloc[0])
+        if method in NO_CLOCK:
+            return "simulated"
+        base = self.base_of(label)
+        trainings = [self.sweep.training(one) for one in (label, base)]
+        problem = times.problem(*(timed for training in trainings for timed in training.labels))
+        return problem or self.sweep.time_ratio(times, label, base)
+
+    def loss_difference(self, label: str) -> Estimate | None:
+        """Return a label's last value of the metric minus that of its base, paired by seed."""
+        return paired_difference(self.last(label), self.last(self.base_of(label)))
+
+
+def contests(results: Results) -> list[Contest]:
+    """Return the experiments of the field that have runs to compare.
+
+    Raises:
+        NoDataError: there is none.
+    """
+    found = list(_contests(results))
+    if not found:
+        raise NoDataError(f"no experiment of the field in {results.root} has runs: run make field first.")
+    return found
+
+
+def _contests(results: Results) -> Iterator[Contest]:
+    for name in EXPERIMENTS:
+        runs = results.runs(name)
+        runs = runs[runs["status"].isin(ENDED)]
+        base = common_base(runs)
+        if base is None:
+            continue
+        metrics = results.metrics(name)
+        try:
+            yield Contest(name, runs, metrics, base, target_sweep(runs, metrics, base))
+        except NoSweepError:
+            continue
+
+
+def common_base(runs: pd.DataFrame) -> str | None:
+    """Return the label of the base optimizer that the most labels wrap; None without one that has runs."""
+    wrapped = runs.drop_duplicates("optimizer")["hyperparameters"].map(lambda given: given.get("base"))
+    for name, _ in Counter(wrapped.dropna()).most_common():
+        if name in set(runs["optimizer"]):
+            return str(name)
+    return None
+
+
+def _base_label(runs: pd.DataFrame, label: str) -> str | None:
+    """Return the label of the optimizer that another label wraps: of several of the same file, the most alike one."""
+    firsts = runs.drop_duplicates("optimizer").set_index("optimizer")
+    hyperparameters: Mapping[str, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
+    given = hyperparameters[label]
+    bases = firsts.index[firsts["method"] == given.get("base")].astype(str)
+    alike = {name: sum(given.get(key) == value for key, value in hyperparameters[name].items()) for name in bases}
+    return max(alike, key=lambda name: alike[name]) if alike else None
+
+
+class Profile(NamedTuple):
+    """The share of problems that a label solves within a factor of the best one's steps; by factor."""
+
+    share: NDArray[np.float64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+
+
+def pooled_profiles(chosen: Sequence[Contest], grid: NDArray[np.float64]) -> dict[str, Profile]:
+    """Return the profiles, over a grid of factors, of the labels that all of some contests have.
+
+    A contest counts as much as any other, however many problems it has. The interval is that of a hierarchical
+    bootstrap: contests are drawn with replacement, and of each of them seeds.
+    """
+    by_contest = [factors(contest.sweep) for contest in chosen]
+    shared = [label for label in by_contest[0] if all(label in one for one in by_contest)]
+    random = np.random.default_rng(0)
+    seeds = [next(iter(one.values())).shape[1] for one in by_contest]
+    draws = [
+        [
+            (which, random.integers(seeds[which], size=seeds[which]))
+            for which in random.integers(len(seeds), size=len(seeds))
+        ]
+        for _ in range(DRAWS)
+    ]
+    return {label: _profile([one[label] for one in by_contest], draws, grid) for label in shared}
+
+
+def _profile(
+    of_contests: Sequence[NDArray[np.float64]],
+    draws: Sequence[Sequence[tuple[int, NDArray[np.int64]]]],
+    grid: NDArray[np.float64],
+) -> Profile:
+    # Solved problems and problems, [seeds, grid] and [seeds], of each contest.
+    solved = [(one[:, :, None] <= grid).sum(axis=0) for one in of_contests]
+    number = [(~np.isnan(one)).sum(axis=0) for one in of_contests]
+    share = np.mean([s.sum(0) / max(n.sum(), 1) for s, n in zip(solved, number, strict=True)], axis=0)
+    drawn = [
+        np.mean([solved[which][of].sum(0) / max(number[which][of].sum(), 1) for which, of in draw], axis=0)
+        for draw in draws
+    ]
+    level = current_level()
+    low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return Profile(share, low, high)

@@ -1,0 +1,228 @@
+"""Figure 17 (ours): every optimizer side by side, by family, against its base, and what it does to the gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.estimates import shown_level
+from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
+from workflow.bench.figures import _legend
+from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty, fixed_ticks
+from workflow.bench.figures._page import save
+from workflow.bench.figures._rows import draw_estimate, name_rows
+from workflow.bench.results.tables import Results
+
+EXPERIMENTS = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+PROBES = ("field_steps",)
+
+FAMILIES: Final[Mapping[str, Sequence[str]]] = {
+    "First order": ("sgd", "adamw", "nadamw", "lamb", "schedule_free_adamw", "adafisher", "adafisher_convex"),
+    "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "mkor_muon", "mkor_muon_exact"),
+    "Shampoo": (
+        "shampoo",
+        "distributed_shampoo",
+        "soap",
+        "soap_period_1",
+        "kl_shampoo",
+        "sketchy",
+        "psgd_kron",
+    ),
+    "KFAC": ("kaisa", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
+    "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva"),
+    "MKOR": ("mkor", "mkor_h", "mkor_windowed", "mkor_normalized"),
+}
+"""The labels that one panel shows in color."""
+_POOLED: Final = ("field_autoencoder", "field_alexnet", "field_language_model")
+"""The experiments of the profiles: those of all families."""
+_GRID: Final = np.geomspace(1, 8, 200)
+_GAP: Final = 0.115
+"""The least distance of two names beside a panel, in its height."""
+_TITLES: Final = {
+    "field_autoencoder": "Autoencoder\nover SGD",
+    "field_autoencoder_lamb": "Autoencoder\nover LAMB",
+    "field_alexnet": "AlexNet\nover SGD",
+    "field_language_model": "Language m.\nover AdamW",
+}
+_ROW_INCHES: Final = 0.152
+_NOTES: Final = (
+    "Above: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
+    "best one, the mean over autoencoder (SGD), AlexNet and language model; bands: intervals of a bootstrap that draws "
+    "workloads, and of each of them seeds; gray: the other families. Labels of one workload alone have no profile",
+    "Below: iterations to eight targets over those of the base optimizer, geometric mean and interval over seeds, "
+    "below 1 in the method's favor; methods without a base are compared to the one named above the panel, which has a "
+    "bare marker; a run that misses a target enters with its budget",
+    "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
+    "each workload (median over matrices and 20 steps)",
+)
+
+
+def make(results: Results, folder: Path) -> list[Path]:
+    """Draw the profiles by family, and below a row for each label.
+
+    Raises:
+        NoDataError: no experiment of the field has runs.
+    """
+    found = contests(results)
+    steps = results.probe("field_steps")
+    labels = list(_rows(found))
+    figure, above, below = _panels(len(labels), len(found))
+    chosen = [contest for contest in found if contest.experiment in _POOLED]
+    profiles = pooled_profiles(chosen, _GRID) if chosen else {}
+    for axes, (family, members) in zip(above.flat, FAMILIES.items(), strict=True):
+        axes.set_title(family)
+        _draw_profiles(axes, profiles, members)
+    for axes in above[:, 0]:
+        axes.set_ylabel("solved (%)")
+    for axes in above[-1]:
+        axes.set_xlabel("factor of the best")
+    names = [style.style_of(label).name for label in labels]
+    for number, (axes, contest) in enumerate(zip(below, found, strict=False)):
+        axes.set_title(_TITLES[contest.experiment], fontsize=6.5)
+        _draw_ratios(axes, contest, labels)
+        _name(axes, names if number == 0 else [""] * len(names))
+    turns: Sequence[tuple[str, Callable[[Axes], None]]] = (("cosine", _cosine_axis), ("norm", _norm_axis))
+    for axes, (column, scale) in zip(below[len(found) :], turns, strict=True):
+        axes.set_title(f"{column}\nof the step", fontsize=6.5)
+        _draw_turns(axes, steps, column, labels)
+        scale(axes)
+        _name(axes, [""] * len(names))
+    runs = pd.concat([contest.runs for contest in found], ignore_index=True)
+    text = caption(results, runs, notes=_NOTES, absent=[] if len(steps) else ["field_steps"])
+    return save(figure, folder, "fig17_field", legend=_entries(), caption=text)
+
+
+def _rows(found: Sequence[Contest]) -> Iterator[str]:
+    """Yield all labels, family by family, and at last those of no family."""
+    present = {label for contest in found for label in contest.labels}
+    ordered = [label for members in FAMILIES.values() for label in members]
+    yield from (label for label in ordered if label in present)
+    yield from style.in_order(present - set(ordered))
+
+
+def _panels(rows: int, workloads: int) -> tuple[Figure, np.ndarray, list[Axes]]:
+    """Return the figure, the panels ``[3, 2]`` of the families, and a row of panels for workloads, cosine and norm."""
+    forest = 0.6 + _ROW_INCHES * rows
+    figure, axes = style.new_figure(4, 2, height=3.9 + forest, height_ratios=(1.3, 1.3, 1.3, forest))
+    grid = axes[3, 0].get_gridspec()
+    for panel in axes[3]:
+        panel.remove()
+    row = grid[3, :].subgridspec(1, workloads + 2)
+    return figure, axes[:3], [figure.add_subplot(row[0, column]) for column in range(workloads + 2)]
+
+
+def _draw_profiles(axes: Axes, profiles: Mapping[str, Profile], members: Sequence[str]) -> None:
+    """Draw a family's profiles with their bands and names, and all others in gray."""
+    axes.set_xscale("log")
+    axes.set_xlim(1, _GRID[-1])
+    fixed_ticks(axes.xaxis, (1, 2, 4, 8))
+    axes.set_ylim(-0.03, 1.03)
+    axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
+    shown = [label for label in members if label in profiles]
+    if not shown:
+        explain_empty(axes, "no optimizer of this family has runs on all of these workloads")
+        return
+    for label in profiles.keys() - set(shown):
+        axes.plot(_GRID, profiles[label].share, color="#DDDDDD", linewidth=0.5, zorder=1)
+    for label in shown:
+        look, profile = style.style_of(label), profiles[label]
+        axes.fill_between(_GRID, profile.low, profile.high, color=look.color, alpha=0.09, linewidth=0)
+        axes.plot(
+            _GRID,
+            profile.share,
+            color=look.color,
+            linestyle=look.line,
+            linewidth=1.1,
+            marker=look.marker,
+            markersize=3,
+            markevery=(10 + 7 * shown.index(label), 60),
+        )
+    heights = spread([float(profiles[label].share[-1]) for label in shown], _GAP)
+    for label, height in zip(shown, heights, strict=True):
+        look = style.style_of(label)
+        axes.annotate(
+            look.name,
+            (1.02, height),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=6,
+            color=look.color,
+            annotation_clip=False,
+        )
+
+
+def spread(heights: Sequence[float], gap: float, most: float = 1.0) -> list[float]:
+    """Return heights at least a gap apart, in the same order, near the given ones, and none above ``most``."""
+    order = sorted(range(len(heights)), key=lambda index: -heights[index])
+    placed = dict.fromkeys(order, 0.0)
+    ceiling = most
+    for index in order:
+        placed[index] = min(heights[index], ceiling)
+        ceiling = placed[index] - gap
+    # What fell below the panel pushes the lowest names up again.
+    floor = -0.02
+    for index in reversed(order):
+        placed[index] = max(placed[index], floor)
+        floor = placed[index] + gap
+    return [placed[index] for index in range(len(heights))]
+
+
+def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
+    """Draw the iterations of each label over those of its base, a row each."""
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
+    ends = [1.0]
+    for row, label in enumerate(labels):
+        if label not in contest.labels:
+            continue
+        base = contest.base_of(label)
+        if label == base:
+            look = style.style_of(label)
+            axes.plot(1, row, marker=look.marker, color=look.color, markersize=4)
+        elif (ratio := contest.steps(label).estimate) is not None:
+            draw_estimate(axes, ratio, row, label)
+            ends.append(ratio.value)
+    low, high = max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0)
+    axes.set_xlim(low, high)
+    fixed_ticks(axes.xaxis, [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < tick < high])
+    axes.tick_params(axis="x", labelsize=6)
+
+
+def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[str]) -> None:
+    """Draw a dot for each workload in each label's row."""
+    for row, label in enumerate(labels):
+        values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
+        axes.plot(values, [row] * len(values), ".", color=style.style_of(label).color, markersize=3.5)
+
+
+def _cosine_axis(axes: Axes) -> None:
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xlim(-0.1, 1.1)
+    fixed_ticks(axes.xaxis, (0, 0.5, 1))
+    axes.tick_params(axis="x", labelsize=6)
+
+
+def _norm_axis(axes: Axes) -> None:
+    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.tick_params(axis="x", labelsize=6)
+
+
+def _name(axes: Axes, names: Sequence[str]) -> None:
+    name_rows(axes, names)
+    axes.tick_params(axis="y", labelsize=5.8, length=0)
+    for row in range(0, len(names), 2):
+        axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)
+
+
+def _entries() -> list[Artist]:
+    return [_legend.bar_entry(f"{shown_level()} interval"), _legend.band_entry(f"{shown_level()} interval, bootstrap")]
