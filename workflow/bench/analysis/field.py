@@ -118,7 +118,7 @@ def common_base(runs: pd.DataFrame) -> str | None:
 def _base_label(runs: pd.DataFrame, label: str) -> str | None:
     """Return the label of the optimizer that another label wraps: of several of the same file, the most alike one."""
     firsts = runs.drop_duplicates("optimizer").set_index("optimizer")
-    hyperparameters: Mapping[str, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
+    hyperparameters: dict[Any, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
     given = hyperparameters[label]
     bases = firsts.index[firsts["method"] == given.get("base")].astype(str)
     alike = {name: sum(given.get(key) == value for key, value in hyperparameters[name].items()) for name in bases}

@@ -1,0 +1,83 @@
+"""docs/field.md: a place and two sentences for every label, tests that exist, and texts from the tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from benchmarks import field_page
+from benchmarks.field_page import NAMES, PAGE, missed, text
+from tests.support.synthetic_field import write_field
+from workflow.bench.make_artefact import main as make_artefact
+from workflow.bench.plan.experiment_files import label_of
+from workflow.bench.support.config import CONFIG, ROOT, read_mapping
+
+
+def labels() -> set[str]:
+    """Return the labels of all experiments of the tier."""
+    files = (read_mapping(CONFIG / "experiments" / f"{name}.yaml") for name in NAMES)
+    return {
+        label_of(entry) for content in files for block in content["tiers"]["field"] for entry in block["optimizers"]
+    }
+
+
+def test_every_label_has_its_place_on_the_page():
+    page = PAGE.read_text(encoding="utf-8")
+    assert set(re.findall(r"<!-- end of (\w+) -->", page)) - {"missed"} == labels()
+    assert set(re.findall(r"^\*\*`(\w+)`\*\* ", page, re.MULTILINE)) == labels()
+
+
+def test_the_tests_that_the_page_names_exist():
+    named = set(re.findall(r"`(test_\w+)`", PAGE.read_text(encoding="utf-8")))
+    written = "".join(file.read_text(encoding="utf-8") for file in (ROOT / "tests" / "baselines").glob("test_*.py"))
+    assert named
+    assert {name for name in named if f"def {name}(" not in written} == set()
+
+
+def row(experiment: str, label: str, steps: tuple[float, float, float], **other: object) -> dict[str, object]:
+    """Return a row of field_results.csv."""
+    names = ("steps / base", "steps / base, low", "steps / base, high")
+    blank = dict.fromkeys(("time / base", "time / base, low", "time / base, high"))
+    about = {"experiment": experiment, "optimizer": label, "base": "sgd"}
+    return {**about, **blank, **dict(zip(names, steps, strict=True)), **other}
+
+
+def test_a_label_saves_and_loses_where_its_interval_lies_on_one_side_of_1():
+    results = pd.DataFrame(
+        [
+            row("field_autoencoder", "mkor", (0.5, 0.4, 0.6)),
+            row("field_alexnet", "mkor", (1.5, 1.2, 1.8)),
+            row("field_language_model", "mkor", (0.9, 0.7, 1.1)),
+        ]
+    )
+    assert text(results, pd.DataFrame(columns=["optimizer"]), "mkor") == (
+        "Steps over its base's: autoencoder 0.50 [0.40, 0.60], AlexNet 1.50 [1.20, 1.80], language model 0.90 [0.70, "
+        "1.10]. It saved steps on autoencoder and lost steps on AlexNet."
+    )
+
+
+def test_runs_that_miss_their_target_are_listed():
+    results = pd.DataFrame(
+        [
+            row("field_autoencoder", "mkor", (0.5, 0.4, 0.6), target="loss ≤ 1", reached=3, runs=4),
+            row("field_autoencoder", "muon", (0.5, 0.4, 0.6), target="loss ≤ 1", reached=4, runs=4),
+        ]
+    )
+    assert list(missed(results))[2:] == ["| autoencoder | `mkor` | loss ≤ 1 | 3 of 4 |"]
+
+
+def test_the_page_is_filled_from_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    root, page = write_field(tmp_path / "test-cpu" / "field"), tmp_path / "page.md"
+    page.write_text(PAGE.read_text(encoding="utf-8"), encoding="utf-8")
+    assert field_page.main([str(root), "--page", str(page)]) == 1
+    assert "field_results.csv: missing; run make field first" in capsys.readouterr().err
+    for name in ("field_results", "field_costs"):
+        assert make_artefact([name, "--results", str(root)]) == 0
+    assert field_page.main([str(root), "--page", str(page)]) == 0
+    filled = page.read_text(encoding="utf-8")
+    assert "autoencoder 0.50" in filled
+    assert "A step on the language model: 3 times the parameters in state, 1 Mflop, 12 kernels, 0.5 kB sent." in filled
+    assert "| language model | `sgd` | validation loss ≤ 0.85 | 0 of 3 |" in filled
