@@ -80,6 +80,7 @@ def test_a_file_of_figures_that_is_no_module_is_refused_in_one_line(
 MADE = {
     "compare": ["python", "-m", "workflow.bench.compare", "WORDS", "--tier=TEXT"],
     "tune": ["python", "-m", "workflow.bench.tune", "WORDS", "--label", "WORDS", "--tier=TEXT", "--jobs=TEXT"],
+    "crate": ["python", "-m", "workflow.bench.crate", "--tier=TEXT"],
     "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT"],
 }
 """The commands of make's targets, where variables of a user stand for words or for one text."""

@@ -20,7 +20,7 @@ from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Artefact, Kind, planned_artefacts
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
-from workflow.bench.support.command_line import run_command
+from workflow.bench.support.command_line import run_command, show
 from workflow.bench.support.config import shown_path
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import write_atomically
@@ -128,11 +128,9 @@ def _gather_and_draw(options: argparse.Namespace) -> None:
     statuses = gather(plan)
     drawn = draw(plan)
     counts = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(statuses.items()))
-    print(f"runs: {counts}")
-    for name, reason in drawn.without.items():
-        print(f"{name}: {reason}")
     made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.made.items())
-    print(f"{made} of partial results in {shown_path(plan.partial)}")
+    without = [f"{name}: {reason}" for name, reason in drawn.without.items()]
+    show([f"runs: {counts}", *without, f"{made} of partial results in {shown_path(plan.partial)}"])
 
 
 if __name__ == "__main__":
