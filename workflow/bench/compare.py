@@ -18,14 +18,14 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.make_artefact import make
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind
-from workflow.bench.results.rows import read_csv, write_csv
+from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import NoDataError, Results
+from workflow.bench.results.verdicts import read_verdicts
 from workflow.bench.support.command_line import FAILURES, run_command, show
 from workflow.bench.support.config import ConfigError, shown_path, shown_value
 
 ARTEFACTS: Final[tuple[tuple[Kind, str], ...]] = (("figures", "fig16_hardware"), ("tables", "hardware"))
 VERDICTS: Final = "verdicts.csv"
-_CLAIMS: Final = Path("tables", "claims.csv")
 _BROKEN_AT: Final = 72
 """The characters of a claim that a line shows."""
 
@@ -46,7 +46,7 @@ def compare(plan: Plan, folder: Path) -> Iterator[str]:
     yield ""
     yield from _step_times(machines)
     yield ""
-    verdicts = {machine.name: _verdicts(machine.results.root) for machine in machines}
+    verdicts = {machine.name: read_verdicts(machine.results.root) for machine in machines}
     claims = _rows(verdicts)
     write_csv(folder / VERDICTS, ("id", "claim", *verdicts), claims)
     yield from _verdict_lines(plan.hardware, verdicts, claims)
@@ -78,15 +78,6 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-
-
-def _verdicts(folder: Path) -> dict[str, Mapping[str, str]]:
-    """Return the rows of a machine's table of claims by id; none without the table."""
-    file = folder / _CLAIMS
-    rows = read_csv(file) if file.is_file() else []
-    if rows and not {"id", "claim", "verdict"} <= rows[0].keys():
-        raise ConfigError(f"{shown_path(file)}: damaged: it lacks one of the columns id, claim, verdict")
-    return {row["id"]: row for row in rows}
 
 
 def _rows(verdicts: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[dict[str, str]]:

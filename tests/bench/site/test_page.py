@@ -102,7 +102,7 @@ def test_a_verdict_that_is_not_the_reference_s_is_marked(site):
         if tag == "tr" and "data-verdict" in attributes
     }
     assert rows == {"confirmed": False, "refuted": True, "inconclusive": False}
-    assert "1 of 3 verdicts differ from the reference (there): C10." in site
+    assert "1 of 3 verdicts differ from those of there (reference): C10." in site
     assert "≠ reference: confirmed" in site
 
 
@@ -125,16 +125,18 @@ def test_a_folder_without_claims_still_has_a_site(tmp_path, capsys):
 
 def test_the_reference_is_that_of_the_same_hardware(tmp_path):
     for name in ("a-cpu", "b-cpu", "mine"):
-        write_csv(tmp_path / "reference" / name / "t" / "tables" / "claims.csv", ["id", "verdict"], [{"id": "C01"}])
+        write_csv(
+            tmp_path / "reference" / name / "t" / "tables" / "claims.csv", ["id", "claim", "verdict"], [{"id": "C01"}]
+        )
     compared = sorted((tmp_path / "reference").glob("*/t"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machines, "REFERENCE", tmp_path / "reference")
         own, *others = machines.gather(tmp_path / "results" / "mine" / "t", compared)
         (_, first, *_) = machines.gather(tmp_path / "results" / "new" / "t", compared)
-    assert own.name == "this run (mine)"
-    assert [machine.name for machine in others if machine.is_reference] == ["reference (mine)"]
+    assert own.name == "mine (this run)"
+    assert [machine.name for machine in others if machine.is_reference] == ["mine (reference)"]
     assert first.is_reference
-    assert first.name == "reference (a-cpu)"
+    assert first.name == "a-cpu (reference)"
 
 
 def test_times_of_machines_stand_side_by_side():

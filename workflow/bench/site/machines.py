@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import REFERENCE
-from workflow.bench.results.rows import read_csv
+from workflow.bench.results.verdicts import read_verdicts
 
 MEASURED_BY: Final = "machine"
 _TIMES: Final = ("measured", "projected")
@@ -30,8 +30,7 @@ class Machine:
     @cached_property
     def claims(self) -> Mapping[str, Mapping[str, str]]:
         """Its rows of ``claims.csv`` by id; none if its claims were not decided."""
-        file = self.folder / "tables" / "claims.csv"
-        return {row["id"]: row for row in read_csv(file)} if file.is_file() else {}
+        return read_verdicts(self.folder)
 
     @property
     def verdicts(self) -> dict[str, str]:
@@ -44,10 +43,10 @@ def gather(results: Path, compared: Iterable[Path]) -> tuple[Machine, ...]:
 
     The committed results of the same hardware are the reference, else the first committed ones.
     """
-    own = Machine(f"this run ({_hardware(results)})", results)
+    own = Machine(f"{_hardware(results)} (this run)", results)
     others = [folder for folder in compared if folder.resolve() != results.resolve()]
     machines = [
-        Machine(f"reference ({_hardware(folder)})" if _is_committed(folder) else _hardware(folder), folder)
+        Machine(f"{_hardware(folder)} (reference)" if _is_committed(folder) else _hardware(folder), folder)
         for folder in others
     ]
     machines = [machine for machine in machines if machine.claims]

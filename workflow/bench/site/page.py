@@ -73,5 +73,5 @@ def _difference(content: Content) -> str:
     differing = [claim.id for claim in known if claim.differs]
     name = next(machine.name for machine in content.machines if machine.is_reference)
     if not differing:
-        return f"All {len(known)} verdicts are those of the {name}."
-    return f"{len(differing)} of {len(known)} verdicts differ from the {name}: {', '.join(differing)}."
+        return f"All {len(known)} verdicts are those of {name}."
+    return f"{len(differing)} of {len(known)} verdicts differ from those of {name}: {', '.join(differing)}."

@@ -121,7 +121,7 @@
     only.hidden = runs === null;
     if (runs) {
       const link = one("a", only);
-      link.hash = `claim/${claim}`;
+      link.setAttribute("href", `#claim/${claim}`);
       link.textContent = `claim ${claim}`;
     }
     update(table);
