@@ -17,8 +17,8 @@ ROWS = [
         "note": "",
         "data": "a.runs.csv: runs x1, x2; a.csv: runs x1",
     }
-    for experiment in ("one", "two")
     for optimizer, value in (("sgd", "91"), ("mkor", "92.5"), ("kaisa", "not reached"))
+    for experiment in ("one", "two")
 ]
 
 

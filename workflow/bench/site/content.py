@@ -154,7 +154,7 @@ class Content:
     @cached_property
     def run_table(self) -> list[dict[str, str]]:
         """One row a run of an experiment, with what identifies it and what came of it."""
-        return [_run(row) for row in sorted(self.runs, key=lambda row: (row["experiment"], row["workload"]))]
+        return [_run(row) for row in self.runs]
 
     def _shown(self, kind: Kind, name: str) -> Shown:
         caption = from_rst(read_text(self.results / kind / f"{name}.rst"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Final
 
 from workflow.bench.results.sources import NamedRows, read_sources
@@ -56,7 +55,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Group:
-    """Consecutive rows with a common heading; without one where the rows of a table are not grouped."""
+    """The rows with a common heading; without one where the rows of a table are not grouped."""
 
     heading: tuple[str, ...]
     rows: tuple[Row, ...]
@@ -80,8 +79,9 @@ class Grid:
 def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
     """Return a table's page from its rows as texts.
 
-    Leading columns, at most so many, that repeat their texts from row to row become headings of groups. An empty column
-    is left out, and one with the same text everywhere is stated once. The column `SOURCES` becomes each row's sources.
+    Leading columns, at most so many, that repeat their texts become headings of groups, in the order of their first
+    rows. An empty column is left out, and one with the same text everywhere is stated once. The column `SOURCES`
+    becomes each row's sources.
     """
     keys = [key for key in (rows[0] if rows else {}) if key != SOURCES and any(row[key] for row in rows)]
     shared = tuple((key, rows[0][key]) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1)
@@ -89,18 +89,18 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
     leading = keys[: _grouping(rows, keys[: most_leading + 1])]
     sides = {match["side"] for key in keys if (match := _COMPARED.fullmatch(key))}
     columns = tuple(_column(key, rows, compares=len(sides) == len(_SIDES)) for key in keys[len(leading) :])
-    groups = tuple(
-        Group(tuple(filter(None, heading)), tuple(_row(row, columns) for row in of_group))
-        for heading, of_group in groupby(rows, lambda row: tuple(row[key] for key in leading))
-    )
-    return Grid(columns, groups, shared)
+    by_heading: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        by_heading.setdefault(tuple(row[key] for key in leading), []).append(_row(row, columns))
+    groups = (Group(tuple(filter(None, heading)), tuple(of_group)) for heading, of_group in by_heading.items())
+    return Grid(columns, tuple(groups), shared)
 
 
 def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
     """Return the number of leading columns that form groups of three rows or more, on average."""
     for length in range(len(keys) - 1, 0, -1):
-        groups = sum(1 for _ in groupby(rows, lambda row: tuple(row[key] for key in keys[:length])))  # noqa: B023
-        if 3 * groups <= len(rows):
+        groups = {tuple(row[key] for key in keys[:length]) for row in rows}
+        if 3 * len(groups) <= len(rows):
             return length
     return 0
 
