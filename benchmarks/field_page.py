@@ -25,6 +25,8 @@ NAMES: Final = {
     "field_autoencoder_lamb": "autoencoder over LAMB",
     "field_alexnet": "AlexNet",
     "field_language_model": "language model",
+    "krona": "Kronecker adapters",
+    "kronecker_rnn": "Kronecker RNN",
 }
 SHOWN: Final = "field_language_model"
 """The experiment whose costs are shown; of a label that it lacks, those of its first one."""

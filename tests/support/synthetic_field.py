@@ -17,6 +17,8 @@ FIELD = {
     "field_autoencoder_lamb": {"lamb": 2, "mkor": 3},
     "field_alexnet": {"sgd": 2, "mkor": 3, "muon": 6, "mkor_muon": 6, "soap": 4},
     "field_language_model": {"adamw": 2, "mkor": 2, "muon": 8, "mkor_muon": 8, "soap": 4, "sgd": 0},
+    "krona": {"adamw": 2, "mkor": 4, "muon": 5},
+    "kronecker_rnn": {"adamw": 2, "mkor": 2, "muon": 5},
 }
 """The loss that a label loses in a step, in thousandths; one that loses nothing misses every target."""
 BASES = {
@@ -24,6 +26,8 @@ BASES = {
     "field_autoencoder_lamb": "lamb",
     "field_alexnet": "sgd",
     "field_language_model": "adamw",
+    "krona": "adamw",
+    "kronecker_rnn": "adamw",
 }
 STEPS, START = 100, 1.0
 

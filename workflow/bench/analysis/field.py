@@ -18,7 +18,14 @@ from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, Targe
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
 
-EXPERIMENTS: Final = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+EXPERIMENTS: Final = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
 NO_CLOCK: Final = ("thermo_kfac",)
 """Methods that simulate a device, whose seconds are no evidence."""
 DRAWS: Final = 400

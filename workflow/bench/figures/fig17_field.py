@@ -17,12 +17,20 @@ from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, fixed_ticks
+from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis
+from workflow.bench.figures._curves import draw_curves, ended
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import draw_estimate, name_rows
 from workflow.bench.results.tables import Results
 
-EXPERIMENTS = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+EXPERIMENTS = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
 PROBES = ("field_steps",)
 
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {
@@ -53,6 +61,8 @@ _TITLES: Final = {
     "field_alexnet": "AlexNet\nover SGD",
     "field_language_model": "Language m.\nover AdamW",
 }
+_CURVES: Final = {"krona": "BERT, fine-tuned through Kronecker adapters", "kronecker_rnn": "Kronecker RNN"}
+"""Experiments of a few optimizers, which have a panel of curves each."""
 _ROW_INCHES: Final = 0.152
 _NOTES: Final = (
     "Above: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
@@ -61,6 +71,8 @@ _NOTES: Final = (
     "Below: iterations to eight targets over those of the base optimizer, geometric mean and interval over seeds, "
     "below 1 in the method's favor; methods without a base are compared to the one named above the panel, which has a "
     "bare marker; a run that misses a target enters with its budget",
+    "At the bottom: the target's metric, with intervals over seeds, of fine-tuning through Kronecker adapters and of a "
+    "recurrent network with Kronecker-product weights",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
     "each workload (median over matrices and 20 steps)",
 )
@@ -72,10 +84,13 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: no experiment of the field has runs.
     """
-    found = contests(results)
+    everything = contests(results)
+    found = [contest for contest in everything if contest.experiment in _TITLES]
+    curves = [contest for contest in everything if contest.experiment in _CURVES]
     steps = results.probe("field_steps")
+    steps = steps[steps["experiment"].isin([*_TITLES])]
     labels = list(_rows(found))
-    figure, above, below = _panels(len(labels), len(found))
+    figure, above, below, last = _panels(len(labels), len(found), len(curves))
     chosen = [contest for contest in found if contest.experiment in _POOLED]
     profiles = pooled_profiles(chosen, _GRID) if chosen else {}
     for axes, (family, members) in zip(above.flat, FAMILIES.items(), strict=True):
@@ -96,7 +111,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_turns(axes, steps, column, labels)
         scale(axes)
         _name(axes, [""] * len(names))
-    runs = pd.concat([contest.runs for contest in found], ignore_index=True)
+    for axes, contest in zip(last, curves, strict=True):
+        axes.set_title(_CURVES[contest.experiment], fontsize=7)
+        _draw_curves(axes, contest)
+    runs = pd.concat([contest.runs for contest in everything], ignore_index=True)
     text = caption(results, runs, notes=_NOTES, absent=[] if len(steps) else ["field_steps"])
     return save(figure, folder, "fig17_field", legend=_entries(), caption=text)
 
@@ -109,15 +127,21 @@ def _rows(found: Sequence[Contest]) -> Iterator[str]:
     yield from style.in_order(present - set(ordered))
 
 
-def _panels(rows: int, workloads: int) -> tuple[Figure, np.ndarray, list[Axes]]:
-    """Return the figure, the panels ``[3, 2]`` of the families, and a row of panels for workloads, cosine and norm."""
+def _panels(rows: int, workloads: int, curves: int) -> tuple[Figure, np.ndarray, list[Axes], list[Axes]]:
+    """Return the figure, the panels ``[3, 2]`` of the families, those of workloads, cosine and norm, and of curves."""
     forest = 0.6 + _ROW_INCHES * rows
-    figure, axes = style.new_figure(4, 2, height=3.9 + forest, height_ratios=(1.3, 1.3, 1.3, forest))
+    heights = (1.3, 1.3, 1.3, forest, *((2.5,) if curves else ()))
+    figure, axes = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
     grid = axes[3, 0].get_gridspec()
-    for panel in axes[3]:
+    for panel in axes[3:].flat:
         panel.remove()
-    row = grid[3, :].subgridspec(1, workloads + 2)
-    return figure, axes[:3], [figure.add_subplot(row[0, column]) for column in range(workloads + 2)]
+    row, last = grid[3, :].subgridspec(1, workloads + 2), grid[-1, :].subgridspec(1, max(curves, 1))
+    return (
+        figure,
+        axes[:3],
+        [figure.add_subplot(row[0, column]) for column in range(workloads + 2)],
+        [figure.add_subplot(last[0, column]) for column in range(curves)],
+    )
 
 
 def _draw_profiles(axes: Axes, profiles: Mapping[str, Profile], members: Sequence[str]) -> None:
@@ -146,18 +170,39 @@ def _draw_profiles(axes: Axes, profiles: Mapping[str, Profile], members: Sequenc
             markersize=3,
             markevery=(10 + 7 * shown.index(label), 60),
         )
-    heights = spread([float(profiles[label].share[-1]) for label in shown], _GAP)
-    for label, height in zip(shown, heights, strict=True):
+    _name_lines(axes, {label: float(profiles[label].share[-1]) for label in shown})
+
+
+def _name_lines(axes: Axes, heights: Mapping[str, float]) -> None:
+    """Write the names of labels beside a panel, near the right ends of their lines, from 0 at the bottom to 1."""
+    for label, height in zip(heights, spread([*heights.values()], _GAP), strict=True):
         look = style.style_of(label)
         axes.annotate(
             look.name,
             (1.02, height),
-            xycoords=("axes fraction", "data"),
+            xycoords="axes fraction",
             va="center",
             fontsize=6,
             color=look.color,
             annotation_clip=False,
         )
+
+
+def _draw_curves(axes: Axes, contest: Contest) -> None:
+    """Draw the target's metric over the iterations, a named curve for each label."""
+    goal = contest.sweep.targets[0]
+    shown = ended(contest.metrics, goal.split, goal.metric)
+    loss_axis(axes, shown)
+    draw_curves(axes, shown, x="step", scale=1.0)
+    axes.set_xlabel("iteration")
+    axes.set_ylabel(f"{goal.split} {goal.metric}")
+    low, high = axes.get_ylim()
+    last = shown.sort_values("step").groupby(["optimizer", "seed"])["value"].last().groupby("optimizer").mean()
+    scale = np.log if axes.get_yscale() == "log" else np.asarray
+    place = {
+        str(label): float((scale(value) - scale(low)) / (scale(high) - scale(low))) for label, value in last.items()
+    }
+    _name_lines(axes, {label: min(place[label], 1.0) for label in style.in_order(place)})
 
 
 def spread(heights: Sequence[float], gap: float, most: float = 1.0) -> list[float]:

@@ -39,7 +39,14 @@ from workflow.bench.probes._counting import Counting, Counts
 from workflow.bench.probes._state_bytes import first_order_bytes
 from workflow.bench.workloads.base import Workload
 
-EXPERIMENTS: Final = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+EXPERIMENTS: Final = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
 USES_GPU: Final = False
 WARM_UP: Final = 20
 COUNTED: Final = 10

@@ -14,7 +14,14 @@ from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import NoDataError, Results, is_true
 from workflow.bench.tables._files import write_table
 
-EXPERIMENTS = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+EXPERIMENTS = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
 PROBES = ("field_steps", "step_time")
 
 _NOTES: Final = (

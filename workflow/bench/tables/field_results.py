@@ -18,7 +18,14 @@ from workflow.bench.results.sources import from_runs
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import write_table
 
-EXPERIMENTS = ("field_autoencoder", "field_autoencoder_lamb", "field_alexnet", "field_language_model")
+EXPERIMENTS = (
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_alexnet",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+)
 PROBES = ("step_time",)
 
 DIGITS: Final = 4
