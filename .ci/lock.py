@@ -1,4 +1,7 @@
-"""Pin the direct dependencies of pyproject.toml and all packages they need, in requirements.lock and environment.yml.
+"""Pin the direct dependencies of pyproject.toml and all packages they need, in three files.
+
+requirements.lock and environment.yml, for pip and for conda, have the development tools too. The environment of the
+workflow's rules, workflow/envs/runtime.yaml, does without them.
 
 ``make lock`` runs it in ``.venv`` after installing the direct dependencies. Other packages that were installed there by
 hand are not pinned.
@@ -27,6 +30,11 @@ LOCK_HEADER = """\
 ENVIRONMENT_HEADER = """\
 # The pins of requirements.lock for conda: `conda env create -f environment.yml`. Made by `make lock`.
 name: mkor-harness
+"""
+RUNTIME_HEADER = """\
+# What the workflow's rules need, for `snakemake --software-deployment-method conda`. Made by `make lock`.
+"""
+DEPENDENCIES = """\
 dependencies:
   - python>=3.11
   - pip
@@ -34,10 +42,10 @@ dependencies:
 """
 
 
-def direct_requirements() -> list[str]:
-    """Return the pins in pyproject.toml of the harness and of the development tools."""
+def direct_requirements(*names: str) -> list[str]:
+    """Return the pins of extras in pyproject.toml: ``bench``, and ``dev`` for the development tools."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    return [*extras["bench"], *extras["dev"]]
+    return [line for name in names for line in extras[name]]
 
 
 def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
@@ -54,8 +62,8 @@ def needed_by(name: str, extras: set[str]) -> Iterator[Requirement]:
             yield requirement
 
 
-def closure(requirements: list[str]) -> dict[str, str]:
-    """Return ``{name: version}`` of the requirements and of all packages that they need, as installed."""
+def closure(requirements: list[str]) -> list[str]:
+    """Return the pins of the requirements and of all packages that they need, as installed."""
     pins: dict[str, str] = {}
     seen: set[tuple[str, frozenset[str]]] = set()
     waiting = [Requirement(line) for line in requirements]
@@ -67,7 +75,12 @@ def closure(requirements: list[str]) -> dict[str, str]:
             seen.add((name, extras))
             pins[name] = Version(package.version).public
             waiting.extend(needed_by(name, set(extras)))
-    return pins
+    return sorted((f"{name}=={version}" for name, version in pins.items()), key=str.lower)
+
+
+def environment(pins: list[str]) -> str:
+    """Return the dependencies of a conda environment."""
+    return DEPENDENCIES + "".join(f"      - {pin}\n" for pin in pins)
 
 
 def write(path: Path, text: str) -> None:
@@ -81,11 +94,12 @@ def write(path: Path, text: str) -> None:
 
 
 def main() -> None:
-    """Write both files."""
-    pins = [f"{name}=={version}" for name, version in closure(direct_requirements()).items()]
-    pins.sort(key=str.lower)
+    """Write the files."""
+    pins = closure(direct_requirements("bench", "dev"))
     write(ROOT / "requirements.lock", LOCK_HEADER + "".join(f"{pin}\n" for pin in pins))
-    write(ROOT / "environment.yml", ENVIRONMENT_HEADER + "".join(f"      - {pin}\n" for pin in pins))
+    write(ROOT / "environment.yml", ENVIRONMENT_HEADER + environment(pins))
+    runtime = environment(closure(direct_requirements("bench")))
+    write(ROOT / "workflow" / "envs" / "runtime.yaml", RUNTIME_HEADER + runtime)
 
 
 if __name__ == "__main__":

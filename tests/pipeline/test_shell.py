@@ -25,7 +25,7 @@ PLAIN = "PLAIN"
 
 
 def test_every_value_in_a_shell_command_of_a_rule_is_quoted():
-    """A launch command consists of several words, and `Cluster.launch` quotes each."""
+    """A launch command consists of several words, and `Cluster.launch` quotes each; the Snakefile quotes the setup."""
     files = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
     commands = [
         text
@@ -35,7 +35,19 @@ def test_every_value_in_a_shell_command_of_a_rule_is_quoted():
     assert len(commands) == 10
     assert not any(re.search(r"""\bf["']""", command) for command in commands)
     values = {value for command in commands for value in re.findall(r"\{[^}]*\}", command)}
-    assert {value for value in values if not value.endswith(":q}")} == {"{resources.launch}"}
+    assert {value for value in values if not value.endswith(":q}")} == {
+        "{resources.launch}",
+        "{resources.setup}",
+        "{SETUP}",
+    }
+
+
+def test_every_command_finds_the_bench_by_its_setup():
+    """Without it a command depends on the working directory, and on what it is called from."""
+    files = [ROOT / "workflow" / "Snakefile", *(ROOT / "workflow" / "rules").glob("*.smk")]
+    commands = [line for file in files for line in file.read_text().splitlines() if re.search(r"\bpython -m \w", line)]
+    assert len(commands) > 6
+    assert [line for line in commands if not re.search(r"\{(resources\.setup|SETUP)\}.*python -m", line)] == []
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,8 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> NoRe
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
-    sys.path[:0] = [folder, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
+    start = [] if environment.get("PYTHONSAFEPATH") else [folder]
+    sys.path[:0] = [*start, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     _, module, *rest = arguments
     sys.argv = [module, *rest]
     code: object = 1

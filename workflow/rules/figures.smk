@@ -6,7 +6,7 @@ for figure in FIGURES:
         name:
             figure.name
         input:
-            **inputs(figure, PLAN),
+            **sources_of(figure),
         output:
             report(
                 f"{R}/figures/{figure.name}.png",
@@ -25,7 +25,9 @@ for figure in FIGURES:
             f"{R}/logs/figures/{figure.name}.log",
         localrule: True
         conda:
-            "../../environment.yml"
+            "../envs/runtime.yaml"
+        resources:
+            setup=SETUP,
         params:
             name=figure.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
@@ -35,7 +37,7 @@ for figure in FIGURES:
             trials=trials(figure, PLAN),
             description=description(figure),
         shell:
-            "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
+            "{resources.setup}python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
             "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} --trials {params.trials:q} "
             "> {log:q} 2>&1"
 
@@ -54,6 +56,6 @@ rule publish:
         figure=r"fig\w+",
     localrule: True
     conda:
-        "../../environment.yml"
+        "../envs/runtime.yaml"
     shell:
-        "cp -- {input:q} figures/ 2> {log:q}"
+        "(cp -- {input[0]:q} {output[0]:q} && cp -- {input[1]:q} {output[1]:q}) 2> {log:q}"

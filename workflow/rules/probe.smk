@@ -6,7 +6,7 @@ for probe in PROBES:
         name:
             probe.name
         input:
-            files_of(probe),
+            local(files_of(probe)),
         output:
             f"{R}/probes/{probe.name}.csv",
         log:
@@ -14,17 +14,18 @@ for probe in PROBES:
         # Probes that need all cores come first: later they would wait for every job that is running, while cores idle.
         priority: 3 if probe.cores == "all" else 2
         conda:
-            "../../environment.yml"
-        threads: workflow.cores if probe.cores == "all" else probe.cores
+            "../envs/runtime.yaml"
+        threads: CORES if probe.cores == "all" else probe.cores
         resources:
             **probe_resources(CLUSTER, probe.name),
+            setup=SETUP,
             gpu=GPUS_A_JOB if probe.uses_gpu else 0,
         params:
             name=probe.name,
             workloads=workloads_of(probe, PLAN),
-            options=OPTIONS,
+            options=options,
         shell:
-            "python -m workflow.bench.probes.{params.name:q} {params.options:q} --out={output:q} 2> {log:q}"
+            "{resources.setup}python -m workflow.bench.probes.{params.name:q} {params.options:q} --out={output:q} 2> {log:q}"
 
 
 rule probes:

@@ -4,19 +4,19 @@
 rule report_sources:
     """List the checksums of the data, code and texts that the reports are made from."""
     input:
-        sorted({file for artefact in FIGURES + TABLES for files in inputs(artefact, PLAN).values() for file in files}),
-        [description(artefact) for artefact in FIGURES + TABLES],
+        sorted({file for artefact in FIGURES + TABLES for files in sources_of(artefact).values() for file in files}),
+        [local(description(artefact)) for artefact in FIGURES + TABLES],
         sorted(str(file) for file in Path(ROOT, "workflow", "report").rglob("*") if file.suffix not in ("", ".rst")),
         [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "workflow.rst")],
         [str(file) for name in ("report", "snakemake_report") for file in sources(BENCH / f"{name}.py")],
-        [str(file) for folder in PLAN.compared if (file := folder / "tables" / "claims.csv").is_file()],
+        [local(str(file)) for folder in PLAN.compared if (file := folder / "tables" / "claims.csv").is_file()],
     output:
         f"{R}/report/sources.txt",
     log:
         f"{R}/logs/report_sources.log",
     localrule: True
     conda:
-        "../../environment.yml"
+        "../envs/runtime.yaml"
     shell:
         "cksum -- {input:q} > {output:q} 2> {log:q}"
 
@@ -40,13 +40,15 @@ rule site:
         f"{R}/logs/site.log",
     localrule: True
     conda:
-        "../../environment.yml"
+        "../envs/runtime.yaml"
+    resources:
+        setup=SETUP,
     params:
         results=lambda wildcards, output: Path(output[0]).parent,
         tier=lambda wildcards: PLAN.tier.title,
         compare=[str(folder) for folder in PLAN.compared],
     shell:
-        "python -m workflow.bench.report --results={params.results:q} --tier-title={params.tier:q} "
+        "{resources.setup}python -m workflow.bench.report --results={params.results:q} --tier-title={params.tier:q} "
         "--compare {params.compare:q} > {log:q} 2>&1"
 
 
@@ -63,17 +65,21 @@ rule snakemake_report:
         f"{R}/logs/snakemake_report.log",
     localrule: True
     conda:
-        "../../environment.yml"
+        "../envs/runtime.yaml"
+    resources:
+        setup=SETUP,
     params:
         snakefile=workflow.main_snakefile,
         results=lambda wildcards, output: Path(output.page).parent,
         tier=lambda wildcards: PLAN.tier.title,
         settings=lambda wildcards: json.dumps(SETTINGS),
         look=f"{ROOT}/workflow/report/style.css",
-        artefacts=[f"{R}/figures/{figure.name}.png" for figure in FIGURES]
-        + [f"{R}/tables/{table.name}.html" for table in TABLES],
+        artefacts=lambda wildcards, output: [
+            *(f"{prefix_of(output)}{R}/figures/{figure.name}.png" for figure in FIGURES),
+            *(f"{prefix_of(output)}{R}/tables/{table.name}.html" for table in TABLES),
+        ],
     shell:
-        "(python -m workflow.bench.snakemake_report --results={params.results:q} --tier-title={params.tier:q} && "
+        "{resources.setup}(python -m workflow.bench.snakemake_report --results={params.results:q} --tier-title={params.tier:q} && "
         # A second Snakemake makes the report. It only reads, so it needs no lock, which the first one holds. It gets the
         # settings in a file, because --config changes some values: it reads them as YAML and strips quotes. It writes to
         # a folder of its own, because --report expands variables in the name of the page.

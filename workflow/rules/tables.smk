@@ -6,7 +6,7 @@ for table in TABLES:
         name:
             table.name
         input:
-            **inputs(table, PLAN),
+            **sources_of(table),
             template=f"{ROOT}/workflow/report/table.html.j2",
         output:
             report(
@@ -28,7 +28,9 @@ for table in TABLES:
             f"{R}/logs/tables/{table.name}.log",
         localrule: True
         conda:
-            "../../environment.yml"
+            "../envs/runtime.yaml"
+        resources:
+            setup=SETUP,
         params:
             name=table.name,
             results=lambda wildcards, output: Path(output[0]).parents[1],
@@ -37,6 +39,6 @@ for table in TABLES:
             compare=compared(table, PLAN),
             description=description(table),
         shell:
-            "python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
+            "{resources.setup}python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
             "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} "
             "> {log:q} 2>&1"

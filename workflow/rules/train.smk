@@ -20,19 +20,20 @@ for group in PLAN.grouped(without=REFUSED):
             f"{R}/logs/train/{group[0].experiment}/{group[0].label}.log",
         priority: int(any((job.experiment, job.label) in SOURCES for job in group))
         conda:
-            "../../environment.yml"
+            "../envs/runtime.yaml"
         threads: PLAN.tier.threads
         resources:
             **training_resources(CLUSTER, group[0].experiment),
+            setup=SETUP,
             gpu=GPUS_A_JOB,
         params:
             experiment=group[0].experiment,
             labels=[job.label for job in group],
             runs=[run for job in group for run in job.run_ids],
-            options=OPTIONS,
+            options=options,
         shell:
             # The launch command consists of several words, which are quoted already.
-            "{resources.launch} python -m workflow.bench.train {params.experiment:q} {params.labels:q} "
+            "{resources.setup}{resources.launch} python -m workflow.bench.train {params.experiment:q} {params.labels:q} "
             "{params.options:q} 2>> {log:q}"
 
 
@@ -46,21 +47,21 @@ if REFUSED:
             f"{R}/logs/refuse.log",
         localrule: True
         conda:
-            "../../environment.yml"
+            "../envs/runtime.yaml"
+        resources:
+            setup=SETUP,
         params:
             cluster=str(config["cluster"]),
-            options=OPTIONS,
+            options=options,
             reasons=list(REFUSED.values()),
         shell:
-            "python -m workflow.cluster.refuse {params.cluster:q} {params.options:q} 2> {log:q}"
+            "{resources.setup}python -m workflow.cluster.refuse {params.cluster:q} {params.options:q} 2> {log:q}"
 
 
 rule aggregate:
     """Write the two tidy tables of an experiment: evaluations and runs."""
     input:
-        lambda wildcards: [
-            f"{R}/{wildcards.experiment}/{label}.csv" for label in PLAN.experiment(wildcards.experiment).jobs
-        ],
+        lambda wildcards: tables_of(wildcards.experiment),
     output:
         f"{R}/{{experiment}}.csv",
         f"{R}/{{experiment}}.runs.csv",
@@ -68,7 +69,9 @@ rule aggregate:
         f"{R}/logs/aggregate/{{experiment}}.log",
     localrule: True
     conda:
-        "../../environment.yml"
+        "../envs/runtime.yaml"
+    resources:
+        setup=SETUP,
     params:
         # The tables hold targets and labels, which are not part of a run's id: Snakemake must notice their changes.
         runs=lambda wildcards: [
@@ -76,6 +79,6 @@ rule aggregate:
             for label, job in PLAN.experiment(wildcards.experiment).jobs.items()
             for planned in job.planned
         ],
-        options=OPTIONS,
+        options=options,
     shell:
-        "python -m workflow.bench.aggregate {wildcards.experiment:q} {params.options:q} 2> {log:q}"
+        "{resources.setup}python -m workflow.bench.aggregate {wildcards.experiment:q} {params.options:q} 2> {log:q}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from tests.support.fuzzing import MISPLACED
 from tests.support.numbers import within
 from workflow.bench.plan import Plan
 from workflow.bench.plan.__main__ import main
+from workflow.bench.plan.artefacts import describe, inputs, workloads_of
 from workflow.bench.plan.experiment_files import MAX_RUNS
 from workflow.bench.plan.experiments import MAX_CHAIN
 from workflow.bench.plan.hyperparameters import accepted
@@ -279,7 +281,7 @@ def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
         load(folder, tier="evidence")
     file.write_text(yaml.safe_dump({**content, "tuned_from": "one"}))
     with pytest.raises(ConfigError, match=r"evidence/two\.yaml contains no value"):
-        load(folder, tier="evidence")
+        load(folder, tier="evidence").experiment("two")
     values = folder / "tuned" / "embedded" / "one.yaml"
     values.parent.mkdir(parents=True)
     study = {"hyperparameters": {"lr": 0.5}, "trials": ["none"], "score": 0.1}
@@ -287,6 +289,24 @@ def test_an_experiment_may_take_the_tuned_values_of_another(folder: Path):
     plan = load(folder, tier="evidence")
     assert {run.hyperparameters["lr"] for run in plan.job("two", "sgd").runs} == {0.5}
     assert plan.notes == ("one: left out, it has no tier 'evidence'",)
+
+
+def test_an_experiment_without_its_tuned_values_leaves_the_others_in_the_plan(folder: Path):
+    tuning = {"trials": 3, "seed": 9, "metric": {"split": "validation", "metric": "loss"}}
+    tuned = {**BLOCK, "optimizers": [{"name": "sgd", "hyperparameters": {"lr": "tuned"}}]}
+    write(folder, "one", BLOCK)
+    write(folder, "two", {**tuned, "tuning": {**tuning, "space": {"lr": {"log": [0.1, 10]}}}})
+    write(folder, "three", {**BLOCK, "start_from": {"experiment": "two"}})
+    plan = load(folder)
+    assert list(plan.experiments) == ["one"]
+    message = "two.yaml contains no value for this workload and label: run python -m workflow.bench.tune two, or give"
+    assert [message in note for note in plan.notes] == [True]
+    for name in ("two", "three"):  # the runs of three start from those of two
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            plan.experiment(name)
+    table = describe("tables", "table6_settings")  # of all experiments: it is not made without one
+    assert {f"{plan.results}/{name}.csv" for name in ("one", "two", "three")} <= set(inputs(table, plan)["measured"])
+    assert workloads_of(table, plan)
 
 
 @pytest.mark.parametrize("other", ["evidence", "embeded"])

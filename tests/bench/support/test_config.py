@@ -214,11 +214,6 @@ MISTAKES = {
         f"{BLOCK}.optimizers[0].hyperparameters.momentum = \"tuned\": needs a 'tuning' in this block, "
         "with a 'space' that contains this name",
     ),
-    "tuned before tune": (
-        EXPERIMENT.replace("lr: 0.1, m", "lr: tuned, m"),
-        f'{BLOCK}.optimizers[0].hyperparameters.lr = "tuned": config/tuned/embedded/trial.yaml contains no value for '
-        "this workload and label: run python -m workflow.bench.tune trial, or give a number",
-    ),
     "start from nowhere": (
         _with(start_from={"experiment": "tria", "optimizer": "sgd", "seed": 0}),
         f"{BLOCK}.start_from.experiment = \"tria\": unknown experiment at tier 'embedded'; did you mean 'trial'?",

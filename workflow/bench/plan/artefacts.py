@@ -98,7 +98,7 @@ def planned_probes(plan: Plan) -> list[Artefact]:
 
 
 def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
-    """Return the files that an artefact is made from, by kind: measured, compared, published and code."""
+    """Return the files that an artefact is made from, by kind: measured, trials, compared, published and code."""
     results = plan.results.as_posix()
     tables = [
         f"{results}/{experiment}{suffix}"
@@ -107,7 +107,8 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
     ]
     probes = [f"{results}/probes/{probe}.csv" for probe in _probes(artefact, plan)]
     return {
-        "measured": [*tables, *probes, *trials(artefact, plan)],
+        "measured": [*tables, *probes],
+        "trials": trials(artefact, plan),
         "compared": _compared_files(artefact, plan),
         "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
         "code": [_relative(file) for file in sources(artefact.module)],
@@ -126,13 +127,15 @@ def description(artefact: Artefact) -> str:
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:
     """Return the workloads, as JSON with their parameters, of the experiments that an artefact names."""
-    jobs = [job for name in _experiments(artefact, plan) for job in plan.experiments[name].jobs.values()]
+    names = [name for name in _experiments(artefact, plan) if name not in plan.unfinished]
+    jobs = [job for name in names for job in plan.experiments[name].jobs.values()]
     return sorted({json.dumps(run.spec["workload"], sort_keys=True) for job in jobs for run in job.runs})
 
 
 def _experiments(artefact: Artefact, plan: Plan) -> list[str]:
-    wanted = plan.experiments if artefact.experiments == ("*",) else artefact.experiments
-    return [experiment for experiment in wanted if experiment in plan.experiments]
+    known = [*plan.experiments, *plan.unfinished]
+    wanted = known if artefact.experiments == ("*",) else artefact.experiments
+    return [experiment for experiment in wanted if experiment in known]
 
 
 def _probes(artefact: Artefact, plan: Plan) -> list[str]:

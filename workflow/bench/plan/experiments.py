@@ -19,7 +19,7 @@ from workflow.bench.plan.rounds import Rounds, most_rounds, seeds_of
 from workflow.bench.plan.runs import PLAIN_PRECISION, Experiment, Job, PlannedRun, Run, Trial, TunedOptimizer
 from workflow.bench.plan.targets import Target
 from workflow.bench.plan.tiers import Tier
-from workflow.bench.plan.tuned_values import TunedValues
+from workflow.bench.plan.tuned_values import TunedValues, UnfinishedError
 from workflow.bench.plan.tuning_space import trial_values
 from workflow.bench.support.config import ConfigError, checked_stem, did_you_mean, error, shown_path, with_defaults
 
@@ -34,7 +34,7 @@ class Experiments:
         folder: the configuration folder.
         tier: the tier to expand.
         tiers: all tiers by name.
-        for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
+        for_tuning: leave out entries whose tuned values are missing, instead of their experiments.
 
     Raises:
         ConfigError: the first mistake in any file, at any tier, in one line.
@@ -43,6 +43,8 @@ class Experiments:
     def __init__(self, folder: Path, tier: Tier, tiers: Mapping[str, Tier], *, for_tuning: bool = False) -> None:
         self.notes: list[str] = []
         """Experiments that `expand` left out, and tuned values that may be outdated."""
+        self.unfinished: dict[str, str] = {}
+        """Experiments that `expand` left out because tuned values are missing, each with the message that says so."""
         self._folder = folder
         self._tier = tier.name
         self._precision = tier.precision
@@ -61,8 +63,12 @@ class Experiments:
         for name in sorted(set(self._contents) - set(self._names)):
             self.notes.append(f"{name}: left out, it has no tier '{self._tier}'")
         for name in self._order():
-            self._expanded[name] = self._expand(name, rounds.of(name))
-        return {name: self._expanded[name] for name in self._names}
+            try:
+                self._expanded[name] = self._expand(name, rounds.of(name))
+            except UnfinishedError as problem:
+                self.unfinished[name] = str(problem)
+        self.notes.extend(f"left out, not tuned: {problem}" for problem in dict.fromkeys(self.unfinished.values()))
+        return {name: self._expanded[name] for name in self._names if name in self._expanded}
 
     def _order(self) -> list[str]:
         """Return the tier's experiments, each after those that its runs start from.
@@ -154,6 +160,8 @@ class Experiments:
         if start_from is None:
             return None
         name, label, seed = start_from["experiment"], start_from.get("optimizer", label), start_from.get("seed", seed)
+        if name in self.unfinished:
+            raise UnfinishedError(self.unfinished[name])
         jobs = self._expanded[name].jobs
         if label not in jobs:
             must = f"unknown label of experiment '{name}'; {did_you_mean(label, jobs)}"

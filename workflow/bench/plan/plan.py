@@ -55,6 +55,8 @@ class Plan:
     """Results of other machines to compare with: config.yaml's ``compare``, and the tier's folders of `REFERENCE`."""
     rounds: Rounds = field(default_factory=Rounds)
     """Which look at the results this is, and the rounds of seeds that experiments have."""
+    unfinished: Mapping[str, str] = field(default_factory=dict)
+    """The experiments that are left out because tuned values are missing, each with the message that says so."""
     trials: tuple[Path, ...] = ()
     """The files ``<config>/tuned/<tier>/<experiment>.trials.csv`` that exist."""
 
@@ -66,7 +68,7 @@ class Plan:
 
         Args:
             config_dir: the configuration folder.
-            for_tuning: leave out entries whose tuned values are missing, instead of refusing them.
+            for_tuning: leave out entries whose tuned values are missing, instead of their experiments.
             **settings: replacements for values of config.yaml; None replaces nothing.
 
         Raises:
@@ -101,7 +103,8 @@ class Plan:
         compared = _compared(file, chosen.get("compare", []), tier.name)
         tables = [folder / "tuned" / tier.name / f"{name}.trials.csv" for name in experiments]
         trials = tuple(table for table in tables if table.is_file())
-        return cls(tier, hardware, results / hardware / tier.name, experiments, tuple(notes), compared, rounds, trials)
+        place, missing = results / hardware / tier.name, files.unfinished
+        return cls(tier, hardware, place, experiments, tuple(notes), compared, rounds, missing, trials)
 
     @property
     def other_machines(self) -> tuple[Path, ...]:
@@ -148,8 +151,10 @@ class Plan:
         """Return an experiment by the name of its file.
 
         Raises:
-            ConfigError: the tier has no such experiment.
+            ConfigError: the tier has no such experiment, or it is not tuned.
         """
+        if name in self.unfinished:
+            raise ConfigError(self.unfinished[name])
         if name not in self.experiments:
             known = did_you_mean(name, self.experiments)
             raise ConfigError(f"experiment = '{name}': unknown at tier '{self.tier.name}'; {known}")

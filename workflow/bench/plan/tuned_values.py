@@ -36,6 +36,10 @@ def is_of(record: Mapping[str, Any], workload: Mapping[str, Any], label: str, by
     return same and bool(record["label"] == label)
 
 
+class UnfinishedError(ConfigError):
+    """An experiment needs tuned values that are not there yet."""
+
+
 class TunedValues:
     """The file config/tuned/<tier>/<experiment>.yaml; empty if it does not exist.
 
@@ -122,11 +126,11 @@ class TunedValues:
                 check_value(self._file, key, entry["name"], known, name, values[name])
         return [{name: values[name] for name in names} for values in studies]
 
-    def missing(self, file: Path, key: Key, entry: Mapping[str, Any]) -> ConfigError:
+    def missing(self, file: Path, key: Key, entry: Mapping[str, Any]) -> UnfinishedError:
         """Return the error of an entry, at ``key`` of an experiment file, whose tuned values are missing."""
         must = (
             f"{shown_path(self._file)} contains no value for this workload and label: "
             f"run python -m workflow.bench.tune {self._file.stem}, or give a number"
         )
         name = next(name for name, value in entry["hyperparameters"].items() if value == TUNED)
-        return error(file, (*key, name), TUNED, must)
+        return UnfinishedError(str(error(file, (*key, name), TUNED, must)))
