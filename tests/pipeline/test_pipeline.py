@@ -26,19 +26,7 @@ RESULTS = "my results; $(touch x)"
 """A folder that every shell command has to quote."""
 R = Path(RESULTS, "test-machine", "embedded")
 
-UPDATE_RULES = """\
-title: The update rules, in miniature
-paper: ours (Figure 13)
-tiers:
-  embedded:
-    - workload: {name: autoencoder, batch_size: 64}
-      steps: 6
-      evaluate_every: 3
-      seeds: [0, 1]
-      optimizers:
-        - {name: sgd, hyperparameters: {lr: 0.5}}
-        - {name: mkor, hyperparameters: {base: sgd, lr: 0.5, inverse_update_period: 2}}
-"""
+UPDATE_RULES = (ROOT / ".test" / "config" / "experiments" / "update_rules.yaml").read_text()
 
 
 def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -72,11 +60,8 @@ def _planned(said: str) -> Counter[str]:
 
 
 def _configure(folder: Path) -> Path:
-    """Write a configuration of one small experiment to ``folder``."""
-    (folder / "config" / "experiments").mkdir(parents=True)
-    shutil.copytree(ROOT / "config" / "tiers", folder / "config" / "tiers")
-    shutil.copy(ROOT / "config" / "config.yaml", folder / "config")
-    (folder / "config" / "experiments" / "update_rules.yaml").write_text(UPDATE_RULES)
+    """Copy the small configuration of the repository to ``folder``."""
+    shutil.copytree(ROOT / ".test" / "config", folder / "config")
     return folder
 
 

@@ -45,11 +45,11 @@ for figure in FIGURES:
 rule publish:
     """Copy a figure of the current tier to figures/."""
     input:
-        f"{R}/figures/{{figure}}.pdf",
-        f"{R}/figures/{{figure}}.png",
+        pdf=f"{R}/figures/{{figure}}.pdf",
+        png=f"{R}/figures/{{figure}}.png",
     output:
-        "figures/{figure}.pdf",
-        "figures/{figure}.png",
+        pdf="figures/{figure}.pdf",
+        png="figures/{figure}.png",
     log:
         f"{R}/logs/publish/{{figure}}.log",
     wildcard_constraints:
@@ -58,4 +58,4 @@ rule publish:
     conda:
         "../envs/runtime.yaml"
     shell:
-        "(cp -- {input[0]:q} {output[0]:q} && cp -- {input[1]:q} {output[1]:q}) 2> {log:q}"
+        "(cp -- {input.pdf:q} {output.pdf:q} && cp -- {input.png:q} {output.png:q}) 2> {log:q}"

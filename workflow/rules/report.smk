@@ -5,7 +5,7 @@ rule report_sources:
     """List the checksums of the data, code and texts that the reports are made from."""
     input:
         sorted({file for artefact in FIGURES + TABLES for files in sources_of(artefact).values() for file in files}),
-        [local(description(artefact)) for artefact in FIGURES + TABLES],
+        [local(text) for artefact in FIGURES + TABLES if (text := description(artefact))],
         sorted(str(file) for file in Path(ROOT, "workflow", "report").rglob("*") if file.suffix not in ("", ".rst")),
         [f"{ROOT}/workflow/report/{file}" for file in ("artefact.rst", "workflow.rst")],
         [str(file) for name in ("report", "snakemake_report") for file in sources(BENCH / f"{name}.py")],

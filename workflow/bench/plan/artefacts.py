@@ -121,8 +121,9 @@ def files_of(probe: Artefact) -> list[str]:
 
 
 def description(artefact: Artefact) -> str:
-    """Return the file of an artefact's description in the report, ``workflow/report/<name>.rst``."""
-    return _relative(BENCH.parent / "report" / f"{artefact.name}.rst")
+    """Return the file of an artefact's description, ``workflow/report/<name>.rst``; an empty text if there is none."""
+    file = BENCH.parent / "report" / f"{artefact.name}.rst"
+    return _relative(file) if file.is_file() else ""
 
 
 def workloads_of(artefact: Artefact, plan: Plan) -> list[str]:

@@ -1,7 +1,7 @@
 """Titles and readings of figures and tables, from their descriptions in ``workflow/report/<name>.rst``.
 
 A description begins with a title in bold, and two sentences on what is shown and how to read it. Further paragraphs are
-for those who want to know more.
+for those who want to know more. A figure or table without a description has its name as the title.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ def describe(name: str) -> Description:
     Raises:
         ValueError: it does not begin with a title in bold.
     """
-    title, paragraphs = parse(read_text(REPORT / f"{name}.rst"), name)
+    file = REPORT / f"{name}.rst"
+    if not file.is_file():
+        return Description(name, Markup())
+    title, paragraphs = parse(read_text(file), name)
     return Description(title, paragraphs[0], tuple(paragraphs[1:]))
 
 
