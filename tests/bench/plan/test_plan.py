@@ -319,7 +319,14 @@ def test_a_tier_that_takes_values_from_no_other_tier_is_refused(folder: Path, ot
 
 SMALL = {"autoencoder_lamb", "factor_variants"}
 """Experiments that only the tiers of small models have."""
-FIELD = {"field_alexnet", "field_autoencoder", "field_autoencoder_lamb", "field_language_model"}
+FIELD = {
+    "field_alexnet",
+    "field_autoencoder",
+    "field_autoencoder_lamb",
+    "field_language_model",
+    "krona",
+    "kronecker_rnn",
+}
 """Experiments that only the tier of the whole field has."""
 
 
