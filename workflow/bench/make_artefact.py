@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import looks
 from workflow.bench.plan.artefacts import Kind, available, describe
 from workflow.bench.plan.tiers import MOST_LOOKS
@@ -44,6 +43,7 @@ def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame)
     """Draw a figure without data; its caption names the skipped ``runs`` and the reason."""
     # Matplotlib takes a second to import, which tables do not need.
     from workflow.bench.figures._axes import explain_empty
+    from workflow.bench.figures._captions import caption
     from workflow.bench.figures._page import save
     from workflow.bench.figures._style import new_figure
 

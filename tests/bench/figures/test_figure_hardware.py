@@ -15,7 +15,7 @@ from matplotlib.patches import Rectangle
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_hardware import REACHES, STEPS, write_machine
-from tests.support.synthetic_probes import write_probe
+from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig16_hardware
 from workflow.bench.results.tables import NoDataError, Results
@@ -110,8 +110,36 @@ def test_censored_runs_are_counted_beside_their_bar(here):
     runs.loc[(runs["optimizer"] == "mkor") & (runs["seed"] == 2), ["crossing_step", "crossing_seconds"]] = None
     runs.to_csv(file, index=False)
     figure = _draw(here)
-    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3 reached", "2 of 3 reached"]
+    assert sorted(text for text in texts_in(figure.axes[3]) if text) == ["0 of 3", "2 of 3", "reached"]
     assert len(_bars(figure, 3)) == len(REACHES) - 1
+
+
+def test_other_workloads_of_an_experiment_are_in_no_panel(here):
+    """The column of the autoencoder shows no run of another model of the same experiment."""
+    for suffix in (".csv", ".runs.csv"):
+        table = pd.read_csv(here / f"bert_pretraining{suffix}").assign(experiment="update_rules", workload="alexnet")
+        table.to_csv(here / f"update_rules{suffix}", index=False)
+    assert not _bars(_draw(here), 5)
+
+
+def test_the_names_of_optimizers_stand_beside_their_bars(here):
+    """Truth: the synthetic labels; without a second machine no machine is named."""
+    names = [text.get_text() for text in _draw(here).axes[0].get_yticklabels()]
+    assert names == [style.style_of(label).name for label in style.in_order({*STEPS["bert"], "sgd"})]
+
+
+def test_times_to_target_are_iterations_times_the_probes_time_of_a_step(here):
+    """Truth: REACHES and two more seeds, at 50 ms a step of KAISA and 30 of LAMB."""
+    assert "the runs' own seconds" in caption_of(_draw(here))
+    runs = Results(here).runs("bert_pretraining")
+    write_probe(here, "step_time", step_time(runs))
+    figure = _draw(here)
+    assert "Time: iterations times the time of a step" in caption_of(figure)
+    found = {color: width for color, _, width in _bars(figure, 3)}
+    for label in ("kaisa", "lamb"):
+        crossings = runs.loc[runs["optimizer"] == label, "crossing_step"]
+        truth = crossings.mean() * STEP_MS.get(label, 30.0) / 1000
+        assert found[style.style_of(label).color.lower()] == pytest.approx(truth)
 
 
 def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):
@@ -120,7 +148,9 @@ def test_a_machine_without_data_for_a_panel_is_marked(here, tmp_path):
     figure = _draw(here, other)
     assert texts_in(figure.axes[0]) == ["no data"]
     assert texts_in(figure.axes[4]) == ["no data", "no data"]
-    assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time." in caption_of(figure)
+    assert "No results yet: resnet50_imagenet, update_rules, probe iteration_time, probe step_time." in caption_of(
+        figure
+    )
 
 
 def test_long_names_and_many_machines_stay_inside(here, tmp_path):

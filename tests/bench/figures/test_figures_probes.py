@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -141,7 +142,7 @@ def test_fig03_gives_the_time_of_forward_and_backward(draw):
     forward_and_backward = f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.3g}"
     assert texts_in(figure.axes[0]).count(forward_and_backward) == 10
     assert "Also timed, not drawn: Autoencoder." in caption_of(figure)
-    assert "mkor = sherman_morrison" in caption_of(figure)
+    assert "MKOR's update rule: exact (Sherman-Morrison)" in caption_of(figure)
 
 
 def test_fig03_names_a_workload_that_was_not_timed(draw):
@@ -251,7 +252,7 @@ def test_fig09_draws_the_model_dashed_and_labels_it(draw):
     assert [ys(line) for line in lines(panels[2], "mkor", dashed=True)][1] == pytest.approx([1.1e11] * 3)
     assert "formula, model" in legend_of(figure)
     assert "computed, not measured" in caption_of(figure)
-    assert "at 64 GPUs over 8: LAMB 1, MKOR, exact rule 1" in caption_of(figure)
+    assert "at 64 GPUs over 8: LAMB 1, MKOR (exact rule) 1" in caption_of(figure)
 
 
 def test_fig09_draws_what_ranks_keep_and_send_beside_the_formulas(draw):
@@ -290,14 +291,14 @@ def test_fig09_leaves_an_earlier_model_of_this_machines_links_out(draw):
     assert max(x for line in figure.axes[0].lines for x in xs(line)) < 8
 
 
-def test_fig14_puts_the_fitted_slopes_in_the_legend(draw):
+def test_fig14_writes_the_fitted_exponents_beside_the_curves(draw):
     figure = draw("fig14_cost_scaling")
-    names = legend_of(figure)
-    for label in ("mkor", "mkor_windowed", "kaisa", "eva"):
-        slopes = f"({SLOPES[label, 'factor']:.2f}; {SLOPES[label, 'precondition']:.2f})"
-        assert f"{style.style_of(label).name} {slopes}" in names
-    assert f"{style.style_of('copy').name} (2.00)" in names
-    assert "Timed only once, because slow: kaisa factor at 1024." in caption_of(figure)
+    for axes, part in zip(figure.axes, ("factor", "precondition"), strict=True):
+        truth = {SLOPES[label, part] for label in ("mkor", "mkor_windowed", "kaisa", "eva")} | {2.0}
+        assert set(texts_in(axes)) == {f"$d^{{{slope:.2f}}}$" for slope in truth}
+        heights = sorted(text.get_window_extent().y0 for text in axes.texts)
+        assert all(lower + 5 < upper for lower, upper in pairwise(heights))
+    assert "Timed only once, because slow: KFAC (KAISA) factor at 1024." in caption_of(figure)
 
 
 def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
@@ -310,9 +311,18 @@ def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):
     assert ys(lines(by_width, "kaisa", hollow=True)[0]) == [16 * d * d for d in (64, 128, 256)]
     assert ys(lines(by_workers, "mkor")[0]) == [8 * 256] * 2
     assert ys(lines(by_width, "mkor", dashed=True)[0]) == [8 * d for d in (64, 128, 256)]
-    assert f"{style.style_of('kaisa').name} (2.00)" in legend_of(figure)
+    assert f"{style.style_of('kaisa').name}, slope 2.00" in legend_of(figure)
     assert "exact in 24 of 24 cases" in caption_of(figure)
     assert f"Not in Table 1: {style.style_of('kaisa_mem_opt').name}." in caption_of(figure)
+
+
+def test_fig15_draws_markers_at_their_widths_and_none_hides_another(draw):
+    """Windowed MKOR and MKOR, say, send the same: the later marker is smaller."""
+    axes = draw("fig15_communication").axes[0]
+    marked = [line for line in axes.lines if line.get_linestyle() == "None" and line.get_markerfacecolor() != "none"]
+    assert all(xs(line) == [64, 128, 256] for line in marked)
+    looks = [(tuple(ys(line)), line.get_markersize()) for line in marked]
+    assert len(set(looks)) == len(looks)
 
 
 def test_fig15_counts_the_cases_in_which_the_formula_is_wrong(draw):

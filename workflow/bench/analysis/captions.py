@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
@@ -24,6 +25,25 @@ _NAMED: Final = 3
 """If no run of a workload finished, the most optimizers that a caption names; more are "all runs"."""
 
 
+def _label_rules(rules: Mapping[str, str]) -> str:
+    return ", ".join(f"{label} = {rule}" for label, rule in rules.items())
+
+
+@dataclass(frozen=True)
+class Names:
+    """How a caption names what its artefact shows; by default by label, as the tables do."""
+
+    optimizer: Callable[[str], str] = str
+    workload: Callable[[str], str] = str
+    rules: Callable[[Mapping[str, str]], str] = _label_rules
+    """The text on MKOR's update rules, by label."""
+    shows_runs: bool = False
+    """Whether the artefact shows each run in place of the interval of fewer than `median_minimum` runs."""
+
+
+_LABELS: Final = Names()
+
+
 def _sentence(text: str) -> str:
     """Return the text with a capital first letter and without a full stop."""
     return capital(text).rstrip(".")
@@ -33,58 +53,60 @@ def _unique(runs: pd.DataFrame, column: str) -> list[str]:
     return sorted({str(value) for value in runs[column].dropna()})
 
 
-def _mkor(runs: pd.DataFrame) -> list[str]:
+def _mkor(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return a sentence on the update rules and periods of the MKOR labels, if there are any."""
     mkor = runs[runs["update_rule"].notna()]
     if mkor.empty:
         return []
-    rules = [f"{label} = {'/'.join(_unique(rows, 'update_rule'))}" for label, rows in mkor.groupby("optimizer")]
+    rules = {str(label): "/".join(_unique(rows, "update_rule")) for label, rows in mkor.groupby("optimizer")}
     periods = integer_ranges(mkor["inverse_update_period"].dropna())
-    return [f"MKOR's update rule: {', '.join(rules)}; inverse update period {periods}"]
+    return [f"MKOR's update rule: {names.rules(rules)}; inverse update period {periods}"]
 
 
-def _tuned(runs: pd.DataFrame) -> list[str]:
+def _tuned(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return a sentence on the optimizers with a tuned hyperparameter, if there are any."""
     tuned = runs[is_true(runs["tuned"])]
     if tuned.empty:
         return []
-    optimizers = "all optimizers" if len(tuned) == len(runs) else ", ".join(_unique(tuned, "optimizer"))
+    optimizers = (
+        "all optimizers" if len(tuned) == len(runs) else ", ".join(map(names.optimizer, _unique(tuned, "optimizer")))
+    )
     return [f"Tuned with equal trials: {optimizers}"]
 
 
-def _inert(runs: pd.DataFrame) -> list[str]:
+def _inert(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return a sentence on the preconditioners that hardly change the gradient's direction, if there are any."""
     phrases = []
     for workload, rows in runs.dropna(subset=["direction_cosine"]).groupby("workload"):
         cosines = rows.groupby("optimizer")["direction_cosine"].median()
-        if labels := [str(label) for label, cosine in cosines.items() if cosine > INERT]:
-            phrases.append(f"{', '.join(labels)} on {workload}")
+        if labels := [names.optimizer(str(label)) for label, cosine in cosines.items() if cosine > INERT]:
+            phrases.append(f"{', '.join(labels)} on {names.workload(str(workload))}")
     return [f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}"] if phrases else []
 
 
-def _unfinished(runs: pd.DataFrame) -> list[str]:
+def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return one sentence a status on the runs that did not finish, by experiment and workload."""
     unfinished = runs[runs["status"] != "finished"]
     phrases: dict[str, list[str]] = {}
     for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"]):
         whole = runs[(runs["workload"] == workload) & (runs["experiment"] == experiment)]
         shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
-        names = []
+        parts = []
         for label, of_label in rows.groupby("optimizer"):
             periods = of_label["inverse_update_period"].dropna()
             differs = whole.loc[whole["optimizer"] == label, "inverse_update_period"].nunique() > 1
             at = f" (period {integer_ranges(periods)})" if differs and not periods.empty else ""
-            names.append(f"{label}{at} seed {integer_ranges(of_label['seed'].dropna())}")
-        if len(rows) == len(whole) and len(names) > _NAMED:
-            names = [f"all {len(rows)} runs"]
+            parts.append(f"{names.optimizer(str(label))}{at} seed {integer_ranges(of_label['seed'].dropna())}")
+        if len(rows) == len(whole) and len(parts) > _NAMED:
+            parts = [f"all {len(rows)} runs"]
         reasons = _unique(rows, "reason")
         because = f" [{'; '.join(reasons)}]" if reasons and status in _WITH_REASON else ""
-        place = f"{experiment} {workload}" if shared else str(workload)
-        phrases.setdefault(str(status).replace("_", " "), []).append(f"{place} {', '.join(names)}{because}")
+        place = f"{experiment} {names.workload(str(workload))}" if shared else names.workload(str(workload))
+        phrases.setdefault(str(status).replace("_", " "), []).append(f"{place} {', '.join(parts)}{because}")
     return [f"{status}: {'; '.join(places)}" for status, places in phrases.items()]
 
 
-def _missing(runs: pd.DataFrame) -> list[str]:
+def _missing(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return a sentence on the seeds that a label of a workload lacks and another label has, if there are any."""
     phrases = []
     for (experiment, workload), rows in runs.groupby(["experiment", "workload"]):
@@ -95,11 +117,12 @@ def _missing(runs: pd.DataFrame) -> list[str]:
                 absent = seeds - set(at_period["seed"].dropna())
                 if absent:
                     at = f" (period {period:g})" if differs else ""
-                    phrases.append(f"{experiment} {workload} {label}{at} seed {integer_ranges(absent)}")
+                    whose = f"{names.workload(str(workload))} {names.optimizer(str(label))}{at}"
+                    phrases.append(f"{experiment} {whose} seed {integer_ranges(absent)}")
     return [f"missing: {'; '.join(phrases)}"] if phrases else []
 
 
-def _seeds(runs: pd.DataFrame, *, summarized: bool) -> str:
+def _seeds(runs: pd.DataFrame, names: Names, *, summarized: bool) -> str:
     """Return the seeds by workload, with the statistic of that many seeds if the artefact summarizes them.
 
     If no run has values, these are the seeds that are planned.
@@ -108,15 +131,17 @@ def _seeds(runs: pd.DataFrame, *, summarized: bool) -> str:
     by_seeds: dict[str, list[str]] = {}
     for workload, rows in (runs if trained.empty else trained).groupby("workload"):
         seeds = rows["seed"].dropna()
-        text = integer_ranges(seeds) + (f" ({_statistic(seeds.nunique())})" if summarized else "")
-        by_seeds.setdefault(text, []).append(str(workload))
+        text = integer_ranges(seeds) + (f" ({_statistic(seeds.nunique(), names)})" if summarized else "")
+        by_seeds.setdefault(text, []).append(names.workload(str(workload)))
     if len(by_seeds) == 1:
         return f"seeds {next(iter(by_seeds))}"
     return "; ".join(f"{', '.join(workloads)} seeds {seeds}" for seeds, workloads in by_seeds.items())
 
 
-def _statistic(seeds: int) -> str:
-    """Return the statistic that `estimates.estimate` computes from a number of seeds."""
+def _statistic(seeds: int, names: Names) -> str:
+    """Return the statistic of a number of seeds (`estimates.estimate`), and whether its interval or its runs stand."""
+    if names.shows_runs and 2 <= seeds < median_minimum():
+        return "mean, every run shown"
     if seeds >= median_minimum():
         return f"median, {shown_level()} order-statistics interval"
     return f"mean, {shown_level()} t interval" if seeds >= 2 else "one run, no interval"
@@ -159,6 +184,7 @@ def caption(
     notes: Iterable[str] = (),
     absent: Iterable[str] = (),
     summarized: bool = True,
+    names: Names = _LABELS,
 ) -> str:
     """Return the caption of an artefact made from runs.
 
@@ -168,6 +194,7 @@ def caption(
         notes: further sentences.
         absent: experiments and probes that the artefact would show but that have no results.
         summarized: whether the artefact shows statistics over seeds.
+        names: how optimizers and workloads are named.
     """
     tier = results.tier_title or f"{results.tier} tier"
     if results.tier != "paper":
@@ -175,18 +202,18 @@ def caption(
     if runs.empty:
         parts = [f"{tier}; {results.hardware}", *notes]
     else:
-        parts = [f"{tier}; {results.hardware}; {_seeds(runs, summarized=summarized)}"]
+        parts = [f"{tier}; {results.hardware}; {_seeds(runs, names, summarized=summarized)}"]
         parts += [
             *_machines(results, runs),
-            *_mkor(runs),
-            *_tuned(runs),
-            *_inert(runs),
+            *_mkor(runs, names),
+            *_tuned(runs, names),
+            *_inert(runs, names),
             *notes,
-            *_unfinished(runs),
-            *_missing(runs),
+            *_unfinished(runs, names),
+            *_missing(runs, names),
         ]
-    if names := list(absent):
-        parts.append(f"no results yet: {', '.join(names)}")
+    if without := list(absent):
+        parts.append(f"no results yet: {', '.join(without)}")
     if results.looks > 1:
         spent = f"intervals of {shown_level()}, so that all looks together err in at most 5 % of cases"
         parts.append(f"look {results.look} of at most {results.looks}: {spent}")
@@ -205,23 +232,32 @@ def from_rst(text: str) -> str:
     return re.sub(r"\\([\\*`|_])", r"\1", text.removesuffix("\n"))
 
 
-def footer(results: Results, rows: pd.DataFrame, *, notes: Iterable[str], absent: Iterable[str] = ()) -> str:
+def footer(
+    results: Results,
+    rows: pd.DataFrame,
+    *,
+    notes: Iterable[str],
+    absent: Iterable[str] = (),
+    names: Names = _LABELS,
+) -> str:
     """Return the caption of an artefact made from a probe's rows. The arguments are those of `caption`."""
     seeds = [f"seeds {integer_ranges(rows['seed'].dropna())}"] if "seed" in rows else []
     rules = []
     if "update_rule" in rows and rows["update_rule"].notna().any():
         pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()
-        rules = ["MKOR's update rule: " + ", ".join(f"{label} = {rule}" for label, rule in pairs.to_numpy())]
+        rules = [f"MKOR's update rule: {names.rules(dict(pairs.to_numpy().tolist()))}"]
     code = [f"commit {_commits(rows)}"] if _commits(rows) else []
     no_runs = pd.DataFrame()
-    return caption(results, no_runs, notes=[*seeds, *rules, *precisions(rows), *notes, *code], absent=absent)
+    return caption(results, no_runs, notes=[*seeds, *rules, *precisions(rows, names), *notes, *code], absent=absent)
 
 
-def precisions(rows: pd.DataFrame) -> list[str]:
+def precisions(rows: pd.DataFrame, names: Names = _LABELS) -> list[str]:
     """Return a sentence on the workloads that a probe trains in less than float32, if there are any."""
     if "precision" not in rows:
         return []
     lower = rows[rows["precision"].notna() & (rows["precision"] != PLAIN_PRECISION)]
     by_precision = lower.groupby("precision")["workload"].unique().items()
-    phrases = [f"{', '.join(sorted(workloads))} in {precision}" for precision, workloads in by_precision]
+    phrases = [
+        f"{', '.join(map(names.workload, sorted(workloads)))} in {precision}" for precision, workloads in by_precision
+    ]
     return [f"trained with autocast: {'; '.join(phrases)}"] if phrases else []

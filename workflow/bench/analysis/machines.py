@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,8 @@ import pandas as pd
 
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.fits import cycle_mean
+from workflow.bench.analysis.probed_seconds import Timed, timed, times_note
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import Configuration, Reaching, by_configuration, reaching, to_target
 from workflow.bench.results.sources import Sources, from_rows, from_runs
 from workflow.bench.results.tables import NoDataError, Results
@@ -49,6 +51,8 @@ class StepTime:
     """Steps between refreshes; NaN for a method without a period."""
     took: Estimate
     """Milliseconds; the estimate is over the probe's repeats."""
+    repeats: tuple[float, ...]
+    """Milliseconds in each repeat."""
     data: Sources
 
 
@@ -62,7 +66,11 @@ class TargetTime:
     iterations_from: str
     """The machine that measured the iterations."""
     seconds: Estimate
+    by_run: tuple[float, ...]
+    """Seconds of each run that reached the target; empty if they are projected."""
     projected: bool
+    own_seconds: bool
+    """Whether they are the runs' own seconds, which depend on the jobs beside them (`probed_seconds`)."""
     data: Sources
 
 
@@ -102,6 +110,12 @@ class Machine:
         frames = [frame[frame["hardware"] == self.results.hardware] for frame in frames]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+    @cached_property
+    def timed(self) -> Timed:
+        """The runs, with the seconds of the probe ``step_time`` where it has them."""
+        no_evaluations = pd.DataFrame(columns=["run", "step", "train_seconds"])
+        return timed(StepTimes(self.results.probe("step_time")), self.runs, no_evaluations)
 
     @property
     def is_empty(self) -> bool:
@@ -145,11 +159,14 @@ class Machine:
             return None
         return self._step_time("iteration_time", model, optimizer, period, interpolated)
 
-    def goals(self) -> Iterator[tuple[Configuration, pd.DataFrame, Reaching]]:
-        """Yield the configurations with a target and a run that has ended, their runs, and the iterations to it."""
+    def goals(self, *, own_seconds: bool = False) -> Iterator[tuple[Configuration, pd.DataFrame, Reaching]]:
+        """Yield the configurations with a target and a run that has ended, their runs, and the iterations to it.
+
+        own_seconds: whether the runs have the seconds that they measured themselves, or those of `timed`.
+        """
         if self.runs.empty:
             return
-        for configuration, runs in by_configuration(self.runs).items():
+        for configuration, runs in by_configuration(self.runs if own_seconds else self.timed.runs).items():
             if (iterations := reaching(to_target(runs, "steps"))) is not None:
                 yield configuration, runs, iterations
 
@@ -162,7 +179,8 @@ class Machine:
         if probe == "step_breakdown":
             where["workers"] = 1
         data = from_rows(f"{self.prefix}probes/{probe}.csv", **where)
-        return StepTime(self.name, probe, workload, optimizer, period, estimate(times.to_numpy(float)), data)
+        repeats = times.to_numpy(float)
+        return StepTime(self.name, probe, workload, optimizer, period, estimate(repeats), tuple(repeats), data)
 
 
 def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:
@@ -239,7 +257,8 @@ def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
 
 
 def _measured(machine: Machine, configuration: Configuration, runs: pd.DataFrame, iterations: Reaching) -> TargetTime:
-    seconds = reaching(to_target(runs, "seconds"))
+    took = to_target(runs, "seconds")
+    seconds = reaching(took)
     assert seconds is not None  # the runs are those of the iterations
     return TargetTime(
         machine=machine.name,
@@ -247,7 +266,9 @@ def _measured(machine: Machine, configuration: Configuration, runs: pd.DataFrame
         iterations=iterations,
         iterations_from=machine.name,
         seconds=seconds.took,
+        by_run=tuple(value for value in took.values() if math.isfinite(value)),
         projected=False,
+        own_seconds=(configuration.experiment, configuration.workload) in machine.timed.own,
         data=machine.sources(configuration.experiment, runs),
     )
 
@@ -265,7 +286,9 @@ def _projected(
             iterations=iterations,
             iterations_from=source.name,
             seconds=seconds,
+            by_run=(),
             projected=True,
+            own_seconds=False,
             data=source.sources(configuration.experiment, runs) + step.data,
         )
 
@@ -296,14 +319,20 @@ def project(
     return replace(steps, value=steps.value * seconds.value, low=low, high=steps.high * most), step
 
 
+def note_on_times(times: Iterable[TargetTime], name: Callable[[str], str]) -> str:
+    """Return a caption's sentence on measured times to targets; name: how it names a workload."""
+    own = {(time.configuration.experiment, time.configuration.workload): time.own_seconds for time in times}
+    return times_note(list(own), [pair for pair, is_own in own.items() if is_own], name)
+
+
 def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
-    """Return the smallest and largest ratio of projected to measured seconds on the same machine; None without any.
+    """Return the smallest and largest ratio of projected seconds to the runs' own on one machine; None without any.
 
     The projection uses the machine's own iterations, so the ratio compares a step in a probe with a step in training.
     """
     ratios = []
     for machine in machines:
-        for configuration, runs, iterations in machine.goals():
+        for configuration, runs, iterations in machine.goals(own_seconds=True):
             seconds = reaching(to_target(runs, "seconds"))
             projection = project(machine, configuration, runs, iterations)
             if seconds and projection and math.isfinite(seconds.took.value):

@@ -119,6 +119,13 @@ class StepTimes:
             )
         return ""
 
+    def mean(self, label: TimedLabel) -> float:
+        """Return the mean milliseconds of a label's step over its idle blocks of rounds; NaN without one."""
+        if self.rows.empty or self._of(label)["step_ms"].isna().all():
+            return math.nan
+        blocks = self.blocks(label)
+        return float(blocks.mean()) if blocks.size else math.nan
+
     def blocks(self, *labels: TimedLabel) -> NDArray[np.float64]:
         """Return the mean milliseconds of a step, ``[labels, blocks]``, over the blocks without a busy round."""
         rows = [self._of(label).dropna(subset="step_ms") for label in labels]

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
 from workflow.bench.figures import _style as style
 
@@ -49,25 +49,9 @@ def accuracy_axis(axes: Axes, metrics: pd.DataFrame) -> None:
     axes.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
 
 
-def target_line(axes: Axes, value: float, name: str = "target", *, rising: bool = False) -> None:
-    """Draw a thin line at the runs' target, with its name where no curve has reached it yet.
-
-    That is above the line at the left edge for a loss, and below it at the right edge for values that rise.
-    """
+def target_line(axes: Axes, value: float) -> None:
+    """Draw a thin line at the runs' target; `_legend.target_entry` names it."""
     axes.axhline(value, color=style.GUIDE, linewidth=0.7, zorder=1)
-    text = axes.annotate(
-        name,
-        (1.0 if rising else 0.0, value),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -2.5) if rising else (2, 1.5),
-        textcoords="offset points",
-        ha="right" if rising else "left",
-        va="top" if rising else "baseline",
-        fontsize=6.5,
-        color=style.GUIDE,
-        annotation_clip=True,
-    )
-    text.set_in_layout(False)
 
 
 def explain_empty(axes: Axes, reason: str, *, width: int = 34) -> None:
@@ -95,12 +79,15 @@ def fixed_ticks(axis: Axis, values: Iterable[float]) -> None:
 
 
 def plain_log_ticks(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
-    """Label the ticks of a log axis with plain numbers (0.02, 5, 1000); a short axis gets ticks at 2 and 5 too."""
+    """Label the ticks of a log axis with plain numbers (0.02, 5, 1000); a shorter axis also at 3, or at 2 and 5."""
     which = axes.yaxis if axis == "y" else axes.xaxis
     low, high = axes.get_ylim() if axis == "y" else axes.get_xlim()
     decades = np.log10(high / low)
-    subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0) if decades > 0.7 else tuple(np.arange(1.0, 10.0))
-    which.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    if decades > 0.7:
+        subs = (1.0,) if decades > 4 else (1.0, 3.0) if decades > 2.5 else (1.0, 2.0, 5.0)
+        which.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    else:
+        which.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
     which.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     which.set_minor_formatter(NullFormatter())
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pandas as pd
@@ -12,6 +12,7 @@ from matplotlib.patches import Patch
 
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._curves import has_interval
 
 
 def line_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
@@ -35,6 +36,16 @@ def bar_entry(name: str) -> Line2D:
     return Line2D([], [], color="#777777", linestyle="none", marker="|", markersize=9, markeredgewidth=1.6, label=name)
 
 
+def runs_entry() -> Line2D:
+    """Return an entry for runs drawn as thin lines."""
+    return Line2D([], [], color="#777777", linewidth=0.5, label="one run")
+
+
+def target_entry(name: str = "target") -> Line2D:
+    """Return an entry for the line at a target."""
+    return Line2D([], [], color=style.GUIDE, linewidth=0.7, label=name)
+
+
 def failure_entry() -> Line2D:
     """Return an entry for runs that did not finish."""
     return Line2D([], [], color=style.GUIDE, linestyle="none", marker="x", markersize=6, label="run ended here")
@@ -52,12 +63,25 @@ def published_entry(name: str) -> Line2D:
     return hollow_entry(name, markeredgewidth=1.1)
 
 
-def of_curves(labels: Iterable[str], metrics: Iterable[pd.DataFrame]) -> list[Artist]:
-    """Return entries for methods, and for bands and crosses if the curves of ``metrics`` have any."""
+def of_curves(
+    labels: Iterable[str], metrics: Iterable[pd.DataFrame], marked: Container[str] | None = None
+) -> list[Artist]:
+    """Return entries for methods, and for bands, runs and crosses if the curves of ``metrics`` have any.
+
+    marked: the labels with bands or runs, as in `draw_curves`.
+    """
     frames = [frame for frame in metrics if not frame.empty]
     entries: list[Artist] = [line_entry(style.style_of(label)) for label in style.in_order(labels)]
-    if any(frame["seed"].nunique() > 1 for frame in frames):
+    shown = [
+        rows
+        for frame in frames
+        for label, rows in frame.groupby(["workload", "optimizer"])
+        if (marked is None or label[1] in marked) and rows["seed"].nunique() > 1
+    ]
+    if any(map(has_interval, shown)):
         entries.append(band_entry(f"{shown_level()} interval"))
+    if not all(map(has_interval, shown)):
+        entries.append(runs_entry())
     if any((frame["status"] != "finished").any() for frame in frames):
         entries.append(failure_entry())
     return entries

@@ -1,7 +1,8 @@
-"""The page of a figure: the legend above the panels, the caption below, and the files."""
+"""The page of a figure: the title and the legend above the panels, the caption below, and the files."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -16,15 +17,17 @@ from matplotlib.textpath import text_to_path
 
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.figures import _style as style
+from workflow.bench.support.config import ROOT
 from workflow.bench.support.files import write_atomically
 
 _CAPTION_POINTS: Final = 6.0
+_TITLE_POINTS: Final = 8.5
 
 
 def save(
     figure: Figure, folder: Path, name: str, *, legend: Sequence[Artist], caption: str, columns: int = 3
 ) -> list[Path]:
-    """Add the legend and the caption to a figure, write it to ``folder`` and return its files.
+    """Add title, legend and caption to a figure, write it to ``folder`` and return its files.
 
     Args:
         figure: the drawn panels; the figure grows by the height of legend and caption.
@@ -34,24 +37,40 @@ def save(
         caption: one paragraph of plain text.
         columns: the most columns that the legend may have.
     """
-    arrange(figure, legend, caption, columns)
+    arrange(figure, legend, caption, columns, title_of(name))
     return write(figure, folder, name, caption)
 
 
-def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int) -> None:
-    """Put the legend above the panels and the caption below them; both make the figure higher."""
+def title_of(name: str) -> str:
+    """Return the title of a figure: the bold beginning of its description, ``workflow/report/<name>.rst``.
+
+    Empty without a description.
+    """
+    file = ROOT / "workflow" / "report" / f"{name}.rst"
+    match = re.match(r"\*\*(.+?)\.\*\*", file.read_text(encoding="utf-8"), re.DOTALL) if file.is_file() else None
+    return " ".join(match[1].split()) if match else ""
+
+
+def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int, title: str = "") -> None:
+    """Put title and legend above the panels and the caption below them; all make the figure higher."""
     width, height = figure.get_size_inches()
-    lines = _wrapped(caption, 0.985 * width * 72)
+    lines = _wrapped(caption, 0.985 * width * 72, _CAPTION_POINTS)
     below = (len(lines) * _CAPTION_POINTS * 1.28 + 5) / 72
+    # Bold letters are up to a fifth wider than those that `_wrapped` measures.
+    head = _wrapped(title, 0.985 * width * 72 / 1.2, _TITLE_POINTS)
+    titled = (len(head) * _TITLE_POINTS * 1.3 + 6) / 72 if title else 0.0
     columns = _legend_columns([str(entry.get_label()) for entry in legend], columns, width * 72)
     legend_rows = -(-len(legend) // columns)
     above = (legend_rows * 12.1 + 6) / 72 if legend else 0.0
-    total = height + below + above
+    total = height + below + above + titled
     figure.set_size_inches(width, total)
     figure.set_layout_engine("constrained", rect=(0, below / total, 1, height / total))
+    if title:
+        look: dict[str, Any] = {"fontsize": _TITLE_POINTS, "fontweight": "bold", "color": style.INK, "va": "top"}
+        figure.text(0.008, 1 - 4 / 72 / total, "\n".join(head), **look)
     if legend:
-        figure.legend(handles=list(legend), loc="upper center", ncol=columns, bbox_to_anchor=(0.5, 1.0))
-    look: dict[str, Any] = {"fontsize": _CAPTION_POINTS, "color": style.GUIDE, "va": "bottom", "linespacing": 1.25}
+        figure.legend(handles=list(legend), loc="upper center", ncol=columns, bbox_to_anchor=(0.5, 1 - titled / total))
+    look = {"fontsize": _CAPTION_POINTS, "color": style.GUIDE, "va": "bottom", "linespacing": 1.25}
     figure.text(0.008, 3 / 72 / total, "\n".join(lines), **look)
 
 
@@ -89,12 +108,12 @@ def _legend_columns(names: Sequence[str], most: int, points: float) -> int:
     return 1
 
 
-def _wrapped(text: str, points: float) -> list[str]:
-    """Break ``text`` into lines of the caption's type that are at most ``points`` wide."""
+def _wrapped(text: str, points: float, size: float) -> list[str]:
+    """Break ``text`` into lines that are at most ``points`` wide in letters of ``size`` points."""
     lines: list[str] = []
     for word in text.split():
         longer = f"{lines[-1]} {word}" if lines else word
-        if lines and _text_width(longer, _CAPTION_POINTS) <= points:
+        if lines and _text_width(longer, size) <= points:
             lines[-1] = longer
         else:
             lines.append(word)

@@ -12,7 +12,7 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import amount, byte_axis, fixed_ticks
 
-HEIGHT: Final = 4.4
+HEIGHT: Final = 3.2
 """Inches of the panels."""
 SHARDED: Final = "_sharded"
 """The suffix of labels that are trained under ``fully_shard``; others are under DistributedDataParallel."""
@@ -21,6 +21,8 @@ SMALL: Final = ("bert_large", "Polaris")
 LARGE: Final = ("gpt_7b", "DGX H100")
 """The model that does not."""
 _MODEL: Final[Any] = {"linestyle": style.MODEL_LINE, "linewidth": 1.0, "markersize": 3.2}
+_BACKGROUND: Final = "#F3F3F3"
+"""The background of panels that show a model, and no measurement."""
 _GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
 
 
@@ -42,7 +44,7 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
         of_panel = _of(rows, model, system, sharded=sharded)
         shown |= _lines(axes, _over_base(of_panel), "ratio")
         axes.axhline(1, **_GUIDE)
-        axes.set_ylabel("step over the base's, model")
+        axes.set_ylabel("step ÷ base's, model")
         axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
     rank = _of(rows, *LARGE, sharded=True)
     shown |= _lines(memory, rank, "memory_bytes")
@@ -68,6 +70,7 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
     _replicated(memory, _of(rows, *LARGE, sharded=False))
     for axes in panels.flat:
         _gpu_axis(axes, rows)
+        axes.set_facecolor(_BACKGROUND)
     return shown
 
 
@@ -82,10 +85,11 @@ def notes(rows: pd.DataFrame) -> list[str]:
             efficiency = fewest * by_gpus[fewest] / (64 * by_gpus[64])
             efficiencies.append(f"{look_of(str(label)).name} {number(float(efficiency))}")
     return [
-        "model (dashed): computed, not measured, from published speeds of GPUs and links (workflow/systems.yaml) and "
-        "from operations and bytes counted by formulas; a fixed global batch; nothing overlaps; 40 % of the peak of "
-        "matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; memory: parameters, gradients "
-        "and optimizer state, without activations; bytes: handed to the method's collectives",
+        "model (dashed, on gray): computed, not measured, from published speeds of GPUs and links "
+        "(workflow/systems.yaml) and from operations and bytes counted by formulas; a fixed global batch; nothing "
+        "overlaps; 40 % of the peak of matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; "
+        "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
+        "collectives",
         f"by the model, efficiency of {_name(model)} on {system} at 64 GPUs over {rows['workers'].min()}: "
         f"{', '.join(efficiencies)}",
     ]
@@ -123,9 +127,9 @@ def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
         line, look = of_label.sort_values("workers"), look_of(str(label))
         axes.plot(line["workers"], line["memory_bytes"], color=look.color, **_MODEL)
         size = float(f"{line['memory_bytes'].iloc[0]:.3g}")
-        texts.append(f"{look.name.partition(',')[0]} {amount(size)}")
+        texts.append(f"{look.name.partition(' (')[0]} {amount(size)}")
     axes.axhline(float(rows["gpu_memory_bytes"].iloc[0]), **_GUIDE)
-    axes.set_ylim(top=12 * axes.get_ylim()[1])
+    axes.set_ylim(top=100 * axes.get_ylim()[1])
     axes.text(
         0.97,
         0.97,

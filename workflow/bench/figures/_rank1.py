@@ -6,8 +6,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis import captions
-from workflow.bench.figures import _probes
+from workflow.bench.figures import _captions, _probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
@@ -32,7 +31,7 @@ def caption(results: Results, rows: pd.DataFrame, notes: list[str]) -> str:
     notes = [*notes, f"moments of the batch at iterations {steps} of training {trained}"]
     if zero:
         notes.append(f"left out: {zero} moments that are zero, which have no relative error")
-    return captions.footer(results, rows, notes=notes)
+    return _captions.footer(results, rows, notes=notes)
 
 
 def _optimizers(rows: pd.DataFrame, workload: str) -> list[str]:

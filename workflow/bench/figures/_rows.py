@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
-from workflow.bench.analysis.estimates import Estimate, paired_difference
+from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference
 from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty
@@ -36,17 +37,21 @@ def name_rows(axes: Axes, names: Iterable[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def draw_estimate(axes: Axes, estimate: Estimate, row: float, label: str) -> None:
-    """Draw a method's marker at the value of an estimate, and its interval as a bar."""
+def draw_estimate(axes: Axes, estimate: Estimate, row: float, label: str, *, with_runs: bool = False) -> None:
+    """Draw a method's marker at the value of an estimate, and its interval as a bar.
+
+    with_runs: whether the runs are dots (`draw_runs`). Then fewer than `median_minimum` runs have no bar, since a
+    t interval of two or three fills the panel and says less than they do.
+    """
     look = style.style_of(label)
-    if estimate.has_interval:
+    if estimate.has_interval and (estimate.n >= median_minimum() or not with_runs):
         axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
     axes.plot(estimate.value, row, marker=look.marker, color=look.color, markersize=5)
 
 
-def _draw_runs(axes: Axes, values: Sequence[float], row: float, label: str) -> None:
-    """Draw one dot per run, below the row's marker."""
-    axes.plot(values, [row + 0.26] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
+def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
+    """Draw one dot per run, a part of a row below the row's marker."""
+    axes.plot(values, [row + below] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
 
 
 def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
@@ -78,7 +83,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
             _draw_difference(axes, finals[label], finals[base], row, label)
     name_rows(axes, [style.style_of(label).name for label in labels])
     axes.locator_params(axis="x", nbins=4, steps=[1, 2, 5, 10])
-    axes.set_xlabel(f"loss − {style.style_of(base).name}'s, iteration {step:g}")
+    axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
 
 
 def _draw_difference(
@@ -87,31 +92,27 @@ def _draw_difference(
     """Draw the differences of one label, and count its runs that broke down, whose loss is infinite."""
     differences = [value - base_losses[seed] for seed, value in losses.items() if seed in base_losses]
     finite = [difference for difference in differences if math.isfinite(difference)]
-    _draw_runs(axes, finite, row, label)
+    draw_runs(axes, finite, row, label)
     summary = paired_difference(losses, base_losses)
     if summary is not None:
-        draw_estimate(axes, summary, row, label)
+        draw_estimate(axes, summary, row, label, with_runs=True)
     if len(finite) < len(differences):
-        remark = f"× {len(differences) - len(finite)} of {len(differences)} did not finish"
-        _annotate_row(axes, remark, row - 0.36, style.style_of(label).color)
+        write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
 
 
-def _annotate_row(axes: Axes, remark: str, row: float, color: str) -> None:
-    axes.annotate(
-        remark,
-        (0.985, row),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="center",
-        fontsize=6.5,
-        color=color,
-    )
+def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
+    """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
+    place: dict[str, Any] = {"xytext": (3, 0), "textcoords": "offset points", "fontsize": 6, "color": style.SOFT}
+    axes.annotate(text, (1, row), xycoords=("axes fraction", "data"), va="center", **place)
+    if header not in {written.get_text() for written in axes.texts}:
+        place["xytext"] = (3, 1.5)
+        axes.annotate(header, (1, 1), xycoords="axes fraction", va="bottom", **place)
 
 
 def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) -> None:
     """Draw one row per label: dots are runs, the marker is their estimate with its interval.
 
-    Runs that never reached the target are counted at the right edge.
+    To the right stands how many of a label's runs reached the target, if not all of them.
 
     Args:
         axes: the panel.
@@ -122,9 +123,8 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
         if summary is None:
             continue
         reached = [value for value in times.values() if math.isfinite(value)]
-        _draw_runs(axes, reached, row, label)
+        draw_runs(axes, reached, row, label)
         if math.isfinite(summary.took.value):
-            draw_estimate(axes, summary.took, row, label)
+            draw_estimate(axes, summary.took, row, label, with_runs=True)
         if summary.censored:
-            remark = f"{summary.censored} of {summary.took.n} never \N{RIGHTWARDS ARROW}"
-            _annotate_row(axes, remark, row - 0.3 if reached else row, style.style_of(label).color)
+            write_beside(axes, row, f"{summary.reached} of {summary.took.n}", "reached")

@@ -10,6 +10,8 @@ from typing import Final
 
 import pandas as pd
 
+from workflow.bench.analysis.probed_seconds import Timed, timed
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._curves import ended, targets
 from workflow.bench.results.columns import ENDED
@@ -33,18 +35,21 @@ class Experiment:
     rows: pd.DataFrame
     has_results: bool
     """Whether its CSV file has any row."""
+    own_seconds: tuple[tuple[str, str], ...]
+    """The experiment and workload if its times are the runs' own seconds (`probed_seconds.Timed`)."""
 
 
 def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:
-    """Return the experiments by name, with the rows of one metric on the training data.
+    """Return the experiments by name, with the rows of one metric on the training data, timed by the probe.
 
     Raises:
         NoDataError: no experiment has such a row, although one is ``required``.
     """
-    experiments = {}
+    experiments, times = {}, StepTimes(results.probe("step_time"))
     for name in names:
-        metrics = results.metrics(name)
-        experiments[name] = Experiment(results.runs(name), ended(metrics, "train", metric), not metrics.empty)
+        measured = timed(times, results.runs(name), results.metrics(name))
+        rows = ended(measured.metrics, "train", metric)
+        experiments[name] = Experiment(measured.runs, rows, not measured.metrics.empty, measured.own)
     if required and all(experiment.rows.empty for experiment in experiments.values()):
         raise NoDataError(f"no training {metric} of {', '.join(names)} in {results.root}: run one of them first.")
     return experiments
@@ -54,6 +59,12 @@ def all_runs(experiments: Mapping[str, Experiment]) -> pd.DataFrame:
     """Return the runs of all experiments in one table."""
     frames = [experiment.runs for experiment in experiments.values()]
     return pd.concat([frame for frame in frames if not frame.empty], ignore_index=True)
+
+
+def time_note(experiments: Mapping[str, Experiment]) -> str:
+    """Return the caption's sentence on the times of all experiments."""
+    own = tuple(pair for experiment in experiments.values() for pair in experiment.own_seconds)
+    return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
 
 
 def title(runs: pd.DataFrame, experiment: str) -> str:
@@ -106,7 +117,8 @@ def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: M
 def level_note(runs: Mapping[str, pd.DataFrame], where: str) -> str:
     """Return the caption's definition of equal training accuracy in each experiment."""
     levels = {name: targets(frame, "train", "accuracy") for name, frame in runs.items()}
-    fixed = ", ".join(f"{100 * limits[-1]:g} % in {name}" for name, limits in levels.items() if limits)
-    relative = ", ".join(name for name, limits in levels.items() if not limits and not runs[name].empty)
-    parts = [fixed, f"SGD's at the end of its run, by seed, in {relative}" if relative else ""]
+    models = {name: style.workload_name(str(rows["workload"].iloc[0])) for name, rows in runs.items() if len(rows)}
+    fixed = ", ".join(f"{100 * limits[-1]:g} % of {models[name]}" for name, limits in levels.items() if limits)
+    relative = ", ".join(models[name] for name, limits in levels.items() if not limits and name in models)
+    parts = [fixed, f"SGD's at the end of its run, by seed, of {relative}" if relative else ""]
     return f"{where}: equal training accuracy is {'; '.join(filter(None, parts))}; it is measured at evaluations only"

@@ -9,22 +9,29 @@ from typing import Final
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis.probed_seconds import timed
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, to_target
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import loss_axis, target_line
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare, targets, time_scale
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences, draw_times_to_target, name_rows
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining",)
+PROBES = ("step_time",)
 
+MARKED: Final = ("lamb", "kaisa", "mkor")
+"""The labels of thick lines: the base optimizer, the paper's rival, and MKOR. More would hide each other."""
 _NOTES: Final = (
-    "Masked-language and next-sentence loss; every run starts from one shared phase-1 checkpoint",
+    "Masked-language and next-sentence loss on the validation data, where the paper's Figure 2 shows the training "
+    "loss; every run starts from one shared phase-1 checkpoint. Above, thin lines are means, and the runs or the "
+    f"interval are shown for {', '.join(style.style_of(label).name for label in MARKED)}",
     "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the target, or "
-    "of the whole run without a target; dots are runs. The training time does not include evaluation",
+    "of the whole run without a target; dots are runs",
 )
 _OTHER_SCHEDULE: Final = (
     "Runs with more or fewer steps than the base optimizer's follow another schedule, so they have no difference"
@@ -37,7 +44,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     Raises:
         NoDataError: no run of bert_pretraining has a validation loss.
     """
-    runs, metrics = results.runs("bert_pretraining"), results.metrics("bert_pretraining")
+    (name,) = EXPERIMENTS
+    measured = timed(StepTimes(results.probe("step_time")), results.runs(name), results.metrics(name))
+    runs, metrics = measured.runs, measured.metrics
     losses = ended(metrics, "validation", "loss")
     if losses.empty:
         raise NoDataError(f"no validation loss in {results.root / 'bert_pretraining.csv'}: run bert_pretraining first.")
@@ -50,8 +59,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     compared = _comparable(runs, base)
     draw_differences(axes[1, 0], losses_to_compare(metrics[metrics["run"].isin(compared)]), base, labels)
     _draw_times(list(axes[:, 1]), runs, losses, labels, to_a_target=bool(goals))
-    notes = [*_NOTES, _OTHER_SCHEDULE] if set(losses["run"]) - compared else _NOTES
-    legend = _legend.of_curves(labels, [losses])
+    notes = [*_NOTES, measured.note(style.workload_name)]
+    if set(losses["run"]) - compared:
+        notes.append(_OTHER_SCHEDULE)
+    legend = _legend.of_curves(labels, [losses], MARKED)
+    if goals:
+        legend.append(_legend.target_entry())
     return save(figure, folder, "fig02_bert_loss", legend=legend, caption=caption(results, runs, notes=notes))
 
 
@@ -69,7 +82,7 @@ def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, goals: Sequence[flo
     length, unit = time_scale(losses)
     for panel, x, scale in ((axes[0], "step", 1.0), (axes[1], "train_seconds", length)):
         loss_axis(panel, losses)
-        draw_curves(panel, losses, x=x, scale=scale)
+        draw_curves(panel, losses, x=x, scale=scale, marked=MARKED)
         for goal in goals:
             target_line(panel, goal)
     axes[0].set_xlabel("iteration")

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _probes
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._captions import footer
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
@@ -30,8 +30,8 @@ PHASES: Final[Mapping[str, tuple[str, str]]] = {
 """The optimizer's phases in the order of the stacked bars, each with its color and hatch."""
 REFERENCE: Final = ("forward", "backward")
 """Phases that are the same for every optimizer; the figure gives their sum to the right of each bar."""
-STEPS: Final = {"ms": "average step", "refresh_ms": "refreshing step"}
-"""Column of the probe, and its name."""
+STEPS: Final = {"ms": "average step (ms)", "refresh_ms": "refreshing step (ms),\nin which the factors are updated"}
+"""Column of the probe, and the name of its axis."""
 
 BASE: Final = "base"
 """Label of the row that the first-order optimizers share, one of each workload."""
@@ -113,7 +113,7 @@ def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[Bar]) -> 
     axes.locator_params(axis="x", nbins=4)
     axes.set_yticks(places, [str(bar.workers) for bar in shown], fontsize=6)
     axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(f"{STEPS[column]} (ms)")
+    axes.set_xlabel(STEPS[column])
 
 
 def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None:
@@ -178,7 +178,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel, workload in zip(axes[0], names, strict=True):
         panel.set_title(style.workload_name(workload))
         look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 6, "color": "#555555"}
-        panel.annotate("fwd+bwd", (1.14, 1.01), xycoords="axes fraction", **look)
+        panel.annotate("forward +\nbackward (ms)", (1.14, 1.01), xycoords="axes fraction", **look)
+        look |= {"xytext": (-2, 0), "textcoords": "offset points"}
+        panel.annotate("workers", (0, 1.01), xycoords="axes fraction", **look)
     legend = [
         *(Patch(facecolor=color, hatch=hatch, label=phase, **_EDGE) for phase, (color, hatch) in PHASES.items()),
         Line2D([], [], color="#000000", marker="o", markersize=3, linestyle="none", label="one repeat"),
@@ -193,8 +195,8 @@ def _notes(shown: pd.DataFrame, base_name: str, not_drawn: Sequence[str]) -> lis
     """Return the sentences of the caption on bars, dots and numbers."""
     notes = [f"{base_name}: the base optimizers alone, each in its own panel"] if base_name else []
     notes += [
-        "numbers left of the bars: worker processes that share each batch; gray numbers right of them: forward and "
-        "backward together (fwd+bwd, ms) with the exchange of gradients, the same for every optimizer",
+        "workers: processes that share each batch; forward + backward: with the exchange of gradients, the same for "
+        "every optimizer",
         f"bars: mean of {shown['repeat'].nunique()} repeats and of the ranks; dots: the sum in each repeat",
     ]
     combined = shown.loc[shown["estimate"] == "combined", "inverse_update_period"].dropna().unique()

@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import caption, precisions
 from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum, shown_level
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, period_axis, plain_log_ticks
+from workflow.bench.figures._captions import caption, precisions
 from workflow.bench.figures._curves import losses_to_compare
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -67,8 +68,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[1, 0].set_ylabel("(b) validation loss")
     legend = [
         *(_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)),
-        _legend.published_entry("published (paper's models and GPUs)"),
+        *(
+            _legend.hollow_entry(f"{name}, published", marker=style.style_of(name.lower()).marker)
+            for name in paper["optimizer"].unique()
+        ),
         _legend.bar_entry(f"{shown_level()} interval"),
+        Line2D([], [], color=style.GUIDE, marker=".", markersize=4, linestyle="none", label="one run"),
     ]
     notes = ["(a) " + _time_note(times), *precisions(times)] if not times.empty else []
     if steps:
@@ -91,7 +96,7 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
         hue="optimizer",
         style="optimizer",
         estimator=lambda values: estimate(values).value,
-        errorbar=lambda values: (estimate(values).low, estimate(values).high),
+        errorbar=lambda values: _interval(values) if len(values) >= median_minimum() else (np.nan, np.nan),
         **style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])}),
         **look,
         markersize=5,
@@ -99,6 +104,11 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
         legend=False,
         ax=axes,
     )
+
+
+def _interval(values: pd.Series) -> tuple[float, float]:
+    summary = estimate(values.to_numpy(float))
+    return summary.low, summary.high
 
 
 def _draw_published(axes: Axes, paper: pd.DataFrame) -> set[str]:
@@ -140,6 +150,10 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> set[str]:
     finite = last[np.isfinite(last["value"].astype(float))]
     _draw_estimates(axes, finite, "x", "value", err_style="bars", err_kws={"elinewidth": 1.2})
     axes.set_ylabel("")
+    for (label, _), rows in finite.groupby(["optimizer", "x"]):
+        if len(rows) < median_minimum():
+            values = rows["value"].astype(float)
+            axes.plot(rows["x"], values, ".", color=style.style_of(str(label)).color, markersize=4, alpha=0.7)
     for (label, x), rows in last.groupby(["optimizer", "x"]):
         failed = int((rows["value"] == math.inf).sum())
         if failed:
@@ -167,4 +181,4 @@ def _time_note(times: pd.DataFrame) -> str:
             f"; periods {', '.join(f'{period:g}' for period in combined)}: steps timed with and "
             "without an update, combined at their true share"
         )
-    return f"{text}; hollow: as published"
+    return f"{text}; hollow: as published, for the paper's models on its GPUs"

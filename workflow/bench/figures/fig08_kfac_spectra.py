@@ -13,10 +13,10 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import decade_ticks
+from workflow.bench.figures._captions import footer
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results

@@ -14,17 +14,17 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import footer
 from workflow.bench.figures import _legend, _of_ranks, _projected
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import fixed_ticks
+from workflow.bench.figures._captions import footer
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("scaling", "sharding", "projection")
-APART: Final = 1.2
-"""Factor between the methods' markers at one number of workers."""
-HEIGHT: Final = 2.0
+APART: Final = 0.16
+"""Distance between the methods' markers in a group of one number of workers; the groups are one apart."""
+HEIGHT: Final = 2.3
 """Inches of the panels of speedup and efficiency."""
 _CORES_LINE: Final[Any] = {"color": "#000000", "linewidth": 0.8, "linestyle": (0, (1, 1.2))}
 
@@ -62,8 +62,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         for frame, module, lines in ((sharding, _of_ranks, 1), (projected, _projected, 2))
         if not frame.empty
     ]
-    height = HEIGHT + sum(module.HEIGHT for _, module, _ in further)
-    figure, panels = style.new_figure(1 + sum(lines for *_, lines in further), 2, height=height)
+    heights = [HEIGHT, *(module.HEIGHT / lines for _, module, lines in further for _ in range(lines))]
+    figure, panels = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
     cores = int(measured["cores"].max())
     _draw_measured(panels[0], measured, cores)
     shown, notes, first = {*measured["optimizer"]}, _notes(measured, cores), 1
@@ -83,29 +83,34 @@ def _draw_measured(panels: np.ndarray, measured: pd.DataFrame, cores: int) -> No
     workers = sorted(measured["workers"].unique())
     _draw(speedup, measured, by_worker=False)
     _draw(efficiency, measured, by_worker=True)
-    speedup.plot(workers, workers, color=style.GUIDE, linewidth=0.8)
+    for place, number in enumerate(workers):
+        speedup.hlines(number, place - 0.5, place + 0.5, color=style.GUIDE, linewidth=0.8)
     _speedup_axis(speedup)
     speedup.set_ylabel("speedup over one worker")
     efficiency.axhline(1, color=style.GUIDE, linewidth=0.8)
     efficiency.set_ylabel("efficiency")
     efficiency.set_ylim(bottom=0)
     for panel in panels:
-        _worker_axis(panel, workers)
+        panel.set_xticks(range(len(workers)), [f"{number}" for number in workers])
+        panel.set_xlim(-0.5, len(workers) - 0.5)
+        panel.grid(axis="x", visible=False)
+        panel.set_xlabel("workers")
         panel.set_title("measured on this machine")
+        for place in range(1, len(workers)):
+            panel.axvline(place - 0.5, color="#E4E4E4", linewidth=0.5)
         if cores < max(workers):
-            panel.axvline(cores, **_CORES_LINE)
+            panel.axvline(sum(number <= cores for number in workers) - 0.5, **_CORES_LINE)
 
 
 def _draw(axes: Axes, steps: pd.DataFrame, *, by_worker: bool) -> None:
     """Draw speedups, or efficiencies if divided ``by_worker``: means over repeats as markers, the repeats as dots."""
-    labels = style.in_order(steps["optimizer"])
+    labels, groups = style.in_order(steps["optimizer"]), sorted(steps["workers"].unique())
     for place, label in enumerate(labels):
         look = style.style_of(label)
-        # Methods are set apart, or one would hide the other.
-        shift = APART ** (place - (len(labels) - 1) / 2)
+        shift = APART * (place - (len(labels) - 1) / 2)
         for workers, ratios in speedups(steps[steps["optimizer"] == label]).items():
             values = [value / workers if by_worker else value for value in ratios.values()]
-            x = workers * shift
+            x = groups.index(workers) + shift
             axes.plot([x] * len(values), values, ".", color="#000000", markersize=2.5, zorder=4)
             axes.plot(x, geometric_mean(values), marker=look.marker, color=look.color, linestyle="none", alpha=0.75)
 
@@ -118,21 +123,13 @@ def _speedup_axis(axes: Axes) -> None:
     fixed_ticks(axes.yaxis, (2.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)))
 
 
-def _worker_axis(axes: Axes, workers: list[int]) -> None:
-    """Set a logarithmic axis with ticks at the numbers of workers."""
-    axes.set_xscale("log", base=2)
-    fixed_ticks(axes.xaxis, workers)
-    axes.set_xlim(min(workers) / 1.4, max(workers) * 1.4)
-    axes.set_xlabel("workers")
-
-
 def _entries(labels: Iterable[str], cores: int | None, *, with_model: bool) -> list[Artist]:
-    """Return the entries of the legend; cores: the machine's, if a line is drawn at them."""
+    """Return the entries of the legend; cores: the machine's, if there were more workers."""
     entries: list[Artist] = [_legend.marker_entry(style.style_of(label)) for label in style.in_order(labels)]
     entries.append(Line2D([], [], color="#000000", marker=".", markersize=3, linestyle="none", label="one repeat"))
     entries.append(Line2D([], [], color=style.GUIDE, linewidth=0.8, label="ideal, or no difference"))
     if cores is not None:
-        entries.append(Line2D([], [], **_CORES_LINE, label=f"the machine's {cores} cores"))
+        entries.append(Line2D([], [], **_CORES_LINE, label=f"to the right more workers than {cores} cores"))
     if with_model:
         entries.append(
             Line2D([], [], color=style.GUIDE, linewidth=1.0, linestyle=style.MODEL_LINE, label="formula, model")

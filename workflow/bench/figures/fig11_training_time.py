@@ -7,20 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
 from workflow.bench.analysis.time_to_target import budgets, too_short
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis, plain_log_ticks
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, time_scale
 from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import draw_estimate
+from workflow.bench.figures._rows import draw_estimate, draw_runs, write_beside
 from workflow.bench.figures._training import (
     IN_THE_PAPER,
     Experiment,
@@ -28,6 +28,7 @@ from workflow.bench.figures._training import (
     equal_levels,
     level_note,
     read,
+    time_note,
     title,
     to_level,
     why_empty,
@@ -35,6 +36,7 @@ from workflow.bench.figures._training import (
 from workflow.bench.results.tables import Results, published
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
+PROBES = ("step_time",)
 PUBLISHED = ("training_speedups",)
 
 RIVALS: Final = {"sgd": "SGD", "kaisa": "KAISA", "hylo": "HyLo-KIS"}
@@ -46,9 +48,9 @@ WIDEST: Final = (0.1, 20.0)
 _NOTES: Final = (
     "Above: mean loss of the training batches since the last evaluation; on a logarithmic axis the statistics are "
     "those of logarithms",
-    "Never: how many runs ended below that level, the rival's and MKOR's (one number per rule, in the legend's order). "
-    "They count as infinitely long, and leave a median without an interval, or no ratio if a run ended before the "
-    "other side reached the level",
+    "dots are runs, paired by seed; markers are their means if all runs reached that level; to the right, how many "
+    "runs of the rival and of MKOR (for each rule, in the legend's order) reached it, if not all. A run that did not, "
+    "and ended before the other side did, leaves open which is faster",
 )
 
 
@@ -58,6 +60,8 @@ class Contest:
 
     ratio: Estimate | None
     """The rival's training time over the contender's; None if neither reached the level, or a run was too short."""
+    by_seed: tuple[float, ...]
+    """The finite ratios of single seeds."""
     rival_never: int
     """Runs of the rival that never reached the level."""
     contender_never: int
@@ -80,7 +84,9 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
         )
         if shared:
             ratio = None if short else paired_ratio(took[rival], took[contender])
-            by_pair[rival, contender] = Contest(ratio, rival_never, contender_never, len(shared))
+            pairs = [(took[rival][seed], took[contender][seed]) for seed in sorted(shared)]
+            by_seed = () if short else tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
+            by_pair[rival, contender] = Contest(ratio, by_seed, rival_never, contender_never, len(shared))
     return by_pair
 
 
@@ -94,7 +100,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     accuracies = read(results, EXPERIMENTS, "accuracy", required=False)
     measured = {name: contests(of_name.runs, of_name.rows) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
-    figure, axes = style.new_figure(2, len(EXPERIMENTS), height=3.7, height_ratios=(1.5, 1))
+    figure, axes = style.new_figure(2, len(EXPERIMENTS), height=3.9, height_ratios=(1.4, 1))
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         _draw_losses(upper, name, experiment)
@@ -110,7 +116,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         *_legend.of_curves({label for frame in frames for label in frame["optimizer"]}, frames),
         _legend.published_entry("published (paper's models and GPUs)"),
     ]
-    notes = [_NOTES[0], level_note({name: of_name.runs for name, of_name in losses.items()}, "Below"), _NOTES[1]]
+    level = level_note({name: of_name.runs for name, of_name in losses.items()}, "Below")
+    notes = [_NOTES[0], level, _NOTES[1], time_note(losses)]
     absent = [name for name, experiment in losses.items() if not experiment.has_results]
     text = caption(results, all_runs(losses), notes=notes, absent=absent)
     return save(figure, folder, "fig11_training_time", legend=legend, caption=text)
@@ -145,24 +152,20 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speed
             ratio = met[label].ratio if label in met else None
             if ratio and 0 < ratio.value < math.inf:
                 height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-                draw_estimate(axes, ratio, height, label)
+                draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+                if ratio.interval_method != "none" or ratio.n == 1:
+                    draw_estimate(axes, ratio, height, label, with_runs=True)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
-            _annotate(axes, _never(list(met.values())), row - 0.33, 5.5)
+            write_beside(axes, row, _reached(list(met.values())), "reached")
     if not by_pair:
-        _annotate(axes, "no pair measured", -0.33, 6)
+        explain_empty(axes, "no pair measured", width=24)
 
 
-def _never(met: Sequence[Contest]) -> str:
-    """Return the remark on the runs that never reached the level; met: a rival's contests, one per contender."""
-    rival = "/".join(map(str, sorted({contest.rival_never for contest in met})))
-    contenders = "/".join(str(contest.contender_never) for contest in met)
-    seeds = "/".join(map(str, sorted({contest.seeds for contest in met})))
-    return f"never: {rival}, MKOR {contenders} of {seeds}"
-
-
-def _annotate(axes: Axes, remark: str, row: float, size: float) -> None:
-    place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "center"}
-    axes.annotate(remark, (0.98, row), **place, fontsize=size, color=style.GUIDE)
+def _reached(met: Sequence[Contest]) -> str:
+    """Return how many runs reached the level on both sides; met: a rival's contests, one per contender."""
+    rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met})
+    contenders = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met]
+    return f"rival {', '.join(rival)}\nMKOR {', '.join(contenders)}"
 
 
 def _ratio_axis(axes: Axes, limits: tuple[float, float]) -> None:

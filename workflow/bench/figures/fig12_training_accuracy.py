@@ -7,16 +7,17 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import accuracy_axis, explain_empty, target_line
+from workflow.bench.figures._axes import explain_empty, target_line
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, targets, time_scale
 from workflow.bench.figures._page import save
-from workflow.bench.figures._training import Experiment, all_runs, read, title, why_empty
+from workflow.bench.figures._training import Experiment, all_runs, read, time_note, title, why_empty
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
+PROBES = ("step_time",)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -38,9 +39,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_ylabel("training accuracy (%)")
     frames = [experiment.rows for experiment in experiments.values()]
     legend = _legend.of_curves({label for frame in frames for label in frame["optimizer"]}, frames)
+    if any(targets(experiment.runs, "train", "accuracy") for experiment in experiments.values()):
+        legend.append(_legend.target_entry())
     notes = [
-        "Accuracy on a fixed part of the training data, in evaluation mode, not counted in the training time; for "
-        "questions, the share of answers with both ends right"
+        "Accuracy on a fixed part of the training data, in evaluation mode, on one scale from 0 to 100 %; for "
+        "questions, the share of answers with both ends right",
+        time_note(experiments),
     ]
     absent = [name for name, experiment in experiments.items() if not experiment.has_results]
     text = caption(results, all_runs(experiments), notes=notes, absent=absent)
@@ -51,9 +55,10 @@ def _draw(panels: Sequence[Axes], experiment: Experiment) -> None:
     """Draw the accuracy over training time in the first panel, and over iterations in the second one."""
     length, unit = time_scale(experiment.rows)
     for panel, x, scale in ((panels[0], "train_seconds", length), (panels[1], "step", 1.0)):
-        accuracy_axis(panel, experiment.rows)
+        panel.set_ylim(-0.02, 1.02)
+        panel.yaxis.set_major_formatter(lambda value, _: f"{100 * value:g}")
         draw_curves(panel, experiment.rows, x=x, scale=scale, rising=True)
         for level in targets(experiment.runs, "train", "accuracy"):
-            target_line(panel, level, rising=True)
+            target_line(panel, level)
     panels[0].set_xlabel(f"training time ({unit})")
     panels[1].set_xlabel("iteration")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import loss_axis, plain_log_ticks
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences

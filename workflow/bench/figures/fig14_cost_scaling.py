@@ -7,44 +7,51 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import mean_by_width, width_law
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import fixed_ticks, plain_log_ticks
+from workflow.bench.figures._captions import footer
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("cost_scaling",)
 PARTS: Final = {"factor": "factor update", "precondition": "preconditioning"}
 FLOOR: Final = "floor"
+_APART: Final = 0.055
+"""The least distance of two exponents, as a share of the panel's height."""
 
 
 def _draw(axes: Axes, rows: pd.DataFrame, label: str) -> None:
-    """Draw the geometric means of the repeats over the width, their range, and the fitted power law."""
-    look = style.style_of(label)
-    times, law = mean_by_width(rows), width_law(rows)
+    """Draw the geometric means of the repeats over the width, and their range."""
+    look, times = style.style_of(label), mean_by_width(rows)
     spread = rows.groupby("dimension")["ms"].agg(["min", "max"])
-    axes.plot(times.index, times, color=look.color, linestyle="none", marker=look.marker)
+    axes.plot(times.index, times, color=look.color, linewidth=0.8, marker=look.marker)
     axes.vlines(times.index, spread["min"], spread["max"], color=look.color, linewidth=1.6, alpha=0.55)
-    if law is not None:
-        widths = np.array([times.index.min(), times.index.max()], float)
-        axes.plot(
-            widths, law.coefficient * widths**law.exponent, color=look.color, linestyle=style.MODEL_LINE, linewidth=0.9
+
+
+def _name_slopes(axes: Axes, rows: pd.DataFrame) -> None:
+    """Write the exponent of each label's fitted power law to the right of its last point, without overlap."""
+    low, high = np.log10(axes.get_ylim())
+    lowest = -1.0
+    ends = {str(label): float(mean_by_width(times).iloc[-1]) for label, times in rows.groupby("optimizer")}
+    for label in sorted(ends, key=lambda label: ends[label]):
+        law = width_law(rows[rows["optimizer"] == label])
+        if law is None:
+            continue
+        lowest = max((np.log10(ends[label]) - low) / (high - low), lowest + _APART)
+        axes.annotate(
+            f"$d^{{{law.exponent:.2f}}}$",
+            (1, lowest),
+            xycoords="axes fraction",
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=7,
+            color=style.style_of(label).color,
         )
-
-
-def _entry(rows: pd.DataFrame, label: str) -> Artist:
-    """Return a legend entry with the slopes of the parts, in the order of the panels."""
-    look = style.style_of(label)
-    of_label = rows[rows["optimizer"] == label]
-    laws = [width_law(of_label[of_label["part"] == part]) for part in (FLOOR, *PARTS) if part in set(of_label["part"])]
-    slopes = "; ".join("no slope" if law is None else f"{law.exponent:.2f}" for law in laws)
-    return _legend.marker_entry(look, label=f"{look.name} ({slopes})")
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -67,15 +74,14 @@ def make(results: Results, folder: Path) -> list[Path]:
         fixed_ticks(panel.xaxis, rows["dimension"].unique())
         panel.set_xlabel("width d of the layer")
     plain_log_ticks(panels[0])
+    for panel, part in zip(panels, PARTS, strict=True):
+        _name_slopes(panel, rows[rows["part"].isin((part, FLOOR))])
     panels[0].set_ylabel("time (ms)")
-    legend = [_entry(rows, label) for label in labels]
-    legend.append(
-        Line2D([], [], color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.9, label="fitted power law")
-    )
+    legend = [_legend.marker_entry(style.style_of(label)) for label in labels]
     notes = [
-        "markers: geometric means of the repeats; bars: fastest and slowest repeat; in brackets: slopes of the "
-        "logarithms, fitted to the means of all widths, for the factor update (for the copy in case of the memory "
-        "floor), then for preconditioning",
+        "markers: geometric means of the repeats; bars: fastest and slowest repeat; right of the curves: exponent of "
+        "the power law in the width d, fitted to the means of all widths. A curve that bends follows none: at small "
+        "widths fixed costs are measured",
         "factor update: one factor of width d, without the capture of its rows; preconditioning: a gradient [d, d] "
         "with the factors of both sides; memory floor: a float32 matrix [d, d] copied into another",
     ]
@@ -90,6 +96,6 @@ def _timed_once(rows: pd.DataFrame) -> str:
     counts = rows.groupby(["optimizer", "part", "dimension"]).size()
     once = counts[(counts == 1) & (counts.max() > 1)].reset_index()
     return ", ".join(
-        f"{label} {part} at {', '.join(f'{d:g}' for d in timed['dimension'])}"
+        f"{style.style_of(str(label)).name} {part} at {', '.join(f'{d:g}' for d in timed['dimension'])}"
         for (label, part), timed in once.groupby(["optimizer", "part"])
     )

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Final
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import byte_axis, fixed_ticks
+from workflow.bench.figures._captions import footer
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
+_LARGEST: Final = 5.5
+"""The size of a marker that no other one covers."""
 
 
 def of_update(rows: pd.DataFrame) -> pd.DataFrame:
@@ -34,29 +37,29 @@ def of_update(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
     """Draw measured values as markers, the formula as dashed lines and the paper's as hollow markers over a column."""
-    labels = style.in_order(sent["optimizer"])
     values = sorted(sent[over].unique())
-    step = 1 + (0.3 if len(values) > 2 else 0.12) / len(labels)
-    for place, label in enumerate(labels):
-        look = style.style_of(label)
-        rows = sent[sent["optimizer"] == label].sort_values(over)
-        # Methods that send the same are set apart, or one would hide the other.
-        x = rows[over] * step ** (place - (len(labels) - 1) / 2)
+    drawn: list[float] = []
+    for label in style.in_order(sent["optimizer"]):
+        look, rows = style.style_of(label), sent[sent["optimizer"] == label].sort_values(over)
         axes.plot(rows[over], rows["predicted_bytes"], color=look.color, linestyle=style.MODEL_LINE, linewidth=0.8)
-        axes.plot(x, rows["bytes"], color=look.color, linestyle="none", marker=look.marker)
+        # Methods that send the same get smaller markers one after another, or one would hide the others.
+        most = float(rows["bytes"].max())
+        size = _LARGEST - 1.7 * min(sum(abs(most - other) < 0.1 * most for other in drawn), 2)
+        drawn.append(most)
+        axes.plot(rows[over], rows["bytes"], color=look.color, linestyle="none", marker=look.marker, markersize=size)
         axes.plot(
-            x,
+            rows[over],
             rows["paper_bytes"],
             color=look.color,
             linestyle="none",
             marker=look.marker,
-            markersize=5.5,
+            markersize=_LARGEST + 1.5,
             markerfacecolor="none",
             markeredgewidth=0.9,
         )
     axes.set_xscale("log")
     fixed_ticks(axes.xaxis, values)
-    margin = step ** max(len(labels), 4)
+    margin = (values[-1] / values[0]) ** 0.08
     axes.set_xlim(values[0] / margin, values[-1] * margin)
 
 
@@ -66,7 +69,7 @@ def _entry(sent: pd.DataFrame, label: str) -> Artist:
     rows = sent[sent["optimizer"] == label]
     slope = ""
     if rows["dimension"].nunique() > 1 and (rows["bytes"] > 0).all():
-        slope = f" ({power_law(list(rows['dimension']), list(rows['bytes'])).exponent:.2f})"
+        slope = f", slope {power_law(list(rows['dimension']), list(rows['bytes'])).exponent:.2f}"
     return _legend.marker_entry(look, label=look.name + slope)
 
 
@@ -94,8 +97,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     without = style.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
     notes = [
         "payload that the busiest rank hands to the collectives in one step with a refresh, for a layer [d, d], "
-        "counted in the collectives, without the gradients, which every optimizer exchanges; in brackets: slopes "
-        "over d",
+        "counted in the collectives, without the gradients, which every optimizer exchanges; slope: of the "
+        "logarithms over d. Smaller markers lie on larger ones of methods that send the same",
         f"formula: of this implementation; it is exact in {len(sent) - len(differing)} of {len(sent)} cases",
     ]
     if without:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 import pandas as pd
@@ -16,26 +17,29 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from workflow.bench.analysis import machines as comparison
-from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.estimates import Estimate, shown_level
-from workflow.bench.analysis.machines import TIMED_MODELS, Machine, StepTime, TargetTime
+from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
+from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._page import save
+from workflow.bench.figures._rows import write_beside
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "update_rules")
-PROBES = ("step_breakdown", "iteration_time")
+PROBES = ("step_breakdown", "iteration_time", "step_time")
 COMPARES = True
 
 MODELS: Final = {
-    "BERT": ("bert", "bert_pretraining"),
-    "ResNet": ("resnet", "resnet50_imagenet"),
-    "Autoencoder": ("autoencoder", "update_rules"),
+    "BERT": ("bert", "bert_pretraining", ("bert_pretraining",)),
+    "ResNet": ("resnet", "resnet50_imagenet", ("resnet20", "resnet50")),
+    "Autoencoder": ("autoencoder", "update_rules", ("autoencoder",)),
 }
-"""Columns of the figure: the model of its step times, and the experiment of its times to target."""
+"""Columns of the figure: the model of its step times, and experiment and workloads of its times to target."""
+_SHOWN: Final = {(experiment, workload) for _, experiment, workloads in MODELS.values() for workload in workloads}
 _PERIOD: Final = 10
-_BAR: Final = 0.105  # inches per bar
+_ROW: Final = 0.125  # inches per bar
+_NAME_WIDTH: Final = 24  # letters of a line of a machine's name
 _HATCH: Final[Any] = {"hatch": "/////", "linewidth": 0.5}
 
 
@@ -47,58 +51,92 @@ class Bar:
     label: str
     took: Estimate
     """Seconds."""
+    values: tuple[float, ...] = ()
+    """Seconds of each run or repeat."""
     projected: bool = False
     remark: str = ""
-    """Text at the end of the bar."""
+    """How many of the runs reached the target, if not all."""
     target: str = ""
     """The experiment's target in words."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The heights of a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
+
+    places: Mapping[tuple[str, str], float]
+    """The height of each machine's optimizer."""
+    headings: Mapping[str, float]
+    """The height of each machine's name; without other machines the caption names it."""
+    borders: Sequence[float]
+    """Heights between two machines."""
+    end: float
+
+    @classmethod
+    def of(cls, names: Sequence[str], labels: Sequence[str]) -> Rows:
+        """Return the heights for machines and labels."""
+        places: dict[tuple[str, str], float] = {}
+        headings: dict[str, float] = {}
+        borders, height = [], 0.0
+        for name in names:
+            if name != names[0]:
+                borders.append(height - 0.35)
+            if len(names) > 1:
+                lines = len(_name_lines(name))
+                headings[name] = height + 0.45 * (lines - 1)
+                height += 0.25 + 0.9 * lines
+            places |= {(name, label): height + row for row, label in enumerate(labels)}
+            height += len(labels) + 0.4
+        return cls(places, headings, borders, height - 0.8)
+
+
+def _name_lines(name: str) -> list[str]:
+    return textwrap.wrap(name, _NAME_WIDTH)
 
 
 def _step_bars(times: Sequence[StepTime], model: str, probe: str) -> list[Bar]:
     """Return the step times of a model, all at one inverse update period."""
     return [
-        Bar(time.machine, time.optimizer, time.took.scaled(1e-3))
+        Bar(time.machine, time.optimizer, time.took.scaled(1e-3), tuple(1e-3 * ms for ms in time.repeats))
         for time in times
         if time.probe == probe and time.workload == model and (math.isnan(time.period) or time.period == _PERIOD)
     ]
 
 
-def _target_bars(times: Sequence[TargetTime], experiment: str, model: str) -> list[Bar]:
-    """Return the times to target of an experiment on one model."""
+def _target_bars(times: Sequence[TargetTime], experiment: str, workloads: Collection[str]) -> list[Bar]:
+    """Return the times to target of an experiment on some workloads."""
     bars = []
     for time in times:
-        trained = TIMED_MODELS.get((time.configuration.experiment, time.configuration.workload), model)
-        if time.configuration.experiment == experiment and trained == model:
+        if time.configuration.experiment == experiment and time.configuration.workload in workloads:
             reached, runs = time.iterations.reached, time.iterations.took.n
-            remark = f"{reached} of {runs} reached" if reached < runs else ""
-            target = time.configuration.target.describe()
-            bars.append(Bar(time.machine, time.configuration.optimizer, time.seconds, time.projected, remark, target))
+            remark = f"{reached} of {runs}" if reached < runs else ""
+            target, label = time.configuration.target.describe(), time.configuration.optimizer
+            bars.append(Bar(time.machine, label, time.seconds, time.by_run, time.projected, remark, target))
     return bars
 
 
-def _draw(axes: Axes, bars: Sequence[Bar], names: Sequence[str], labels: Sequence[str]) -> None:
-    """Draw horizontal bars, grouped by machine, with one bar per optimizer in the legend's order."""
-    finite = [bar.took.value for bar in bars if math.isfinite(bar.took.value)]
+def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
+    """Draw horizontal bars, grouped by machine."""
+    finite = [value for bar in bars for value in (bar.took.value, *bar.values) if math.isfinite(value)]
     longest = max(finite, default=1.0)
     scale, unit = style.time_unit(longest)
-    step = 1 / (len(labels) + 1)
-    for bar in bars:
-        place = names.index(bar.machine) + (labels.index(bar.label) - (len(labels) - 1) / 2) * step
-        end = _draw_bar(axes, bar, place, 0.86 * step, scale) if math.isfinite(bar.took.value) else 0.0
-        if bar.remark:
-            offset: dict[str, Any] = {"xytext": (4, 0), "textcoords": "offset points", "va": "center"}
-            # On white, since an interval without an end runs through it.
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
-            axes.annotate(bar.remark, (end, place), **offset, fontsize=5.5, color=style.INK, bbox=box, zorder=5)
-    for name in set(names) - {bar.machine for bar in bars}:
-        axes.text(0.02 * longest / scale, names.index(name), "no data", va="center", fontsize=6.5, color=style.SOFT)
     # An interval that is far wider than its bar leaves the panel.
-    highs = [min(bar.took.high, 1.5 * longest) for bar in bars if bar.took.has_interval]
-    axes.set_xlim(0, 1.2 * max([longest, *highs]) / scale)
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    for border in range(1, len(names)):
-        axes.axhline(border - 0.5, color="#AAAAAA", linewidth=0.5)
-    axes.set_yticks(range(len(names)), ["\n".join(textwrap.wrap(name, 16)) for name in names], fontsize=7)
+    highs = [min(bar.took.high, 1.5 * longest) for bar in bars if _has_interval(bar)]
+    end = 1.06 * max([longest, *highs]) / scale
+    for bar in bars:
+        place = rows.places[bar.machine, bar.label]
+        _draw_bar(axes, bar, place, scale, end)
+        if bar.remark:
+            write_beside(axes, place, bar.remark, "reached")
+    machines = {bar.machine for bar in bars}
+    for name in dict.fromkeys(machine for machine, _ in rows.places):
+        if name not in machines:
+            middle = fmean(place for (machine, _), place in rows.places.items() if machine == name)
+            axes.text(0.02 * end, middle, "no data", va="center", fontsize=6.5, color=style.SOFT)
+    axes.set_xlim(0, end)
+    axes.set_ylim(rows.end, -0.8)
+    for border in rows.borders:
+        axes.axhline(border, color="#AAAAAA", linewidth=0.5)
     axes.grid(axis="y", visible=False)
     axes.tick_params(axis="y", length=0)
     axes.locator_params(axis="x", nbins=4)
@@ -108,23 +146,38 @@ def _draw(axes: Axes, bars: Sequence[Bar], names: Sequence[str], labels: Sequenc
         axes.set_xticks([])
 
 
-def _draw_bar(axes: Axes, bar: Bar, place: float, height: float, scale: float) -> float:
-    """Draw a bar with its interval and its method's marker, and return the x of its end."""
+def _name_rows(axes: Axes, rows: Rows) -> None:
+    """Write the names of the optimizers, and above those of each machine its name, to the left of a panel."""
+    names = {place: "\n".join(_name_lines(name)) for name, place in rows.headings.items()}
+    names |= {place: style.style_of(label).name for (_, label), place in rows.places.items()}
+    axes.set_yticks(list(names), list(names.values()), fontsize=6)
+    for text, place in zip(axes.get_yticklabels(), names, strict=True):
+        if place in rows.headings.values():
+            text.set_fontweight("bold")
+
+
+def _has_interval(bar: Bar) -> bool:
+    """Return whether a bar has an interval; few runs are dots instead."""
+    return bar.took.has_interval and (bar.projected or bar.took.n >= median_minimum())
+
+
+def _draw_bar(axes: Axes, bar: Bar, place: float, scale: float, end: float) -> None:
+    """Draw a bar with its interval, which has an arrow where it leaves the panel at ``end``, or with its runs."""
     look = style.style_of(bar.label)
-    value, low, high = (number / scale for number in (bar.took.value, bar.took.low, bar.took.high))
-    axes.barh(
-        place,
-        value,
-        height=height,
-        facecolor="white" if bar.projected else look.color,
-        edgecolor=look.color,
-        **(_HATCH if bar.projected else {"linewidth": 0.5}),
-    )
-    if bar.took.has_interval:
-        axes.hlines(place, max(low, 0.0), min(high, 1e30), color=style.INK, linewidth=0.7)
-    edge: dict[str, Any] = {"markeredgecolor": "white", "markeredgewidth": 0.4}
-    axes.plot(value, place, marker=look.marker, markersize=3.2, color=look.color, zorder=4, **edge)
-    return max(value, high) if bar.took.has_interval and math.isfinite(high) else value
+    if math.isfinite(bar.took.value):
+        face: dict[str, Any] = {"facecolor": "white", **_HATCH} if bar.projected else {"linewidth": 0.5}
+        axes.barh(
+            place, bar.took.value / scale, height=0.8, **({"facecolor": look.color, "edgecolor": look.color} | face)
+        )
+    if math.isfinite(bar.took.value) and _has_interval(bar):
+        low, high = max(bar.took.low, 0.0) / scale, bar.took.high / scale
+        axes.hlines(place, low, min(high, end), color=style.INK, linewidth=0.9)
+        if high > end:
+            axes.plot(end, place, marker=">", color=style.INK, markersize=4, clip_on=False, zorder=5)
+    elif len(bar.values) > 1 or not math.isfinite(bar.took.value):
+        edge: dict[str, Any] = {"markeredgecolor": style.INK, "markeredgewidth": 0.5}
+        values = [value / scale for value in bar.values]
+        axes.plot(values, [place] * len(values), "o", color="white", markersize=2.6, **edge, zorder=4)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -140,12 +193,15 @@ def make(results: Results, folder: Path) -> list[Path]:
     probe = "step_breakdown" if any(time.probe == "step_breakdown" for time in steps) else "iteration_time"
     targets = comparison.target_times(machines)
     columns: dict[str, tuple[list[Bar], list[Bar]]] = {}
-    for title, (model, experiment) in MODELS.items():
-        bars = _step_bars(steps, model, probe), _target_bars(targets, experiment, model)
+    for title, (model, experiment, workloads) in MODELS.items():
+        bars = _step_bars(steps, model, probe), _target_bars(targets, experiment, workloads)
         if any(bars):
             columns[title] = bars
     if not columns:
         raise NoDataError(f"no step time and no time to target in {results.root}: run make timing first.")
+    timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
+    if measured := [time for time in timed if not time.projected]:
+        notes.append(comparison.note_on_times(measured, style.workload_name))
     return _save(results, machines, columns, notes, folder)
 
 
@@ -166,54 +222,49 @@ def _save(
         folder: the folder to write to.
     """
     names = [machine.name for machine in machines]
-    rows = [[bars[row] for bars in columns.values()] for row in (0, 1)]
-    heights = [_height(panels, len(names)) for panels in rows]
+    panels = [[bars[row] for bars in columns.values()] for row in (0, 1)]
+    rows = [Rows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in panels]
+    heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     figure, axes = style.new_figure(2, len(columns), height=sum(heights) + 1.0, height_ratios=heights, sharey="row")
     for panel, title in zip(axes[0], columns, strict=True):
         panel.set_title(title)
-    for panels, bars_of_row in zip(axes, rows, strict=True):
-        labels = _labels(bars_of_row)
-        for panel, bars in zip(panels, bars_of_row, strict=True):
-            _draw(panel, bars, names, labels)
+    for axes_of_row, bars_of_row, of_row in zip(axes, panels, rows, strict=True):
+        for panel, bars in zip(axes_of_row, bars_of_row, strict=True):
+            _draw(panel, bars, of_row)
             if targets := sorted({bar.target for bar in bars if bar.target}):
                 panel.set_title("; ".join(targets), fontsize=7)
+        _name_rows(axes_of_row[0], of_row)
     axes[0, 0].set_ylabel("step time")
     axes[1, 0].set_ylabel("time to target")
-    bars = [bar for panels in rows for bars in panels for bar in bars]
+    bars = [bar for of_row in panels for drawn in of_row for bar in drawn]
     this = [machine for machine in machines if not machine.prefix]
     runs = this[0].runs if this else pd.DataFrame()
-    runs = runs[runs["experiment"].isin(EXPERIMENTS)] if not runs.empty else runs
+    runs = (
+        runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]] if len(runs) else runs
+    )
     notes = [*notes, *comparison.describe(machines, EXPERIMENTS), *_notes(bars)]
     text = caption(results, runs, notes=notes, absent=_absent(this[0].results) if this else [])
     return save(figure, folder, "fig16_hardware", legend=_entries(bars), caption=text, columns=4)
 
 
 def _entries(bars: Sequence[Bar]) -> list[Artist]:
-    """Return the entries of the legend."""
-    looks = map(style.style_of, style.in_order(bar.label for bar in bars))
-    entries: list[Artist] = [_legend.marker_entry(look, markersize=5) for look in looks]
+    """Return the entries of the legend; the bars' names stand beside them."""
+    entries: list[Artist] = []
     if any(bar.projected for bar in bars):
         entries.append(Patch(facecolor="white", edgecolor=style.GUIDE, label="projected", **_HATCH))
-    if any(bar.took.has_interval for bar in bars):
-        entries.append(Line2D([], [], color=style.INK, linewidth=0.8, label=f"{shown_level()} interval"))
+    if any(map(_has_interval, bars)):
+        entries.append(Line2D([], [], color=style.INK, linewidth=0.9, label=f"{shown_level()} interval"))
+    if any(len(bar.values) > 1 and not _has_interval(bar) for bar in bars):
+        entries.append(_legend.hollow_entry("one run, or one repeat of a probe", markersize=3.2))
     return entries
-
-
-def _labels(panels: Sequence[Sequence[Bar]]) -> list[str]:
-    return style.in_order(bar.label for bars in panels for bar in bars)
-
-
-def _height(panels: Sequence[Sequence[Bar]], machines: int) -> float:
-    """Return the inches that a row of panels needs for a bar per label and machine."""
-    return max(0.7, _BAR * (len(_labels(panels)) + 1) * machines)
 
 
 def _notes(bars: Sequence[Bar]) -> list[str]:
     """Return the caption's sentences on reading the bars."""
     notes = [
         f"Above: mean of a cycle with one refresh in {_PERIOD} steps, on one process. Below: training time to the "
-        "experiment's target; runs that ended without reaching it count as infinitely long, and a missing bar means "
-        "that most of them did"
+        "experiment's target; to the right, how many runs reached it, if not all. The others count as infinitely long, "
+        "and a missing bar means that most of them did not reach it"
     ]
     if any(bar.projected for bar in bars):
         notes.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +19,7 @@ from workflow.bench.analysis.field import Contest, Profile, contests, pooled_pro
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis
+from workflow.bench.figures._captions import NAMES
 from workflow.bench.figures._curves import draw_curves, ended
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import draw_estimate, name_rows
@@ -115,7 +117,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         axes.set_title(_CURVES[contest.experiment], fontsize=7)
         _draw_curves(axes, contest)
     runs = pd.concat([contest.runs for contest in everything], ignore_index=True)
-    text = caption(results, runs, notes=_NOTES, absent=[] if len(steps) else ["field_steps"])
+    absent = [] if len(steps) else ["field_steps"]
+    text = caption(results, runs, notes=_NOTES, absent=absent, names=replace(NAMES, shows_runs=False))
     return save(figure, folder, "fig17_field", legend=_entries(), caption=text)
 
 

@@ -13,13 +13,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from workflow.bench.analysis.captions import caption, footer, precisions
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _legend, _probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import decade_ticks
+from workflow.bench.figures._captions import caption, footer, precisions
 from workflow.bench.figures._curves import ended, losses_to_compare
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of, draw_differences
@@ -152,7 +152,10 @@ def _remaining(losses: pd.DataFrame, base: str | None) -> str:
     shares = {} if base is None else kept_shares(losses, base)
     if not shares:
         return f"{workload}: MKOR does not end below its base optimizer with every seed, so there is no gain to keep"
-    phrases = [f"{style.style_of(label).name.removeprefix('MKOR, ')} {_percent(shares[label])}" for label in shares]
+    phrases = [
+        f"{style.style_of(label).name.removeprefix('MKOR (').removesuffix(')')} {_percent(shares[label])}"
+        for label in shares
+    ]
     return f"{workload}, part of MKOR's gain over its base optimizer that is kept: {', '.join(phrases)}"
 
 

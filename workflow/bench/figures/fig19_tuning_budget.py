@@ -10,11 +10,11 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.tuning_budget import Search, search
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, plain_log_ticks
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -111,7 +111,7 @@ def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:
 def _failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
     """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
     failed = [
-        f"{', '.join(found.failed)} in {experiment} {workload}"
+        f"{', '.join(style.style_of(label).name for label in found.failed)} in {experiment} {workload}"
         for (experiment, workload), found in searches.items()
         if found.failed
     ]

@@ -10,14 +10,15 @@ from typing import Final
 
 import numpy as np
 import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.estimates import shown_level
+from workflow.bench.analysis.estimates import median_minimum, shown_level
 from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
 from workflow.bench.figures._axes import explain_empty, fixed_ticks, plain_log_ticks
+from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import base_of
@@ -62,7 +63,7 @@ def _sweeps(results: Results) -> Iterator[_Shown | str]:
             except NoSweepError as problem:
                 yield f"{name} {problem}"
             else:
-                yield _Shown(f"{name}\n{style.workload_name(str(workload))}", sweep, rows)
+                yield _Shown(f"{style.workload_name(str(workload))}\n{name}", sweep, rows)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -94,8 +95,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     _name_axes(axes)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     labels = set(chain.from_iterable(one.sweep.courses for one in shown))
-    lines = [_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)]
-    legend = [*lines, _legend.band_entry(f"{shown_level()} interval")]
+    legend: list[Artist] = [_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    seeds = {len(course.crossings) for one in shown for course in one.sweep.courses.values()}
+    if max(seeds) >= median_minimum():
+        legend.append(_legend.band_entry(f"{shown_level()} interval"))
+    if any(1 < number < median_minimum() for number in seeds):
+        legend.append(_legend.runs_entry())
     return save(figure, folder, "fig20_target_sweep", legend=legend, caption=caption(results, runs, notes=notes))
 
 

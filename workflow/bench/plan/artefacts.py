@@ -111,8 +111,14 @@ def inputs(artefact: Artefact, plan: Plan) -> dict[str, list[str]]:
         "trials": trials(artefact, plan),
         "compared": _compared_files(artefact, plan),
         "published": [_relative(BENCH.parent / "paper" / f"{name}.csv") for name in artefact.published],
-        "code": [_relative(file) for file in sources(artefact.module)],
+        "code": [*(_relative(file) for file in sources(artefact.module)), *_title(artefact)],
     }
+
+
+def _title(artefact: Artefact) -> list[str]:
+    """Return the file whose first words a figure shows as its title, if there is one."""
+    file = description(artefact)
+    return [file] if artefact.kind == "figures" and Path(file).is_file() else []
 
 
 def files_of(probe: Artefact) -> list[str]:

@@ -11,14 +11,14 @@ import pandas as pd
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.machines import Machine, StepTime
+from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
 from workflow.bench.analysis.time_to_target import rate_of
 from workflow.bench.analysis.wording import number
 from workflow.bench.results.tables import Results
 from workflow.bench.tables._files import estimated, write_table
 
 EXPERIMENTS = ("*",)
-PROBES = ("step_breakdown", "iteration_time")
+PROBES = ("step_breakdown", "iteration_time", "step_time")
 COMPARES = True
 
 COLUMNS: Final = (
@@ -67,9 +67,9 @@ def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
             }
 
 
-def _target_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
+def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
     """Yield one row per configuration and machine, with a measured or projected time."""
-    for time in comparison.target_times(machines):
+    for time in targets:
         yield {
             "quantity": _TARGET,
             "workload": time.configuration.workload,
@@ -95,7 +95,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: no machine has a step time or a run.
     """
     machines, notes = comparison.gather(results)
-    table = pd.DataFrame([*_step_rows(machines), *_target_rows(machines)], columns=list(COLUMNS))
+    targets = comparison.target_times(machines)
+    table = pd.DataFrame([*_step_rows(machines), *_target_rows(targets)], columns=list(COLUMNS))
     for column in ("inverse update period", "repeats or runs", "reached"):
         # A number that no integer of 64 bits holds is none: the file was not written by this project.
         numbers = pd.to_numeric(table[column])
@@ -109,10 +110,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         "the interval multiplies the bounds of both factors. A run that ended without reaching its target counts as "
         "infinitely long",
     ]
+    if measured := [time for time in targets if not time.projected]:
+        notes.append(comparison.note_on_times(measured, str))
     if check := comparison.projection_check(machines):
         notes.append(
             "On a machine with both, iterations times the probed step time is "
-            f"{number(check[0])} to {number(check[1])} of the measured seconds"
+            f"{number(check[0])} to {number(check[1])} of the seconds that the runs measured themselves"
         )
     return write_table(
         table,
