@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from markupsafe import Markup
 
-from workflow.bench.plan.artefacts import available
-from workflow.bench.site.descriptions import describe, inline, parse
+from workflow.bench.plan.artefacts import Artefact, available, description
+from workflow.bench.site.descriptions import Description, describe, inline, parse
 
 NAMES = [*available("figures"), *available("tables")]
 
@@ -42,3 +43,10 @@ def test_markup_becomes_html_and_all_else_is_text():
         "<i>runs</i> of <code>kl_clip</code> &lt; <b>3</b> &amp; 2*3*4"
     )
     assert inline("<script>") == "&lt;script&gt;"
+
+
+def test_an_artefact_without_a_description_has_its_name_as_the_title():
+    """A figure of one's own is drawn, and stands in the reports, before it is described."""
+    assert describe("fig99_of_my_own") == Description("fig99_of_my_own", Markup())
+    assert description(Artefact("figures", "fig99_of_my_own")) == ""
+    assert description(Artefact("figures", "fig01_mkor_diagram")).endswith("workflow/report/fig01_mkor_diagram.rst")
