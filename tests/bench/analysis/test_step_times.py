@@ -64,6 +64,13 @@ def test_a_busy_half_of_the_rounds_is_left_out_and_counted():
     )
 
 
+def test_too_few_rounds_for_whole_cycles_are_not_called_a_busy_machine():
+    rows = step_time(RUNS, rounds=27).assign(cycle=10)
+    assert StepTimes(rows).problem(LAMB, MKOR) == (
+        "the 27 rounds of step_time in bert_pretraining hold fewer than 3 blocks of whole cycles"
+    )
+
+
 def test_a_block_holds_whole_cycles():
     """Truth: MKOR refreshes every fifth step, in 80 ms in place of 30; a step takes 40 on average."""
     rows = step_time(RUNS, rounds=17)

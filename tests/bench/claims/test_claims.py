@@ -29,7 +29,7 @@ from tests.support.synthetic_claims import (
     swept,
 )
 from tests.support.synthetic_probes import step_time, write_probe
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.claims import COLUMNS, RULES, decide_all, published_sizes
 from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition, all_of, parse_margin
@@ -191,6 +191,15 @@ def test_an_undecided_row_states_the_effect_that_it_could_have_seen(tmp_path):
         "autoencoder: 15 %",
         "autoencoder: no",
     )
+
+
+def test_a_claim_of_a_probe_alone_is_judged_at_the_level_of_one_look(tmp_path):
+    """Truth: further seeds add nothing to a probe. The median of six layers has an interval of 95 %, none of 97.5 %."""
+    write_probe(tmp_path, "spectra", spectra(singular=6))
+    with looks(2):
+        claims = decide_all(Results(tmp_path, looks=2)).claims.set_index("id")
+    assert claims.loc["C17", "verdict"] == "confirmed"
+    assert "95 % order-statistics interval" in claims.loc["C17", "details"] + claims.loc["C17", "why"]
 
 
 def test_a_row_quotes_the_paper_and_has_no_missing_value(table):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 
 import pandas as pd
 import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
-from workflow.bench.analysis.step_times import StepTimes, TimedLabel
+from workflow.bench.analysis.step_times import FEWEST_BLOCKS, StepTimes, TimedLabel
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _load, step_time
@@ -70,6 +71,17 @@ def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload
         assert again.name.removesuffix("_again") in names(group)
         assert again.run.method in {"sgd", "lamb", "adamw"}
     assert not any(one.problem for _, one in timed)
+
+
+@pytest.mark.parametrize("tier", ["embedded", "evidence"])
+def test_the_rounds_on_an_idle_machine_hold_enough_whole_cycles_of_every_optimizer(tier):
+    """Even where a turn is as short as it can be: one step, since a step alone fills a round."""
+    for group in groups(Plan.load(tier=tier, hardware="test")):
+        turns = {one.name: one.steps(1) for one in group.contenders if one.problem is None}
+        cycles = {one.name: one.cycle for one in group.contenders if one.cycle <= step_time.LONGEST_CYCLE}
+        block = math.lcm(*(cycle // math.gcd(cycle, turns[name]) for name, cycle in cycles.items()))
+        assert step_time.ROUNDS // block >= FEWEST_BLOCKS
+        assert turns[group.contenders[-1].name] == 1
 
 
 def test_labels_that_train_alike_share_a_contender(plan):

@@ -106,11 +106,13 @@ class StepTimes:
                 return f"step_time.csv has no step of {label.optimizer} in {label.experiment}{because}"
         if self.blocks(*labels).shape[1] < FEWEST_BLOCKS:
             rows = self._of(labels[0])
-            busy = int(is_true(rows["left_out"]).sum())
-            return (
-                f"the machine was busy: other processes slowed {busy} of {len(rows)} rounds of step_time in "
-                f"{labels[0].experiment}"
+            busy, where = (
+                int(is_true(rows["left_out"]).sum()),
+                f"{len(rows)} rounds of step_time in {labels[0].experiment}",
             )
+            if busy:
+                return f"the machine was busy: other processes slowed {busy} of {where}"
+            return f"the {where} hold fewer than {FEWEST_BLOCKS} blocks of whole cycles"
         if not self.is_quiet:
             intervals, excluding = self.exclusions
             return (

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 
 from workflow.bench.analysis import wording
-from workflow.bench.analysis.estimates import Estimate
+from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.claims import (
@@ -78,11 +78,15 @@ Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
 
 
 def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Condition]) -> Decision:
-    """Decide a claim by the rows of one probe."""
+    """Decide a claim by the rows of one probe.
+
+    Rounds of seeds add no rows to it, so that all looks are one, and its intervals have the level of one.
+    """
     rows = results.probe(name)
     if rows.empty:
         return not_tested(f"The probe {name} has not run.")
-    return judge(rows, conditions)
+    with looks(1):
+        return judge(rows, conditions)
 
 
 def _half_precision(results: Results, _: Sequence[Condition]) -> Decision:

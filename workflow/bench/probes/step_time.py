@@ -21,6 +21,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from statistics import fmean
 from typing import Any, Final, NamedTuple
 
@@ -51,6 +52,8 @@ BUSY: Final = 0.1
 """The share of the cores, taken by other processes, from which a round is left out."""
 ROUND_SECONDS: Final = 0.05
 """The shortest round; if the turns of one step are shorter, each has several."""
+LONGEST_BLOCK: Final = 5
+"""The most rounds of a whole cycle; where turns of one step would take more, they have several."""
 LOAD_SECONDS: Final = 0.4
 """The shortest time over which the load is known: the kernel counts hundredths of a second on every core."""
 LONGEST_CYCLE: Final = 10
@@ -123,6 +126,12 @@ class Contender:
         if cls is not None and cls.follows_loss:
             values["warmup_steps"] = 10**9
         return TimedOptimizer(self.name, self.run.method, values)
+
+    def steps(self, fewest: int) -> int:
+        """Return the steps of a turn: at least ``fewest``, and enough to train a cycle in `LONGEST_BLOCK` rounds."""
+        if self.cycle > LONGEST_CYCLE:
+            return LONGEST_CYCLE
+        return next(n for n in count(fewest) if self.cycle // math.gcd(self.cycle, n) <= LONGEST_BLOCK)
 
     def mean_ms(self, loop: TimedLoop, steps: int) -> float:
         """Train a turn and return the mean milliseconds of a step in a cycle."""
@@ -229,7 +238,7 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
         loop.times(1)
     seconds = sum(loop.step().total for loop in loops.values()) / 1000
     short = math.ceil(ROUND_SECONDS / seconds)
-    steps = {one.name: short if one.cycle <= LONGEST_CYCLE else LONGEST_CYCLE for one in contenders}
+    steps = {one.name: one.steps(short) for one in contenders}
     window = math.ceil(LOAD_SECONDS / (short * seconds))
     turns = {one.name: partial(one.mean_ms, loops[one.name], steps[one.name]) for one in contenders}
     load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[str, float]]()
