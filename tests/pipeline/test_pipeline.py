@@ -260,8 +260,8 @@ def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_pa
     assert "of partial results in " in failed.stderr
     assert not (folder / "figures" / "fig13_update_rules.png").exists()
     assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
-    assert "Failed: autoencoder soap seed 0 [ConfigError: autoencoder soap " in _caption(folder)
-    assert "Missing: autoencoder soap seed 1." in _caption(folder)
+    assert "Failed: Autoencoder SOAP seed 0 [ConfigError: autoencoder soap " in _caption(folder)
+    assert "Missing: Autoencoder SOAP seed 1." in _caption(folder)
     runs = pd.read_csv(folder / PARTIAL / "update_rules.runs.csv").groupby("optimizer")["status"].agg(set)
     assert dict(runs) == {"sgd": {"finished"}, "mkor": {"finished"}, "soap": {"failed", "missing"}}
     again = _planned(_snakemake(folder, "--dry-run", "figures/fig13_update_rules.png").stdout)
@@ -303,8 +303,8 @@ def test_ctrl_c_leaves_the_figures_and_the_next_call_goes_on(tmp_path):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-    assert "Interrupted: autoencoder adamw seed 0." in _caption(folder)
-    assert "Missing: autoencoder adamw seed 1." in _caption(folder)
+    assert "Interrupted: Autoencoder AdamW seed 0." in _caption(folder)
+    assert "Missing: Autoencoder AdamW seed 1." in _caption(folder)
     assert (folder / PARTIAL / "figures" / "fig13_update_rules.png").stat().st_size > 0
     again = _snakemake(folder, "--dry-run", target)
     assert again.returncode == 0, again.stderr
