@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
-from mkor_core import MKOR, Method, Preconditioner, engines, preconditioner
+from mkor_core import MKOR, Method, Preconditioner, engines
 from mkor_core.blocks import WHOLE, Block, Share, place_gradient
 from mkor_core.capture import MEAN, Capture, Captured, Statistic
 from mkor_core.layer import Layer
@@ -229,7 +229,7 @@ def test_a_method_that_finishes_all_updates_together_has_no_owners():
 def test_tensor_parallel_layers_are_refused_where_whole_rows_are_needed(method, monkeypatch):
     """As if the mesh's one rank were two: a model that no rank divides is not tensor-parallel."""
     model = parallelize_module(network(), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
-    monkeypatch.setattr(preconditioner, "ranks_of_a_batch", lambda model, world: 2)
+    monkeypatch.setattr(engines, "ranks_of_a_batch", lambda model, world: 2)
     with pytest.raises(TypeError, match=r"needs whole rows of inputs and gradients, which tensor-parallel ranks"):
         Preconditioner(model, method)
 

@@ -156,7 +156,9 @@ def test_a_rank_that_fails_is_an_error_here():
 
 def test_probes_of_experiments_need_one_in_the_plan(folder):
     plan = experiments.load(folder)
-    assert [probe.name for probe in planned_probes(plan)] == list(available("probes"))
+    # That of the field's steps measures the field's experiments alone.
+    of_any = [name for name in available("probes") if name != "field_steps"]
+    assert [probe.name for probe in planned_probes(plan)] == of_any
     left = {probe.name for probe in planned_probes(replace(plan, experiments={}))}
     assert left == {name for name in available("probes") if not describe("probes", name).experiments}
     assert {"numerics", "half_precision", "communication", "cost_scaling"} <= left
@@ -168,7 +170,7 @@ SYSTEMS = "workflow/systems.yaml"
 def test_probes_state_their_needs_as_literals(monkeypatch):
     monkeypatch.chdir(ROOT)
     needs = {name: describe("probes", name) for name in available("probes")}
-    on_the_cpu = {"communication", "half_precision", "numerics", "projection", "sharding", "sizes"}
+    on_the_cpu = {"communication", "field_steps", "half_precision", "numerics", "projection", "sharding", "sizes"}
     assert {name for name, probe in needs.items() if not probe.uses_gpu} == on_the_cpu
     alone = {"cost_scaling", "iteration_time", "scaling", "step_breakdown", "step_time"}
     assert {name for name, probe in needs.items() if probe.cores == "all"} == alone
