@@ -76,7 +76,7 @@ def restore(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Pa
     """A function that restores the results and returns their files; commands get the plan, which is not loaded anew."""
     monkeypatch.setattr(Plan, "load", classmethod(lambda *_, **__: plan))
     monkeypatch.setattr(compare, "ARTEFACTS", (("tables", "hardware"),))
-    monkeypatch.setattr(status, "_artefacts", lambda _: [])
+    monkeypatch.setattr(status, "_artefacts", lambda _: {"probes": {}, "figures": {}, "tables": {}})
 
     def restored() -> list[Path]:
         shutil.rmtree(plan.results)
