@@ -98,9 +98,9 @@ def test_every_artefact_with_data_is_drawn_and_its_caption_names_the_missing_run
     caption = (plan.partial / "figures" / "fig13_update_rules.rst").read_text()
     for said in (
         "partial results",
-        "Missing: autoencoder eva seed 0-1, mkor seed 1.",
-        "Failed: autoencoder kaisa seed 1 [ArithmeticError: the sixth factor].",
-        "Interrupted: autoencoder kaisa seed 0.",
+        "Missing: Autoencoder Eva seed 0-1, MKOR (exact rule) seed 1.",
+        "Failed: Autoencoder KFAC (KAISA) seed 1 [ArithmeticError: the sixth factor].",
+        "Interrupted: Autoencoder KFAC (KAISA) seed 0.",
     ):
         assert said in caption
 
