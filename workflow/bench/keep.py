@@ -1,7 +1,7 @@
 """Keep the runs of finished experiments in results/reference, so that other machines can adopt them.
 
-For each experiment it writes the records of the runs that were trained here (`adopt` reads them) and the two tidy
-tables, to be committed.
+For each experiment it writes the records of the runs that were trained here (`adopt` reads them) and the tidy table of
+runs, to be committed. Evaluations are in the records, a tenth as large as in a table.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from pathlib import Path
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Run
 from workflow.bench.results.archive import Archive, Kept, write_archive
-from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
-from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
+from workflow.bench.results.columns import RUN_COLUMNS
+from workflow.bench.results.rows import run_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.reading import read_text
@@ -24,7 +24,7 @@ from workflow.bench.training.record import RunFolder, origin_of, read_record, se
 
 
 def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]:
-    """Write an experiment's archive and tidy tables to ``reference``, and return the files.
+    """Write an experiment's archive and its table of runs to ``reference``, and return the files.
 
     Runs that were adopted are left out: their own machine's archive has them. None but those leaves no files.
 
@@ -39,11 +39,9 @@ def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]
         return []
     archive = Archive(experiment, plan.tier.name, plan.hardware, kept)
     file = write_archive(archive, reference)
-    tables = file.with_name(f"{experiment}.csv"), file.with_name(f"{experiment}.runs.csv")
-    evaluations = (row for job in jobs for row in evaluation_rows(plan, job) if row["run"] in kept)
-    write_csv(tables[0], EVALUATION_COLUMNS, evaluations)
-    write_csv(tables[1], RUN_COLUMNS, (row for job in jobs for row in run_rows(plan, job) if row["run"] in kept))
-    return [file, *tables]
+    table = file.with_name(f"{experiment}.runs.csv")
+    write_csv(table, RUN_COLUMNS, (row for job in jobs for row in run_rows(plan, job) if row["run"] in kept))
+    return [file, table]
 
 
 def _is_adopted(plan: Plan, run: Run) -> bool:

@@ -139,15 +139,21 @@ def _notes(runs: Rows, plan: Plan) -> list[str]:
 
 
 def _replace(target: Path, accepted: Accepted) -> None:
-    """Replace the folder ``target``: write the new one next to it, then rename. Archives that `keep` wrote stay."""
+    """Replace the folder ``target``: write the new one next to it, then rename.
+
+    Archives that `keep` wrote stay, and in place of a table of the evaluations that they hold.
+    """
     target.parent.mkdir(parents=True, exist_ok=True)
     # The name starts with a dot so that no glob for a tier finds it.
     workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     new, old = workspace / "new", workspace / "old"
     try:
+        archives = list(target.glob(f"*{SUFFIX}"))
+        archived = {f"{archive.name.removesuffix(SUFFIX)}.csv" for archive in archives}
         for name, content in accepted.files.items():
-            write_atomically(new / name, content)
-        for archive in target.glob(f"*{SUFFIX}"):
+            if name not in archived:
+                write_atomically(new / name, content)
+        for archive in archives:
             shutil.copy(archive, new)
         write_json(new / "specs.json", accepted.specs)
         if target.exists():

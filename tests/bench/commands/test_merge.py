@@ -311,6 +311,8 @@ def test_archives_that_keep_wrote_stay_when_a_folder_is_merged_again(copy: Path)
     archive.write_bytes(b"kept")
     assert _merge(copy) == 0
     assert archive.read_bytes() == b"kept"
+    assert archive.with_name("one.runs.csv").is_file()
+    assert not archive.with_name("one.csv").exists()
 
 
 def test_runs_that_were_adopted_from_a_machine_in_the_repository_are_accepted(copy: Path):
