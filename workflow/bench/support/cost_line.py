@@ -8,6 +8,8 @@ import resource
 import sys
 import time
 from collections.abc import Collection, Iterable
+from contextlib import suppress
+from pathlib import Path
 from typing import Final, NamedTuple, NoReturn
 
 _STARTED: Final = time.perf_counter() - time.process_time()
@@ -15,6 +17,8 @@ _STARTED: Final = time.perf_counter() - time.process_time()
 _LINE: Final = re.compile(r"^cost: ([0-9.]+) core-seconds(?: in ([0-9.]+) s)?(?:, peak ([0-9.]+) MB)?$", re.MULTILINE)
 _BYTES: Final = 1 if sys.platform == "darwin" else 1024
 """The unit of `resource.getrusage`'s memory: bytes on macOS, kilobytes elsewhere."""
+_STATUS_FILE: Final = Path("/proc/self/status")
+"""Only Linux has it."""
 
 
 class Cost(NamedTuple):
@@ -39,8 +43,21 @@ def print_cost(*, with_time: bool = True) -> None:
 
 
 def _peak_mb() -> float:
-    users = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    return max(resource.getrusage(user).ru_maxrss for user in users) * _BYTES / 1e6
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * _BYTES
+    return max(_peak_of_this_process(), of_children) / 1e6
+
+
+def _peak_of_this_process() -> int:
+    """Return its peak resident memory in bytes.
+
+    On Linux, `resource.getrusage` keeps its peak across execve (man 2 getrusage), and so counts the memory of the
+    process that started this one. The status file does not.
+    """
+    with suppress(OSError):
+        peak = re.search(r"^VmHWM:\s*(\d+) kB$", _STATUS_FILE.read_text(), re.MULTILINE)
+        if peak:
+            return int(peak[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * _BYTES
 
 
 def exit_with_cost(code: int, *, worked: Collection[int] = (0,)) -> NoReturn:
