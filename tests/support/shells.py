@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import chdir, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
+from unittest import mock
 
 import yaml
 from hypothesis import settings
@@ -52,9 +54,11 @@ def refused_in_one_line(*errors: type[BaseException]) -> Iterator[None]:
     assert message.isprintable()
 
 
-_SETUP: Final = """
-PATH=/nonexistent
-command_not_found_handle() { printf '%s\\0' "$@" >> "$RECORD"; printf '\\1' >> "$RECORD"; }
+_NOWHERE: Final = "/nonexistent"
+
+_SETUP: Final = f"""
+PATH={_NOWHERE}
+command_not_found_handle() {{ printf '%s\\0' "$@" >> "$RECORD"; printf '\\1' >> "$RECORD"; }}
 """
 """Makes bash record every command that is not built in, instead of running it."""
 
@@ -69,7 +73,7 @@ def recorded(commands: Sequence[str], folder: Path) -> list[list[str]]:
     done = subprocess.run(
         [bash, "--norc", "-s"],
         cwd=folder,
-        env={"RECORD": str(record), "HOME": "/nonexistent"},
+        env={"RECORD": str(record), "HOME": _NOWHERE},
         input=os.fsencode(script),
         capture_output=True,
         check=False,
@@ -102,6 +106,9 @@ class Planned(NamedTuple):
 def planned_jobs(folder: Path, **settings: str) -> list[Planned]:
     """Return all jobs with shell commands that Snakemake plans in ``folder``, sorted by name.
 
+    Each command puts the folder of Snakemake's Python on its path; here that folder does not exist, so that
+    `run_recorded` finds no program in it.
+
     Raises:
         SystemExit: the plan is refused; the value is the message.
     """
@@ -110,7 +117,11 @@ def planned_jobs(folder: Path, **settings: str) -> list[Planned]:
     from snakemake.settings.enums import Quietness
     from snakemake.settings.types import ConfigSettings, DAGSettings, OutputSettings, ResourceSettings
 
-    with chdir(folder), SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api:
+    with (
+        chdir(folder),
+        mock.patch.object(sys, "executable", f"{_NOWHERE}/bin; touch x/python"),
+        SnakemakeApi(OutputSettings(quiet={Quietness.ALL}, dryrun=True)) as api,
+    ):
         workflow = api.workflow(
             resource_settings=ResourceSettings(cores=2),
             config_settings=ConfigSettings(config=settings),
