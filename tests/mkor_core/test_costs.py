@@ -1,4 +1,4 @@
-"""README's table of costs: every cell is evaluated as a formula and compared with counts on a Linear layer.
+"""docs/method_costs.md: every cell is evaluated as a formula and compared with counts on a Linear layer.
 
 Memory is the bytes of the state's tensors. Bytes sent are those that one of two ranks hands to collectives; the process
 group is fake, while test_distributed.py counts on real ranks. Work is counted operation by operation, as the numbers
@@ -66,7 +66,7 @@ ROWS: dict[str, list[Row]] = {
 
 
 def table() -> dict[str, list[str]]:
-    section = (ROOT / "README.md").read_text().split("## What each method costs")[1].split("\n## ")[0]
+    section = (ROOT / "docs" / "method_costs.md").read_text()
     lines = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
     return {cells[0].strip(): [cell.strip() for cell in cells[1:]] for cells in lines[1:]}
 

@@ -1,4 +1,4 @@
-"""Formulas of the tables of costs in README and in docs, as numbers."""
+"""Formulas of the tables of costs in docs, as numbers."""
 
 from __future__ import annotations
 

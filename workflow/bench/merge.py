@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import REFERENCE, Plan
-from workflow.bench.plan.artefacts import available
+from workflow.bench.plan.artefacts import available, describe
 from workflow.bench.plan.rounds import FILE as ROUNDS
 from workflow.bench.plan.runs import Spec
 from workflow.bench.results.archive import SUFFIX
@@ -50,7 +50,7 @@ FIGURES: Final = (
     "fig18_factors",
     "fig20_target_sweep",
 )
-"""The figures that are copied: those of the README. The others can be drawn again from the tables."""
+"""The figures that are copied. The others can be drawn again from the tables."""
 
 
 @dataclass(frozen=True)
@@ -121,9 +121,13 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
 def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[Path]:
     """Return the files to copy."""
     evaluations = [file.with_name(file.name.replace(".runs.csv", ".csv")) for file in tables]
-    artefacts = [folder / "tables" / f"{name}{suffix}" for name in available("tables") for suffix in (".csv", ".md")]
-    artefacts += [folder / "figures" / f"{name}.png" for name in FIGURES]
-    others = [*artefacts, folder / ROUNDS, folder / COSTS]
+    made = [
+        folder / "tables" / file
+        for name in available("tables")
+        for file in (f"{name}.csv", f"{name}.md", *describe("tables", name).further)
+    ]
+    pictures = [folder / "figures" / f"{name}.png" for name in FIGURES]
+    others = [*made, *pictures, folder / ROUNDS, folder / COSTS]
     return [*tables, *evaluations, *probes, *(file for file in others if file.is_file())]
 
 

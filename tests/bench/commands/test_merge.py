@@ -47,7 +47,8 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (source / part).mkdir()
     table = step_breakdown(NAME).assign(code_fingerprint=probe_fingerprint())
     table.to_csv(source / "probes" / "step_breakdown.csv", index=False)
-    for file in ("tables/hardware.csv", "tables/hardware.md", "tables/hardware.html", "figures/fig16_hardware.pdf"):
+    tables = ("hardware.csv", "hardware.md", "hardware.html", "claim_parts.csv")
+    for file in (*(f"tables/{name}" for name in tables), "figures/fig16_hardware.pdf"):
         (source / file).write_text("made there\n")
     (source / "figures" / "fig13_update_rules.png").write_bytes(b"\x89PNG")
     return folder
@@ -84,6 +85,7 @@ def test_tables_probes_pictures_and_specs_are_kept_and_nothing_else(copy, capsys
         "one.csv",
         "one.runs.csv",
         "probes/step_breakdown.csv",
+        "tables/claim_parts.csv",
         "tables/hardware.csv",
         "tables/hardware.md",
         "figures/fig13_update_rules.png",
