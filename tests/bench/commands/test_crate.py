@@ -129,7 +129,7 @@ def test_software_has_the_versions_that_trained(plan):
     records.put(folder, run, "finished", steps=20)
     records.rewrite(folder, packages={"torch": "1.2.3"}, python="3.4.5")
     graph = graph_of(packed(plan))
-    assert graph["https://pypi.org/project/torch/"]["softwareVersion"] == "1.2.3"
+    assert graph["pkg:pypi/torch"]["softwareVersion"] == "1.2.3"
     assert graph["https://www.python.org"]["softwareVersion"] == "3.4.5"
 
 

@@ -178,7 +178,7 @@ _URLS: Final = {"Python": "https://www.python.org", "snakemake": "https://snakem
 
 
 def _package_id(name: str) -> str:
-    return _URLS.get(name, f"https://pypi.org/project/{name}/")
+    return _URLS.get(name, f"pkg:pypi/{name}")
 
 
 def _software(crate: Crate) -> Iterator[Entity]:
