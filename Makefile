@@ -29,7 +29,8 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 # The stamp is written last, so that make resumes an interrupted installation and installs a changed lock. A suitable
-# PyTorch that is already in .venv, such as a CPU build, is kept.
+# PyTorch that is already in .venv, such as a CPU build, is kept. Python compiles a module when it is first imported: to compile
+# all of them here would double the time.
 $(INSTALLED): requirements.lock
 	@if ! $(BIN)/python -m pip --version >/dev/null 2>&1; then \
 	    for python in $(if $(value PYTHON),$(call quoted,$(value PYTHON))) python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -41,7 +42,7 @@ $(INSTALLED): requirements.lock
 	    echo "Making .venv with $$("$$found" --version)"; \
 	    "$$found" -m venv --clear .venv || { echo "$$found cannot create .venv: is its venv module installed (python3-venv)?" >&2; exit 1; }; \
 	fi
-	$(BIN)/python -m pip install --disable-pip-version-check --requirement requirements.lock
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile --requirement requirements.lock
 	@touch $@
 
 reproduce: $(INSTALLED) ## train, measure, and make every figure, table and claim, and the report
