@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -71,3 +72,17 @@ def test_a_row_has_the_state_and_the_work_beside_forward_and_backward():
     row = field_steps._row("x", "sgd", run, data, field_steps.plain_counts(run, data), None, "test")
     assert (row.parameter_bytes, row.state_bytes) == (4 * WEIGHTS, 4 * WEIGHTS)  # the velocity
     assert 2 * WEIGHTS <= row.operations <= 6 * WEIGHTS  # velocity and weight, each scaled and added to
+
+
+def test_a_method_that_refuses_several_ranks_has_no_bytes_sent(monkeypatch: pytest.MonkeyPatch):
+    runs = {"singd": run_of("singd"), "mkor": run_of("mkor", base="sgd"), "dp_kfac": run_of("dp_kfac")}
+    jobs = {label: SimpleNamespace(runs=[run]) for label, run in runs.items()}
+    plan: Any = SimpleNamespace(experiments={"field_autoencoder": SimpleNamespace(jobs=jobs)}, hardware="test")
+
+    def ranks(number: int, function: Any, given: Any) -> list[dict[str, float]]:
+        assert number == field_steps.RANKS
+        return [{label: float(rank) for label in given} for rank in range(number)]
+
+    monkeypatch.setattr(field_steps._ranks, "run", ranks)
+    sent = {row.optimizer: row.sent_bytes for row in field_steps.measure(plan)}
+    assert sent == {"singd": None, "mkor": 1, "dp_kfac": 1}

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from baselines import build, limits
+from baselines import build
 from mkor_core import Preconditioner, comm
 from mkor_core.discovery import find_layers
 from workflow.bench import workloads
@@ -53,6 +53,8 @@ COUNTED: Final = 10
 """A multiple of the tier's periods."""
 FOLLOWED: Final = 20
 RANKS: Final = 2
+ONE_PROCESS: Final = ("singd",)
+"""Methods that refuse to train on several ranks."""
 
 
 class Row(NamedTuple):
@@ -169,12 +171,11 @@ def measure(plan: Plan) -> Iterator[Row]:
         first = next(iter(runs.values()))
         data = workloads.create(**first.spec["workload"])
         plain = plain_counts(first, data)
-        several = {label: run for label, run in runs.items() if "data_parallel" not in limits(run.method)}
+        several = {label: run for label, run in runs.items() if run.method not in ONE_PROCESS}
         by_rank = _ranks.run(RANKS, sent, several)
+        most = {label: max(of[label] for of in by_rank) for label in several}
         for label, run in runs.items():
-            yield _row(
-                name, label, run, data, plain, max((of.get(label) for of in by_rank), default=None), plan.hardware
-            )
+            yield _row(name, label, run, data, plain, most.get(label), plan.hardware)
 
 
 def _row(
