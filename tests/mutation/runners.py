@@ -108,6 +108,7 @@ class SwappingRunner(Runner):
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Test all mutants instead of running all tests."""
         functions: dict[Place, list[FunctionType]] = defaultdict(list)
+        gc.unfreeze()  # get_objects leaves out what tests/conftest.py has frozen
         for thing in gc.get_objects():
             if isinstance(thing, FunctionType) and thing.__code__.co_filename.startswith(str(self.copy)):
                 functions[_place(thing.__code__)].append(thing)
