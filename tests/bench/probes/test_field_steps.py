@@ -11,7 +11,7 @@ import torch
 from mkor_core.discovery import find_layers
 from workflow.bench import workloads
 from workflow.bench.plan.runs import Run
-from workflow.bench.probes import field_steps
+from workflow.bench.probes import _ranks, field_steps
 from workflow.bench.probes._counting import Counting
 from workflow.bench.probes.field_steps import Trained, turns
 
@@ -83,6 +83,6 @@ def test_a_method_that_refuses_several_ranks_has_no_bytes_sent(monkeypatch: pyte
         assert number == field_steps.RANKS
         return [{label: float(rank) for label in given} for rank in range(number)]
 
-    monkeypatch.setattr(field_steps._ranks, "run", ranks)
+    monkeypatch.setattr(_ranks, "run", ranks)
     sent = {row.optimizer: row.sent_bytes for row in field_steps.measure(plan)}
     assert sent == {"singd": None, "mkor": 1, "dp_kfac": 1}
