@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import stat
 import subprocess
-import sys
 from pathlib import Path
 
 import yaml
 
-from tests.support.fork_server import commands_fork
+from tests.support.fork_server import commands_fork, forked
 from workflow.bench.support.config import ROOT
 
-SNAKEMAKE = (sys.executable, "-m", "snakemake")
 FIGURE = "fig01_mkor_diagram"
 
 IMPORTER = f"""
@@ -59,7 +57,7 @@ for suffix in png pdf rst; do echo drawn > "results/test/embedded/figures/{figur
 def snakemake(folder: Path, *arguments: str, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Call Snakemake in a folder."""
     return subprocess.run(
-        [*SNAKEMAKE, *arguments], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        forked("snakemake", *arguments), cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
 
 
@@ -85,7 +83,9 @@ def test_conda_deployment_runs_commands_in_the_environment_that_it_made(tmp_path
     for file, text in (("bin/conda", CONDA), ("bin/activate", ACTIVATE), ("python", PYTHON)):
         (base / file).write_text(text.format(base=base, figure=FIGURE) if file != "bin/activate" else text)
         (base / file).chmod(stat.S_IRWXU)
-    environment = {**os.environ, "PATH": f"{base}/bin:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    # Snakemake is a fork, but the word python in its commands is left alone.
+    server = {"FORK_SERVER": commands_fork()["FORK_SERVER"], "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **server, "PATH": f"{base}/bin:{os.environ['PATH']}"}
     arguments = (f"results/test/embedded/figures/{FIGURE}.pdf", "--snakefile", str(ROOT / "Snakefile"), "--cores", "1")
     options = ("--config", "hardware=test", "--software-deployment-method", "conda")
     done = snakemake(folder, *arguments, *options, environment=environment)
@@ -100,6 +100,6 @@ def test_conda_deployment_runs_commands_in_the_environment_that_it_made(tmp_path
 
 def test_the_graph_of_rules_needs_no_number_of_cores(tmp_path):
     arguments = ("--snakefile", str(ROOT / "Snakefile"), "--rulegraph", "--config", "hardware=test")
-    done = snakemake(tmp_path, *arguments, environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = snakemake(tmp_path, *arguments, environment={**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("digraph")

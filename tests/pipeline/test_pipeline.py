@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests.support.fork_server import commands_fork
+from tests.support.fork_server import commands_fork, forked
 from tests.support.synthetic import numerics
 from tests.support.synthetic_claims import half_precision
 from tests.support.synthetic_probes import write_probe, write_probes
@@ -31,7 +31,7 @@ UPDATE_RULES = (ROOT / ".test" / "config" / "experiments" / "update_rules.yaml")
 
 def _snakemake(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the repository's Snakefile in ``folder``, on the configuration there; settings are ``key=value``."""
-    command = [sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"]
+    command = forked("snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2")
     settings = [
         "config_dir=config",
         "hardware=test-machine",

@@ -2,8 +2,9 @@
 
 A pipeline starts dozens of Python commands, and each imports PyTorch, pandas or Transformers before it does its work.
 In the environment of `commands_fork`, the word ``python`` in a shell command is a function that asks this server for a
-fork. The fork takes over the caller's arguments, environment, folder and streams, and imports the project's own modules
-anew, from its ``PYTHONPATH``. Commands that a test signals or times start in the ordinary way.
+fork, and `forked` is a command line that does. The fork takes over the caller's arguments, environment, folder and
+streams. If its ``PYTHONPATH`` is this repository, it has the project's modules from the server too; otherwise it
+imports them anew. Commands that a test signals or times start in the ordinary way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import runpy
 import select
+import shlex
 import signal
 import socket
 import subprocess
@@ -34,13 +36,24 @@ LIBRARIES = (
     "scipy.stats",
     "seaborn",
     "sklearn.datasets",
+    "snakemake.cli",
     "torch._dynamo",
     "transformers.models.bert.modeling_bert",
     "yaml",
 )
 """What the pipeline's commands import that takes long."""
 
-_CLIENT = f"""{{ '{sys.executable}' -IS '{Path(__file__).with_name("fork_client.py")}' "$@"; }}"""
+COMMANDS = ("aggregate", "make_artefact", "partial", "report", "snakemake_report", "train")
+"""Commands of the project whose modules, and the artefacts' modules, a fork has."""
+OWN = ("baselines", "mkor_core", "tests", "workflow")
+"""The project's packages."""
+ROOT = Path(__file__).parents[2]
+_CLIENT = (sys.executable, "-IS", str(Path(__file__).with_name("fork_client.py")))
+
+
+def forked(module: str, *arguments: str) -> list[str]:
+    """Return the command line of ``python -m MODULE ...`` for an environment with `commands_fork`."""
+    return [*_CLIENT, "-m", module, *arguments]
 
 
 @functools.cache
@@ -57,19 +70,26 @@ def commands_fork() -> dict[str, str]:
     atexit.register(server.communicate)  # closes its standard input, and waits
     assert server.stdout is not None
     assert server.stdout.readline() == b"ready\n", "the server does not start"
-    return {"BASH_FUNC_python%%": f"() {_CLIENT}", "FORK_SERVER": str(place)}
+    return {"BASH_FUNC_python%%": f'() {{ {shlex.join(_CLIENT)} "$@"; }}', "FORK_SERVER": str(place)}
 
 
 def _serve(place: str) -> None:
     """Fork for every connection until standard input closes, as it does when the process at its other end ends."""
-    sys.path[0] = str(Path(__file__).parents[2])
+    sys.path[0] = str(ROOT)
     operators = importlib.import_module("mkor_core.torchvision_operators")  # as in the commands, before Transformers
     for library in LIBRARIES:
         importlib.import_module(library)
+    importlib.import_module("tests.support.preloaded")
+    for command in COMMANDS:
+        importlib.import_module(f"workflow.bench.{command}")
+    artefacts = importlib.import_module("workflow.bench.plan.artefacts")
+    for kind in ("figures", "tables"):
+        for name in artefacts.available(kind):
+            importlib.import_module(f"workflow.bench.{kind}.{name}")
+            artefacts.sources(artefacts.describe(kind, name).module)  # parses files; this is cached
     del sys.path[0]
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("baselines", "mkor_core")]:
-        del sys.modules[name]  # a fork imports its own
     gc.freeze()  # forks share its memory longer
+    gc.set_threshold(50_000)
     signal.signal(signal.SIGCHLD, _reap)
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(place)
@@ -123,6 +143,11 @@ def _run(arguments: list[str], folder: str, environment: dict[str, str]) -> NoRe
     sys.path[:0] = [*start, *filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))]
     _, module, *rest = arguments
     sys.argv = [module, *rest]
+    if environment.get("PYTHONPATH") != str(ROOT):
+        for name in [name for name in sys.modules if name.partition(".")[0] in OWN]:
+            del sys.modules[name]
+    if not hasattr(sys.modules.get(module), "__path__"):
+        sys.modules.pop(module, None)  # it runs as __main__; of a package, its file __main__.py does
     code: object = 1
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 import yaml
 
 from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
-from tests.support.experiments import make_folder
-from tests.support.fork_server import commands_fork
+from tests.support.experiments import load, make_folder
+from tests.support.fork_server import commands_fork, forked
 from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.hyperparameters import TUNED
@@ -31,6 +31,7 @@ MADE_UP = {
     "rank1_error": synthetic_probes.rank1_error,
     "scaling": synthetic_probes.scaling,
     "sharding": synthetic_probes.sharding,
+    "spectra": synthetic_probes.spectra,
     "step_breakdown": synthetic_probes.step_breakdown,
 }
 """Rows of the probes that take long; the others measure. Each probe's command is tested in tests/bench/probes."""
@@ -96,6 +97,13 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "miniature"
 
 
+def _labels(config: Path) -> pd.DataFrame:
+    """Return what a table of runs says of every label of a plan."""
+    planned = [(job, run) for job in load(config).jobs for run in job.runs]
+    about = [(job.experiment, run.spec["workload"]["name"], job.label, run.hyperparameters) for job, run in planned]
+    return pd.DataFrame(about, columns=["experiment", "workload", "optimizer", "hyperparameters"])
+
+
 def _call(folder: Path) -> None:
     """Run the pipeline in a new folder, with synthetic rows of the probes in `MADE_UP`."""
     make_folder(folder / "config")
@@ -109,10 +117,11 @@ def _call(folder: Path) -> None:
     shutil.copytree(CONFIG / "tuned", folder / "config" / "tuned")
     for name, make in MADE_UP.items():
         write_probe(folder / RESULTS, name, make())
+    write_probe(folder / RESULTS, "step_time", synthetic_probes.step_time(_labels(folder / "config")))
     called = subprocess.run(
         [
-            *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2"),
-            *("artefacts", "--config", "config_dir=config", "hardware=test"),
+            *forked("snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", "2", "artefacts"),
+            *("--config", "config_dir=config", "hardware=test"),
         ],
         cwd=folder,
         env={**os.environ, **commands_fork(), "PYTHONPATH": str(ROOT)},
