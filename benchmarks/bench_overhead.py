@@ -10,6 +10,7 @@ itself.
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 import time
@@ -35,7 +36,7 @@ from workflow.bench.workloads.base import Workload
 GOAL: Final = 1.03
 EXPERIMENT: Final = "update_rules"
 STEPS: Final = {"autoencoder": 6000, "bert_pretraining": 300}
-"""Steps of a comparison by workload."""
+"""The workloads that are compared, with the steps of a comparison."""
 BLOCKS: Final = 60
 """Parts of a run; a ratio is one of sums over a part, since single steps of a millisecond are too noisy."""
 
@@ -119,8 +120,13 @@ def ratio(times: Sequence[float], reference: Sequence[float]) -> Estimate:
     return estimate([of_times.sum() / of_reference.sum() for of_times, of_reference in blocks])
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Print the ratios; return 1 if an interval lies above the goal."""
+    argparse.ArgumentParser(
+        prog="python -m benchmarks.bench_overhead",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(arguments)
     worst = 0.0
     with tempfile.TemporaryDirectory() as scratch:
         plan = Plan.load(tier="embedded", results=scratch)
@@ -142,12 +148,11 @@ def main() -> int:
 
 
 def first_runs(plan: Plan, label: str) -> Iterator[Run]:
-    """Yield a label's first run on each workload, with the steps of the comparison."""
-    seen: set[str] = set()
+    """Yield a label's first run on each workload of `STEPS`, with the steps of the comparison."""
+    remaining = dict(STEPS)
     for run in plan.experiment(EXPERIMENT).jobs[label].runs:
-        if run.workload not in seen:
-            seen.add(run.workload)
-            steps = STEPS[run.workload]
+        if run.workload in remaining:
+            steps = remaining.pop(run.workload)
             # At a hundredth of the learning rate a step takes equally long, and training cannot diverge.
             values = {**run.hyperparameters, "lr": run.hyperparameters["lr"] / 100}
             yield Run(

@@ -103,7 +103,7 @@ def _plain(docstring: str) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page of all optimizers' hyperparameters."""
     parser = argparse.ArgumentParser(prog=_COMMAND, description=main.__doc__)
-    parser.add_argument("--out", type=Path, default=PAGE, help="the file to write, by default %(default)s")
+    parser.add_argument("--out", type=Path, default=PAGE, help="where to write (default: docs/hyperparameters.md)")
 
     def work(options: argparse.Namespace) -> None:
         refuse_unwritable("--out", options.out)

@@ -37,6 +37,14 @@ def test_both_loops_train_the_same_weights(run, tmp_path):
     assert (len(interleaved.bare_seconds), len(interleaved.bench_seconds)) == (61, 60)
 
 
+def test_a_label_is_compared_on_the_two_workloads_of_the_page_alone(tmp_path):
+    """The experiment also trains AlexNet."""
+    plan = Plan.load(tier="embedded", results=str(tmp_path), hardware="test-cpu")
+    assert "alexnet" in {run.workload for run in plan.experiment(bench_overhead.EXPERIMENT).jobs["mkor"].runs}
+    compared = {run.workload: run.spec["steps"] for run in bench_overhead.first_runs(plan, "mkor")}
+    assert compared == bench_overhead.STEPS
+
+
 def test_the_ratio_has_an_interval(run, tmp_path):
     ratio = bench_overhead.overhead(run, workloads.create(**run.spec["workload"]), tmp_path)
     assert ratio.n == bench_overhead.BLOCKS
