@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,52 @@ def test_every_number_that_a_user_writes_is_bounded_by_its_schema():
     files = [file for file in config.SCHEMAS.rglob("*.schema.yaml") if not file.name.startswith("run.")]
     assert len(files) > 10
     assert [place for file in files for place in unbounded(config.read_yaml(file), (file.name,))] == []
+
+
+DATASET = {"type": "string", "default": "digits"}
+SIZE = {"type": "integer", "minimum": 1, "maximum": 9, "default": 8}
+WORKLOAD_SCHEMAS: dict[str, tuple[dict[str, Any], str]] = {
+    "no data set": (
+        {"metrics": ["loss"], "parameters": {"properties": {"batch_size": SIZE}}},
+        "parameters.properties = ... the key 'dataset' is missing: the data that the workload trains on",
+    ),
+    "no batch size by default": (
+        {"metrics": ["loss"], "parameters": {"properties": {"dataset": DATASET, "batch_size": {"type": "integer"}}}},
+        "parameters.properties.batch_size = ... the key 'default' is missing",
+    ),
+    "no metrics": (
+        {"parameters": {"properties": {"dataset": DATASET, "batch_size": SIZE}}},
+        "the key 'metrics' is missing: the metrics of an evaluation on the validation split",
+    ),
+    "no parameters": ({"metrics": ["loss"]}, "the key 'parameters' is missing: the JSON Schema of the parameters"),
+    "no JSON Schema": (
+        {"metrics": ["loss"], "$defs": {"size": {"minimum": "one"}}, "parameters": {}},
+        '$defs.size.minimum = "one": must be a number',
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WORKLOAD_SCHEMAS)
+def test_a_workload_s_schema_that_lacks_something_is_refused_in_one_line(
+    mistake: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    content, said = WORKLOAD_SCHEMAS[mistake]
+    schemas = shutil.copytree(config.SCHEMAS, tmp_path / "schemas")
+    file = schemas / "workloads" / "autoencoder.schema.yaml"
+    file.write_text(yaml.safe_dump({"title": "a workload", **content}))
+    monkeypatch.setattr(config, "SCHEMAS", schemas)
+    config.schema.cache_clear()
+    try:
+        with pytest.raises(ConfigError) as caught:
+            Plan.load(folder)
+    finally:
+        config.schema.cache_clear()
+    file_name, _, message = str(caught.value).partition(": ")
+    place, _, rule = said.rpartition("... ")
+    assert file_name.endswith("schemas/workloads/autoencoder.schema.yaml")
+    assert message.startswith(place)
+    assert rule in message
+    assert "\n" not in message
 
 
 def test_a_long_list_is_searched_for_equal_values_in_linear_time():

@@ -26,6 +26,7 @@ from workflow.bench.support.config import (
     error,
     read_mapping,
     schema,
+    schema_file,
     shown_path,
     with_defaults,
 )
@@ -110,6 +111,8 @@ def _check_block(
     if name not in workloads.NAMES:
         must = f"unknown workload; {did_you_mean(name, workloads.NAMES)}"
         raise error(file, (*key, "workload", "name"), name, must)
+    own = f"workloads/{name}"
+    check(schema(own), schema("workload"), schema_file(own))
     check(workload, workloads.parameters(name), file, (*key, "workload"))
     _check_batch(file, (*key, "workload", "batch_size"), name, workload)
     if block["evaluate_every"] > block["steps"]:

@@ -18,7 +18,7 @@ from workflow.bench.support.errors import ConfigError as ConfigError
 from workflow.bench.support.errors import printable
 
 if TYPE_CHECKING:
-    from jsonschema import ValidationError
+    from jsonschema import SchemaError, ValidationError
 
 ROOT: Final = Path(__file__).resolve().parents[3]
 CONFIG: Final = ROOT / "config"
@@ -163,12 +163,25 @@ def _is_plain(text: str) -> bool:
 
 @cache
 def schema(name: str) -> dict[str, Any]:
-    """Return the schema ``workflow/schemas/<name>.schema.yaml``."""
-    from jsonschema import Draft202012Validator
+    """Return the schema ``workflow/schemas/<name>.schema.yaml``.
 
-    content = read_yaml(SCHEMAS / f"{name}.schema.yaml")
-    Draft202012Validator.check_schema(content)
+    Raises:
+        ConfigError: the file is no JSON Schema.
+    """
+    from jsonschema import Draft202012Validator, SchemaError
+
+    file = schema_file(name)
+    content = read_mapping(file)
+    try:
+        Draft202012Validator.check_schema(content)
+    except SchemaError as problem:
+        raise _in_one_line(problem, file, ()) from None
     return content
+
+
+def schema_file(name: str) -> Path:
+    """Return the file of a schema."""
+    return SCHEMAS / f"{name}.schema.yaml"
 
 
 @cache
@@ -221,7 +234,7 @@ def check(value: Any, against: Mapping[str, Any], file: Path | str, key: Key = (
         raise _in_one_line(errors[0], file, tuple(key))
 
 
-def _in_one_line(problem: ValidationError, file: Path | str, key: tuple[str | int, ...]) -> ConfigError:
+def _in_one_line(problem: ValidationError | SchemaError, file: Path | str, key: tuple[str | int, ...]) -> ConfigError:
     """Return a schema error as one line, with the description of the value that the schema gives."""
     where = (*key, *problem.absolute_path)
     constraint = problem.schema if isinstance(problem.schema, Mapping) else {}
@@ -241,7 +254,7 @@ def _in_one_line(problem: ValidationError, file: Path | str, key: tuple[str | in
     return error(file, where, problem.instance, f"{must}: {description}" if description else must)
 
 
-def _rule(problem: ValidationError) -> str:
+def _rule(problem: ValidationError | SchemaError) -> str:
     """Return a broken rule of a schema in words; nothing for a rule that only the schema's description explains."""
     limit = problem.validator_value
     match problem.validator:
