@@ -32,8 +32,18 @@ from workflow.bench.figures.fig17_field import FAMILIES
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
-from workflow.bench.plan.artefacts import BENCH, available, describe, inputs, planned_artefacts, sources, workloads_of
+from workflow.bench.plan.artefacts import (
+    BENCH,
+    Artefact,
+    available,
+    describe,
+    inputs,
+    planned_artefacts,
+    sources,
+    workloads_of,
+)
 from workflow.bench.plan.experiment_files import label_of
+from workflow.bench.plan.field import FIELD
 from workflow.bench.plan.literals import read_literals
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import NoDataError, Results, published
@@ -471,6 +481,29 @@ def test_inputs_must_be_literals(tmp_path, monkeypatch):
     monkeypatch.setattr(artefacts, "BENCH", tmp_path)
     with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
         describe("figures", "fig99_odd")
+    (tmp_path / "figures" / "fig99_odd.py").write_text("from typing import Final as NAMES\nEXPERIMENTS = NAMES\n")
+    with pytest.raises(ValueError, match=r"fig99_odd.py: EXPERIMENTS must be a literal"):
+        describe("figures", "fig99_odd")
+
+
+def test_inputs_may_be_imported_from_where_they_are_literals(tmp_path, monkeypatch):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "fig98_new.py").write_text(
+        "from workflow.bench.plan.field import FIELD as NAMES\nEXPERIMENTS = NAMES\nPROBES = ('field_steps',)\n"
+    )
+    monkeypatch.setattr(artefacts, "BENCH", tmp_path)
+    assert describe("figures", "fig98_new") == Artefact("figures", "fig98_new", FIELD, ("field_steps",))
+
+
+def test_the_probe_and_the_artefacts_of_the_field_name_the_same_experiments():
+    """The probe's module states its own: its syntax decides which of its rows are current."""
+    made = [
+        ("probes", "field_steps"),
+        ("figures", "fig17_field"),
+        ("tables", "field_results"),
+        ("tables", "field_costs"),
+    ]
+    assert {describe(kind, name).experiments for kind, name in made} == {FIELD}
 
 
 def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):

@@ -15,17 +15,10 @@ from numpy.typing import NDArray
 from workflow.bench.analysis.estimates import Estimate, current_level, paired_difference
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep, factors, target_sweep
+from workflow.bench.plan.field import FIELD
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import NoDataError, Results
 
-EXPERIMENTS: Final = (
-    "field_autoencoder",
-    "field_autoencoder_lamb",
-    "field_alexnet",
-    "field_language_model",
-    "krona",
-    "kronecker_rnn",
-)
 NO_CLOCK: Final = ("thermo_kfac",)
 """Methods that simulate a device, whose seconds are no evidence."""
 DRAWS: Final = 400
@@ -100,7 +93,7 @@ def contests(results: Results) -> list[Contest]:
 
 
 def _contests(results: Results) -> Iterator[Contest]:
-    for name in EXPERIMENTS:
+    for name in FIELD:
         runs = results.runs(name)
         runs = runs[runs["status"].isin(ENDED)]
         base = common_base(runs)

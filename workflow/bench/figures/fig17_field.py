@@ -23,16 +23,10 @@ from workflow.bench.figures._captions import NAMES
 from workflow.bench.figures._curves import draw_curves, ended
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import draw_estimate, name_rows
+from workflow.bench.plan.field import FIELD
 from workflow.bench.results.tables import Results
 
-EXPERIMENTS = (
-    "field_autoencoder",
-    "field_autoencoder_lamb",
-    "field_alexnet",
-    "field_language_model",
-    "krona",
-    "kronecker_rnn",
-)
+EXPERIMENTS = FIELD
 PROBES = ("field_steps",)
 
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {

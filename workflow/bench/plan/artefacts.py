@@ -1,8 +1,8 @@
 """Figures, tables and probes by file name, and the inputs of each.
 
 Each module of ``workflow.bench.figures`` and ``workflow.bench.tables`` makes one artefact, and each module of
-``workflow.bench.probes`` makes one CSV of measurements for them. A module names its inputs in constants, which must be
-literals. They are read without importing the module, so that planning needs no matplotlib:
+``workflow.bench.probes`` makes one CSV of measurements for them. A module names its inputs in constants: literals, or
+names of literals that it imports. They are read without importing the module, so that planning needs no matplotlib:
 
 - ``EXPERIMENTS``: experiments whose tidy CSVs it reads; ``("*",)`` means all of the tier.
 - ``PROBES``: names of ``probes/<name>.csv``.

@@ -124,7 +124,7 @@ def _imported(file: Path, root: Path) -> frozenset[Path]:
     ``from package import name`` stands for the module ``package/name.py`` where that exists, and otherwise for the
     package's ``__init__.py``, in which ``name`` is then defined.
     """
-    return frozenset(path for name in _dotted(_tree(file)) if (path := _located(name, root)) is not None)
+    return frozenset(path for name in _dotted(_tree(file)) if (path := located(name, root)) is not None)
 
 
 def _dotted(tree: ast.Module) -> Iterator[str]:
@@ -136,7 +136,7 @@ def _dotted(tree: ast.Module) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-def _located(name: str, root: Path) -> Path | None:
+def located(name: str, root: Path) -> Path | None:
     """Return the file of a dotted name: of the module of that name, or of the one in which the name is defined."""
     place = root.joinpath(*name.split("."))
     for path in (place, place.parent):

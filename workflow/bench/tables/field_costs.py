@@ -10,18 +10,12 @@ import pandas as pd
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.field import NO_CLOCK
 from workflow.bench.analysis.wording import number
+from workflow.bench.plan.field import FIELD
 from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import NoDataError, Results, is_true
 from workflow.bench.tables._files import write_table
 
-EXPERIMENTS = (
-    "field_autoencoder",
-    "field_autoencoder_lamb",
-    "field_alexnet",
-    "field_language_model",
-    "krona",
-    "kronecker_rnn",
-)
+EXPERIMENTS = FIELD
 PROBES = ("field_steps", "step_time")
 
 _NOTES: Final = (
