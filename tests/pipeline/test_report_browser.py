@@ -20,6 +20,7 @@ pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on the PATH 
 
 PAGES = "[...document.querySelectorAll('section.page')].map(page => page.id)"
 SHOWN = "[...document.querySelectorAll('section.page.shown')].map(page => page.id)"
+BACKGROUND = "(element => getComputedStyle(element).backgroundColor)"
 VISIBLE_ROWS = "[...document.querySelectorAll('#claim-table tbody tr')].filter(row => row.offsetHeight).length"
 
 
@@ -93,16 +94,55 @@ def test_a_verdict_filters_the_claims_and_back_undoes_it(page, finished):
     page.wait_for(f"{VISIBLE_ROWS} === {len(verdicts)}")
 
 
-def test_a_search_says_when_nothing_is_found(page):
-    none = "getComputedStyle(document.querySelector('#claims .none')).display !== 'none'"
+def test_a_search_says_what_it_finds(page, finished):
+    found = "document.querySelector('#claims .found').textContent"
     type_into(page, "claim-table", "positive DEFINITE")
-    assert page.run(VISIBLE_ROWS) == 1
-    assert not page.run(none)
+    assert (page.run(VISIBLE_ROWS), page.run(found)) == (1, f"1 of {len(claims_of(finished))}")
     type_into(page, "claim-table", "no such claim")
-    assert page.run(VISIBLE_ROWS) == 0
-    assert page.run(none)
+    assert (page.run(VISIBLE_ROWS), page.run(found)) == (0, "No claim matches.")
     type_into(page, "claim-table", "")
-    assert not page.run(none)
+    assert page.run(found) == ""
+
+
+def test_a_page_begins_at_the_top_although_its_id_is_the_address(page):
+    go(page, "about")
+    page.call("Emulation.setDeviceMetricsOverride", width=420, height=600, deviceScaleFactor=1, mobile=False)
+    page.run("[...document.querySelectorAll('.top nav a')][0].click()")
+    page.wait_for(f"{SHOWN}.join() === 'claims'")
+    page.run("document.querySelector('#claim-table td.claim a').click()")
+    page.wait_for(f"{SHOWN}.join() === 'claim/C01'")
+    page.run("new Promise(done => requestAnimationFrame(() => setTimeout(done, 100)))")
+    assert page.run("scrollY") == 0
+    page.call("Emulation.clearDeviceMetricsOverride")
+
+
+def test_the_link_to_the_content_stays_on_its_page(page):
+    go(page, "tables")
+    page.run("document.querySelector('.skip').focus()")
+    press(page, "Enter")
+    assert page.run("document.activeElement.id") == "main"
+    assert page.run(f"{SHOWN}.join() + location.hash") == "tables#tables"
+
+
+def test_groups_of_a_long_table_open_together_by_a_filter_and_alone(page):
+    go(page, "runs")
+    rows = "[...document.querySelectorAll('#run-table tbody tr:not(.group)')]"
+    visible = f"{rows}.filter(row => row.offsetHeight).length"
+    total = page.run(f"{rows}.length")
+    folds = page.run("document.querySelectorAll('#run-table .fold').length")
+    assert folds > 1
+    assert page.run(visible) == 0
+    page.run("document.querySelector('#run-table .fold').click()")
+    assert 0 < page.run(visible) < total
+    page.run("document.querySelector('[data-unfolds=run-table]').click()")
+    assert page.run(visible) == total
+    page.run("document.querySelector('[data-unfolds=run-table]').click()")
+    assert page.run(visible) == 0
+    type_into(page, "run-table", "mkor")
+    assert 0 < page.run(visible) < total
+    assert page.run("document.querySelectorAll('#run-table .fold[aria-expanded=true]').length") == folds
+    type_into(page, "run-table", "")
+    assert page.run(visible) == 0
 
 
 @pytest.mark.parametrize("width", [1400, 900, 420])
@@ -156,6 +196,9 @@ def test_the_enlarged_figure_grows_and_closes_by_keys_and_by_back(page):
     page.run("document.querySelector('.shown .button').click()")
     page.wait_for(is_open)
     before = page.run(width)
+    scrolls = "(box => box.scrollHeight > box.clientHeight || box.scrollWidth > box.clientWidth)"
+    assert not page.run(f"{scrolls}(document.querySelector('#zoom .canvas'))"), "the whole figure fits the window"
+    assert page.run("getComputedStyle(document.documentElement).overflowY") == "hidden", "the page stays behind it"
     press(page, "+")
     assert page.run(width) == pytest.approx(1.5 * before, rel=0.01)
     press(page, "Escape")
@@ -215,15 +258,44 @@ def test_every_link_leads_to_a_page_or_a_file(page, finished):
 
 
 def test_the_page_follows_the_colors_of_the_system_and_prints_without_its_menu(page):
-    background = "getComputedStyle(document.body).backgroundColor"
+    background = f"{BACKGROUND}(document.body)"
     light = page.run(background)
     page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     dark = page.run(background)
     page.call("Emulation.setEmulatedMedia", media="print")
     menu = page.run("getComputedStyle(document.querySelector('header')).display")
+    labels = page.run("[...document.querySelectorAll('label')].filter(label => label.offsetHeight).length")
+    badges = page.run(f"[...document.querySelectorAll('.verdict')].map(badge => {BACKGROUND}(badge))")
     page.call("Emulation.setEmulatedMedia", media="", features=[])
-    assert (light, menu) == ("rgb(255, 255, 255)", "none")
+    assert (light, menu, labels) == ("rgb(255, 255, 255)", "none", 0)
+    assert set(badges) == {"rgba(0, 0, 0, 0)"}, "black letters on paper"
     assert sum(int(part) for part in dark[4:-1].split(",")) < 150
+
+
+def test_machines_can_be_reduced_to_the_claims_on_which_they_differ(page):
+    go(page, "machines")
+    rows = "[...document.querySelectorAll('#verdicts-by-machine tbody tr')]"
+    marked = page.run(f"{rows}.filter(row => row.querySelector('.mark')).length")
+    total = page.run(f"{rows}.length")
+    box = "document.querySelector('[data-only-marked]')"
+    page.run(f"{box}.click()")
+    assert page.run(f"{rows}.filter(row => row.offsetHeight).length") == marked < total
+    page.run(f"{box}.click()")
+    assert page.run(f"{rows}.filter(row => row.offsetHeight).length") == total
+
+
+def test_tables_are_fitted_to_paper_before_they_are_printed(page):
+    go(page, "table/table1_complexity")
+    page.call("Emulation.setDeviceMetricsOverride", width=1400, height=900, deviceScaleFactor=1, mobile=False)
+    page.run("dispatchEvent(new Event('beforeprint'))")
+    page.call("Emulation.setDeviceMetricsOverride", width=718, height=900, deviceScaleFactor=1, mobile=False)
+    page.call("Emulation.setEmulatedMedia", media="print")
+    overhang = page.run("document.documentElement.scrollWidth - innerWidth")
+    page.call("Emulation.setEmulatedMedia", media="")
+    page.call("Emulation.clearDeviceMetricsOverride")
+    page.run("dispatchEvent(new Event('afterprint'))")
+    assert overhang <= 0
+    assert not page.run("document.body.classList.contains('paper')")
 
 
 def test_the_first_page_is_drawn(page, tmp_path):

@@ -222,7 +222,7 @@ def test_embedded_evidence_is_never_called_a_reproduction(table):
     mathematics = table[table["id"].isin(("C20", "C21", "C22"))]
     assert mathematics["evidence"].str.contains("the same at every tier").all()
     embedded = table[~table["id"].isin(("C20", "C21", "C22", "C24"))]
-    assert set(embedded["evidence"]) == {"embedded evidence, no reproduction of the paper's number"}
+    assert set(embedded["evidence"]) == {"measured at the embedded tier, no reproduction of the paper's number"}
 
 
 def test_the_parts_hold_the_numbers_of_every_verdict(root):
@@ -235,6 +235,8 @@ def test_the_parts_hold_the_numbers_of_every_verdict(root):
         assert all(f"{name}: " in claim["measured"] for name in own["part"] if name)
         for part in own.dropna(subset=["threshold"]).to_dict("records"):
             condition = Condition("", part["comparison"], part["threshold"], parse_margin(part["margin"]))
+            is_above = part["comparison"].startswith(">")
+            assert (part["verdict"] == "confirmed") <= ((part["low"] >= part["bound"]) == is_above), part
             estimate = Estimate(part["value"], part["low"], part["high"], 2, "mean", part["interval_method"])
             if part["margin"] != "2 % of the fall":
                 assert condition.judge(estimate) == part["verdict"], part

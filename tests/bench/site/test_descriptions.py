@@ -7,8 +7,12 @@ import re
 import pytest
 from markupsafe import Markup
 
+from workflow.bench.analysis.descriptions import parse
+from workflow.bench.figures._page import save
+from workflow.bench.figures._style import new_figure
 from workflow.bench.plan.artefacts import Artefact, available, description
-from workflow.bench.site.descriptions import Description, describe, inline, parse
+from workflow.bench.site.descriptions import Description, describe, inline
+from workflow.bench.support.config import ConfigError
 
 NAMES = [*available("figures"), *available("tables")]
 
@@ -29,13 +33,22 @@ def test_every_figure_and_table_has_a_title_for_people_and_a_reading(name):
 
 def test_a_description_is_split_into_title_reading_and_more():
     title, paragraphs = parse("**A title (Figure 3).** One sentence.\nAnother.\n\nMore of it.\n", "x")
-    assert title == "A title (Figure\u00a03)"
-    assert paragraphs == ["One sentence. Another.", "More of it."]
+    assert title == "A title (Figure 3)"
+    assert paragraphs == ("One sentence. Another.", "More of it.")
 
 
 def test_a_description_without_a_title_is_named():
-    with pytest.raises(ValueError, match=r"workflow/report/fig99\.rst must begin with '\*\*<title>\.\*\*'"):
+    with pytest.raises(ConfigError, match=r"workflow/report/fig99\.rst must begin with '\*\*<title>\.\*\*'"):
         parse("No title.", "fig99")
+
+
+@pytest.mark.parametrize(
+    ("name", "title"), [("fig14_cost_scaling", "Cost over the width of a layer (Figure 14)"), ("x", "")]
+)
+def test_a_figure_begins_with_the_title_of_its_page(name, title, tmp_path):
+    figure, _ = new_figure(1, 1, height=1)
+    save(figure, tmp_path, name, legend=[], caption="A caption.")
+    assert [text.get_text() for text in figure.texts] == [*filter(None, [title]), "A caption."]
 
 
 def test_markup_becomes_html_and_all_else_is_text():

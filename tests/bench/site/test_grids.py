@@ -47,9 +47,30 @@ def test_a_table_that_compares_with_the_paper_says_which_column_is_whose():
     assert [(column.heading, column.side) for column in alone] == [("where in the paper", "")]
 
 
-def test_only_columns_of_numbers_are_aligned_as_numbers():
-    rows = [{"a": "1.5 [1, 2]", "b": "1, 2", "c": "-3e-5", "d": "8 (d = 4)"}, {"a": "", "b": "3", "c": "7", "d": "9"}]
-    assert [column.is_number for column in grid(rows).columns] == [True, False, True, False]
+def test_columns_of_numbers_and_of_words_in_their_place_are_aligned_as_numbers():
+    rows = [
+        {"a": "1.5 [1, 2]", "b": "1, 2", "c": "-3e-5", "d": "8 (d = 4)", "e": "mkor"},
+        {"a": "not reached [1, 2]", "b": "3", "c": "D", "d": "9", "e": "sgd"},
+    ]
+    assert [column.is_number for column in grid(rows).columns] == [True, False, True, False, False]
+
+
+def test_bounds_in_columns_of_their_own_become_the_interval_of_their_value():
+    rows = [
+        {"end": "0.8", "end, low": "0.7", "end, high": "not reached", "cost, low": "1"},
+        {"end": "0.9", "end, low": "", "end, high": "", "cost, low": "2"},
+    ]
+    shown = grid(rows)
+    assert [column.key for column in shown.columns] == ["end", "cost, low"]
+    assert [row.cells[0] for row in shown.groups[0].rows] == [Cell("0.8", "[0.7,\u00a0not\u00a0reached]"), Cell("0.9")]
+
+
+def test_truth_values_and_names_are_written_for_people():
+    rows = [{"is_new": "True", "passes": "True"}, {"is_new": "False", "passes": "True"}] * 2
+    shown = grid(rows)
+    assert shown.shared == (("passes", "yes"),)
+    assert shown.columns[0].heading == "is new"
+    assert [row.cells[0].text for row in shown.groups[0].rows][:2] == ["yes", "no"]
 
 
 @given(st.lists(st.fixed_dictionaries({key: st.sampled_from(["", "1", "2", "x y"]) for key in "abcd"}), max_size=8))

@@ -15,6 +15,8 @@ from workflow.bench.report import main
 from workflow.bench.results.rows import read_csv, write_csv
 from workflow.bench.results.sources import NamedRows, read_sources
 from workflow.bench.site import machines
+from workflow.bench.site.content import Content
+from workflow.bench.site.facts import facts
 from workflow.bench.support.config import ROOT
 
 REFERENCE = ROOT / "results" / "reference" / "amd-epyc-4-cores" / "embedded"
@@ -32,14 +34,14 @@ def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
 
 
 def part(name: str, **more: str) -> dict[str, str]:
-    keys = ("id", "part", "verdict", "value", "low", "high", "is_ratio", "comparison", "threshold", "published")
+    keys = ("id", "part", "verdict", "value", "low", "high", "is_ratio", "comparison", "bound", "published")
     return dict.fromkeys(keys, "") | {"id": name, "verdict": "confirmed"} | more
 
 
 def write_results(folder: Path, verdicts: dict[str, str]) -> Path:
     rows = [claim(name, verdict, why=HOSTILE) for name, verdict in verdicts.items()]
     write_csv(folder / "tables" / "claims.csv", list(rows[0]), rows)
-    parts = [part(name, part=HOSTILE, value="2", low="1.5", high="3", threshold="1") for name in verdicts]
+    parts = [part(name, part=HOSTILE, value="2", low="1.5", high="3", bound="1") for name in verdicts]
     write_csv(folder / "tables" / "claim_parts.csv", list(parts[0]), parts)
     (folder / "tables" / "claims.rst").write_text(as_rst("a caption"))
     (folder / "figures").mkdir()
@@ -102,7 +104,7 @@ def test_a_verdict_that_is_not_the_reference_s_is_marked(site):
         if tag == "tr" and "data-verdict" in attributes
     }
     assert rows == {"confirmed": False, "refuted": True, "inconclusive": False}
-    assert "1 of 3 verdicts differ from those of there (reference): C10." in site
+    assert "1 of 3 verdicts differs from the reference (there): C10." in site
     assert "≠ reference: confirmed" in site
 
 
@@ -112,6 +114,29 @@ def test_a_claim_links_the_figure_of_its_data_and_the_figure_the_claim(site):
     )
     section = site.partition('id="figure/fig14_cost_scaling"')[2].partition("</section>")[0]
     assert 'href="#claim/C10"' in section
+
+
+def test_a_page_of_results_that_test_no_claim_says_so(tmp_path):
+    results = write_results(tmp_path / "here" / "field", {"C01": "not tested", "C02": "not tested"})
+    assert main([f"--results={results}", "--tier-title=field tier"]) == 0
+    assert "These runs test no claim" in (results / "report.html").read_text()
+    write_results(tmp_path / "there" / "field", {"C01": "not tested", "C02": "refuted"})
+    assert main([f"--results={tmp_path / 'there' / 'field'}", "--tier-title=field tier"]) == 0
+    assert "These runs test no claim" not in (tmp_path / "there" / "field" / "report.html").read_text()
+
+
+def test_tables_with_a_number_come_first(tmp_path):
+    results = write_results(tmp_path / "here" / "embedded", {"C01": "confirmed"})
+    for name in ("aa_test", "table2_squad", "table1_complexity"):
+        write_csv(results / "tables" / f"{name}.csv", ["a"], [{"a": "1"}])
+        (results / "tables" / f"{name}.rst").write_text(as_rst("a caption"))
+    shown = [table.name for table in Content(results, "embedded tier", ()).shown["tables"]]
+    assert shown == ["table1_complexity", "table2_squad", "aa_test", "claims"]
+
+
+def test_seeds_are_stated_as_ranges():
+    runs = [{"run": f"{seed}", "status": "finished", "git_commit": "", "seed": f"{seed}"} for seed in (0, 1, 2, 10, 3)]
+    assert facts(Path("cpu/embedded"), "embedded tier", runs)["Seeds"] == "0-3, 10"
 
 
 def test_a_folder_without_claims_still_has_a_site(tmp_path, capsys):
@@ -137,6 +162,7 @@ def test_the_reference_is_that_of_the_same_hardware(tmp_path):
     assert [machine.name for machine in others if machine.is_reference] == ["mine (reference)"]
     assert first.is_reference
     assert first.name == "a-cpu (reference)"
+    assert [machine.name for machine in others if not machine.is_reference] == ["a-cpu", "b-cpu"]
 
 
 def test_times_of_machines_stand_side_by_side():

@@ -14,23 +14,23 @@ FINITE = st.floats(-1e9, 1e9, allow_nan=False)
 
 
 def part(**values: object) -> dict[str, str]:
-    row = dict.fromkeys(("value", "low", "high", "published", "threshold", "comparison", "part"), "")
+    row = dict.fromkeys(("value", "low", "high", "published", "bound", "comparison", "part"), "")
     return row | {"verdict": "confirmed", "is_ratio": "True"} | {key: str(value) for key, value in values.items()}
 
 
 def test_marks_lie_in_the_order_of_their_values():
-    (line,) = lines([part(value=2, low=1.5, high=3, published=4, threshold=1, comparison=">", part="bert")])
-    places = (line.threshold, line.low, line.value, line.high, line.published)
+    (line,) = lines([part(value=2, low=1.5, high=3, published=4, bound=1, comparison=">", part="bert")])
+    places = (line.bound, line.low, line.value, line.high, line.published)
     assert list(places) == sorted(places)
     assert line.holds_above
     assert line.text == "2 [1.5, 3]"
     # A ratio is drawn on a scale of logarithms: 1 to 2 is as long as 2 to 4.
-    assert line.value - line.threshold == pytest.approx(line.published - line.value, abs=0.11)
+    assert line.value - line.bound == pytest.approx(line.published - line.value, abs=0.11)
 
 
 def test_the_parts_of_a_claim_share_an_axis():
-    first, second = lines([part(value=2, threshold=1), part(value=8, threshold=1)])
-    assert first.threshold == second.threshold
+    first, second = lines([part(value=2, bound=1), part(value=8, bound=1)])
+    assert first.bound == second.bound
     assert first.value < second.value
 
 
@@ -44,7 +44,7 @@ def test_an_infinite_value_is_an_arrow_at_the_edge_and_one_without_a_value_has_n
     assert infinite.beyond
     assert infinite.text == "infinite [5, infinite]"
     assert infinite.value < WIDTH
-    assert (missing.value, missing.low, missing.threshold, missing.text) == (None, None, None, "refuted")
+    assert (missing.value, missing.low, missing.bound, missing.text) == (None, None, None, "refuted")
 
 
 def test_a_range_of_one_value_is_no_interval():

@@ -19,15 +19,15 @@ def integer_ranges(numbers: Iterable[float]) -> str:
     return ", ".join(parts)
 
 
-def number(value: float, digits: int = 3) -> str:
+def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> str:
     """Return a number with significant digits, as tables show it.
 
-    Infinity, a time to a target that was not reached, gives ``not reached``; NaN gives nothing.
+    ``infinity`` is the text for infinity, by default that of a time to a target; NaN gives nothing.
     """
     if math.isnan(value):
         return ""
     if math.isinf(value):
-        return "not reached" if value == math.inf else "0"
+        return infinity if value == math.inf else "0"
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 

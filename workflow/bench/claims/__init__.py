@@ -68,6 +68,7 @@ PART_COLUMNS: Final = (
     "is_ratio",
     "comparison",
     "threshold",
+    "bound",
     "margin",
     "published",
 )
@@ -247,7 +248,7 @@ def _part_rows(claim: Mapping[Hashable, Any], decision: Decision) -> Iterator[di
             row |= {"statistic": estimate.statistic, "interval_method": estimate.interval_method}
         if (condition := part.condition) is not None:
             row |= {"comparison": condition.comparison, "threshold": condition.threshold}
-            row |= {"margin": str(condition.margin or "")}
+            row |= {"bound": condition.bound(part.fall), "margin": str(condition.margin or "")}
         yield row | {"published": sizes.get(part.name)}
 
 
@@ -274,7 +275,7 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
     tier, is_tested = results.tier, decision.verdict != "not tested"
     evidence = decision.evidence
     if is_tested and not evidence and tier != "paper":
-        evidence = f"{tier} evidence, no reproduction of the paper's number"
+        evidence = f"measured at the {tier} tier, no reproduction of the paper's number"
     return {
         "id": claim["id"],
         "verdict": decision.verdict,

@@ -27,12 +27,14 @@ class Part:
     estimate: Estimate | None = None
     condition: Condition | None = None
     """The threshold that the estimate was compared with; None if none was."""
+    fall: float = 1.0
+    """What the loss falls by, for a margin that is a share of it (`verdicts.Margin.around`)."""
 
     @classmethod
     def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0) -> Part:
-        """Return the part that an estimate decides; fall: see `verdicts.Margin.around`."""
+        """Return the part that an estimate decides."""
         verdict, measured = condition.judge(estimate, fall), number(estimate.value)
-        return cls(name, verdict, measured, interval_of(estimate), estimate, condition)
+        return cls(name, verdict, measured, interval_of(estimate), estimate, condition, fall)
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def interval_of(estimate: Estimate) -> str:
     """Return ``[low, high]``, or the reason why the estimate has no interval."""
     if not estimate.has_interval:
         return "none (one value)" if estimate.n == 1 else "none (censored runs)"
-    return f"[{number(estimate.low)}, {number(estimate.high)}]"
+    return f"[{number(estimate.low, infinity='infinite')}, {number(estimate.high, infinity='infinite')}]"
 
 
 def with_interval(estimate: Estimate) -> str:

@@ -68,13 +68,16 @@ class Condition:
     threshold: float
     margin: Margin | None = None
 
+    def bound(self, fall: float = 1.0) -> float:
+        """Return the number beyond which the condition holds; fall: see `Margin.around`."""
+        if self.margin is None or not self.comparison.endswith("="):
+            return self.threshold
+        low, high = self.margin.around(self.threshold, fall)
+        return low if self.comparison.startswith(">") else high
+
     def holds(self, value: float, fall: float = 1.0) -> bool:
         """Return whether a number meets the condition; fall: see `Margin.around`."""
-        threshold = self.threshold
-        if self.margin is not None and self.comparison.endswith("="):
-            low, high = self.margin.around(threshold, fall)
-            threshold = low if self.comparison.startswith(">") else high
-        return _COMPARISONS[self.comparison](value, threshold)
+        return _COMPARISONS[self.comparison](value, self.bound(fall))
 
     def judge(self, estimate: Estimate, fall: float = 1.0) -> Verdict:
         """Return confirmed or refuted if the whole interval is on one side of the threshold.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -16,8 +15,8 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
 
 from workflow.bench.analysis.captions import as_rst
+from workflow.bench.analysis.descriptions import described
 from workflow.bench.figures import _style as style
-from workflow.bench.support.config import ROOT
 from workflow.bench.support.files import write_atomically
 
 _CAPTION_POINTS: Final = 6.0
@@ -37,18 +36,9 @@ def save(
         caption: one paragraph of plain text.
         columns: the most columns that the legend may have.
     """
-    arrange(figure, legend, caption, columns, title_of(name))
+    description = described(name)
+    arrange(figure, legend, caption, columns, description.title if description else "")
     return write(figure, folder, name, caption)
-
-
-def title_of(name: str) -> str:
-    """Return the title of a figure: the bold beginning of its description, ``workflow/report/<name>.rst``.
-
-    Empty without a description.
-    """
-    file = ROOT / "workflow" / "report" / f"{name}.rst"
-    match = re.match(r"\*\*(.+?)\.\*\*", file.read_text(encoding="utf-8"), re.DOTALL) if file.is_file() else None
-    return " ".join(match[1].split()) if match else ""
 
 
 def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int, title: str = "") -> None:

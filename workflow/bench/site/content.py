@@ -26,6 +26,7 @@ from workflow.bench.support.reading import read_bytes, read_text
 
 CLAIMS: Final = "claims"
 """The table that the site shows as its first page, and not among the tables."""
+_NUMBERED: Final = re.compile(r"(fig|table)0*(\d+)")
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,13 @@ class Shown:
     @property
     def number(self) -> str:
         """What the paper or this project calls it, such as ``Figure 4``; its title if it has no number."""
-        match = re.match(r"(fig|table)0*(\d+)", self.name)
+        match = _NUMBERED.match(self.name)
         return f"{'Figure' if match[1] == 'fig' else 'Table'} {match[2]}" if match else self.description.title
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it is one of the paper's, or numbered after them."""
+        return _NUMBERED.match(self.name) is not None
 
     @property
     def page(self) -> str:
@@ -108,11 +114,12 @@ class Content:
 
     @cached_property
     def shown(self) -> dict[Kind, list[Shown]]:
-        """The figures and tables that were made, by kind."""
+        """The figures and tables that were made, by kind; those with a number come first."""
         kinds: tuple[Kind, ...] = ("figures", "tables")
-        return {
+        made = {
             kind: [self._shown(kind, name) for name in available(kind) if self._is_made(kind, name)] for kind in kinds
         }
+        return {kind: sorted(of_kind, key=lambda shown: not shown.is_numbered) for kind, of_kind in made.items()}
 
     @cached_property
     def claims(self) -> list[Claim]:

@@ -11,10 +11,7 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from workflow.bench.support.config import ROOT
-from workflow.bench.support.reading import read_text
-
-REPORT = ROOT / "workflow" / "report"
+from workflow.bench.analysis.descriptions import described
 
 
 @dataclass(frozen=True)
@@ -32,27 +29,14 @@ def describe(name: str) -> Description:
     """Return the description of a figure or table.
 
     Raises:
-        ValueError: it does not begin with a title in bold.
+        ConfigError: it does not begin with a title in bold.
     """
-    file = REPORT / f"{name}.rst"
-    if not file.is_file():
+    text = described(name)
+    if text is None:
         return Description(name, Markup())
-    title, paragraphs = parse(read_text(file), name)
-    return Description(title, paragraphs[0], tuple(paragraphs[1:]))
-
-
-def parse(text: str, name: str) -> tuple[str, list[Markup]]:
-    """Return the title and the paragraphs of a description.
-
-    Raises:
-        ValueError: it does not begin with a title in bold.
-    """
-    first, *others = [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", text.strip())]
-    match = re.fullmatch(r"\*\*(.+?)\.\*\* (.+)", first)
-    if match is None:
-        raise ValueError(f"workflow/report/{name}.rst must begin with '**<title>.**' and how to read it.")
-    title = re.sub(r"\((Figure|Table) (\d+)\)", "(\\1\u00a0\\2)", match[1])
-    return title, [inline(paragraph) for paragraph in (match[2], *others)]
+    title = re.sub(r"\((Figure|Table) (\d+)\)", "(\\1\u00a0\\2)", text.title)
+    reading, *more = map(inline, text.paragraphs)
+    return Description(title, reading, tuple(more))
 
 
 def inline(text: str) -> Markup:

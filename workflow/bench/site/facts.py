@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.results.rows import read_csv
 
 
@@ -24,5 +25,5 @@ def facts(results: Path, tier_title: str, runs: Iterable[Mapping[str, str]]) -> 
         "Hardware": results.resolve().parent.name,
         "Commit": ", ".join(commits) or "no run",
         "Runs": ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "none",
-        "Seeds": ", ".join(sorted({row["seed"] for row in by_id.values()}, key=int)) or "none",
+        "Seeds": integer_ranges(int(row["seed"]) for row in by_id.values()) or "none",
     }

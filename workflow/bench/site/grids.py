@@ -15,7 +15,10 @@ _SIDES: Final = {"here": "here", "in the paper": "paper"}
 _COMPARED: Final = re.compile(r"(?P<what>.+) (?P<side>here|in the paper)(?P<unit>( \(.*\))?)")
 """The name of a column that says which side it shows: ``F1 here (%)``."""
 _INTERVAL: Final = re.compile(r"(?P<value>[-+]?\d[^\[\]]*|∞|not reached) (?P<interval>\[[^\[\]]*\][^\[\]]*)")
-_NUMBER: Final = re.compile(r"[-+]?\d[\d.,e+-]*( \[.*)?")
+_NUMBER: Final = re.compile(r"[-+]?\d[\d.,e+-]*")
+_WORD: Final = re.compile(r"[^\d,;]{1,12}")
+"""A text that may stand in place of a number, such as ``not reached``."""
+_TRUTH: Final = {"True": "yes", "False": "no"}
 _WIDE: Final = 45
 """A column with a longer text has room for sentences."""
 
@@ -28,7 +31,7 @@ class Column:
     heading: str
     side: str = ""
     is_number: bool = False
-    """Whether every text is a number, with or without an interval, so that it is aligned as one."""
+    """Whether it holds numbers, with or without intervals, and words in their place, and is aligned so."""
     is_wide: bool = False
 
     @property
@@ -80,11 +83,14 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
     """Return a table's page from its rows as texts.
 
     Leading columns, at most so many, that repeat their texts become headings of groups, in the order of their first
-    rows. An empty column is left out, and one with the same text everywhere is stated once. The column `SOURCES`
-    becomes each row's sources.
+    rows. An empty column is left out, and one with the same text everywhere is stated once. The columns ``x, low`` and
+    ``x, high`` become the interval of ``x``, and the column `SOURCES` each row's sources.
     """
+    rows = [_with_intervals(row) for row in rows]
     keys = [key for key in (rows[0] if rows else {}) if key != SOURCES and any(row[key] for row in rows)]
-    shared = tuple((key, rows[0][key]) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1)
+    shared = tuple(
+        (key, _plain(rows[0][key])) for key in keys if len(rows) > 2 and len({row[key] for row in rows}) == 1
+    )
     keys = [key for key in keys if key not in dict(shared)]
     leading = keys[: _grouping(rows, keys[: most_leading + 1])]
     sides = {match["side"] for key in keys if (match := _COMPARED.fullmatch(key))}
@@ -92,8 +98,21 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
     by_heading: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
         by_heading.setdefault(tuple(row[key] for key in leading), []).append(_row(row, columns))
-    groups = (Group(tuple(filter(None, heading)), tuple(of_group)) for heading, of_group in by_heading.items())
+    groups = (
+        Group(tuple(map(_plain, filter(None, heading))), tuple(of_group)) for heading, of_group in by_heading.items()
+    )
     return Grid(columns, tuple(groups), shared)
+
+
+def _with_intervals(row: Mapping[str, str]) -> dict[str, str]:
+    """Return a row in which the bounds that stand in columns of their own follow their value in brackets."""
+    bounds = {key: (f"{key}, low", f"{key}, high") for key in row if f"{key}, low" in row and f"{key}, high" in row}
+    dropped = {name for names in bounds.values() for name in names}
+    merged = {key: text for key, text in row.items() if key not in dropped}
+    for key, (low, high) in bounds.items():
+        if row[low] or row[high]:
+            merged[key] = f"{row[key]} [{row[low]}, {row[high]}]"
+    return merged
 
 
 def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
@@ -107,13 +126,14 @@ def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
 
 def _column(key: str, rows: Iterable[Mapping[str, str]], *, compares: bool) -> Column:
     match = _COMPARED.fullmatch(key) if compares else None
-    texts = [row[key] for row in rows if row[key]]
+    texts = [_cell(row[key]).text for row in rows if row[key]]
+    numbers = [text for text in texts if _NUMBER.fullmatch(text)]
     return Column(
         key,
-        match["what"] + match["unit"] if match else key,
+        match["what"] + match["unit"] if match else key.replace("_", " "),
         _SIDES[match["side"]] if match else "",
-        is_number=all(_NUMBER.fullmatch(text) for text in texts),
-        is_wide=any(len(_cell(text).text) > _WIDE for text in texts),
+        is_number=bool(numbers) and all(_WORD.fullmatch(text) for text in texts if text not in numbers),
+        is_wide=any(len(text) > _WIDE for text in texts),
     )
 
 
@@ -121,7 +141,13 @@ def _row(row: Mapping[str, str], columns: Iterable[Column]) -> Row:
     return Row(tuple(_cell(row[column.key]) for column in columns), read_sources(row.get(SOURCES, "")))
 
 
+def _plain(text: str) -> str:
+    return _TRUTH.get(text, text)
+
+
 def _cell(text: str) -> Cell:
     match = _INTERVAL.fullmatch(text)
-    # No line break inside the brackets, between the bounds.
-    return Cell(match["value"], match["interval"].replace(", ", ",\u00a0")) if match else Cell(text)
+    if match is None:
+        return Cell(_plain(text))
+    # No line break inside the brackets.
+    return Cell(match["value"], re.sub(r" (?=[^\[]*\])", "\u00a0", match["interval"]))

@@ -22,10 +22,21 @@ _OF_A_ROW: Final = ("repeats or runs", "reached", "iterations", "iterations meas
 class Machine:
     """One machine's verdicts at a tier."""
 
-    name: str
     folder: Path
+    is_own: bool = False
+    """Whether the site is that of its results."""
     is_reference: bool = False
     """Whether other verdicts are compared with these."""
+
+    @property
+    def hardware(self) -> str:
+        """The name of its hardware."""
+        return self.folder.resolve().parent.name
+
+    @property
+    def name(self) -> str:
+        """The name of its column."""
+        return self.hardware + (" (this run)" if self.is_own else " (reference)" if self.is_reference else "")
 
     @cached_property
     def claims(self) -> Mapping[str, Mapping[str, str]]:
@@ -43,15 +54,11 @@ def gather(results: Path, compared: Iterable[Path]) -> tuple[Machine, ...]:
 
     The committed results of the same hardware are the reference, else the first committed ones.
     """
-    own = Machine(f"{_hardware(results)} (this run)", results)
-    others = [folder for folder in compared if folder.resolve() != results.resolve()]
-    machines = [
-        Machine(f"{_hardware(folder)} (reference)" if _is_committed(folder) else _hardware(folder), folder)
-        for folder in others
-    ]
-    machines = [machine for machine in machines if machine.claims]
+    own = Machine(results, is_own=True)
+    others = [Machine(folder) for folder in compared if folder.resolve() != results.resolve()]
+    machines = [machine for machine in others if machine.claims]
     committed = [machine for machine in machines if _is_committed(machine.folder)]
-    committed.sort(key=lambda machine: _hardware(machine.folder) != _hardware(results))
+    committed.sort(key=lambda machine: machine.hardware != own.hardware)
     marked = [replace(machine, is_reference=machine is committed[0]) if committed else machine for machine in machines]
     return (own, *marked)
 
@@ -65,10 +72,6 @@ def side_by_side(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
         times = merged.setdefault(tuple(about.values()), {**about, **dict.fromkeys(names, "")})
         times[row[MEASURED_BY]] = row["measured"] or (f"{row['projected']} projected" if row["projected"] else "")
     return list(merged.values())
-
-
-def _hardware(folder: Path) -> str:
-    return folder.resolve().parent.name
 
 
 def _is_committed(folder: Path) -> bool:

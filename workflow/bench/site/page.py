@@ -7,6 +7,7 @@ from typing import Final
 
 from markupsafe import Markup
 
+from workflow.bench.analysis.descriptions import REPORT
 from workflow.bench.claims.verdicts import MEANINGS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.site import descriptions, machines
@@ -15,7 +16,7 @@ from workflow.bench.site.grids import Grid, grid
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.templates import render
 
-SITE: Final = descriptions.REPORT / "site"
+SITE: Final = REPORT / "site"
 _MENU: Final = ("claims", "figures", "tables", "machines", "runs", "about")
 _RUN_GROUPS: Final = 2
 """Runs are grouped by experiment and workload."""
@@ -71,7 +72,8 @@ def _difference(content: Content) -> str:
     if not known:
         return ""
     differing = [claim.id for claim in known if claim.differs]
-    name = next(machine.name for machine in content.machines if machine.is_reference)
+    name = next(machine.hardware for machine in content.machines if machine.is_reference)
     if not differing:
-        return f"All {len(known)} verdicts are those of {name}."
-    return f"{len(differing)} of {len(known)} verdicts differ from those of {name}: {', '.join(differing)}."
+        return f"All {len(known)} verdicts are those of the reference ({name})."
+    differ = "differs" if len(differing) == 1 else "differ"
+    return f"{len(differing)} of {len(known)} verdicts {differ} from the reference ({name}): {', '.join(differing)}."

@@ -1,4 +1,4 @@
-"""Pictures of intervals: where the measured values of a claim lie, seen from its threshold and the published value."""
+"""Pictures of intervals: where the measured values of a claim lie, seen from its bound and the published value."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Final
 
 from workflow.bench.analysis.wording import number
 
-WIDTH: Final = 200.0
-"""The picture's width, in the units of its coordinates."""
-_MARGIN: Final = 10.0
+WIDTH: Final = 100.0
+"""The picture's width: positions are percentages of it, so that marks have one size however wide it is drawn."""
+_MARGIN: Final = 5.0
 """Room at both ends for markers and arrows."""
 _PADDING: Final = 0.06
 """Room between the outermost value and the margin, as a share of the axis."""
@@ -29,9 +29,10 @@ class Line:
     low: float | None = None
     high: float | None = None
     published: float | None = None
-    threshold: float | None = None
+    bound: float | None = None
+    """Where the claim begins to hold: the threshold, or the end of its margin in a claim of no worse."""
     holds_above: bool = False
-    """Whether the claim holds to the right of the threshold."""
+    """Whether the claim holds to the right of the bound."""
     beyond: bool = False
     """Whether the value is infinite, and drawn at the right edge."""
 
@@ -39,7 +40,7 @@ class Line:
 def lines(parts: Iterable[Mapping[str, str]]) -> list[Line]:
     """Return the lines of a claim's picture, on one axis, from its rows of ``claim_parts.csv``."""
     rows = list(parts)
-    numbers = [{key: _number(row[key]) for key in ("value", "low", "high", "published", "threshold")} for row in rows]
+    numbers = [{key: _number(row[key]) for key in ("value", "low", "high", "published", "bound")} for row in rows]
     axis = Axis.around(
         [value for row in numbers for value in row.values() if value is not None],
         logarithmic=all(row["is_ratio"] == "True" for row in rows if row["value"]),
@@ -49,10 +50,10 @@ def lines(parts: Iterable[Mapping[str, str]]) -> list[Line]:
 
 def _line(row: Mapping[str, str], values: Mapping[str, float | None], axis: Axis) -> Line:
     value, low, high = values["value"], values["low"], values["high"]
-    text = "" if value is None else "infinite" if math.isinf(value) else number(value)
+    text = "" if value is None else number(value, infinity="infinite")
     has_length = low is not None and high is not None and low < high
     if has_length and low is not None and high is not None:
-        text += f" [{number(low)}, {'infinite' if math.isinf(high) else number(high)}]"
+        text += f" [{number(low)}, {number(high, infinity='infinite')}]"
     published = values["published"]
     return Line(
         name=row["part"],
@@ -63,7 +64,7 @@ def _line(row: Mapping[str, str], values: Mapping[str, float | None], axis: Axis
         low=axis.place(low) if has_length else None,
         high=axis.place(high) if has_length else None,
         published=axis.place(published),
-        threshold=axis.place(values["threshold"]),
+        bound=axis.place(values["bound"]),
         holds_above=row["comparison"].startswith(">"),
         beyond=value is not None and math.isinf(value),
     )

@@ -62,17 +62,20 @@
   };
 
   /* Filters: what a filter hides has its class; an entry is shown if it has none of them. */
+  const HIDING = ["no-match", "no-verdict", "no-claim", "no-mark"];
   const update = (holder) => {
     const entries = entriesOf(holder);
-    const filtered = entries.some((entry) => ["no-match", "no-claim"].some((name) => entry.classList.contains(name)));
-    holder.classList.toggle("filtered", filtered);
-    for (const entry of entries) entry.hidden = ["no-match", "no-verdict", "no-claim"].some((name) => entry.classList.contains(name));
+    for (const entry of entries) entry.hidden = HIDING.some((name) => entry.classList.contains(name));
+    const shown = entries.filter((entry) => !entry.hidden).length;
+    const isFiltered = shown < entries.length;
+    if (isFiltered !== holder.classList.contains("filtered")) unfold(holder, isFiltered);
+    holder.classList.toggle("filtered", isFiltered);
     for (const group of all("tbody", holder)) {
       const heading = one("tr.group", group);
       if (heading) heading.hidden = all("tr:not(.group)", group).every((row) => row.hidden);
     }
-    const none = all(".none", holder.closest("section")).find((text) => text.dataset.of === holder.id);
-    if (none) none.hidden = entries.some((entry) => !entry.hidden);
+    const found = one(`.found[data-of="${holder.id}"]`);
+    found.textContent = !isFiltered ? "" : shown ? `${shown} of ${entries.length}` : found.dataset.nothing;
   };
   const entriesOf = (holder) => all(holder.tagName === "TABLE" ? "tbody tr:not(.group)" : ":scope > li", holder);
 
@@ -82,9 +85,6 @@
   };
   for (const input of all("input[data-filters]")) {
     const holder = document.getElementById(input.dataset.filters);
-    // The sentence for no match stands before its list or table.
-    const none = all(".none", holder.closest("section")).filter((text) => text.compareDocumentPosition(holder) & 4).pop();
-    none.dataset.of = holder.id;
     input.addEventListener("input", () => {
       const words = input.value.toLowerCase().split(/\s+/).filter(Boolean);
       for (const entry of entriesOf(holder)) {
@@ -92,6 +92,14 @@
         entry.classList.toggle("no-match", !words.every((word) => text.includes(word)));
       }
       update(holder);
+    });
+  }
+
+  for (const box of all("input[data-only-marked]")) {
+    const table = document.getElementById(box.dataset.onlyMarked);
+    box.addEventListener("change", () => {
+      for (const row of entriesOf(table)) row.classList.toggle("no-mark", box.checked && !one(".mark", row));
+      update(table);
     });
   }
 
@@ -178,12 +186,24 @@
     (table.closest(".scroll") || table).before(label);
   }
 
-  /* Groups of a long table, closed until their heading is pressed or a filter is set. */
+  /* Groups of a long table, closed until their heading or the table's button is pressed, or a filter is set. */
+  const turn = (fold, isOpen) => {
+    fold.closest("tbody").classList.toggle("closed", !isOpen);
+    fold.setAttribute("aria-expanded", String(isOpen));
+  };
+  const unfold = (holder, isOpen) => {
+    all(".fold", holder).forEach((fold) => turn(fold, isOpen));
+    const button = one(`[data-unfolds="${holder.id}"]`);
+    if (!button) return;
+    button.setAttribute("aria-pressed", String(isOpen));
+    button.textContent = isOpen ? "Close all groups" : "Open all groups";
+  };
   for (const fold of all(".fold")) {
-    fold.addEventListener("click", () => {
-      const isClosed = fold.closest("tbody").classList.toggle("closed");
-      fold.setAttribute("aria-expanded", String(!isClosed));
-    });
+    fold.addEventListener("click", () => turn(fold, fold.getAttribute("aria-expanded") === "false"));
+  }
+  for (const button of all("[data-unfolds]")) {
+    const table = document.getElementById(button.dataset.unfolds);
+    button.addEventListener("click", () => unfold(table, button.getAttribute("aria-pressed") === "false"));
   }
 
   /* A table that is wider than its page is set closer, and if that is not enough, shows its rows as cards. */
@@ -198,6 +218,20 @@
   addEventListener("resize", () => {
     clearTimeout(resized);
     resized = setTimeout(fit, 50);
+  });
+
+  /* Paper has a width of its own, so tables are fitted to it before they are printed. */
+  for (const [moment, isPaper] of [["beforeprint", true], ["afterprint", false]]) {
+    addEventListener(moment, () => {
+      document.body.classList.toggle("paper", isPaper);
+      fit();
+    });
+  }
+
+  // The address names a page, so the link to the content must not change it.
+  one(".skip").addEventListener("click", (event) => {
+    event.preventDefault();
+    one("#main").focus();
   });
 
   /* The enlarged figure. Its size is a share of the picture's own, or null to fit the window. */
