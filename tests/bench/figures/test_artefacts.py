@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures.fig17_field import FAMILIES
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -42,15 +40,12 @@ from workflow.bench.plan.artefacts import (
     sources,
     workloads_of,
 )
-from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.field import FIELD
-from workflow.bench.plan.literals import read_literals
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.tables import NoDataError, Results, published
-from workflow.bench.support.config import CONFIG, read_mapping
+from workflow.bench.support.config import CONFIG
 from workflow.bench.tables.claims import NARROW
 
-PROBES = sorted((BENCH / "probes").glob("[!_]*.py"))
 FIGURES = available("figures")
 TABLES = available("tables")
 
@@ -394,44 +389,6 @@ def test_table6_needs_no_trained_run(results, tmp_path):
     table = pd.read_csv(tmp_path / "tables" / "table6_settings.csv")
     assert set(table["counted the paper's way here (M)"].dropna()) == {0.1, 335.1}
     assert table["train here"].isna().all()
-
-
-def test_no_two_methods_look_alike():
-    looks = [(look.color, look.marker, str(look.line)) for look in style.STYLES.values()]
-    assert len(set(looks)) == len(looks)
-    assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
-
-
-def drawn_together() -> list[set[str]]:
-    """Return the labels of each experiment at each tier, and those of each probe, where ``base`` stands for others."""
-    files = (read_mapping(file) for file in sorted((CONFIG / "experiments").glob("*.yaml")))
-    # The labels of the tier field are too many for one panel: its figure draws them by family.
-    blocks = (blocks for content in files for tier, blocks in content["tiers"].items() if tier != "field")
-    experiments = [{label_of(entry) for block in tier for entry in block["optimizers"]} for tier in blocks]
-    probes = [set(labels) - {"base"} for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
-    return [*experiments, *probes, *map(set, FAMILIES.values())]
-
-
-def test_methods_of_one_figure_can_be_told_apart_in_gray():
-    """Two methods of about the same lightness must differ in marker and line style."""
-
-    def lightness(color: str) -> float:
-        red, green, blue = to_rgb(color)
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    together = drawn_together()
-    assert len(together) > 20
-    for one, other in {pair for labels in together for pair in combinations(sorted(labels), 2)}:
-        look, second = style.style_of(one), style.style_of(other)
-        if abs(lightness(look.color) - lightness(second.color)) < 0.1:
-            assert look.marker != second.marker, (one, other)
-            assert look.line != second.line, (one, other)
-
-
-def test_an_unknown_method_gets_the_same_look_every_time():
-    assert style.style_of("my_new_method") == style.style_of("my_new_method")
-    assert style.style_of("my_new_method").name == "my new method"
-    assert style.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
 
 
 @pytest.mark.parametrize(

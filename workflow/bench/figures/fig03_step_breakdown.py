@@ -23,9 +23,9 @@ WORKLOADS: Final = ("bert", "resnet")
 PHASES: Final[Mapping[str, tuple[str, str]]] = {
     "capture": ("#F0E442", ""),
     "factor": ("#0072B2", "////"),
-    "precondition": ("#9AD0F5", "---"),
+    "precondition": ("#79BFF0", "---"),
     "communication": ("#D55E00", "xxxx"),
-    "update": ("#BBBBBB", "...."),
+    "update": ("#DDDDDD", "...."),
 }
 """The optimizer's phases in the order of the stacked bars, each with its color and hatch."""
 REFERENCE: Final = ("forward", "backward")

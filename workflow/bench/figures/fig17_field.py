@@ -57,7 +57,7 @@ _TITLES: Final = {
     "field_alexnet": "AlexNet\nover SGD",
     "field_language_model": "Language m.\nover AdamW",
 }
-_CURVES: Final = {"krona": "BERT, fine-tuned through Kronecker adapters", "kronecker_rnn": "Kronecker RNN"}
+CURVES: Final = {"krona": "BERT, fine-tuned through Kronecker adapters", "kronecker_rnn": "Kronecker RNN"}
 """Experiments of a few optimizers, which have a panel of curves each."""
 _ROW_INCHES: Final = 0.152
 _NOTES: Final = (
@@ -82,7 +82,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     """
     everything = contests(results)
     found = [contest for contest in everything if contest.experiment in _TITLES]
-    curves = [contest for contest in everything if contest.experiment in _CURVES]
+    curves = [contest for contest in everything if contest.experiment in CURVES]
     steps = results.probe("field_steps")
     steps = steps[steps["experiment"].isin([*_TITLES])]
     labels = list(_rows(found))
@@ -108,7 +108,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         scale(axes)
         _name(axes, [""] * len(names))
     for axes, contest in zip(last, curves, strict=True):
-        axes.set_title(_CURVES[contest.experiment], fontsize=7)
+        axes.set_title(CURVES[contest.experiment], fontsize=7)
         _draw_curves(axes, contest)
     runs = pd.concat([contest.runs for contest in everything], ignore_index=True)
     absent = [] if len(steps) else ["field_steps"]

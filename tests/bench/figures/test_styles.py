@@ -1,0 +1,85 @@
+"""The looks of methods: which of them are drawn together, and that those can be told apart, also without color."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from itertools import combinations
+
+import pytest
+
+from tests.support.color_vision import VISIONS, distance, seen
+from workflow.bench.figures import _rank1, fig03_step_breakdown, fig08_kfac_spectra, fig18_factors
+from workflow.bench.figures import _style as style
+from workflow.bench.figures.fig17_field import CURVES, FAMILIES
+from workflow.bench.plan.artefacts import BENCH
+from workflow.bench.plan.experiment_files import label_of
+from workflow.bench.plan.literals import read_literals
+from workflow.bench.support.config import CONFIG, read_mapping
+
+PROBES = sorted((BENCH / "probes").glob("[!_]*.py"))
+LEAST = {"normal": 12.0, "deuteranopia": 8.5, "protanopia": 8.5}
+"""The least distance of two methods of one panel, by vision (`color_vision.distance`)."""
+
+
+def drawn_together() -> list[set[str]]:
+    """Return the labels of each experiment over its tiers, those of each probe, and the families of the field.
+
+    The labels of the experiments ``field_*`` are too many for one panel: their figure draws them by family.
+    """
+    experiments: dict[tuple[str, bool], set[str]] = {}
+    for file in sorted((CONFIG / "experiments").glob("*.yaml")):
+        for tier, blocks in read_mapping(file)["tiers"].items():
+            if not file.stem.startswith("field_"):
+                labels = {label_of(entry) for block in blocks for entry in block["optimizers"]}
+                experiments.setdefault((file.stem, tier == "paper"), set()).update(labels)
+    stand_ins = {"base", "base_sharded"}
+    probes = [set(labels) - stand_ins for file in PROBES for labels in read_literals(file, ["OPTIMIZERS"]).values()]
+    assert set(CURVES) <= {name for name, _ in experiments}
+    return [*experiments.values(), *probes, *map(set, FAMILIES.values())]
+
+
+def pairs(sets: Iterable[Collection[str]]) -> set[tuple[str, str]]:
+    return {pair for labels in sets for pair in combinations(sorted(labels), 2)}
+
+
+def test_no_two_methods_look_alike():
+    looks = [(look.color, look.marker, str(look.line)) for look in style.STYLES.values()]
+    assert len(set(looks)) == len(looks)
+    assert len({look.color for look in style.STYLES.values()}) == len(style.STYLES)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_methods_of_one_panel_differ_in_color(vision):
+    together = drawn_together()
+    assert len(together) > 20
+    near = {
+        (one, other): distance(style.style_of(one).color, style.style_of(other).color, vision)
+        for one, other in pairs(together)
+    }
+    assert {pair: apart for pair, apart in near.items() if apart < LEAST[vision]} == {}
+
+
+def test_methods_of_one_panel_can_be_told_apart_in_gray():
+    """Two methods of about the same lightness must differ in marker and line style."""
+    for one, other in pairs(drawn_together()):
+        look, second = style.style_of(one), style.style_of(other)
+        if abs(seen(look.color, "normal")[0] - seen(second.color, "normal")[0]) < LEAST["deuteranopia"]:
+            assert look.marker != second.marker, (one, other)
+            assert look.line != second.line, (one, other)
+
+
+@pytest.mark.parametrize("vision", VISIONS)
+def test_parts_of_a_figure_that_are_no_methods_differ_in_color(vision):
+    for looks in (_rank1.APPROXIMATIONS, fig08_kfac_spectra.FACTORS, fig18_factors.FACTORS):
+        for one, other in combinations(looks.values(), 2):
+            assert distance(one.color, other.color, vision) > LEAST[vision], (one.name, other.name)
+            assert one.marker != other.marker
+    for (color, hatch), (second, other_hatch) in combinations(fig03_step_breakdown.PHASES.values(), 2):
+        assert distance(color, second, vision) > LEAST[vision]
+        assert hatch != other_hatch
+
+
+def test_an_unknown_method_gets_the_same_look_every_time():
+    assert style.style_of("my_new_method") == style.style_of("my_new_method")
+    assert style.style_of("my_new_method").name == "my new method"
+    assert style.in_order(["my_new_method", "mkor", "sgd", "mkor"]) == ["sgd", "mkor", "my_new_method"]
