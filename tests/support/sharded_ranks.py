@@ -30,7 +30,7 @@ from torch.utils.checkpoint import checkpoint
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner, comm, stacks
 
-BATCH, STEPS, FEW = 24, 50, 6
+BATCH, STEPS, FEW = 24, 20, 6
 OPTIONS: dict[str, Mapping[str, Any]] = {
     "window": {"window": 4, "inverse_update_period": 1},
     "window, input side": {"window": 4, "inverse_update_period": 2, "sides": "input"},
