@@ -20,14 +20,26 @@ from mkor_core import MKOR, Preconditioner
 from workflow.bench.support.config import ROOT
 
 STEPS, SAVED = 45, hugging_face_trainer.SAVED
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), ROOT / "config" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, made as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_lead_to_files_and_headings():
     """Addresses on the web are not tried: tests run offline."""
-    links = re.findall(r"\]\(((?!https://)[^)#]+)\)", page.read_text())
-    assert [link for link in links if not (page.parent / link).exists()] == []
+    broken = []
+    for page in PAGES:
+        for link in re.findall(r"\]\(((?!https://)[^)]+)\)", page.read_text()):
+            file, _, anchor = link.partition("#")
+            target = page.parent / file if file else page
+            if not target.exists() or (anchor and anchor not in anchors(target)):
+                broken.append(f"{page.relative_to(ROOT)}: {link}")
+    assert broken == []
 
 
 def test_the_pages_loop_with_a_gradient_scaler_is_the_loop_without():
