@@ -10,8 +10,10 @@ import torch
 from torch import nn
 
 from mkor_core import MKOR, Preconditioner
+from workflow.bench.claims.verdicts import MEANINGS
 from workflow.bench.merge import FIGURES
-from workflow.bench.plan.artefacts import available
+from workflow.bench.plan.artefacts import available, describe
+from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ROOT
 
@@ -54,6 +56,32 @@ def test_every_artefact_is_listed_and_no_other():
     items = RESULTS.split("## The paper, item by item")[1].split("##")[0]
     listed = re.findall(r"^\| `(\w+)` \|", items, re.MULTILINE)
     assert sorted(listed) == sorted([*available("figures"), *available("tables")])
+
+
+def test_an_artefact_is_made_from_what_its_module_names():
+    rows = {row[1]: row[2] for row in re.finditer(r"^\| `(\w+)` \|[^|]*\| ([^|]*) \|$", RESULTS, re.MULTILINE)}
+    for kind in ("figures", "tables"):
+        for name in available(kind):
+            artefact, made_from = describe(kind, name), rows[name]
+            same = re.match(r"as (\w+)", made_from)
+            experiments = re.findall(r"\[(\w+)\]\(experiments/", rows[same[1]] if same else made_from)
+            if "all experiments" in made_from:
+                experiments.append("*")
+            probes = re.search(r"probes? ([\w, ]+\w)", made_from)
+            assert sorted(experiments) == sorted(artefact.experiments), name
+            assert sorted(probes[1].split(", ") if probes else ()) == sorted(artefact.probes), name
+
+
+def test_every_verdict_and_every_column_is_explained():
+    verdicts, columns = RESULTS.split("## How to read a verdict")[1].split("## Columns")
+    rows = dict(re.findall(r"^\| ([a-z ]+) \| (.+) \|$", verdicts, re.MULTILINE))
+    assert {verdict: rows.get(verdict) for verdict in MEANINGS} == MEANINGS
+    evaluations, runs = columns.split("\n## ")[0].split("`<experiment>.runs.csv`")
+    named = {name for cell in re.findall(r"^\| (`.+?) \|", evaluations, re.MULTILINE) for name in cell.split("`")[1::2]}
+    assert named == set(EVALUATION_COLUMNS)
+    for name in RUN_COLUMNS.keys() - EVALUATION_COLUMNS.keys():
+        phase = re.fullmatch(r"seconds_(?!to_target)(\w+)", name)
+        assert re.search(rf"\b{phase[1]}\b" if phase else f"`{name}`", runs), name
 
 
 def test_every_experiment_is_listed_with_its_page():
