@@ -7,7 +7,8 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,19 +40,41 @@ def fingerprints(root: Path) -> dict[str, str]:
     }
 
 
+def copy_of_code(root: Path) -> Path:
+    """Copy the code that trains."""
+    for folder in source_code._FOLDERS:
+        shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    (root / source_code._FITS).parent.mkdir()
+    shutil.copy(ROOT / source_code._FITS, root / source_code._FITS)
+    return root
+
+
+def by_content(function: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """Return a function that calls another one once for each content of a file, and keeps its results by path."""
+    results: dict[bytes, Any] = {}
+
+    def result(file: Path) -> Any:
+        content = file.read_bytes()
+        if content not in results:
+            results[content] = function(file)
+        return results[content]
+
+    return cache(result)
+
+
+@pytest.fixture(scope="module")
+def _parsed_once() -> Iterator[None]:
+    """Copies differ in one file at most; the others are parsed once for all of them, which would take seconds each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("_tree", "_syntax"):
+            patch.setattr(source_code, name, by_content(getattr(source_code, name).__wrapped__))
+        yield
+
+
 @pytest.fixture
-def copy(tmp_path: Path) -> Callable[[], Path]:
+def copy(tmp_path: Path, _parsed_once: None) -> Callable[[], Path]:
     """Makes copies of the code that trains, each in a folder of its own: hashes are kept by path."""
-
-    def make() -> Path:
-        root = tmp_path / f"copy{len(list(tmp_path.iterdir()))}"
-        for folder in source_code._FOLDERS:
-            shutil.copytree(ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__"))
-        (root / source_code._FITS).parent.mkdir()
-        shutil.copy(ROOT / source_code._FITS, root / source_code._FITS)
-        return root
-
-    return make
+    return lambda: copy_of_code(tmp_path / f"copy{len(list(tmp_path.iterdir()))}")
 
 
 def replaced(file: str, old: str, new: str) -> Callable[[Path], object]:
@@ -98,14 +121,16 @@ EDITS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
 }
 
 
+def test_fingerprints_are_the_same_wherever_the_repository_lies(tmp_path: Path):
+    assert fingerprints(copy_of_code(tmp_path / "copy")) == fingerprints(ROOT)
+
+
 @pytest.mark.parametrize("name", EDITS)
 def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(copy, name):
     edit, expected = EDITS[name]
-    before, root = fingerprints(ROOT), copy()
-    assert fingerprints(root) == before  # wherever the repository lies
     edited = copy()
     edit(edited)
-    after = fingerprints(edited)
+    before, after = fingerprints(ROOT), fingerprints(edited)
     assert {run for run in RUNS if after[run] != before[run]} == expected
 
 
