@@ -147,15 +147,25 @@ def test_groups_of_a_long_table_open_together_by_a_filter_and_alone(page):
 
 @pytest.mark.parametrize("width", [1400, 900, 420])
 def test_no_page_scrolls_sideways(page, width):
-    """Every page and, by scale of the pictures, every row of cards fits the window."""
+    """Truth: the window's width. Groups of rows and lists of files are opened too."""
     go(page, "about")  # so that the loop changes the address to each page
     page.call("Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False)
     wide = page.run(
         "(async () => { const wide = [];"
         f"for (const id of {PAGES}) {{ location.hash = id; await new Promise(done => setTimeout(done, 30));"
         "  const root = document.documentElement; const shown = document.querySelector('.shown');"
-        "  const inner = [...shown.querySelectorAll('.scroll')].some(box => box.scrollWidth > box.clientWidth + 1);"
-        "  if (shown.id !== id || root.scrollWidth > root.clientWidth || inner) wide.push(id); }"
+        "  const boxes = [...shown.querySelectorAll('.scroll')];"
+        "  const isWide = () => root.scrollWidth > root.clientWidth"
+        "    || boxes.some(box => box.scrollWidth > box.clientWidth + 1);"
+        "  if (shown.id !== id || isWide()) wide.push(id);"
+        "  shown.querySelectorAll('[data-unfolds]').forEach(button => button.click());"
+        "  if (isWide()) wide.push(`${id} with open groups`);"
+        "  const lists = [...shown.querySelectorAll('td details')].slice(0, 3);"
+        "  lists.forEach(list => { list.open = true; });"
+        "  if (lists.length) await new Promise(done => setTimeout(done, 30));"
+        "  if (isWide()) wide.push(`${id} with open lists`);"
+        "  lists.forEach(list => { list.open = false; });"
+        "  shown.querySelectorAll('[data-unfolds]').forEach(button => button.click()); }"
         "return wide; })()"
     )
     page.call("Emulation.clearDeviceMetricsOverride")
@@ -201,6 +211,13 @@ def test_the_enlarged_figure_grows_and_closes_by_keys_and_by_back(page):
     assert page.run("getComputedStyle(document.documentElement).overflowY") == "hidden", "the page stays behind it"
     press(page, "+")
     assert page.run(width) == pytest.approx(1.5 * before, rel=0.01)
+    press(page, "0")
+    place = "(box => [(650 - box.x) / box.width, (500 - box.y) / box.height])(zoomed.getBoundingClientRect())"
+    page.run("window.zoomed = document.querySelector('#zoom img')")
+    below = page.run(place)
+    page.run("zoomed.dispatchEvent(new MouseEvent('click', {clientX: 650, clientY: 500}))")
+    assert page.run(width) == pytest.approx(2 * before, rel=0.01)
+    assert page.run(place) == pytest.approx(below, abs=0.01), "what was below the pointer still is"
     press(page, "Escape")
     page.wait_for(f"!{is_open} && location.hash === '#{address}'")
     page.run("document.querySelector('.shown a.picture').click()")

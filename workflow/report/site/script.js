@@ -44,12 +44,12 @@
   const route = () => {
     const { address, query } = read();
     const page = showPage(address);
+    fit();
     all("img[data-of]", page || document).forEach((image) => {
       if (!image.src) image.src = document.getElementById(image.dataset.of).src;
     });
     if (page && page.id === START) filterByVerdict(query.get("verdict"));
     if (page && page.id === "runs") filterByClaim(query.get("claim"));
-    fit();
     clearTimeout(waiting);
     if (address !== last) {
       scrollTo(0, shownAt());
@@ -76,6 +76,7 @@
     }
     const found = one(`.found[data-of="${holder.id}"]`);
     found.textContent = !isFiltered ? "" : shown ? `${shown} of ${entries.length}` : found.dataset.nothing;
+    fit();
   };
   const entriesOf = (holder) => all(holder.tagName === "TABLE" ? "tbody tr:not(.group)" : ":scope > li", holder);
 
@@ -199,11 +200,17 @@
     button.textContent = isOpen ? "Close all groups" : "Open all groups";
   };
   for (const fold of all(".fold")) {
-    fold.addEventListener("click", () => turn(fold, fold.getAttribute("aria-expanded") === "false"));
+    fold.addEventListener("click", () => {
+      turn(fold, fold.getAttribute("aria-expanded") === "false");
+      fit();
+    });
   }
   for (const button of all("[data-unfolds]")) {
     const table = document.getElementById(button.dataset.unfolds);
-    button.addEventListener("click", () => unfold(table, button.getAttribute("aria-pressed") === "false"));
+    button.addEventListener("click", () => {
+      unfold(table, button.getAttribute("aria-pressed") === "false");
+      fit();
+    });
   }
 
   /* A table that is wider than its page is set closer, and if that is not enough, shows its rows as cards. */
@@ -214,6 +221,7 @@
       for (const look of ["close-set", "as-cards"]) if (table.scrollWidth > room + 1) table.classList.add(look);
     }
   };
+  addEventListener("toggle", () => fit(), true);
   let resized;
   addEventListener("resize", () => {
     clearTimeout(resized);
@@ -240,10 +248,18 @@
   const enlarged = one("img", zoom);
   let scale = null;
   let cameFromPage = false;
-  const rescale = (value) => {
+  // The point of the figure below the pointer, or in the middle of the window, stays there.
+  const rescale = (value, event) => {
+    const [before, view] = [enlarged, canvas].map((element) => element.getBoundingClientRect());
+    const [x, y] = event ? [event.clientX, event.clientY] : [view.x + view.width / 2, view.y + view.height / 2];
     scale = value;
     enlarged.classList.toggle("fits", value === null);
     enlarged.style.width = value === null ? "" : `${value * enlarged.naturalWidth}px`;
+    if (!before.width) return;
+    const after = enlarged.getBoundingClientRect();
+    const across = after.x - x + ((x - before.x) / before.width) * after.width;
+    const down = after.y - y + ((y - before.y) / before.height) * after.height;
+    canvas.scrollBy(across, down);
   };
   const openZoom = (image, isHere) => {
     cameFromPage = isHere;
@@ -254,10 +270,13 @@
     if (!zoom.open) zoom.showModal();
     canvas.focus();
   };
-  const step = (factor) => rescale(Math.min(8, Math.max(0.1, (scale || enlarged.clientWidth / enlarged.naturalWidth) * factor)));
+  const step = (factor, event) => {
+    const now = scale || enlarged.clientWidth / enlarged.naturalWidth;
+    rescale(Math.min(8, Math.max(0.1, now * factor)), event);
+  };
   const ACTIONS = { in: () => step(1.5), out: () => step(1 / 1.5), fit: () => rescale(null), close: () => zoom.close() };
   all("[data-zoom]", zoom).forEach((button) => button.addEventListener("click", ACTIONS[button.dataset.zoom]));
-  enlarged.addEventListener("click", () => (scale === null ? rescale(1.5) : rescale(null)));
+  enlarged.addEventListener("click", (event) => (scale === null ? step(2, event) : rescale(null)));
   zoom.addEventListener("keydown", (event) => {
     const action = { "+": "in", "=": "in", "-": "out", 0: "fit" }[event.key];
     if (action) ACTIONS[action]();
