@@ -27,3 +27,14 @@ def tables_of(experiment):
 def sources_of(artefact):
     """Return the inputs of an artefact by kind. Only files that a rule makes take an importing workflow's prefix."""
     return {kind: files if kind == "measured" else local(files) for kind, files in inputs(artefact, PLAN).items()}
+
+
+# Priorities. Of the jobs that are ready Snakemake starts those with the largest sum. Probes that need all cores come first:
+# later they would wait for every job that is running, while cores idle. The jobs that other experiments start from follow the
+# other probes, then what can be drawn, and training from the longest to the shortest, so that cores end together.
+ALONE, PROBE, SOURCE, ARTEFACT = 1000, 200, 100, 50
+
+
+def size_of(group):
+    """Return the priority of a training job that no other one starts from: the digits of its steps in base 2."""
+    return sum(planned.run.spec["steps"] for job in group for planned in job.planned).bit_length()

@@ -23,6 +23,7 @@ for figure in FIGURES:
             caption=f"{R}/figures/{figure.name}.rst",
         log:
             f"{R}/logs/figures/{figure.name}.log",
+        priority: ARTEFACT
         localrule: True
         conda:
             "../envs/runtime.yaml"
@@ -55,6 +56,7 @@ rule publish:
         f"{R}/logs/publish/{{figure}}.log",
     wildcard_constraints:
         figure=r"fig\w+",
+    priority: ARTEFACT
     localrule: True
     conda:
         "../envs/runtime.yaml"

@@ -11,9 +11,7 @@ for probe in PROBES:
             f"{R}/probes/{probe.name}.csv",
         log:
             f"{R}/logs/probes/{probe.name}.log",
-        # Probes that need all cores come first: later they would wait for every job that is running, while cores idle.
-        # Snakemake starts the jobs with the largest sum of priorities, and so many small jobs in place of a large one.
-        priority: 1000 if probe.cores == "all" else 2
+        priority: ALONE if probe.cores == "all" else PROBE
         conda:
             "../envs/runtime.yaml"
         threads: CORES if probe.cores == "all" else probe.cores

@@ -26,6 +26,7 @@ for table in TABLES:
             caption=f"{R}/tables/{table.name}.rst",
         log:
             f"{R}/logs/tables/{table.name}.log",
+        priority: ARTEFACT
         localrule: True
         conda:
             "../envs/runtime.yaml"

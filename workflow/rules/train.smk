@@ -1,7 +1,6 @@
 """Training runs, and the tidy tables of each experiment."""
 
-# A rule for each group of jobs, because the number of its outputs depends on the group. Jobs that other experiments start
-# from come before those of which nothing but tables depends.
+# A rule for each group of jobs, because the number of its outputs depends on the group.
 SOURCES = {source for job in PLAN.jobs for source in job.upstream}
 
 for group in PLAN.grouped(without=REFUSED):
@@ -18,7 +17,7 @@ for group in PLAN.grouped(without=REFUSED):
             [PLAN.csv_of(job).as_posix() for job in group],
         log:
             f"{R}/logs/train/{group[0].experiment}/{group[0].label}.log",
-        priority: int(any((job.experiment, job.label) in SOURCES for job in group))
+        priority: SOURCE if any((job.experiment, job.label) in SOURCES for job in group) else size_of(group)
         conda:
             "../envs/runtime.yaml"
         threads: PLAN.tier.threads
@@ -67,6 +66,7 @@ rule aggregate:
         f"{R}/{{experiment}}.runs.csv",
     log:
         f"{R}/logs/aggregate/{{experiment}}.log",
+    priority: ARTEFACT
     localrule: True
     conda:
         "../envs/runtime.yaml"
