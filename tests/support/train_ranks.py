@@ -33,7 +33,7 @@ from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
 SMALL = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
 IMAGES = {"name": "resnet20", "dataset": "digits", "width": 4, "batch_size": 32}
 """A workload whose model has running means, which differ by rank after a step."""
-STEPS, STOP = 12, 7
+STEPS, STOP = 8, 5
 METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "sgd": ("sgd", {"momentum": 0.9}, {"schedule": {"name": "linear", "warmup": 0.2}}),
     "lamb": ("lamb", {"lr": 0.01}, {}),
@@ -103,7 +103,11 @@ class InFloat64:
 def run_of(folder: Path, case: str) -> Run:
     """Return the run of one of `METHODS`."""
     name, hyperparameters, shared = METHODS[case]
-    write(folder, "one", block(optimizer(name, **hyperparameters), **{"workload": SMALL, "steps": STEPS, **shared}))
+    write(
+        folder,
+        "one",
+        block(optimizer(name, **hyperparameters), **{"workload": SMALL, "steps": STEPS, "evaluate_every": 4, **shared}),
+    )
     return load(folder).job("one", name).runs[0]
 
 
@@ -164,8 +168,8 @@ def start(size: int, what: Callable[..., Any], *arguments: Any, log: Path) -> li
     launcher.prepare(launcher.Place(size=size))
     context.set_forkserver_preload(
         [
+            "tests.support.preloaded",
             "tests.support.train_ranks",
-            "workflow.bench.workloads.autoencoder",
             "workflow.bench.workloads.bert_pretraining",
         ]
     )

@@ -51,7 +51,15 @@ from workflow.bench.workloads.autoencoder import Autoencoder
 
 PATIENCE = 60.0
 """Seconds until a test gives up on processes."""
-BERT: dict[str, Any] = {"name": "bert_pretraining", "batch_size": 32}
+BERT: dict[str, Any] = {
+    "name": "bert_pretraining",
+    "batch_size": 32,
+    "layers": 1,
+    "hidden_size": 16,
+    "heads": 2,
+    "vocabulary_size": 256,
+    "validation_pairs": 64,
+}
 
 
 @pytest.fixture
@@ -316,7 +324,7 @@ def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tu
 def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, tmp_path: Path):
     write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
     arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
-    assert joined(start(2, command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], outputs(
+    assert joined(start(2, slow_command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], outputs(
         tmp_path / "log", 2
     )
 
