@@ -332,3 +332,13 @@ def test_one_figure_is_a_target_of_its_own():
         "publish": 1,
     }
     assert "experiment=update_rules" not in dry.stdout
+    # The probe that needs all cores, then what another job starts from, then the experiment with more steps.
+    first = dict(re.findall(r"^rule ([\w-]+):.*?priority: (\d+)$", dry.stdout, re.MULTILINE | re.DOTALL))
+    del first["fig04_inversion_frequency"], first["publish"]
+    assert sorted(first, key=lambda rule: -int(first[rule])) == [
+        "iteration_time",
+        "train-bert_phase1-adamw",
+        "aggregate",
+        "train-autoencoder_inversion-kaisa",
+        "train-bert_inversion-kaisa",
+    ]
