@@ -36,7 +36,7 @@ def test_c09_period_loss(often, rare, verdict):
     decision = decide_period_loss(_inversion(often, rare), conditions("C09"))
     assert decision.verdict == verdict
     assert decision.seeds == "seeds 0-5"
-    assert "mkor 100 - 10" in decision.measured
+    assert "mkor, period 100 - 10" in decision.measured
 
 
 def test_c09_without_a_difference_above_two_percent_of_the_fall():
@@ -49,12 +49,12 @@ def test_c09_is_refuted_by_one_optimizer_or_pair_of_periods():
     worse = _inversion(0.03, 0.02).assign(optimizer="kaisa")
     decision = decide_period_loss(pd.concat([_inversion(0.02, 0.03), worse]), conditions("C09"))
     assert decision.verdict == "refuted"
-    assert "kaisa 100 - 10 refuted; mkor 100 - 10 confirmed" in decision.why
+    assert "kaisa, period 100 - 10 refuted; mkor, period 100 - 10 confirmed" in decision.why
     often = _inversion(0.02, 0.03)
     oftener = often[often["inverse_update_period"] == 10].assign(inverse_update_period=1)
     oftener = oftener.assign(value=oftener["value"] + 1, run="every step " + oftener["run"])
     assert (
-        "mkor 10 - 1 refuted; mkor 100 - 10 confirmed"
+        "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed"
         in decide_period_loss(pd.concat([often, oftener]), conditions("C09")).why
     )
 
@@ -68,14 +68,14 @@ def test_c09_is_the_area_under_the_curve():
         rows.assign(value=slow.where(rows["inverse_update_period"] == 100, fast)), conditions("C09")
     )
     first = float(steps[steps > 0].min())
-    assert decision.estimates["mkor 100 - 10"].value == pytest.approx(2 - 2 * first)
+    assert decision.estimates["mkor, period 100 - 10"].value == pytest.approx(2 - 2 * first)
 
 
 def test_c09_with_a_diverged_run_is_inconclusive_and_says_so():
     """Dropping the run that failed would make the period that failed look good."""
     decision = decide_period_loss(_inversion(0.02, 0.03, failed=(2,)), conditions("C09"))
     assert decision.verdict == "inconclusive"
-    assert decision.measured == "mkor 100 - 10: 1 runs broke down"
+    assert decision.measured == "mkor, period 100 - 10: 1 runs broke down"
 
 
 def test_c09_leaves_out_what_was_not_trained():

@@ -47,7 +47,7 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
         return not_tested("The probe numerics has no float64 eigenvalues of the published rule.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
     why = (
-        "The printed rule adds a positive multiple of (Jv)(Jv)^T to gamma J, which keeps J positive definite, and the "
+        "The printed rule adds a positive multiple of (Jv)(Jv)ᵀ to γJ, which keeps J positive definite, and the "
         f"smallest eigenvalue of {smallest.n} random sequences in float64 agrees."
         if conditions[0].judge(smallest) == "confirmed"
         else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, although the printed rule "
@@ -80,8 +80,7 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
         return not_tested("The probe numerics has no float64 residuals of the published rule.")
     largest = extreme(rows["value"].to_numpy(float), "maximum")
     because = (
-        ": Sherman-Morrison subtracts the rank-1 term and divides by gamma, the printed rule adds it and multiplies by "
-        "gamma"
+        ": Sherman-Morrison subtracts the rank-1 term and divides by γ, the printed rule adds it and multiplies by γ"
         if conditions[0].judge(largest) == "refuted"
         else ""
     )
@@ -144,7 +143,7 @@ def _blends(rows: pd.DataFrame) -> str:
     return (
         f"With the stabilizer's blend at {finite or 'no tested value'} all sequences of {rows['bound'].max():,g} "
         f"updates stay finite, at {others or 'no tested value'} some do not. Along a persistent mean the printed rule "
-        "multiplies a factor by gamma + 1 / gamma^3, which a blend of at most gamma^3 / (1 + gamma^4), 0.44 for 0.9, "
+        "multiplies a factor by γ + 1/γ³, which a blend of at most γ³ / (1 + γ⁴), 0.44 for 0.9, "
         "outweighs."
     )
 

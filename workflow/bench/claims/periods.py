@@ -50,7 +50,7 @@ def _parts(label: str, rows: pd.DataFrame, condition: Condition) -> list[Part]:
     by_period = {float(str(period)): _mean_losses(at) for period, at in rows.groupby("inverse_update_period")}
     fall, parts = fall_of(rows), []
     for shorter, longer in pairwise(sorted(by_period)):
-        name = f"{label} {longer:g} - {shorter:g}"
+        name = f"{label}, period {longer:g} - {shorter:g}"
         broken = sum(math.isinf(value) for period in (shorter, longer) for value in by_period[period].values())
         difference = paired_difference(by_period[longer], by_period[shorter])
         if broken:  # without those runs, the period at which they broke down would look better than it is
