@@ -52,6 +52,12 @@ def bare(tmp_path: Path) -> Path:
     return write_machine(tmp_path / "elsewhere", "fast-cpu", speed=2, runs=False)
 
 
+@pytest.fixture
+def _table_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command makes the table, and not the figure, which takes seconds."""
+    monkeypatch.setattr(compare, "ARTEFACTS", (("tables", "hardware"),))
+
+
 def _machine(root: Path) -> Machine:
     return Machine(Results(root), "")
 
@@ -351,6 +357,7 @@ def test_the_command_makes_figure_and_table_of_all_folders(here, bare, capsys):
     assert "fast-cpu" in (here / "compare" / "hardware.csv").read_text()
 
 
+@pytest.mark.usefixtures("_table_alone")
 def test_the_command_prints_step_times_as_multiples_of_the_first_order_optimizer(here, bare, capsys):
     """Truth: by hand from `STEPS`; the cycle has one refresh of ten steps."""
     assert compare.main([str(bare), *_options(here)]) == 0
@@ -366,6 +373,7 @@ def put_verdicts(folder: Path, **verdicts: str) -> None:
     (folder / "tables" / "claims.csv").write_text(f"id,claim,verdict\n{rows}")
 
 
+@pytest.mark.usefixtures("_table_alone")
 def test_the_command_prints_the_claims_whose_verdict_is_another_elsewhere(here, bare, capsys):
     kept = write_machine(plan.plan.REFERENCE, "test-cpu")
     assert compare.main([str(bare), *_options(here)]) == 0
@@ -389,6 +397,7 @@ def test_the_command_prints_the_claims_whose_verdict_is_another_elsewhere(here, 
     assert table.loc[2].to_list() == ["C03", "C03 holds", "inconclusive", "", "inconclusive"]
 
 
+@pytest.mark.usefixtures("_table_alone")
 def test_a_damaged_table_of_claims_is_named(here, bare, capsys):
     put_verdicts(here, C01="confirmed")
     file = bare / "tables" / "claims.csv"
@@ -408,6 +417,7 @@ def test_the_pipeline_leaves_out_the_reference_of_this_machine(here):
     assert compared(describe("figures", "fig16_hardware"), chosen) == [str(other)]
 
 
+@pytest.mark.usefixtures("_table_alone")
 def test_the_command_takes_the_reference_unasked(here, tmp_path):
     write_machine(tmp_path / "results" / "reference", "kept-cpu", speed=4)
     assert compare.main(_options(here)) == 0
