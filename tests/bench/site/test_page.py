@@ -18,6 +18,7 @@ from workflow.bench.site import machines
 from workflow.bench.site.content import Content
 from workflow.bench.site.facts import facts
 from workflow.bench.support.config import ROOT
+from workflow.bench.support.templates import numbered
 
 REFERENCE = ROOT / "results" / "reference" / "amd-epyc-4-cores" / "embedded"
 HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
@@ -123,6 +124,13 @@ def test_a_page_of_results_that_test_no_claim_says_so(tmp_path):
     write_results(tmp_path / "there" / "field", {"C01": "not tested", "C02": "refuted"})
     assert main([f"--results={tmp_path / 'there' / 'field'}", "--tier-title=field tier"]) == 0
     assert "These runs test no claim" not in (tmp_path / "there" / "field" / "report.html").read_text()
+
+
+def test_a_name_stays_on_one_line_with_its_number():
+    assert (
+        numbered("ResNet-50 < rank-1") == '<span class="whole">ResNet-50</span> &lt; <span class="whole">rank-1</span>'
+    )
+    assert numbered("MKOR-H's O(d²); d-1 of 3 - 4") == 'MKOR-H&#39;s O(d²); <span class="whole">d-1</span> of 3 - 4'
 
 
 def test_tables_with_a_number_come_first(tmp_path):

@@ -28,7 +28,13 @@ def _environment() -> Environment:
         keep_trailing_newline=True,
     )
     environment.filters["breakable"] = breakable
+    environment.filters["numbered"] = numbered
     return environment
+
+
+def numbered(text: str) -> Markup:
+    """Return a text as HTML in which a name stays on one line with its number, such as ResNet-50."""
+    return Markup(re.sub(r"\w+-\d+\b", r'<span class="whole">\g<0></span>', str(escape(text))))
 
 
 def breakable(text: str) -> Markup:
