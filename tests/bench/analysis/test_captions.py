@@ -71,6 +71,8 @@ def test_a_caption_of_a_tier_with_several_looks_says_so_and_shows_the_level_of_o
             in text
         )
         assert "seeds 0-6 (mean, 98.75 % t interval)" in caption(results, _runs(seeds=range(7)))
+        # Probes do not grow by rounds.
+        assert "Look" not in footer(results, pd.DataFrame({"git_commit": []}), notes=[])
 
 
 def test_the_papers_own_tier_is_no_stand_in():
@@ -155,13 +157,17 @@ def test_caption_tells_the_period_of_a_failure_where_periods_differ():
 def test_caption_names_missing_seeds_and_experiments():
     runs = pd.concat([_runs(), _runs("sgd", range(4))])
     text = caption(RESULTS, runs, absent=["bert_inversion", "probe iteration_time"])
-    assert "Missing: update_rules autoencoder sgd seed 4-5." in text
+    assert "Missing: autoencoder sgd seed 4-5." in text
     assert "Missing" not in caption(RESULTS, _runs())
     one_period = caption(RESULTS, pd.concat([_runs("sgd"), _runs(seeds=range(5))]))
-    assert "Missing: update_rules autoencoder mkor seed 5." in one_period
+    assert "Missing: autoencoder mkor seed 5." in one_period
     periods = pd.concat([_runs(), _runs(seeds=range(5), period=100)])
-    assert "Missing: update_rules autoencoder mkor (period 100) seed 5." in caption(RESULTS, periods)
+    assert "Missing: autoencoder mkor (period 100) seed 5." in caption(RESULTS, periods)
     assert "No results yet: bert_inversion, probe iteration_time." in text
+    both = caption(RESULTS, pd.concat([_runs("eva"), _runs("kaisa", range(4)), _runs("sgd", range(4))]))
+    assert "Missing: autoencoder kaisa, sgd seed 4-5." in both
+    elsewhere = _runs("eva").assign(experiment="autoencoder_lamb")
+    assert "Missing: update_rules autoencoder sgd seed 4-5." in caption(RESULTS, pd.concat([runs, elsewhere]))
 
 
 def test_caption_marks_older_and_uncommitted_code():

@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
@@ -183,6 +184,20 @@ def test_fig02_without_a_target_shows_the_time_of_the_run(tmp_path):
     assert {round(x, 3) for line in panel.lines for x in xs(line)} == {4.5, 7.5}
 
 
+def test_every_linear_axis_has_three_ticks(drawn):
+    """From one or two ticks a scale cannot be read; ticks that a figure sets itself are its own."""
+    counted = 0
+    for name, figure in drawn.items():
+        for panel in figure.axes:
+            for axis in (panel.xaxis, panel.yaxis):
+                if isinstance(axis.get_major_locator(), MaxNLocator) and panel.has_data():
+                    low, high = sorted(axis.get_view_interval())
+                    inside = [tick for tick in axis.get_majorticklocs() if low <= tick <= high]
+                    assert len(inside) >= 3, (name, panel.get_title(), inside)
+                    counted += 1
+    assert counted > 50
+
+
 def test_fig04_overlays_every_published_time(drawn):
     figure = drawn["fig04_inversion_frequency"]
     times = published("iteration_time_ms")
@@ -208,8 +223,9 @@ def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
     (root / "probes" / "iteration_time.csv").unlink()
     for file in root.glob("bert_inversion*"):
         file.unlink()
-    caption = caption_of(figure_of("fig04_inversion_frequency", Results(root)))
-    assert "No results yet: probe iteration_time, bert_inversion." in caption
+    figure = figure_of("fig04_inversion_frequency", Results(root))
+    assert "No results yet: probe iteration_time, bert_inversion." in caption_of(figure)
+    assert [panel.get_title() for panel in figure.axes] == ["Autoencoder", ""]
 
 
 def test_fig13_pairs_each_method_with_its_base(results, drawn):

@@ -84,7 +84,7 @@ def test_a_machine_without_runs_gets_hatched_projections_and_the_others_none(her
     assert "projected" in legend_of(figure)
     assert "Projected: iterations to the target measured on another machine" in caption_of(figure)
     assert "Compared with fast-cpu: step times only, no runs." in caption_of(figure)
-    assert figure.axes[3].get_title() == "validation loss ≤ 4.2"
+    assert figure.axes[3].get_title() == "validation loss\n≤ 4.2"
 
 
 def test_one_machine_alone_has_no_projection(here):

@@ -139,7 +139,7 @@ def test_fig03_stacks_the_optimizers_phases_up_to_their_sum(draw):
 
 def test_fig03_gives_the_time_of_forward_and_backward(draw):
     figure = draw("fig03_step_breakdown")
-    forward_and_backward = f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.3g}"
+    forward_and_backward = f"{1.1 * (PHASE_MS['forward'] + PHASE_MS['backward']):.1f}"
     assert texts_in(figure.axes[0]).count(forward_and_backward) == 10
     assert "Also timed, not drawn: Autoencoder." in caption_of(figure)
     assert "MKOR's update rule: exact (Sherman-Morrison)" in caption_of(figure)
@@ -298,7 +298,7 @@ def test_fig14_writes_the_fitted_exponents_beside_the_curves(draw):
         assert set(texts_in(axes)) == {f"$d^{{{slope:.2f}}}$" for slope in truth}
         heights = sorted(text.get_window_extent().y0 for text in axes.texts)
         assert all(lower + 5 < upper for lower, upper in pairwise(heights))
-    assert "Timed only once, because slow: KFAC (KAISA) factor at 1024." in caption_of(figure)
+    assert "Timed only once, because slow: KFAC (KAISA) factor update at 1024." in caption_of(figure)
 
 
 def test_fig15_adds_the_collectives_of_the_busiest_rank(draw):

@@ -55,7 +55,7 @@ def test_the_caption_names_trials_studies_and_optimizers_without_success(figure:
     write_csv(tmp_path / "odd.csv", TRIAL_COLUMNS, rows)
     caption = caption_of(figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))))
     assert "6 trials of each optimizer in 1 study: odd. " in caption
-    assert "Without success in some study: SGD in odd autoencoder." in caption
+    assert "Without success in some study: SGD in odd Autoencoder." in caption
 
 
 def test_without_trials_there_is_no_figure(tmp_path: Path):

@@ -60,7 +60,7 @@ def _mkor(runs: pd.DataFrame, names: Names) -> list[str]:
         return []
     rules = {str(label): "/".join(_unique(rows, "update_rule")) for label, rows in mkor.groupby("optimizer")}
     periods = integer_ranges(mkor["inverse_update_period"].dropna())
-    return [f"MKOR's update rule: {names.rules(rules)}; inverse update period {periods}"]
+    return [f"MKOR's update rule: {names.rules(rules)}{f'; inverse update period {periods}' if periods else ''}"]
 
 
 def _tuned(runs: pd.DataFrame, names: Names) -> list[str]:
@@ -84,13 +84,18 @@ def _inert(runs: pd.DataFrame, names: Names) -> list[str]:
     return [f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}"] if phrases else []
 
 
+def _place(runs: pd.DataFrame, experiment: object, workload: object, names: Names) -> str:
+    """Return the name of a workload, after that of its experiment if another one has the workload, too."""
+    shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
+    return f"{experiment} {names.workload(str(workload))}" if shared else names.workload(str(workload))
+
+
 def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
     """Return one sentence a status on the runs that did not finish, by experiment and workload."""
     unfinished = runs[runs["status"] != "finished"]
     phrases: dict[str, list[str]] = {}
     for (status, experiment, workload), rows in unfinished.groupby(["status", "experiment", "workload"]):
         whole = runs[(runs["workload"] == workload) & (runs["experiment"] == experiment)]
-        shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
         parts = []
         for label, of_label in rows.groupby("optimizer"):
             periods = of_label["inverse_update_period"].dropna()
@@ -101,7 +106,7 @@ def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
             parts = [f"all {len(rows)} runs"]
         reasons = _unique(rows, "reason")
         because = f" [{'; '.join(reasons)}]" if reasons and status in _WITH_REASON else ""
-        place = f"{experiment} {names.workload(str(workload))}" if shared else names.workload(str(workload))
+        place = _place(runs, experiment, workload, names)
         phrases.setdefault(str(status).replace("_", " "), []).append(f"{place} {', '.join(parts)}{because}")
     return [f"{status}: {'; '.join(places)}" for status, places in phrases.items()]
 
@@ -111,14 +116,15 @@ def _missing(runs: pd.DataFrame, names: Names) -> list[str]:
     phrases = []
     for (experiment, workload), rows in runs.groupby(["experiment", "workload"]):
         seeds = set(rows["seed"].dropna())
+        by_seeds: dict[str, list[str]] = {}
         for label, of_label in rows.groupby("optimizer"):
             differs = of_label["inverse_update_period"].nunique() > 1
             for period, at_period in of_label.groupby("inverse_update_period", dropna=False):
-                absent = seeds - set(at_period["seed"].dropna())
-                if absent:
+                if absent := seeds - set(at_period["seed"].dropna()):
                     at = f" (period {period:g})" if differs else ""
-                    whose = f"{names.workload(str(workload))} {names.optimizer(str(label))}{at}"
-                    phrases.append(f"{experiment} {whose} seed {integer_ranges(absent)}")
+                    by_seeds.setdefault(integer_ranges(absent), []).append(f"{names.optimizer(str(label))}{at}")
+        place = _place(runs, experiment, workload, names)
+        phrases += [f"{place} {', '.join(labels)} seed {absent}" for absent, labels in by_seeds.items()]
     return [f"missing: {'; '.join(phrases)}"] if phrases else []
 
 
@@ -214,7 +220,7 @@ def caption(
         ]
     if without := list(absent):
         parts.append(f"no results yet: {', '.join(without)}")
-    if results.looks > 1:
+    if results.looks > 1 and not runs.empty:
         spent = f"intervals of {shown_level()}, so that all looks together err in at most 5 % of cases"
         parts.append(f"look {results.look} of at most {results.looks}: {spent}")
     if not runs.empty:

@@ -183,7 +183,7 @@ def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> 
     """
     a, b = shared_seeds(left, right)
     kept = np.isfinite(a) & np.isfinite(b)
-    return estimate((a - b)[kept]) if kept.any() else None
+    return estimate(a[kept] - b[kept]) if kept.any() else None
 
 
 def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float]) -> Estimate | None:

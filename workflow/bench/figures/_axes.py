@@ -65,6 +65,7 @@ def explain_empty(axes: Axes, reason: str, *, width: int = 34) -> None:
         va="center",
         fontsize=7,
         color=style.SOFT,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.5},
     )
     axes.set_xticks([])
     axes.set_yticks([])

@@ -47,7 +47,7 @@ def sent(rows: pd.DataFrame) -> pd.DataFrame:
 
 def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
     """Draw both panels, and return the labels of the looks."""
-    tables = {"memory a rank": memory(rows), "bytes a rank and step": sent(rows)}
+    tables = {"memory per rank": memory(rows), "bytes per rank and step": sent(rows)}
     for axes, (name, table) in zip(panels, tables.items(), strict=True):
         _draw(axes, table)
         axes.set_ylabel(name)

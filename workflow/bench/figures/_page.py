@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +14,7 @@ from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import text_to_path
+from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.analysis.descriptions import described
@@ -21,6 +23,7 @@ from workflow.bench.support.files import write_atomically
 
 _CAPTION_POINTS: Final = 6.0
 _TITLE_POINTS: Final = 8.5
+_LEAST_TICKS: Final = 3
 
 
 def save(
@@ -42,7 +45,14 @@ def save(
 
 
 def arrange(figure: Figure, legend: Sequence[Artist], caption: str, columns: int, title: str = "") -> None:
-    """Put title and legend above the panels and the caption below them; all make the figure higher."""
+    """Put title and legend above the panels and the caption below them; all make the figure higher.
+
+    Axes whose ticks Matplotlib chooses get at least three: from one or two a scale cannot be read.
+    """
+    for axes in figure.axes:
+        for axis in (axes.xaxis, axes.yaxis):
+            if isinstance(locator := axis.get_major_locator(), MaxNLocator):
+                locator.set_params(min_n_ticks=_LEAST_TICKS)
     width, height = figure.get_size_inches()
     lines = _wrapped(caption, 0.985 * width * 72, _CAPTION_POINTS)
     below = (len(lines) * _CAPTION_POINTS * 1.28 + 5) / 72
@@ -99,9 +109,9 @@ def _legend_columns(names: Sequence[str], most: int, points: float) -> int:
 
 
 def _wrapped(text: str, points: float, size: float) -> list[str]:
-    """Break ``text`` into lines that are at most ``points`` wide in letters of ``size`` points."""
+    """Break ``text`` into lines that are at most ``points`` wide in letters of ``size`` points, not before a unit."""
     lines: list[str] = []
-    for word in text.split():
+    for word in re.split(r"\s+(?![%°])", text.strip()):
         longer = f"{lines[-1]} {word}" if lines else word
         if lines and _text_width(longer, size) <= points:
             lines[-1] = longer

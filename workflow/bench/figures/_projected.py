@@ -48,7 +48,7 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
         axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
     rank = _of(rows, *LARGE, sharded=True)
     shown |= _lines(memory, rank, "memory_bytes")
-    memory.set_ylabel("memory a rank, model")
+    memory.set_ylabel("memory per rank, model")
     shown |= _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
     exchanged = rank.drop_duplicates("workers").sort_values("workers")
     sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
@@ -63,7 +63,7 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
         fontsize=6.0,
         color=style.GUIDE,
     )
-    sent.set_ylabel("bytes a step, model")
+    sent.set_ylabel("bytes per step, model")
     for axes in (memory, sent):
         axes.set_title(f"{_name(LARGE[0])}, {_parallel(sharded=True)}")
         byte_axis(axes)

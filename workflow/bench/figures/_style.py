@@ -113,7 +113,7 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "mkor_released_1000": MethodStyle("MKOR (released, 1,000 steps)", "#434053", "D", _DASHES["short dash"]),
     "mkor_published": MethodStyle("MKOR (published rule)", "#D56018", "^", _DASHES["dash-dot"]),
     "mkor_h": MethodStyle("MKOR-H", "#30045F", "d", _DASHES["long dash"]),
-    "copy": MethodStyle("memory floor (copy)", "#B0B0B0", ".", _DASHES["sparse dots"]),
+    "copy": MethodStyle("memory floor (copy)", "#9A9A9A", ".", _DASHES["sparse dots"]),
 }
 _SPARE_COLORS: Final = ("#AA3377", "#BBBB22", "#3B5B92", "#F08080", "#AA4499")
 _SPARE_MARKERS: Final = ("<", ">", "8", "H", "*", "d", "p")
@@ -183,6 +183,11 @@ def style_of(label: str) -> MethodStyle:
         _SPARE_MARKERS[code // 7 % len(_SPARE_MARKERS)],
         list(_DASHES.values())[code // 53 % len(_DASHES)],
     )
+
+
+def paper_name(optimizer: str) -> str:
+    """Return the name of a method of the paper's tables: the paper's own, but KFAC's as in the legend."""
+    return STYLES["kaisa"].name if optimizer.lower() == "kaisa" else optimizer
 
 
 def in_order(labels: Iterable[str]) -> list[str]:

@@ -42,12 +42,16 @@ class Experiment:
 def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:
     """Return the experiments by name, with the rows of one metric on the training data, timed by the probe.
 
+    Experiments without runs are left out: a tier need not have them all.
+
     Raises:
         NoDataError: no experiment has such a row, although one is ``required``.
     """
     experiments, times = {}, StepTimes(results.probe("step_time"))
     for name in names:
         measured = timed(times, results.runs(name), results.metrics(name))
+        if measured.runs.empty:
+            continue
         rows = ended(measured.metrics, "train", metric)
         experiments[name] = Experiment(measured.runs, rows, not measured.metrics.empty, measured.own)
     if required and all(experiment.rows.empty for experiment in experiments.values()):
@@ -67,19 +71,15 @@ def time_note(experiments: Mapping[str, Experiment]) -> str:
     return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
 
 
-def title(runs: pd.DataFrame, experiment: str) -> str:
+def title(runs: pd.DataFrame) -> str:
     """Return a panel's title: the model and the data of the runs, not those of the paper."""
-    if runs.empty:
-        return IN_THE_PAPER[experiment]
     data = runs["dataset"].dropna()
     first = style.workload_name(str(runs["workload"].iloc[0]))
-    return "\n".join([first, *textwrap.wrap(str(data.iloc[0]), 33)]) if len(data) else first
+    return "\n".join([first, *textwrap.wrap(str(data.iloc[0]), 26)]) if len(data) else first
 
 
 def why_empty(runs: pd.DataFrame, experiment: str, quantity: str) -> str:
     """Return the reason why a panel has no value of ``quantity``."""
-    if runs.empty:
-        return f"{experiment} has no results"
     reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
     return str(reasons.iloc[0]) if len(reasons) else f"{experiment}: no {quantity} in its runs"
 

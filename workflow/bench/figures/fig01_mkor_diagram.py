@@ -91,7 +91,7 @@ def _all_reduce(axes: Axes, top: float, middle: float) -> None:
     matrix(axes, _PICTURES + 63, middle - 1, 20, 4, INPUTS)
     matrix(axes, _PICTURES + 84, middle - 1, 14, 4, OUTPUTS)
     write(axes, _EQUATIONS, middle + 9, "$(a, g) \\leftarrow$ mean over the ranks", size=7.5, ha="left")
-    write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers a layer: $2d$", size=7.5, ha="left")
+    write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers per layer: $2d$", size=7.5, ha="left")
 
 
 def _update(axes: Axes, top: float, middle: float) -> None:

@@ -14,7 +14,7 @@ from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, to_target
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import loss_axis, target_line
+from workflow.bench.figures._axes import loss_axis, loss_limits, target_line
 from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, ended, losses_to_compare, targets, time_scale
 from workflow.bench.figures._page import save
@@ -33,6 +33,8 @@ _NOTES: Final = (
     "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the target, or "
     "of the whole run without a target; dots are runs",
 )
+_START: Final = 0.1
+_CUT: Final = f"The loss axis leaves out the first {100 * _START:g} % of the iterations, in which most of the fall lies"
 _OTHER_SCHEDULE: Final = (
     "Runs with more or fewer steps than the base optimizer's follow another schedule, so they have no difference"
 )
@@ -54,12 +56,15 @@ def make(results: Results, folder: Path) -> list[Path]:
     rows = 0.15 * len(labels) + 0.15
     figure, axes = style.new_figure(2, 2, height=2.75 + rows, height_ratios=(1.9, rows))
     goals = targets(runs, "validation", "loss")
-    _draw_losses(axes[0], losses, goals)
+    later = _without_start(losses)
+    _draw_losses(axes[0], losses, later, goals)
     base = base_of(runs)
     compared = _comparable(runs, base)
     draw_differences(axes[1, 0], losses_to_compare(metrics[metrics["run"].isin(compared)]), base, labels)
     _draw_times(list(axes[:, 1]), runs, losses, labels, to_a_target=bool(goals))
     notes = [*_NOTES, measured.note(style.workload_name)]
+    if len(later) < len(losses):
+        notes.append(_CUT)
     if set(losses["run"]) - compared:
         notes.append(_OTHER_SCHEDULE)
     legend = _legend.of_curves(labels, [losses], MARKED)
@@ -77,11 +82,21 @@ def _comparable(runs: pd.DataFrame, base: str | None) -> set[str]:
     return set(runs.loc[runs["steps"].isin(steps), "run"])
 
 
-def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, goals: Sequence[float]) -> None:
-    """Draw the loss over iterations in the first panel, and over training time in the second one."""
+def _without_start(losses: pd.DataFrame) -> pd.DataFrame:
+    """Return the losses after the start of training if they fill less than half of an axis that shows all losses."""
+    later = losses[losses["step"] > _START * losses["step"].max()]
+    (low, high, _), (least, most, _) = loss_limits(later), loss_limits(losses)
+    return later if len(later) and high - low < (most - least) / 2 else losses
+
+
+def _draw_losses(axes: Sequence[Axes], losses: pd.DataFrame, later: pd.DataFrame, goals: Sequence[float]) -> None:
+    """Draw the loss over iterations in the first panel, and over training time in the second one.
+
+    later: the losses that the axis holds.
+    """
     length, unit = time_scale(losses)
     for panel, x, scale in ((axes[0], "step", 1.0), (axes[1], "train_seconds", length)):
-        loss_axis(panel, losses)
+        loss_axis(panel, later)
         draw_curves(panel, losses, x=x, scale=scale, marked=MARKED)
         for goal in goals:
             target_line(panel, goal)

@@ -126,7 +126,7 @@ def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None
     sums = totals(rows, column, tuple(PHASES))
     axes.plot(sums, [place] * len(sums), "o", color="#000000", markersize=2, markeredgewidth=0)
     axes.annotate(
-        f"{fmean(totals(rows, column, REFERENCE)):.3g}",
+        _milliseconds(fmean(totals(rows, column, REFERENCE))),
         (1.14, place),
         xycoords=("axes fraction", "data"),
         ha="right",
@@ -134,6 +134,10 @@ def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None
         fontsize=6,
         color="#555555",
     )
+
+
+def _milliseconds(ms: float) -> str:
+    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}"
 
 
 def _label(axes: Axes, shown: Sequence[Bar], base_name: str) -> None:

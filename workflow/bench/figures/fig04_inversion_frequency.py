@@ -30,7 +30,10 @@ WORKLOADS: Final = {
     "autoencoder": ("autoencoder_inversion", "Autoencoder"),
     "bert": ("bert_inversion", "BERT-Large-Uncased"),
 }
-"""The columns of panels: the experiment with the losses, and the paper's model with published iteration times."""
+"""The columns of panels: the experiment with the losses, and the paper's model with published iteration times.
+
+Workloads without times and runs have no column.
+"""
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -47,11 +50,16 @@ def make(results: Results, folder: Path) -> list[Path]:
             f"neither probes/iteration_time.csv nor {' nor '.join(f'{e}.csv' for e in EXPERIMENTS)} "
             f"has results in {results.root}."
         )
-    figure, axes = style.new_figure(2, len(WORKLOADS), height=4.3, sharex="col")
+    shown = {
+        workload: (experiment, model)
+        for workload, (experiment, model) in WORKLOADS.items()
+        if (times["workload"] == workload).any() or len(results.runs(experiment))
+    }
+    figure, axes = style.new_figure(2, len(shown), height=4.3, sharex="col")
     periods = set(paper["inverse_update_period"]) | set(times["inverse_update_period"])
     labels = set()
     steps: list[str] = []
-    for (upper, lower), (workload, (experiment, model)) in zip(axes.T, WORKLOADS.items(), strict=True):
+    for (upper, lower), (workload, (experiment, model)) in zip(axes.T, shown.items(), strict=True):
         upper.set_title(style.workload_name(workload))
         labels |= _draw_published(upper, paper[paper["model"] == model])
         labels |= _draw_times(upper, times[times["workload"] == workload])
@@ -69,7 +77,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     legend = [
         *(_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)),
         *(
-            _legend.hollow_entry(f"{name}, published", marker=style.style_of(name.lower()).marker)
+            _legend.hollow_entry(f"{style.paper_name(name)}, published", marker=style.style_of(name.lower()).marker)
             for name in paper["optimizer"].unique()
         ),
         _legend.bar_entry(f"{shown_level()} interval"),
@@ -82,7 +90,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
     text = caption(results, runs, notes=notes, absent=absent)
-    return save(figure, folder, "fig04_inversion_frequency", legend=legend, caption=text, columns=2)
+    return save(figure, folder, "fig04_inversion_frequency", legend=legend, caption=text)
 
 
 def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:

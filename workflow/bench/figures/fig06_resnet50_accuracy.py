@@ -90,6 +90,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     labels = style.in_order(accuracies["optimizer"])
     goals = targets(runs, "validation", "accuracy")
     paper = published("resnet50_imagenet")
+    paper = paper.set_index(paper["optimizer"].str.lower()).loc[style.in_order(paper["optimizer"].str.lower())]
     heights = (1.75, 0.17 * len(labels) + 0.15, 0.17 * len(paper) + 0.15)
     figure, axes = style.new_figure(3, 2, height=sum(heights) + 1.3, height_ratios=heights)
     for panels, column in zip(axes.T, _columns(accuracies, paper), strict=True):
@@ -99,7 +100,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_published(panels[2], column)
     name_rows(axes[1, 0], [style.style_of(label).name for label in labels])
     name_rows(axes[1, 1], [""] * len(labels))
-    name_rows(axes[2, 0], paper["optimizer"])
+    name_rows(axes[2, 0], map(style.paper_name, paper["optimizer"]))
     name_rows(axes[2, 1], [""] * len(paper))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")

@@ -78,7 +78,7 @@ def _kfac(axes: Axes, left: float, top: float) -> None:
         axes,
         left,
         top,
-        "KFAC: a Kronecker product a layer",
+        "KFAC: a Kronecker product per layer",
         "$V = (C + \\lambda I)^{-1}\\, D\\, (A + \\lambda I)^{-1}$",
         "memory $O(d^2)$, inverses $O(d^3)$",
     )

@@ -9,6 +9,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 
 from workflow.bench.figures import _legend, _probes, _rank1
 from workflow.bench.figures import _style as style
@@ -58,6 +59,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     axes[0, 0].set_ylim(-0.04, 1.06 * max(1.0, float(rows["error"].max())))
     legend: list[Artist] = [_legend.line_entry(look) for look in _rank1.APPROXIMATIONS.values()]
     legend.append(_legend.band_entry("quartiles of layers and seeds"))
-    notes = ["relative Frobenius error; lines: mean over layers and seeds, thin lines: mean of each seed"]
+    if rows["seed"].nunique() > 1:
+        legend.append(Line2D([], [], color=style.GUIDE, linewidth=0.5, label="mean of one seed"))
+    notes = ["relative Frobenius error; lines: mean over layers and seeds"]
     caption = _rank1.caption(results, rows, notes)
     return save(figure, folder, "fig10_rank1_over_training", legend=legend, caption=caption, columns=2)

@@ -100,7 +100,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     accuracies = read(results, EXPERIMENTS, "accuracy", required=False)
     measured = {name: contests(of_name.runs, of_name.rows) for name, of_name in accuracies.items()}
     paper = published("training_speedups")
-    figure, axes = style.new_figure(2, len(EXPERIMENTS), height=3.9, height_ratios=(1.4, 1))
+    figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
         _draw_losses(upper, name, experiment)
@@ -108,9 +108,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         _draw_contests(lower, measured[name], speedups)
         _ratio_axis(lower, limits)
         lower.set_yticks(range(len(RIVALS)), [""] * len(RIVALS))
-    axes[1, 0].set_yticks(range(len(RIVALS)), RIVALS.values())
+    axes[1, 0].set_yticks(range(len(RIVALS)), [style.style_of(label).name for label in RIVALS], fontsize=7)
     axes[0, 0].set_ylabel("training loss")
-    axes[1, 1].set_xlabel("rival's time ÷ MKOR's time to equal training accuracy")
+    axes[1, (len(losses) - 1) // 2].set_xlabel("rival's time ÷ MKOR's time to equal training accuracy")
     frames = [experiment.rows for experiment in losses.values()]
     legend = [
         *_legend.of_curves({label for frame in frames for label in frame["optimizer"]}, frames),
@@ -118,14 +118,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     level = level_note({name: of_name.runs for name, of_name in losses.items()}, "Below")
     notes = [_NOTES[0], level, _NOTES[1], time_note(losses)]
-    absent = [name for name, experiment in losses.items() if not experiment.has_results]
+    absent = [name for name in EXPERIMENTS if name not in losses or not losses[name].has_results]
     text = caption(results, all_runs(losses), notes=notes, absent=absent)
     return save(figure, folder, "fig11_training_time", legend=legend, caption=text)
 
 
 def _draw_losses(axes: Axes, name: str, experiment: Experiment) -> None:
     """Draw the training loss of one experiment over training time."""
-    axes.set_title(title(experiment.runs, name), fontsize=7)
+    axes.set_title(title(experiment.runs), fontsize=7)
     losses = experiment.rows
     if losses.empty:
         explain_empty(axes, why_empty(experiment.runs, name, "training loss"), width=24)

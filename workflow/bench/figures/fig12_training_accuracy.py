@@ -27,9 +27,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: no experiment has a training accuracy.
     """
     experiments = read(results, EXPERIMENTS, "accuracy")
-    figure, axes = style.new_figure(2, len(EXPERIMENTS), height=3.7)
+    figure, axes = style.new_figure(2, len(experiments), height=3.7)
     for panels, (name, experiment) in zip(axes.T, experiments.items(), strict=True):
-        panels[0].set_title(title(experiment.runs, name), fontsize=7)
+        panels[0].set_title(title(experiment.runs), fontsize=7)
         if experiment.rows.empty:
             for panel in panels:
                 explain_empty(panel, why_empty(experiment.runs, name, "training accuracy"), width=24)
@@ -46,7 +46,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "questions, the share of answers with both ends right",
         time_note(experiments),
     ]
-    absent = [name for name, experiment in experiments.items() if not experiment.has_results]
+    absent = [name for name in EXPERIMENTS if name not in experiments or not experiments[name].has_results]
     text = caption(results, all_runs(experiments), notes=notes, absent=absent)
     return save(figure, folder, "fig12_training_accuracy", legend=legend, caption=text)
 

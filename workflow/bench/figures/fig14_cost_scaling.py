@@ -96,6 +96,6 @@ def _timed_once(rows: pd.DataFrame) -> str:
     counts = rows.groupby(["optimizer", "part", "dimension"]).size()
     once = counts[(counts == 1) & (counts.max() > 1)].reset_index()
     return ", ".join(
-        f"{style.style_of(str(label)).name} {part} at {', '.join(f'{d:g}' for d in timed['dimension'])}"
-        for (label, part), timed in once.groupby(["optimizer", "part"])
+        f"{style.style_of(str(label)).name} {PARTS.get(str(part), part)} at {', '.join(map('{:g}'.format, widths))}"
+        for (label, part), widths in once.groupby(["optimizer", "part"])["dimension"]
     )

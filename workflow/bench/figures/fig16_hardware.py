@@ -21,6 +21,7 @@ from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_le
 from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._axes import explain_empty
 from workflow.bench.figures._captions import caption
 from workflow.bench.figures._page import save
 from workflow.bench.figures._rows import write_beside
@@ -142,8 +143,10 @@ def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
     axes.locator_params(axis="x", nbins=4)
     if bars:
         axes.set_xlabel(unit)
-    else:
+    elif rows.places:
         axes.set_xticks([])
+    else:
+        explain_empty(axes, "no data")
 
 
 def _name_rows(axes: Axes, rows: Rows) -> None:
@@ -173,7 +176,7 @@ def _draw_bar(axes: Axes, bar: Bar, place: float, scale: float, end: float) -> N
         low, high = max(bar.took.low, 0.0) / scale, bar.took.high / scale
         axes.hlines(place, low, min(high, end), color=style.INK, linewidth=0.9)
         if high > end:
-            axes.plot(end, place, marker=">", color=style.INK, markersize=4, clip_on=False, zorder=5)
+            axes.plot(0.98 * end, place, marker=">", color=style.INK, markersize=4, zorder=5)
     elif len(bar.values) > 1 or not math.isfinite(bar.took.value):
         edge: dict[str, Any] = {"markeredgecolor": style.INK, "markeredgewidth": 0.5}
         values = [value / scale for value in bar.values]
@@ -232,7 +235,7 @@ def _save(
         for panel, bars in zip(axes_of_row, bars_of_row, strict=True):
             _draw(panel, bars, of_row)
             if targets := sorted({bar.target for bar in bars if bar.target}):
-                panel.set_title("; ".join(targets), fontsize=7)
+                panel.set_title("; ".join(targets).replace(" ≥", "\n≥").replace(" ≤", "\n≤"), fontsize=7)
         _name_rows(axes_of_row[0], of_row)
     axes[0, 0].set_ylabel("step time")
     axes[1, 0].set_ylabel("time to target")

@@ -55,11 +55,14 @@ _TITLES: Final = {
     "field_autoencoder": "Autoencoder\nover SGD",
     "field_autoencoder_lamb": "Autoencoder\nover LAMB",
     "field_alexnet": "AlexNet\nover SGD",
-    "field_language_model": "Language m.\nover AdamW",
+    "field_language_model": "Language model\nover AdamW",
 }
-CURVES: Final = {"krona": "BERT, fine-tuned through Kronecker adapters", "kronecker_rnn": "Kronecker RNN"}
+CURVES: Final = {
+    "krona": "BERT, fine-tuned through\nKronecker adapters",
+    "kronecker_rnn": "Recurrent network with\nKronecker-product weights",
+}
 """Experiments of a few optimizers, which have a panel of curves each."""
-_ROW_INCHES: Final = 0.152
+_ROW_INCHES: Final = 0.135
 _NOTES: Final = (
     "Above: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
     "best one, the mean over autoencoder (SGD), AlexNet and language model; bands: intervals of a bootstrap that draws "
@@ -98,12 +101,12 @@ def make(results: Results, folder: Path) -> list[Path]:
         axes.set_xlabel("factor of the best")
     names = [style.style_of(label).name for label in labels]
     for number, (axes, contest) in enumerate(zip(below, found, strict=False)):
-        axes.set_title(_TITLES[contest.experiment], fontsize=6.5)
+        axes.set_title(_TITLES[contest.experiment], fontsize=6)
         _draw_ratios(axes, contest, labels)
         _name(axes, names if number == 0 else [""] * len(names))
     turns: Sequence[tuple[str, Callable[[Axes], None]]] = (("cosine", _cosine_axis), ("norm", _norm_axis))
     for axes, (column, scale) in zip(below[len(found) :], turns, strict=True):
-        axes.set_title(f"{column}\nof the step", fontsize=6.5)
+        axes.set_title(f"{column}\nof the step", fontsize=6)
         _draw_turns(axes, steps, column, labels)
         scale(axes)
         _name(axes, [""] * len(names))
@@ -127,7 +130,7 @@ def _rows(found: Sequence[Contest]) -> Iterator[str]:
 def _panels(rows: int, workloads: int, curves: int) -> tuple[Figure, np.ndarray, list[Axes], list[Axes]]:
     """Return the figure, the panels ``[3, 2]`` of the families, those of workloads, cosine and norm, and of curves."""
     forest = 0.6 + _ROW_INCHES * rows
-    heights = (1.3, 1.3, 1.3, forest, *((2.5,) if curves else ()))
+    heights = (1.2, 1.2, 1.3, forest, *((2.1,) if curves else ()))
     figure, axes = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
     grid = axes[3, 0].get_gridspec()
     for panel in axes[3:].flat:
@@ -256,6 +259,8 @@ def _cosine_axis(axes: Axes) -> None:
 def _norm_axis(axes: Axes) -> None:
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    fixed_ticks(axes.xaxis, [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if low < tick < high])
     axes.tick_params(axis="x", labelsize=6)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -192,7 +193,7 @@ def _entries() -> list[Artist]:
     """Return the entries of the legend."""
     plain: dict[str, Any] = {"color": style.GUIDE, "linewidth": 1.2}
     return [
-        *(_legend.line_entry(look) for look in FACTORS.values()),
+        *(_legend.line_entry(look, label=re.sub(r"J_[LR]", r"$\g<0>$", look.name)) for look in FACTORS.values()),
         Line2D([], [], linestyle=_MEDIAN, label="median eigenvalue", **plain),
         Line2D([], [], linestyle=_LARGEST, label="largest eigenvalue, of all", **plain),
     ]

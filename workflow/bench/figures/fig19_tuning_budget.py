@@ -104,14 +104,15 @@ def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:
         trials, studies = (" or ".join(map(str, numbers)) for numbers in (found.trials, found.studies))
         size = f"{trials} trials of each optimizer in {studies} {'study' if studies == '1' else 'studies'}"
         several = sum(name == experiment for name, _ in searches) > 1
-        places.setdefault(size, []).append(f"{experiment} {workload}" if several else experiment)
+        places.setdefault(size, []).append(f"{experiment} {style.workload_name(workload)}" if several else experiment)
     return "; ".join(f"{size}: {', '.join(names)}" for size, names in places.items())
 
 
 def _failures(searches: Mapping[tuple[str, str], Search]) -> list[str]:
     """Return a sentence on the optimizers of which a study never succeeded, if there are any."""
     failed = [
-        f"{', '.join(style.style_of(label).name for label in found.failed)} in {experiment} {workload}"
+        f"{', '.join(style.style_of(label).name for label in found.failed)} in {experiment} "
+        f"{style.workload_name(workload)}"
         for (experiment, workload), found in searches.items()
         if found.failed
     ]

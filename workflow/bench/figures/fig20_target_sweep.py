@@ -26,13 +26,14 @@ from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
 
-_COLUMNS: Final = 3
+_COLUMNS: Final = 4
+_POINTS: Final = 6.5  # of the letters at the axes: the panels are small
 _LARGEST_FACTOR: Final = 8.0
 """The right end of the axis of factors, unless all factors are smaller."""
 _NOTES: Final = (
     "Targets are spaced evenly from 30 % to 100 % of what the base optimizer gains, from its first evaluation to its "
     "mean last one, in the metric of the experiment's target. Above: iterations at which the smoothed metric crosses "
-    "each; a curve ends where runs miss the target",
+    "each; a curve ends where runs miss the target, and a band that reaches the top has no upper bound",
     "Below: the share of (target, seed) pairs in which an optimizer takes at most so many times the iterations of the "
     "best one; pairs that no optimizer solves are left out",
 )
@@ -83,10 +84,10 @@ def make(results: Results, folder: Path) -> list[Path]:
         return _save_empty(results, folder, names, notes)
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
-    figure, axes = style.new_figure(2 * rows, columns, height=2.6 * rows, height_ratios=(1.2, 1) * rows)
+    figure, axes = style.new_figure(2 * rows, columns, height=2.15 * rows, height_ratios=(1.3, 1) * rows)
     for place, one in enumerate(shown):
         upper, lower = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
-        upper.set_title(one.title, fontsize=7)
+        upper.set_title(one.title, fontsize=_POINTS)
         _draw_steps(upper, one.sweep)
         _draw_profiles(lower, one.sweep)
     for place in range(len(shown), rows * columns):
@@ -156,9 +157,12 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
 
 
 def _name_axes(axes: np.ndarray) -> None:
-    """Name the axes: iterations and problems at the left, shares and factors below each panel."""
+    """Name the axes: iterations and problems at the left, shares and factors below each panel that is not removed."""
     for number, panels in enumerate(axes):
         is_upper = number % 2 == 0
-        panels[0].set_ylabel("iterations" if is_upper else "solved (%)")
-        for panel in panels:
-            panel.set_xlabel("share of the gain (%)" if is_upper else "factor of the best")
+        panels[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
+        for panel in (panel for panel in panels if panel.figure is not None):
+            panel.set_xlabel(
+                "share of the gain (%)" if is_upper else "factor of the best", fontsize=_POINTS, labelpad=2
+            )
+            panel.tick_params(labelsize=_POINTS, pad=2)
