@@ -49,7 +49,7 @@ reproduce: $(INSTALLED) ## train, measure, and make every figure, table and clai
 	$(BIN)/snakemake --cores $(call quoted,$(value CORES))
 	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
 
-evidence: $(INSTALLED) ## run the sizes that decide the claims, and add seeds while one is open; 3 core-hours, resumable
+evidence: $(INSTALLED) ## run larger models and more seeds, to decide the claims (docs/evidence.md); 3 core-hours, resumable
 	$(BIN)/python -m workflow.bench.evidence --cores $(call quoted,$(value CORES))
 
 field: $(INSTALLED) ## compare every optimizer, equally tuned, on four workloads (docs/field.md); 1 core-hour, resumable
@@ -80,7 +80,7 @@ test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; 
 timing: $(INSTALLED) ## measure time, memory and bytes of a step again; 4 minutes if nothing else runs, no data set
 	$(BIN)/python -m workflow.bench.timing --cores $(call quoted,$(value CORES))
 
-compare: $(INSTALLED) ## compare this machine with results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
+compare: $(INSTALLED) ## compare machines: this one, results/reference and FOLDERS="results/<hardware>/<tier> ..."; TIER=...
 	$(BIN)/python -m workflow.bench.compare $(call quoted_words,$(value FOLDERS)) $(if $(value TIER),--tier=$(call quoted,$(value TIER)))
 
 tune: $(INSTALLED) ## tune hyperparameters, of all or of EXPERIMENT=update_rules LABEL=mkor; TIER=... JOBS=...; writes config/tuned
