@@ -28,15 +28,19 @@ CONTRACT = "test_methods.py::test_"
 
 LONGEST = (
     "pipeline/test_miniature.py",
-    "pipeline/test_pipeline.py",
-    "docs/test_adding_an_optimizer.py",
-    "commands/test_fuzz.py",
-    "commands/test_fuzz_records.py",
-    "commands/test_faults.py",
-    "training/test_train.py",
     "training/test_train_ranks.py",
+    "pipeline/test_pipeline.py",
+    "cluster/test_profile_polaris.py",
+    "figures/test_artefacts.py",
+    "baselines/test_methods.py",
+    "mkor_core/test_sharded.py",
+    "training/test_train.py",
+    "docs/test_adding_an_optimizer.py",
     "support/test_source_code.py",
-    "mkor_core/test_distributed.py",
+    "mkor_core/test_mkor.py",
+    "commands/test_faults.py",
+    "workloads/test_workloads.py",
+    "commands/test_fuzz_records.py",
 )
 """Test files that take longest, longest first."""
 
