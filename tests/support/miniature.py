@@ -15,6 +15,7 @@ import yaml
 from tests.support import synthetic_claims, synthetic_probes, synthetic_tables
 from tests.support.experiments import load, make_folder
 from tests.support.fork_server import commands_fork, forked
+from tests.support.shared import folder_of_run
 from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.experiment_files import label_of
 from workflow.bench.plan.hyperparameters import TUNED
@@ -87,9 +88,7 @@ def small(experiment: str, index: int, block: dict[str, Any]) -> dict[str, Any]:
 
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder in which the pipeline has run; it runs once for all tests of all processes."""
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by all workers of a session
+    folder = folder_of_run(tmp_path_factory)
     with locked(folder / "miniature.lock"):
         if not (folder / "miniature" / "called").exists():
             _call(folder / "miniature")

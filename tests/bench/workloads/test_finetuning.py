@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from tests.support import text_files
+from tests.support.shared import docstring_corpus
 from tests.support.text_files import PIECES
 from workflow.bench import workloads
 from workflow.bench.data import corpus, docstring_tasks, features, glue, imdb, squad
@@ -39,9 +41,11 @@ def root(tmp_path, monkeypatch) -> Path:
 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory):
-    """The corpus of the real docstrings, made once for this module."""
+    """The corpus of the real docstrings, in a new data folder."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MKOR_DATA", str(tmp_path_factory.mktemp("data")))
+        folder = tmp_path_factory.mktemp("data")
+        shutil.copy(docstring_corpus(tmp_path_factory), folder)
+        patch.setenv("MKOR_DATA", str(folder))
         yield corpus.load(1000)
 
 

@@ -9,6 +9,7 @@ import json
 import math
 import random
 import re
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from tests.support import image_files
+from tests.support.shared import docstring_corpus
 from workflow.bench import data, workloads
 from workflow.bench.data import batches, corpus, digits, docstrings
 from workflow.bench.probes._counting import Counting
@@ -61,9 +63,10 @@ SMALL: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data_folder(tmp_path_factory):
-    """A new data folder with a small CIFAR-10, so that the docstrings are really read and kept."""
+    """A new data folder with a small CIFAR-10, and the docstrings that this run of the tests has read and kept."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("data")
+        shutil.copy(docstring_corpus(tmp_path_factory), folder)
         patch.setenv("MKOR_DATA", str(folder))
         image_files.write_cifar(folder, "cifar10", patch)
         yield folder

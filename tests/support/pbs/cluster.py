@@ -90,14 +90,15 @@ class Cluster:
 
     def end(self, chain: str, seconds: float = 30) -> tuple[str, str]:
         """Ask for a chain's status until it has ended; return that, and all that a user heard."""
-        deadline = time.monotonic() + seconds
+        deadline, pause = time.monotonic() + seconds, 0.05
         heard = ""
         while time.monotonic() < deadline:
             word, said = self.status(chain)
             heard += said
             if word != "running":
                 return word, heard
-            time.sleep(0.05)
+            time.sleep(pause)
+            pause = min(2 * pause, 0.4)
         raise TimeoutError(f"{chain} still runs; heard: {heard}; jobs: {self.server.jobs()}")
 
     def wait(self, state: str, number: int = 1, seconds: float = 10) -> dict[str, Any]:
