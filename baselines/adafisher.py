@@ -43,10 +43,10 @@ def optimizer_for(
 
     - ``averaging``: ``released`` weighs the old with 0.1 gamma and the new with 0.01 gamma, as the code does,
       ``convex`` (ours) with gamma and 1 - gamma. After three released updates F is nearly the damping: this is momentum
-      SGD with rate lr / damping. `AdaFisher.fisher_ranges` tells.
+      SGD with rate lr / damping. `AdaFisher.fisher_ranges` shows it.
     - ``decoupled_decay`` is AdaFisherW; otherwise decay is added to the gradient.
 
-    BatchNorms and LayerNorms have factors of their own, whose h has two entries. Of a norm h is a mean over the calls.
+    BatchNorms and LayerNorms have factors of their own, whose h has two entries. A norm's h is a mean over the calls.
     Other parameters (embeddings, excluded layers) get F = 1: the released code gives them the factors of
     the layers in their places, and leaves the last layers without any.
     """

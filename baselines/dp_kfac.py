@@ -49,7 +49,7 @@ def optimizer_for(
     inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 100,
     compute_method: Literal["eigen", "inverse"] = "eigen",
 ) -> DPKFAC:
-    """Return SGD over the updates of KFAC, of which each layer's are its owner's; other parameters get plain SGD.
+    """Return SGD over KFAC's updates, which each layer's owner computes; other parameters get plain SGD.
 
     Layers go to the ranks in turn. The owner alone captures rows, of its own share of the batch and its own mean loss,
     and alone updates factors, decomposes them and preconditions the averaged gradient; then it broadcasts V. No factor

@@ -29,7 +29,7 @@ def optimizer(
 
     ``W <- (1 - lr weight_decay) W - lr u / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps)`` with Adam's moments m and
     v and ``u = beta1 m + (1 - beta1) D``. ``torch.optim.NAdam`` differs: its momentum follows a schedule, and its
-    corrections are others. The settings that won AlgoPerf have lr 8e-4 to 5e-3, beta1 0.86 to 0.97, beta2 0.996 to
+    bias corrections differ. The settings that won AlgoPerf have lr 8e-4 to 5e-3, beta1 0.86 to 0.97, beta2 0.996 to
     0.998 and weight_decay 0.08 to 0.16, with a warm-up and a cosine.
     """
     return NAdamW(decay_matrices_only(parameters, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)

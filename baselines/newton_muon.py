@@ -24,10 +24,10 @@ FIRST_MOMENT = 1e-3
 class NewtonMuon(Method):
     """Newton-Muon with ``base: muon``: ``V = D (K + damping tr(K) / n I)^-1``, K a running mean of ``X^T X / rows``.
 
-    The paper's scale ``sqrt(max(m, n))`` with lr 4e-4 is that of the base's ``match_adamw_rms`` with lr 2e-3, its
-    ``sqrt(max(1, m / n))`` with lr 0.05 the other one; ``normuon`` has a base with the exact polar factor. Its blocks
-    for QKV and for a wide contraction are left out. A Conv2d has one row per location. Ranks exchange ``n (n + 1) / 2``
-    numbers an update; the rows of a layer, gradients included, are kept until then.
+    The paper's scale ``sqrt(max(m, n))`` with lr 4e-4 is the base's ``match_adamw_rms`` with lr 2e-3; its scale
+    ``sqrt(max(1, m / n))`` with lr 0.05 is the base without it. The base ``normuon`` has the exact polar factor. The
+    paper's blocks for QKV and for a wide contraction are left out. A Conv2d has one row per location. Ranks exchange
+    ``n (n + 1) / 2`` numbers an update; the rows of a layer, gradients included, are kept until then.
     """
 
     damping: Annotated[float, POSITIVE, "the share of K's mean eigenvalue that is added to K"] = 0.2

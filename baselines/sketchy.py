@@ -35,8 +35,8 @@ def optimizer(
     ``sum_i factor_decay^i D D^T`` with singular values s, and the tail t that bounds the rest: the factor ``U s^2 U^T +
     t I``. Its update, in every step, is a singular value decomposition of ``[sqrt(factor_decay) U s, D]``. The largest
     dropped value c is taken from all: ``s^2 <- s'^2 - c^2``, ``t <- decay t + c^2``. The update is ``L^(-1/4) D
-    R^(-1/4)`` at the length of RMSprop's; with momentum, which adds up. As the sum decays by factor_decay, so does t;
-    the released code decays it by the root and has it twice as large.
+    R^(-1/4)`` at the length of RMSprop's; its momentum is a sum. Like the sum above, t decays by factor_decay; the
+    released code decays it by the root, and its t is twice as large.
 
     State of a ``[m, n]`` matrix: two moments and ``(m + n) rank`` numbers. Less than Shampoo only for a small rank.
     """

@@ -1,4 +1,4 @@
-"""MKOR-H: MKOR until second-order updates stop paying, then the base optimizer alone (MKOR, section 3.2)."""
+"""MKOR-H: MKOR while second-order updates help, then the base optimizer alone (MKOR, section 3.2)."""
 
 from __future__ import annotations
 
