@@ -59,6 +59,13 @@ def test_methods_of_one_panel_differ_in_color(vision):
     assert {pair: apart for pair, apart in near.items() if apart < LEAST[vision]} == {}
 
 
+@pytest.mark.parametrize("vision", VISIONS)
+def test_mkor_with_both_sides_acting_stands_out_beside_mkor_and_kfac(vision):
+    """Most figures of training show these three, with curves close to each other."""
+    for one, other in (("mkor_normalized", "mkor"), ("mkor_normalized", "kaisa")):
+        assert distance(style.style_of(one).color, style.style_of(other).color, vision) > LEAST["normal"], (one, other)
+
+
 def test_methods_of_one_panel_can_be_told_apart_in_gray():
     """Two methods of about the same lightness must differ in marker and line style."""
     for one, other in pairs(drawn_together()):
