@@ -61,7 +61,7 @@ def _parts(label: str, rows: pd.DataFrame, condition: Condition) -> list[Part]:
 
 
 def decide_period_loss(metrics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
-    """Decide C09: the mean test loss over training at a period minus that at the next shorter one.
+    """Decide C09: the mean validation loss over training at a period minus that at the next shorter one.
 
     The paper shows the autoencoder. The claim needs every optimizer and every pair of neighbouring periods.
 
@@ -69,9 +69,9 @@ def decide_period_loss(metrics: pd.DataFrame, conditions: Sequence[Condition]) -
         metrics: rows of ``autoencoder_inversion.csv``.
         conditions: the claim's thresholds.
     """
-    is_test_loss = (metrics["split"] == "validation") & (metrics["metric"] == "loss")
+    is_validation_loss = (metrics["split"] == "validation") & (metrics["metric"] == "loss")
     # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
-    losses = metrics[(is_test_loss | metrics["split"].isna()) & metrics["status"].isin(ENDED)]
+    losses = metrics[(is_validation_loss | metrics["split"].isna()) & metrics["status"].isin(ENDED)]
     parts = [
         part
         for label, rows in losses.groupby("optimizer")
@@ -82,7 +82,7 @@ def decide_period_loss(metrics: pd.DataFrame, conditions: Sequence[Condition]) -
     estimates = [part.estimate for part in parts if part.estimate is not None]
     return decided(
         parts,
-        f"Mean test loss over training at a period minus that at the next shorter one: {part_verdicts(parts)}.",
+        f"Mean validation loss over training at a period minus that at the next shorter one: {part_verdicts(parts)}.",
         f"{capital(statistics_used(estimates))}." if estimates else "",
         seeds=f"seeds {integer_ranges(losses['seed'])}",
         data=from_runs(f"{EXPERIMENT}.csv", losses),
