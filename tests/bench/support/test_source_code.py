@@ -168,18 +168,39 @@ def test_probes_depend_on_the_laws_that_their_rows_are_computed_with(copy):
     assert fingerprints(edited) == fingerprints(ROOT)
 
 
-@pytest.mark.parametrize("workload", ["autoencoder", "bert_pretraining", "bert_classification", "resnet20"])
-def test_a_fingerprint_covers_what_a_training_process_loads(workload):
-    """Truth: the modules that a process has loaded once it can train; packages' own files hold no numbers."""
-    code = f"""
-import json, sys
-from workflow.bench import workloads
-from workflow.bench.training import loop
-workloads._class({workload!r})
-print(json.dumps([m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]))
+TRAINED = ("autoencoder", "bert_pretraining", "bert_classification", "resnet20")
+LOADING = f"""
+import json, os, sys
+from mkor_core import torchvision_operators  # before transformers
+import sklearn.datasets, transformers.models.bert.modeling_bert
+for name in [name for name in sys.modules if name.partition(".")[0] == "mkor_core"]:
+    del sys.modules[name]
+for workload in {TRAINED}:
+    if os.fork() == 0:
+        from workflow.bench import workloads
+        from workflow.bench.training import loop
+        workloads._class(workload)
+        files = [m.__file__ for m in list(sys.modules.values()) if getattr(m, "__file__", None)]
+        print(json.dumps({{workload: files}}), flush=True)
+        os._exit(0)
+    os.wait()
 """
-    printed = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    loaded = {Path(file) for file in json.loads(printed)}
+"""Prints what a process that trains a workload has loaded, for each; all are forked from one with the libraries."""
+
+
+@pytest.fixture(scope="module")
+def loaded_by() -> dict[str, set[Path]]:
+    """The files that a process has loaded once it can train a workload."""
+    done = subprocess.run([sys.executable, "-c", LOADING], cwd=ROOT, check=True, capture_output=True, text=True)
+    return {
+        name: set(map(Path, files)) for line in done.stdout.splitlines() for name, files in json.loads(line).items()
+    }
+
+
+@pytest.mark.parametrize("workload", TRAINED)
+def test_a_fingerprint_covers_what_a_training_process_loads(workload, loaded_by):
+    """Truth: the modules that a process has loaded once it can train; packages' own files hold no numbers."""
+    loaded = loaded_by[workload]
     folders = [ROOT / name for name in ("mkor_core", "workflow/bench/data", "workflow/bench/workloads")]
     expected = {file for file in loaded for folder in folders if file.is_relative_to(folder)}
     expected |= {file for file in loaded if file.is_relative_to(ROOT / "workflow/bench/training")}
