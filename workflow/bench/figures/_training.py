@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import pandas as pd
+from matplotlib.axes import Axes
 
 from workflow.bench.analysis.probed_seconds import Timed, timed
 from workflow.bench.analysis.step_times import StepTimes
@@ -71,11 +72,14 @@ def time_note(experiments: Mapping[str, Experiment]) -> str:
     return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
 
 
-def title(runs: pd.DataFrame) -> str:
-    """Return a panel's title: the model and the data of the runs, not those of the paper."""
+def set_title(axes: Axes, runs: pd.DataFrame) -> None:
+    """Set a panel's title, in lines of its width: the model and the data of the runs, not those of the paper."""
+    place = axes.get_subplotspec()
+    width = 78 // (place.get_gridspec().ncols if place is not None else 1)
     data = runs["dataset"].dropna()
     first = style.workload_name(str(runs["workload"].iloc[0]))
-    return "\n".join([first, *textwrap.wrap(str(data.iloc[0]), 26)]) if len(data) else first
+    lines = [first, *textwrap.wrap(str(data.iloc[0]), width)] if len(data) else [first]
+    axes.set_title("\n".join(lines), fontsize=7)
 
 
 def why_empty(runs: pd.DataFrame, experiment: str, quantity: str) -> str:

@@ -28,8 +28,8 @@ from workflow.bench.figures._training import (
     equal_levels,
     level_note,
     read,
+    set_title,
     time_note,
-    title,
     to_level,
     why_empty,
 )
@@ -125,7 +125,7 @@ def make(results: Results, folder: Path) -> list[Path]:
 
 def _draw_losses(axes: Axes, name: str, experiment: Experiment) -> None:
     """Draw the training loss of one experiment over training time."""
-    axes.set_title(title(experiment.runs), fontsize=7)
+    set_title(axes, experiment.runs)
     losses = experiment.rows
     if losses.empty:
         explain_empty(axes, why_empty(experiment.runs, name, "training loss"), width=24)

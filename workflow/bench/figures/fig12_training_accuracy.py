@@ -13,7 +13,7 @@ from workflow.bench.figures._axes import explain_empty, target_line
 from workflow.bench.figures._captions import caption
 from workflow.bench.figures._curves import draw_curves, targets, time_scale
 from workflow.bench.figures._page import save
-from workflow.bench.figures._training import Experiment, all_runs, read, time_note, title, why_empty
+from workflow.bench.figures._training import Experiment, all_runs, read, set_title, time_note, why_empty
 from workflow.bench.results.tables import Results
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
@@ -29,7 +29,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     experiments = read(results, EXPERIMENTS, "accuracy")
     figure, axes = style.new_figure(2, len(experiments), height=3.7)
     for panels, (name, experiment) in zip(axes.T, experiments.items(), strict=True):
-        panels[0].set_title(title(experiment.runs), fontsize=7)
+        set_title(panels[0], experiment.runs)
         if experiment.rows.empty:
             for panel in panels:
                 explain_empty(panel, why_empty(experiment.runs, name, "training accuracy"), width=24)
