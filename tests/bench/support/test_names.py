@@ -184,7 +184,11 @@ def test_patterns_end_at_the_end_of_the_text():
         for node in _nodes(yaml.safe_load(schema.read_text())):
             assert not str(node.get("pattern", "")).endswith("$"), schema
             assert node.get("format", "folder") in names.FORMATS or not isinstance(node["format"], str), schema
-    ends = re.compile(r"""re\.\w+\(\s*r?f?(["'])[^\n]*?(?<!\\)\$\1(?![^\n]*MULTILINE)""")
+    # Of re.sub the first text alone is a pattern.
+    first, any_text = r"(?:\\.|(?!\2)[^\\\n])*?\$", r"[^\n]*?(?<!\\)\$"
+    ends = re.compile(
+        rf"""re\.(?:(subn?)|(?!subn?\()\w+)\(\s*r?f?(["'])(?(1){first}|{any_text})\2(?![^\n]*MULTILINE)"""
+    )
     files = [file for name in ("workflow", "mkor_core", "baselines") for file in (ROOT / name).rglob("*.py")]
     assert [str(file) for file in files if ends.search(file.read_text())] == []
 
