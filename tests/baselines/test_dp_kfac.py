@@ -8,15 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import KAISA, build
 from mkor_core import Preconditioner
 from tests.support import owned_factors
 from tests.support.owned_factors import OPTIONS, RATE, batch, network
+from tests.support.rank_processes import run_ranks
 
-START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 OWNERS = {"0": 0, "2": 1, "4": 0}
 """Layers go to two ranks in turn."""
 
@@ -40,7 +39,7 @@ def test_on_one_process_it_is_kaisa(chosen: dict[str, Any]):
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of two ranks has after a step."""
     folder: Path = tmp_path_factory.mktemp("owners")
-    start_processes(owned_factors.step, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    run_ranks(2, owned_factors.step, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

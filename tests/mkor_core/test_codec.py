@@ -10,15 +10,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import MKOR, Codec, Preconditioner
 from mkor_core.codec import Coder, decode, encode
 from tests.support import coded_ranks
+from tests.support.rank_processes import run_ranks
 
-START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 BITS = (2, 4, 8, 16)
 WORLD = 4
 
@@ -161,7 +160,7 @@ def test_every_step_has_its_own_random_numbers():
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results by rank."""
     folder = tmp_path_factory.mktemp("coded")
-    start_processes(coded_ranks.run, (WORLD, str(folder)), nprocs=WORLD, start_method=START_METHOD)
+    run_ranks(WORLD, coded_ranks.run, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
 
 

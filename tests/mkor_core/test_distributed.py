@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import KAISA, available, limits
@@ -20,10 +19,10 @@ from mkor_core.assignment import Assignment, Grid, assign, make_grid
 from mkor_core.layer import Layer
 from mkor_core.method import LayerShape
 from tests.support import ranks
+from tests.support.rank_processes import run_ranks
 
 UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
 # A spawned process imports torch again, which takes seconds. A forked one cannot train where autograd has accelerators.
-START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
 
 
@@ -33,7 +32,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str
     results = {1: [{case: ranks.train(name, options) for case, (name, options) in ranks.CASES.items()}]}
     for world in (2, 4):
         folder = tmp_path_factory.mktemp(f"ranks{world}")
-        start_processes(ranks.run_all, (world, str(folder)), nprocs=world, start_method=START_METHOD)
+        run_ranks(world, ranks.run_all, str(folder))
         results[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
     return results
 
@@ -128,7 +127,7 @@ def test_kaisa_sends_triangles_of_the_factors(trained):
 def communicated(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results of two ranks' collectives, each with the bytes that the rank sent."""
     folder = tmp_path_factory.mktemp("collectives")
-    start_processes(ranks.communicate, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    run_ranks(2, ranks.communicate, str(folder))
     return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
 
 

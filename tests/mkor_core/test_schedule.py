@@ -9,16 +9,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
-from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import MKOR, Preconditioner, Schedule
 from mkor_core.schedule import balanced, finish, merged
 from tests.support import scheduled_ranks
+from tests.support.rank_processes import run_ranks
 from tests.support.scheduled_ranks import BOUND, METHODS, SCHEDULES
 
-START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 INPUTS, GRADIENTS = (5, 10, 7, 7), (3, 3, 6, 9)
 """The dimensions of the network's factors, in the order in which they travel."""
 TRIANGLES = [d * (d + 1) // 2 for d in INPUTS + GRADIENTS]
@@ -77,7 +76,7 @@ def test_the_largest_factors_are_placed_first():
 def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """The results by rank."""
     folder = tmp_path_factory.mktemp("scheduled")
-    start_processes(scheduled_ranks.run, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    run_ranks(2, scheduled_ranks.run, str(folder))
     return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
 
 

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.spawn import start_processes
 from torch.testing import assert_close
 
 from mkor_core.assignment import Grid, assign
 from tests.support import sharded_ranks as ranks
+from tests.support.rank_processes import run_ranks
 
-START_METHOD = "spawn" if torch.accelerator.is_available() else "fork"
 KINDS = {2: ("ddp", "fsdp", "tensor", "rows"), 4: ("fsdp", "hsdp", "2d")}
 RUNS = [
     (world, kind, case) for world, kinds in KINDS.items() for kind in kinds for case in ranks.cases_for(kind, world)
@@ -34,7 +33,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Results]
     results = {}
     for world, kinds in KINDS.items():
         folder = tmp_path_factory.mktemp(f"sharded{world}")
-        start_processes(ranks.run_kinds, (world, str(folder), kinds), nprocs=world, start_method=START_METHOD)
+        run_ranks(world, ranks.run_kinds, str(folder), kinds)
         results[world] = torch.load(folder / "results.pt")
     return results
 
@@ -141,7 +140,7 @@ def test_an_owner_alone_holds_a_state(trained, alone):
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("ways")
-    start_processes(ranks.run_ways, (2, str(folder)), nprocs=2, start_method=START_METHOD)
+    run_ranks(2, ranks.run_ways, str(folder))
     results: dict[str, Any] = torch.load(folder / "results.pt")
     return results
 
@@ -171,11 +170,11 @@ def test_parameters_that_are_cut_by_columns_are_refused_by_name(ways):
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, dict[tuple[str, str], Any]]]:
     folder = tmp_path_factory.mktemp("saved")
-    start_processes(ranks.run_saving, (4, str(folder)), nprocs=4, start_method=START_METHOD)
+    run_ranks(4, ranks.run_saving, str(folder))
     loaded = {}
     for world in (2, 4):
         (folder / str(world)).mkdir()
-        start_processes(ranks.run_loading, (world, str(folder)), nprocs=world, start_method=START_METHOD)
+        run_ranks(world, ranks.run_loading, str(folder))
         loaded[world] = torch.load(folder / str(world) / "loaded.pt")
     return torch.load(folder / "saved.pt"), loaded
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 import random
 import shutil
@@ -22,11 +21,12 @@ import torch
 
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, options, rows, write
 from tests.support.hyperparameters import options as fast_options
+from tests.support.rank_processes import forks
 from tests.support.records import read_summary
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT
-from workflow.bench.training import checkpoint, launcher
+from workflow.bench.training import checkpoint
 from workflow.bench.training.record import RunFolder
 
 SMALL: dict[str, Any] = {"name": "autoencoder", "batch_size": 32, "hidden": [24, 8, 24]}
@@ -70,11 +70,7 @@ class Fork:
     """
 
     def __init__(self, subject: Subject, dies_before: int | None = None) -> None:
-        context = multiprocessing.get_context("forkserver")
-        # Tests in this process that start ranks share the server, and need this variable set before torch is imported.
-        launcher.prepare(launcher.Place(size=2))
-        context.set_forkserver_preload(["tests.support.preloaded"])
-        self.process = context.Process(target=_train, args=(subject.arguments, subject.results, dies_before))
+        self.process = forks().Process(target=_train, args=(subject.arguments, subject.results, dies_before))
         self.process.start()
 
     def is_alive(self) -> bool:

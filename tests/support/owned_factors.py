@@ -31,16 +31,24 @@ def step(rank: int, world: int, folder: str) -> None:
     """Take a step and save the weights, the factors and the bytes sent."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    torch.save(stepped(rank, world), Path(folder) / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def stepped(rank: int, world: int) -> dict[str, Any]:
+    """Return what a rank has after a step.
+
+    The wrapped model ends with this function, before the group. If it were the last to hold the group, it would wait
+    for gloo's threads while it holds Python's lock, which they may need.
+    """
     model = network()
     wrapped = DistributedDataParallel(model)
     optimizer, _ = build("dp_kfac", wrapped, {"lr": RATE, "momentum": 0.0, **OPTIONS})
     comm.reset_bytes_sent()
     wrapped(batch(rank, world)).square().mean().backward()
     optimizer.step()
-    found = {
+    return {
         "weights": [parameter.detach() for parameter in model.parameters()],
         "layers": optimizer.state_dict()["dp_kfac"]["layers"],
         "bytes": comm.bytes_sent(),
     }
-    torch.save(found, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()

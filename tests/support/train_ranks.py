@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.experiments import block, load, optimizer, write
+from tests.support.rank_processes import forks
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
@@ -163,16 +163,7 @@ def as_mpiexec(rank: int, size: int, port: int) -> dict[str, str]:
 
 def start(size: int, what: Callable[..., Any], *arguments: Any, log: Path) -> list[ForkServerProcess]:
     """Start ranks that call ``what(*arguments)`` and exit with what it returns; their words go to ``<log>.<rank>``."""
-    context: ForkServerContext = multiprocessing.get_context("forkserver")
-    # Torch is imported once, not by every process anew; before, the command sets what torch reads as it is imported.
-    launcher.prepare(launcher.Place(size=size))
-    context.set_forkserver_preload(
-        [
-            "tests.support.preloaded",
-            "tests.support.train_ranks",
-            "workflow.bench.workloads.bert_pretraining",
-        ]
-    )
+    context = forks()
     port = free_port()
     started = []
     for rank in range(size):
