@@ -237,6 +237,14 @@ def test_fig09_leaves_a_repeat_without_its_pair_out():
     assert fig09.speedups(steps[steps["workers"] == 2]) == {}
 
 
+def test_fig09_of_a_tier_without_the_probe_scaling_starts_with_memory_and_bytes(draw, tmp_path):
+    rows = pd.read_csv(write_probes(tmp_path / "test-cpu" / "embedded") / "probes" / "scaling.csv")
+    figure, whole = draw("fig09_scalability", scaling=rows[:0]), draw("fig09_scalability")
+    assert [axes.get_ylabel() for axes in figure.axes] == [axes.get_ylabel() for axes in whole.axes[2:]]
+    assert "probe scaling" in caption_of(figure)
+    assert "one repeat" not in legend_of(figure)
+
+
 def test_fig09_draws_the_model_dashed_and_labels_it(draw):
     """Truth: `PROJECTED`; a sharded base keeps 1e11 bytes over the ranks, a method 1e10 more on each."""
     figure = draw("fig09_scalability")

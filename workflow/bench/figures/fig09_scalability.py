@@ -50,11 +50,14 @@ def speedups(steps: pd.DataFrame) -> dict[int, dict[int, float]]:
 def make(results: Results, folder: Path) -> list[Path]:
     """Draw the measured speedup and efficiency, below them the measured memory and bytes of a rank, and the model.
 
+    A tier whose experiments the probe scaling does not measure has the lower rows alone.
+
     Raises:
-        NoDataError: the probe scaling has no rows.
+        NoDataError: none of the probes has rows.
     """
-    rows = results.some_rows("scaling")
-    sharding, projected = results.probe("sharding"), results.probe("projection")
+    rows, sharding, projected = (results.probe(name) for name in PROBES)
+    if rows.empty and sharding.empty and projected.empty:
+        results.some_rows(PROBES[0])  # raises
     # Results of earlier versions have rows of a model of this machine's links.
     measured = rows[(rows["quantity"] == "step_ms") & (rows["source"] == "measured")].astype({"workers": int})
     further = [
@@ -62,18 +65,23 @@ def make(results: Results, folder: Path) -> list[Path]:
         for frame, module, lines in ((sharding, _of_ranks, 1), (projected, _projected, 2))
         if not frame.empty
     ]
-    heights = [HEIGHT, *(module.HEIGHT / lines for _, module, lines in further for _ in range(lines))]
+    first = 0 if measured.empty else 1
+    heights = [HEIGHT] * first + [module.HEIGHT / lines for _, module, lines in further for _ in range(lines)]
     figure, panels = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
-    cores = int(measured["cores"].max())
-    _draw_measured(panels[0], measured, cores)
-    shown, notes, first = {*measured["optimizer"]}, _notes(measured, cores), 1
+    shown, notes, few_cores = {*measured["optimizer"]}, [], None
+    if first:
+        cores = int(measured["cores"].max())
+        _draw_measured(panels[0], measured, cores)
+        notes += _notes(measured, cores)
+        few_cores = cores if cores < measured["workers"].max() else None
     for frame, module, lines in further:
         shown |= module.draw(np.squeeze(panels[first : first + lines]), frame)
         notes += module.notes(frame)
         first += lines
-    legend = _entries(shown, cores if cores < measured["workers"].max() else None, with_model=bool(further))
-    absent = [f"probe {name}" for name in PROBES[1:] if results.probe(name).empty]
-    caption = footer(results, rows, notes=notes, absent=absent)
+    legend = _entries(shown, few_cores, measured=not measured.empty, with_model=bool(further))
+    absent = [f"probe {name}" for name in PROBES if results.probe(name).empty]
+    of_one = next(frame for frame in (rows, sharding, projected) if not frame.empty)
+    caption = footer(results, of_one, notes=notes, absent=absent)
     return save(figure, folder, "fig09_scalability", legend=legend, caption=caption)
 
 
@@ -123,10 +131,11 @@ def _speedup_axis(axes: Axes) -> None:
     fixed_ticks(axes.yaxis, (2.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)))
 
 
-def _entries(labels: Iterable[str], cores: int | None, *, with_model: bool) -> list[Artist]:
+def _entries(labels: Iterable[str], cores: int | None, *, measured: bool, with_model: bool) -> list[Artist]:
     """Return the entries of the legend; cores: the machine's, if there were more workers."""
     entries: list[Artist] = [_legend.marker_entry(style.style_of(label)) for label in style.in_order(labels)]
-    entries.append(Line2D([], [], color="#000000", marker=".", markersize=3, linestyle="none", label="one repeat"))
+    if measured:
+        entries.append(Line2D([], [], color="#000000", marker=".", markersize=3, linestyle="none", label="one repeat"))
     entries.append(Line2D([], [], color=style.GUIDE, linewidth=0.8, label="ideal, or no difference"))
     if cores is not None:
         entries.append(Line2D([], [], **_CORES_LINE, label=f"to the right more workers than {cores} cores"))
