@@ -58,6 +58,18 @@ def test_the_caption_names_trials_studies_and_optimizers_without_success(figure:
     assert "Without success in some study: SGD in odd Autoencoder." in caption
 
 
+def test_losses_of_runs_that_broke_down_do_not_stretch_an_axis(tmp_path: Path):
+    """Half of an optimizer's trials end at 1e16: so does the mean of the best of a few."""
+    rows = list(trial_rows("odd", "autoencoder", by_steps=False))
+    for row in [row for row in rows if row["optimizer"] == "kaisa"][::2]:
+        row["score"] = 1e16
+    write_csv(tmp_path / "odd.csv", TRIAL_COLUMNS, rows)
+    panel = figure_of("fig19_tuning_budget", Results(tmp_path, trial_tables=(tmp_path / "odd.csv",))).axes[0]
+    ends = [ys(line)[-1] for line in panel.lines]
+    low, high = panel.get_ylim()
+    assert low < min(ends) < max(ends) < high < 2 * max(ends)
+
+
 def test_without_trials_there_is_no_figure(tmp_path: Path):
     with pytest.raises(NoDataError, match=r"^no trials of tuning; run python -m workflow\.bench\.tune$"):
         figure_of("fig19_tuning_budget", Results(tmp_path))

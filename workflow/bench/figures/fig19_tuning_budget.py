@@ -87,13 +87,18 @@ def _scale(axes: Axes, found: Search) -> None:
     """
     budgets = found.budgets.values()
     values = [value for budget in budgets for value in (*budget.lowest, *budget.highest)]
+    worst = max(budget.highest[-1] for budget in budgets)
     later = [value for budget in budgets for value in budget.highest[len(budget.highest) // 4 :]]
-    if found.is_falling and max(values) > _MOST * max(later):
-        values = [value for value in values if value <= max(later)]
-        margin = 0.05 * (max(values) - min(values))
-        axes.set_ylim(min(values) - margin, max(values) + margin)
-    if min(values) > 0 and max(values) > 5 * min(values):
+    top = max(value for value in later if value <= _MOST * worst)
+    is_cut = found.is_falling and max(values) > _MOST * top
+    low, high = min(values), top if is_cut else max(values)
+    is_log = low > 0 and high > 5 * low
+    if is_log:
         axes.set_yscale("log")
+    if is_cut:
+        margin = 1.1 if is_log else 0.05 * (high - low)
+        axes.set_ylim(*((low / margin, high * margin) if is_log else (low - margin, high + margin)))
+    if is_log:
         plain_log_ticks(axes)
 
 
