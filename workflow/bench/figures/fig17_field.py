@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatterMathtext
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import shown_level
@@ -260,7 +261,12 @@ def _norm_axis(axes: Axes) -> None:
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    fixed_ticks(axes.xaxis, [tick for tick in (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100) if low < tick < high])
+    decades = [decade for decade in range(-9, 9) if low < 10.0**decade < high]
+    every = -(-len(decades) // 3)
+    wide = [10.0**decade for decade in decades if decade % every == 0]
+    fixed_ticks(axes.xaxis, wide if len(decades) > 2 else [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
+    if len(decades) > 2:
+        axes.xaxis.set_major_formatter(LogFormatterMathtext())
     axes.tick_params(axis="x", labelsize=6)
 
 
