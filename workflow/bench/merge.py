@@ -47,6 +47,7 @@ FIGURES: Final = (
     "fig05_rank1_error",
     "fig13_update_rules",
     "fig14_cost_scaling",
+    "fig17_field",
     "fig18_factors",
     "fig20_target_sweep",
 )
