@@ -35,8 +35,11 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What the benchmarks set for a file's method, apart from learning rate and period."""
 
 
-DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
-"""Files of methods that multiply or decompose factors, or gradients, several times."""
+DEAR: Final = (
+    *("kaisa", "muon", "shampoo", "singd", "soap", "distributed_shampoo", "mkor_muon", "normuon", "newton_muon"),
+    *("b_kfac", "cgfac", "dp_kfac", "kl_shampoo", "kld_wrm", "psgd_kron", "rs_kfac", "sketchy", "thermo_kfac"),
+)
+"""Files of methods that multiply or decompose factors, or gradients, several times; in the order of measuring."""
 
 
 class BenchmarkMethod(NamedTuple):
@@ -72,7 +75,8 @@ def labels() -> tuple[str, ...]:
 
     A variant follows its method. Where time does not suffice, the last ones are left out.
     """
-    files = sorted(_signatures(), key=lambda name: (name not in CORE, name in DEAR, name))
+    dear = {name: place for place, name in enumerate(DEAR)}
+    files = sorted(_signatures(), key=lambda name: (name not in CORE, dear.get(name, -1), name))
     return tuple(
         label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
     )
