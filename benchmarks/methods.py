@@ -35,11 +35,14 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 """What the benchmarks set for a file's method, apart from learning rate and period."""
 
 
-DEAR: Final = (
-    *("kaisa", "muon", "shampoo", "singd", "soap", "distributed_shampoo", "mkor_muon", "normuon", "newton_muon"),
-    *("b_kfac", "cgfac", "dp_kfac", "kl_shampoo", "kld_wrm", "psgd_kron", "rs_kfac", "sketchy", "thermo_kfac"),
+DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
+"""Files of methods that multiply or decompose factors, or gradients, several times."""
+ON_REQUEST: Final = (
+    *("adafisher", "b_kfac", "cgfac", "distributed_shampoo", "dp_kfac", "kl_shampoo", "kld_wrm", "mkor_muon", "nadamw"),
+    *("newton_muon", "normuon", "psgd_kron", "rs_kfac", "schedule_free_adamw", "sketchy", "thermo_kfac"),
 )
-"""Files of methods that multiply or decompose factors, or gradients, several times; in the order of measuring."""
+"""Files of methods that are left out unless they are named: all together would leave no time for the true widths. The
+field tier times and counts their steps."""
 
 
 class BenchmarkMethod(NamedTuple):
@@ -75,20 +78,20 @@ def labels() -> tuple[str, ...]:
 
     A variant follows its method. Where time does not suffice, the last ones are left out.
     """
-    dear = {name: place for place, name in enumerate(DEAR)}
-    files = sorted(_signatures(), key=lambda name: (name not in CORE, dear.get(name, -1), name))
+    files = sorted(_signatures(), key=lambda name: (name not in CORE, name in DEAR, name))
     return tuple(
         label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
     )
 
 
 def methods(chosen: Iterable[str] | None = None) -> list[BenchmarkMethod]:
-    """Return the methods of some labels, by default of all.
+    """Return the methods of some labels, by default of all but those `ON_REQUEST`.
 
     Raises:
         ConfigError: an unknown label.
     """
-    return [_method(label) for label in (labels() if chosen is None else chosen)]
+    usual = [label for label in labels() if label not in ON_REQUEST]
+    return [_method(label) for label in (usual if chosen is None else chosen)]
 
 
 def _method(label: str) -> BenchmarkMethod:

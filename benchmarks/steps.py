@@ -294,7 +294,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", action="store_true", help="measure on the GPU instead of the CPU")
     parser.add_argument("--models", nargs="+", metavar="NAME", default=[block.name for block in BLOCKS])
     parser.add_argument(
-        "--optimizers", nargs="+", metavar="LABEL", help="files of baselines/, mkor_w4, ... (default: all)"
+        "--optimizers",
+        nargs="+",
+        metavar="LABEL",
+        help="files of baselines/, mkor_w4, ... (default: all but those that the field tier alone has)",
     )
     parser.add_argument("--out", type=Path, help="the folder to write to (default: results/<hardware>/bench)")
     parser.add_argument("--quick", action="store_true", help="narrow layers and half a minute: a trial of the program")

@@ -13,9 +13,10 @@ from torch import nn
 from baselines import available
 from benchmarks import contenders, steps
 from benchmarks.contenders import OptimizerContender, Times
-from benchmarks.methods import VARIANTS, labels, methods
+from benchmarks.methods import ON_REQUEST, VARIANTS, labels, methods
 from benchmarks.models import BLOCKS, Block, alexnet_head, narrowed, resnet50
 from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
+from workflow.bench.plan import Plan
 from workflow.bench.probes._models import resnet50 as torchvision_resnet50
 
 CPU = torch.device("cpu")
@@ -28,7 +29,9 @@ def shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def test_every_optimizer_is_a_contender():
-    assert {method.label for method in methods()} == {*available(), *VARIANTS}
+    assert {method.label for method in methods()} == {*available(), *VARIANTS} - {*ON_REQUEST}
+    in_field = Plan.load(tier="field").experiment("field_autoencoder").jobs.values()
+    assert {*ON_REQUEST} <= {job.runs[0].method for job in in_field}
     assert {label for label in labels() if label.startswith("mkor_w")} == {"mkor_w4", "mkor_w16", "mkor_w64"}
 
 
@@ -193,7 +196,7 @@ def test_what_is_left_out_is_not_timed():
     assert list(measured.left_out) == ["sgd"]
     assert set(measured.times) == {SGD, CONTROL, ADAMW, FORWARD_BACKWARD}
     assert labels()[0] == "mkor"
-    assert labels()[-1] == "thermo_kfac"
+    assert labels()[-1] == "soap"
 
 
 def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch):
