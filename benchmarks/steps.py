@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import gc
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -117,7 +118,8 @@ def measure_width(
     if smaller is not None:
         left_out = unaffordable([one.label for one in chosen], width, seconds, smaller)
         times_of = {label: median(map(sum, times)) for label, times in smaller.times.items()}
-        chosen = sorted(chosen, key=lambda one: times_of.get(one.label, 0.0))
+        # Those without a time, which may be any, come last.
+        chosen = sorted(chosen, key=lambda one: times_of.get(one.label, math.inf))
     for method in chosen:
         made = left_out.get(method.label) or contenders.of_method(method, block, width, device)
         if isinstance(made, str):

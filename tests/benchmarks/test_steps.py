@@ -191,6 +191,12 @@ def test_an_optimizer_is_left_out_if_it_is_too_slow_or_fails_and_a_reference_nev
     assert steps._warm_up("sgd", contender, 10.0, 5.0).startswith("left out: a decomposition did not converge: ")
 
 
+def test_an_optimizer_without_a_time_at_the_smaller_width_comes_last():
+    small = Measured("bert", 4, {"sgd": [Times(1e-3, 1e-3)] * 3}, left_out={"eva": f"{steps.TOO_LATE} 1 s"})
+    measured = steps.measure_width(narrowed(BERT, 16), 8, methods(["eva", "sgd"]), CPU, 1.0, small)
+    assert [label for label in measured.times if label in ("eva", "sgd")] == ["sgd", "eva"]
+
+
 def test_what_is_left_out_is_not_timed():
     measured = steps.measure_width(narrowed(BERT, 16), 8, methods(["sgd"]), CPU, 1e-9, None)
     assert list(measured.left_out) == ["sgd"]
