@@ -90,8 +90,9 @@ def methods(chosen: Iterable[str] | None = None) -> list[BenchmarkMethod]:
     Raises:
         ConfigError: an unknown label.
     """
-    usual = [label for label in labels() if label not in ON_REQUEST]
-    return [_method(label) for label in (usual if chosen is None else chosen)]
+    if chosen is None:
+        chosen = (label for label in labels() if label not in ON_REQUEST)
+    return [_method(label) for label in chosen]
 
 
 def _method(label: str) -> BenchmarkMethod:

@@ -93,13 +93,13 @@ def plain_log_ticks(axes: Axes, axis: Literal["x", "y"] = "y") -> None:
     which.set_minor_formatter(NullFormatter())
 
 
-def decade_ticks(axes: Axes) -> None:
-    """Put at most six ticks on a log y axis, each at a power of ten, so that no two labels touch."""
-    low, high = np.log10(axes.get_ylim())
+def decade_ticks(axis: Axis, most: int = 6) -> None:
+    """Put at most so many ticks on a log axis, each at a power of ten, so that no two labels touch."""
+    low, high = np.log10(axis.get_view_interval())
     exponents = np.arange(np.ceil(low), np.floor(high) + 1)
-    every = max(1, -(-len(exponents) // 6))
-    axes.yaxis.set_major_locator(FixedLocator([10.0**exponent for exponent in exponents if exponent % every == 0]))
-    axes.yaxis.set_minor_locator(NullLocator())
+    every = max(1, -(-len(exponents) // most))
+    axis.set_major_locator(FixedLocator([10.0**exponent for exponent in exponents if exponent % every == 0]))
+    axis.set_minor_locator(NullLocator())
 
 
 def amount(size: float) -> str:

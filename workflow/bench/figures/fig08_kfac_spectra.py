@@ -65,7 +65,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         panel.set_ylabel(name)
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
-        decade_ticks(panel)
+        decade_ticks(panel.yaxis)
     trained = ", ".join(style.style_of(label).name for label in style.in_order(rows["optimizer"]))
     notes = [
         "right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue "

@@ -12,14 +12,13 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogFormatterMathtext
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
 from workflow.bench.figures import _legend
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis
+from workflow.bench.figures._axes import decade_ticks, explain_empty, fixed_ticks, loss_axis
 from workflow.bench.figures._captions import NAMES
 from workflow.bench.figures._curves import draw_curves, ended
 from workflow.bench.figures._page import save
@@ -261,12 +260,10 @@ def _norm_axis(axes: Axes) -> None:
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
     axes.set_xscale("log")
     low, high = axes.get_xlim()
-    decades = [decade for decade in range(-9, 9) if low < 10.0**decade < high]
-    every = -(-len(decades) // 3)
-    wide = [10.0**decade for decade in decades if decade % every == 0]
-    fixed_ticks(axes.xaxis, wide if len(decades) > 2 else [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
-    if len(decades) > 2:
-        axes.xaxis.set_major_formatter(LogFormatterMathtext())
+    if high > 1000 * low:
+        decade_ticks(axes.xaxis, most=3)
+    else:
+        fixed_ticks(axes.xaxis, [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
     axes.tick_params(axis="x", labelsize=6)
 
 

@@ -64,7 +64,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         lower.set_xlabel("iteration")
     for panels, label in zip(above, ("eigenvalue", "change of direction\n1 − cos"), strict=True):
         panels[0].set(ylabel=label, yscale="log")  # the panels of a row share their axis
-        decade_ticks(panels[0])
+        decade_ticks(panels[0].yaxis)
     finals = {workload: losses[losses["workload"] == workload] for workload in compared}
     _draw_variants(below, finals)
     notes = [

@@ -93,11 +93,12 @@ def _scale(axes: Axes, found: Search) -> None:
     is_cut = found.is_falling and max(values) > _MOST * top
     low, high = min(values), top if is_cut else max(values)
     is_log = low > 0 and high > 5 * low
+    margin = 0.05 * (high - low)
+    limits = (low / 1.1, high * 1.1) if is_log else (low - margin, high + margin)
     if is_log:
         axes.set_yscale("log")
     if is_cut:
-        margin = 1.1 if is_log else 0.05 * (high - low)
-        axes.set_ylim(*((low / margin, high * margin) if is_log else (low - margin, high + margin)))
+        axes.set_ylim(*limits)
     if is_log:
         plain_log_ticks(axes)
 
