@@ -98,13 +98,20 @@ def step_time(
     for (experiment, workload), of_workload in runs.groupby(["experiment", "workload"], sort=False):
         settings = {(row.optimizer, period_of(row.hyperparameters)): None for row in of_workload.itertuples()}
         (first, period), *_ = settings
-        contenders = [(label, label, period, False) for label, period in settings]
-        for contender, label, at, again in [*contenders, (f"{first}_again", first, period, True)]:
+        for label, at, again in [*((*one, False) for one in settings), (first, period, True)]:
             usual = ms.get(label, 30.0) * np.exp(noise * random.standard_normal(rounds) + bias * again)
             for number in range(rounds):
                 is_busy = number in set(busy)
-                about = {"experiment": experiment, "workload": workload, "contender": contender, "optimizer": label}
-                about |= {"inverse_update_period": at, "again": again, "cycle": cycle, "round": number, "steps": 1}
+                about = {"experiment": experiment, "workload": workload, "optimizer": label}
+                about |= {
+                    "run": f"{workload} {label} {at}",
+                    "runs": 1,
+                    "inverse_update_period": at,
+                    "again": again,
+                    "cycle": cycle,
+                    "round": number,
+                    "steps": 1,
+                }
                 times = {"step_ms": usual[number] * (3 if is_busy else 1), "busy_share": 0.5 if is_busy else 0.01}
                 rows.append({**about, **times, "left_out": is_busy, "threads": 1, "precision": "float32", **ORIGIN})
     return pd.DataFrame(rows, columns=list(probe_columns("step_time")))

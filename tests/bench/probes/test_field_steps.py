@@ -81,7 +81,7 @@ def test_a_method_that_refuses_several_ranks_has_no_bytes_sent(monkeypatch: pyte
 
     def ranks(number: int, function: Any, given: Any) -> list[dict[str, float]]:
         assert number == field_steps.RANKS
-        return [{label: float(rank) for label in given} for rank in range(number)]
+        return [{run.id: float(rank) for run in given} for rank in range(number)]
 
     monkeypatch.setattr(_ranks, "run", ranks)
     sent = {row.optimizer: row.sent_bytes for row in field_steps.measure(plan)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -15,7 +16,8 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _load, step_time
 from workflow.bench.probes._load import CpuTime, OtherLoad, Reading, cpu_time, share_of_others
-from workflow.bench.probes.step_time import LONGEST_CYCLE, Group, groups
+from workflow.bench.probes.step_time import LONGEST_CYCLE, Group, Label, groups, work_of
+from workflow.bench.support.config import ConfigError
 
 AIM = {"split": "validation", "metric": "loss", "below": 0.1}
 
@@ -46,56 +48,128 @@ def quick(monkeypatch) -> None:
 
 
 def names(group: Group) -> list[str]:
-    return [contender.name for contender in group.contenders]
+    return [next(iter(one.labels)).label + ("_again" if one.again else "") for one in group.contenders]
 
 
 def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload(embedded):
-    """Every (experiment, label) once, whatever the workload; the base optimizer twice."""
-    timed = [(group, contender) for group in groups(embedded) for contender in group.contenders]
-    aimed = {
-        (job.experiment, job.label, planned.run.workload, json.dumps(planned.run.spec["workload"], sort_keys=True))
+    """Every run of every (experiment, label) once, whatever the workload; the base optimizer twice."""
+    timed = [one for group in groups(embedded) for one in group.contenders]
+    aimed = Counter(
+        (job.experiment, job.label, json.dumps(planned.run.spec["workload"], sort_keys=True), work_of(planned.run.spec))
         for job in embedded.jobs
         for planned in job.planned
         if planned.target is not None or job.experiment in step_time.WITHOUT_TARGET
-    }
+    )
     found = [
-        (*label, one.run.workload, json.dumps(one.run.spec["workload"], sort_keys=True))
-        for _, one in timed
+        (
+            (
+                label.experiment,
+                label.label,
+                json.dumps(one.run.spec["workload"], sort_keys=True),
+                work_of(one.run.spec),
+            ),
+            runs,
+        )
+        for one in timed
         if not one.again
-        for label in one.labels
+        for label, runs in one.labels.items()
     ]
-    assert len(found) == len(set(found))
-    assert set(found) == aimed
+    assert Counter(dict(found)) == aimed
+    assert len(found) == len(aimed)
     for group in groups(embedded):
         (again,) = (one for one in group.contenders if one.again)
-        assert again.name.removesuffix("_again") in names(group)
+        assert len({one.key for one in group.contenders}) == len(group.contenders)
+        assert names(group)[-1].removesuffix("_again") in names(group)
         assert again.run.method in {"sgd", "lamb", "adamw"}
-    assert not any(one.problem for _, one in timed)
+    assert not any(one.problem for one in timed)
 
 
 @pytest.mark.parametrize("tier", ["embedded", "evidence"])
 def test_the_rounds_on_an_idle_machine_hold_enough_whole_cycles_of_every_optimizer(tier):
     """Even where a turn is as short as it can be: one step, since a step alone fills a round."""
     for group in groups(Plan.load(tier=tier, hardware="test")):
-        turns = {one.name: one.steps(1) for one in group.contenders if one.problem is None}
-        cycles = {one.name: one.cycle for one in group.contenders if one.cycle <= step_time.LONGEST_CYCLE}
-        block = math.lcm(*(cycle // math.gcd(cycle, turns[name]) for name, cycle in cycles.items()))
+        turns = {one.key: one.steps(1) for one in group.contenders if one.problem is None}
+        cycles = {one.key: one.cycle for one in group.contenders if one.cycle <= step_time.LONGEST_CYCLE}
+        block = math.lcm(*(cycle // math.gcd(cycle, turns[key]) for key, cycle in cycles.items()))
         assert step_time.ROUNDS // block >= FEWEST_BLOCKS
-        assert turns[group.contenders[-1].name] == 1
+        assert turns[group.contenders[-1].key] == 1
 
 
 def test_labels_that_train_alike_share_a_contender(plan):
     (group,) = groups(plan)
     assert names(group) == ["sgd", "mkor", "sgd_again"]
-    assert list(group.contenders[0].labels) == [("one", "sgd"), ("one", "twin")]
-    assert list(group.contenders[-1].labels) == [("one", "sgd")]
+    sgd, twin = (Label("one", label, "autoencoder", None) for label in ("sgd", "twin"))
+    assert group.contenders[0].labels == {sgd: 2, twin: 1}
+    assert group.contenders[-1].labels == {sgd: 2}
     assert [contender.cycle for contender in group.contenders] == [1, 2, 1]
+
+
+@pytest.fixture
+def by_work(monkeypatch) -> None:
+    """Steps whose time is planted: 1 ms over SGD, 4 ms over LAMB, and 2 ms more with a clip."""
+
+    class Loop:
+        def __init__(self, model, optimizer, device, *, by_phase):
+            given = optimizer.hyperparameters
+            self.ms = (4.0 if "lamb" in (optimizer.method, given.get("base")) else 1.0) + 2.0 * bool(
+                given.get("kl_clip")
+            )
+
+        def times(self, steps):
+            return [self.step() for _ in range(steps)]
+
+        def step(self):
+            return step_time_of(self.ms, refreshed=False)
+
+    monkeypatch.setattr(step_time, "TimedLoop", Loop)
+    monkeypatch.setattr(OtherLoad, "share", lambda self: 0.0)
+
+
+def test_one_label_over_two_bases_is_timed_over_each(tmp_path, quick, by_work):
+    """Truth: planted times. Both experiments train one workload, and `mkor` stands in both."""
+    config = make_folder(tmp_path / "config")
+    for base in ("sgd", "lamb"):
+        write(
+            config,
+            f"over_{base}",
+            block(optimizer(base, lr=0.1), optimizer("mkor", base=base, inverse_update_period=1), target=AIM),
+        )
+    plan = load(config)
+    table = pd.DataFrame(step_time.measure(plan))
+    times = StepTimes(table)
+    for base, ms in {"sgd": 1.0, "lamb": 4.0}.items():
+        label = TimedLabel(f"over_{base}", "autoencoder", "mkor", 1)
+        assert times.mean(label) == times.mean(TimedLabel(f"over_{base}", "autoencoder", base)) == ms
+        (run,) = table.loc[(table["experiment"] == f"over_{base}") & (table["optimizer"] == "mkor"), "run"].unique()
+        assert plan.runs[run].hyperparameters["base"] == base
+
+
+def test_a_label_whose_runs_take_different_steps_has_their_mean(tmp_path, quick, by_work):
+    """Truth: by hand. Of KAISA's three runs two clip, at 3 ms, and one does not, at 1 ms."""
+    config = make_folder(tmp_path / "config")
+    kaisa = optimizer("kaisa", base="sgd", inverse_update_period=1, factor_update_period=1)
+    clips = {**kaisa, "sweep": {"kl_clip": [None, 1e-3, 1e-2]}}
+    write(config, "one", block(optimizer("sgd", lr=0.1), clips, target=AIM))
+    table = pd.DataFrame(step_time.measure(load(config)))
+    of_kaisa = table[table["optimizer"] == "kaisa"].drop_duplicates("run")
+    assert dict(zip(of_kaisa["step_ms"], of_kaisa["runs"], strict=True)) == {1.0: 1, 3.0: 2}
+    assert StepTimes(table).mean(TimedLabel("one", "autoencoder", "kaisa", 1)) == pytest.approx(7 / 3)
+
+
+def test_a_label_on_two_variants_of_a_workload_is_refused(tmp_path):
+    config = make_folder(tmp_path / "config")
+    small = block(optimizer("sgd", lr=0.1), target=AIM)
+    large = {**small, "workload": {**small["workload"], "batch_size": 2 * small["workload"]["batch_size"]}}
+    write(config, "one", small, large)
+    with pytest.raises(ConfigError, match="label 'sgd' trains on two variants of autoencoder"):
+        groups(load(config))
 
 
 def test_the_measured_rows_give_times_of_every_label(plan, quick, capsys, monkeypatch):
     monkeypatch.setattr(OtherLoad, "share", lambda self: 0.02)
     table = pd.DataFrame(step_time.measure(plan))
-    assert table.groupby("contender")["round"].nunique().to_dict() == {"sgd": 4, "mkor": 4, "sgd_again": 4}
+    assert table.groupby(["run", "again"])["round"].nunique().tolist() == [4, 4, 4]
+    assert set(table["run"]) <= set(plan.runs)
     assert (table["step_ms"] > 0).all()
     assert not table["left_out"].any()
     times = StepTimes(table)
@@ -160,7 +234,7 @@ def step_time_of(ms: float, refreshed: bool):
 
 
 def test_mkor_h_does_not_switch_while_it_is_timed(embedded):
-    hybrids = [one for group in groups(embedded) for one in group.contenders if one.name == "mkor_h"]
+    hybrids = [one for group in groups(embedded) for one in group.contenders if one.run.method == "mkor_h"]
     assert len(hybrids) == 2, "of the autoencoder and of BERT"
     for hybrid in hybrids:
         assert hybrid.timed.hyperparameters["warmup_steps"] > 10**6

@@ -1,5 +1,7 @@
 """Times of steps from the interleaved probe ``step_time``: means over whole cycles, and the A/A test of the machine.
 
+The runs of a label may take several kinds of step, of which each has its share; the time of a label is their mean.
+
 A round holds one turn of every optimizer of a workload. Optimizers are compared over blocks of rounds in which each of
 them trains whole cycles of its refresh period, so that refreshing and plain steps have their weights in training.
 """
@@ -44,7 +46,7 @@ class AATest(NamedTuple):
     """A/A intervals of one optimizer, timed twice under two names: 95 % intervals of a ratio that is 1."""
 
     experiment: str
-    contender: str
+    optimizer: str
     rounds: int
     left_out: int
     intervals: int
@@ -81,7 +83,8 @@ class StepTimes:
         keys = ["experiment", "workload", "optimizer"]
         first = dict(iter(timed[~is_true(timed["again"])].groupby(keys, sort=False)))
         second = timed[is_true(timed["again"])].groupby(keys, sort=False)
-        return [_aa_test(first[key], rows) for key, rows in second]
+        # The same run under two names: of a label with several kinds of step, the kind that was timed again.
+        return [_aa_test(first[key].merge(rows[["run"]].drop_duplicates()), rows) for key, rows in second]
 
     @property
     def exclusions(self) -> tuple[int, int]:
@@ -105,11 +108,9 @@ class StepTimes:
                 because = f" ({reasons.iloc[0]})" if len(reasons) else ""
                 return f"step_time.csv has no step of {label.optimizer} in {label.experiment}{because}"
         if self.blocks(*labels).shape[1] < FEWEST_BLOCKS:
-            rows = self._of(labels[0])
-            busy, where = (
-                int(is_true(rows["left_out"]).sum()),
-                f"{len(rows)} rounds of step_time in {labels[0].experiment}",
-            )
+            rounds = self._of(labels[0]).drop_duplicates("round")
+            busy = int(is_true(rounds["left_out"]).sum())
+            where = f"{len(rounds)} rounds of step_time in {labels[0].experiment}"
             if busy:
                 return f"the machine was busy: other processes slowed {busy} of {where}"
             return f"the {where} hold fewer than {FEWEST_BLOCKS} blocks of whole cycles"
@@ -147,18 +148,24 @@ class StepTimes:
 def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
     ms = _idle_rounds(first, second)
     logs = np.log(ms.to_numpy(float)[:, 0] / ms.to_numpy(float)[:, 1])
-    experiment, contender = second[["experiment", "contender"]].iloc[0]
+    experiment, optimizer = second[["experiment", "optimizer"]].iloc[0]
     return AATest(
-        str(experiment), str(contender), len(second), int(is_true(second["left_out"]).sum()), *aa_exclusions(logs)
+        str(experiment), str(optimizer), len(second), int(is_true(second["left_out"]).sum()), *aa_exclusions(logs)
     )
 
 
 def _rounds_a_block(rows: pd.DataFrame) -> int:
-    cycle, steps = int(rows["cycle"].iloc[0]), int(rows["steps"].iloc[0])
-    return cycle // math.gcd(cycle, steps)
+    turns = rows.drop_duplicates("run")
+    return math.lcm(
+        *(int(cycle) // math.gcd(int(cycle), int(steps)) for cycle, steps in turns[["cycle", "steps"]].to_numpy())
+    )
 
 
 def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
     """Return the milliseconds of a step, a row for each round and a column for each label, without busy rounds."""
-    ms = [of_label[~is_true(of_label["left_out"])].drop_duplicates("round") for of_label in rows]
-    return pd.concat([of_label.set_index("round")["step_ms"] for of_label in ms], axis=1, join="inner").sort_index()
+    idle = [of_label[~is_true(of_label["left_out"])] for of_label in rows]
+    weighted = [(one["step_ms"] * one["runs"]).groupby(one["round"]).sum() for one in idle]
+    weights = [one["runs"].groupby(one["round"]).sum() for one in idle]
+    return pd.concat(
+        [ms / of_all for ms, of_all in zip(weighted, weights, strict=True)], axis=1, join="inner"
+    ).sort_index()

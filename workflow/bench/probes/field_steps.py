@@ -3,7 +3,7 @@
 ``python -m workflow.bench.probes.field_steps --tier field --out field_steps.csv`` writes one row for each label of an
 experiment. Each trains `WARM_UP` + `COUNTED` + `FOLLOWED` steps at its tuned values, without a schedule. Columns:
 
-- experiment, workload, optimizer.
+- experiment, workload, optimizer; run: the id of the run that was followed, the hash of its whole specification.
 - parameter_bytes; state_bytes: of the optimizer and its preconditioner, after the steps.
 - operations, kernels, moved_bytes: of a step, the mean of `COUNTED` steps, which hold whole periods, without the
   forward and backward pass (`_counting`). moved_bytes are read and written.
@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
 from typing import Final, NamedTuple
@@ -63,6 +63,7 @@ class Row(NamedTuple):
     experiment: str
     workload: str
     optimizer: str
+    run: str
     parameter_bytes: int
     state_bytes: int
     operations: float
@@ -150,15 +151,15 @@ def turns(trained: Trained, matrices: Mapping[str, Tensor], momentum: float, ste
     return found
 
 
-def sent(runs: Mapping[str, Run]) -> dict[str, float]:
-    """Return the bytes that this rank hands to collectives in a step, by label; runs on every rank."""
+def sent(runs: Sequence[Run]) -> dict[str, float]:
+    """Return the bytes that this rank hands to collectives in a step, by the run's id; runs on every rank."""
     found = {}
-    for label, run in runs.items():
+    for run in runs:
         trained = Trained(run, workloads.create(**run.spec["workload"]))
         comm.reset_bytes_sent()
         for _ in range(COUNTED):
             trained.step()
-        found[label] = sum(comm.bytes_sent().values()) / COUNTED
+        found[run.id] = sum(comm.bytes_sent().values()) / COUNTED
     return found
 
 
@@ -171,11 +172,11 @@ def measure(plan: Plan) -> Iterator[Row]:
         first = next(iter(runs.values()))
         data = workloads.create(**first.spec["workload"])
         plain = plain_counts(first, data)
-        several = {label: run for label, run in runs.items() if run.method not in ONE_PROCESS}
+        several = [run for run in runs.values() if run.method not in ONE_PROCESS]
         by_rank = _ranks.run(RANKS, sent, several)
-        most = {label: max(of[label] for of in by_rank) for label in several}
+        most = {run.id: max(of[run.id] for of in by_rank) for run in several}
         for label, run in runs.items():
-            yield _row(name, label, run, data, plain, most.get(label), plan.hardware)
+            yield _row(name, label, run, data, plain, most.get(run.id), plan.hardware)
 
 
 def _row(
@@ -198,6 +199,7 @@ def _row(
         experiment,
         run.workload,
         label,
+        run.id,
         sum(weight.numel() * weight.element_size() for weight in trained.model.parameters()),
         trained.state_bytes(),
         added.operations / COUNTED,

@@ -1,9 +1,12 @@
 """Time of a training step of every optimizer whose experiment has a target, measured in turns in one process.
 
-``python -m workflow.bench.probes.step_time --out step_time.csv`` writes one row for each label of an experiment and
-round. In a round every optimizer of a workload has its turn, in random order, with the hyperparameters, batch and
-precision of the experiment. Labels that train alike, in one experiment or in several, share their measurements. The
-base optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
+``python -m workflow.bench.probes.step_time --out step_time.csv`` writes one row for each label of an experiment, kind
+of step and round. In a round every optimizer of a workload has its turn, in random order, with the hyperparameters,
+batch and precision of the experiment. What is timed is a run, and ``run`` is its id, the hash of its whole
+specification. A label is no identity: two experiments give one label to different optimizers, and the studies that
+tuned a label may choose different steps, with a clip and without. ``runs`` is the number of the label's runs that take
+such a step. Runs whose steps do the same work, in one experiment or in several, share their measurements. The base
+optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
 
 ``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that its
 mean step is that of rounds with whole cycles. A round in which other processes took a tenth of the cores or more is
@@ -23,7 +26,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from statistics import fmean
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 
@@ -32,12 +35,13 @@ from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
-from workflow.bench.plan.runs import Run
+from workflow.bench.plan.runs import Run, Spec
 from workflow.bench.probes import _command, _turns
 from workflow.bench.probes._load import OtherLoad
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import PERIOD_FIELDS, TimedOptimizer
 from workflow.bench.probes._timed_loop import TimedLoop
+from workflow.bench.support.config import ConfigError
 
 EXPERIMENTS: Final = ("*",)
 CORES: Final = "all"
@@ -61,13 +65,14 @@ LONGEST_CYCLE: Final = 10
 
 
 class Row(NamedTuple):
-    """One label in one round."""
+    """One kind of step of a label in one round."""
 
     experiment: str
     workload: str
-    contender: str
     optimizer: str
     inverse_update_period: int | None
+    run: str
+    runs: int
     again: bool
     cycle: int
     round: int | None
@@ -85,15 +90,28 @@ def _period_of(run: Run) -> int | None:
     return next((period for name in PERIOD_FIELDS if (period := run.hyperparameters.get(name))), None)
 
 
+class Label(NamedTuple):
+    """A label of an experiment, on one of its workloads and at one refresh period."""
+
+    experiment: str
+    label: str
+    workload: str
+    period: int | None
+
+
 @dataclass(frozen=True)
 class Contender:
-    """An optimizer that is timed on a workload, and the labels that it stands for."""
+    """A run whose step is timed, and the labels that take such a step."""
 
     run: Run
-    name: str
-    labels: dict[tuple[str, str], None] = field(default_factory=dict)
-    """Experiments and labels, in the order of the plan."""
+    labels: Counter[Label] = field(default_factory=Counter)
+    """How many runs of each label take such a step, in the order of the plan."""
     again: bool = False
+
+    @property
+    def key(self) -> tuple[str, bool]:
+        """What tells it apart from all others of its workload."""
+        return self.run.id, self.again
 
     @property
     def cycle(self) -> int:
@@ -125,7 +143,7 @@ class Contender:
         cls = method_class(self.run.method)
         if cls is not None and cls.follows_loss:
             values["warmup_steps"] = 10**9
-        return TimedOptimizer(self.name, self.run.method, values)
+        return TimedOptimizer(self.run.id, self.run.method, values)
 
     def steps(self, fewest: int) -> int:
         """Return the steps of a turn: at least ``fewest``, and enough to train a cycle in `LONGEST_BLOCK` rounds."""
@@ -155,33 +173,42 @@ class Group:
 
 
 def groups(plan: Plan) -> list[Group]:
-    """Return the groups of a plan: all optimizers of the experiments with a target, by what is trained."""
-    found: dict[tuple[object, ...], dict[str, Contender]] = {}
-    timed = set()
+    """Return the groups of a plan: all optimizers of the experiments with a target, by what is trained.
+
+    Raises:
+        ConfigError: a label trains on two variants of a workload, which the rows, with its name alone, cannot hold.
+    """
+    found: dict[str, dict[str, Contender]] = {}
+    variants: dict[Label, str] = {}
     for job in plan.jobs:
         for planned in job.planned:
             if planned.target is None and job.experiment not in WITHOUT_TARGET:
                 continue
             run = planned.run
-            what = (json.dumps(run.spec["workload"], sort_keys=True), run.precision, run.accumulation_steps)
-            # The seeds of a label differ in values that tuning chose, which change no step's work: one stands for all.
-            entry = (job.experiment, job.label, what, _period_of(run))
-            if entry in timed:
-                continue
-            timed.add(entry)
-            how = json.dumps([run.method, _work(run.hyperparameters)], sort_keys=True)
-            contender = found.setdefault(what, {}).setdefault(how, Contender(run, job.label))
-            contender.labels[job.experiment, job.label] = None
+            label = Label(job.experiment, job.label, run.workload, _period_of(run))
+            trained = json.dumps([run.spec["workload"], run.precision, run.accumulation_steps], sort_keys=True)
+            if variants.setdefault(label, trained) != trained:
+                raise ConfigError(
+                    f"experiment = '{job.experiment}': label '{job.label}' trains on two variants of {run.workload}; "
+                    "give each its own label, so that their steps can be timed apart"
+                )
+            contender = found.setdefault(trained, {}).setdefault(work_of(run.spec), Contender(run))
+            contender.labels[label] += 1
     return [_group(list(contenders.values())) for contenders in found.values()]
 
 
-def _work(hyperparameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the work of a step; of real numbers, whether they are 0 or 1, which save a product."""
-    return {
+def work_of(spec: Spec) -> str:
+    """Return, as text, what decides the work of a run's step: all of its optimizer but the rate.
+
+    Of real numbers it holds only whether they are 0 or 1, which save a product: other values change no step's work.
+    """
+    optimizer = spec["optimizer"]
+    values = {
         name: value in (0, 1) if isinstance(value, float) else value
-        for name, value in hyperparameters.items()
+        for name, value in optimizer["hyperparameters"].items()
         if name != "lr"
     }
+    return json.dumps([optimizer["name"], values], sort_keys=True)
 
 
 def _group(contenders: list[Contender]) -> Group:
@@ -189,14 +216,14 @@ def _group(contenders: list[Contender]) -> Group:
     most_named = named.most_common(1)[0][0] if named else None
     base = next((one for one in contenders if one.run.method == most_named), contenders[0])
     first = next(iter(base.labels))
-    return Group((*contenders, Contender(base.run, f"{base.name}_again", {first: None}, again=True)))
+    return Group((*contenders, Contender(base.run, Counter({first: base.labels[first]}), again=True)))
 
 
 class Round(NamedTuple):
-    """The milliseconds of a step by contender, and the share of the cores that other processes took."""
+    """The milliseconds of a step by contender's key, and the share of the cores that other processes took."""
 
-    step_ms: Mapping[str, float]
-    steps: Mapping[str, int]
+    step_ms: Mapping[tuple[str, bool], float]
+    steps: Mapping[tuple[str, bool], int]
     busy_share: float | None
 
     @property
@@ -233,15 +260,15 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
         raise Untimed(f"its batch is accumulated over {run.accumulation_steps} micro-batches")
     data = workloads.create(**run.spec["workload"])
     model = ProbeModel(run.workload, data, run.method, run.hyperparameters["lr"], run.precision)
-    loops = {one.name: TimedLoop(model, one.timed, device, by_phase=False) for one in contenders}
+    loops = {one.key: TimedLoop(model, one.timed, device, by_phase=False) for one in contenders}
     for loop in loops.values():
         loop.times(1)
     seconds = sum(loop.step().total for loop in loops.values()) / 1000
     short = math.ceil(ROUND_SECONDS / seconds)
-    steps = {one.name: one.steps(short) for one in contenders}
+    steps = {one.key: one.steps(short) for one in contenders}
     window = math.ceil(LOAD_SECONDS / (short * seconds))
-    turns = {one.name: partial(one.mean_ms, loops[one.name], steps[one.name]) for one in contenders}
-    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[str, float]]()
+    turns = {one.key: partial(one.mean_ms, loops[one.key], steps[one.key]) for one in contenders}
+    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[tuple[str, bool], float]]()
     for index, step_ms in enumerate(_turns.rounds(turns, MOST_ROUNDS)):
         pending.append(step_ms)
         if len(pending) == window or index + 1 == MOST_ROUNDS:
@@ -254,13 +281,14 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
 
 
 def _rows(contender: Contender, rounds: list[Round], note: str | None, plan: Plan) -> Iterator[Row]:
-    for experiment, label in contender.labels:
+    for label, runs in contender.labels.items():
         blank = Row(
-            experiment,
-            contender.run.workload,
-            contender.name,
-            label,
-            contender.period,
+            label.experiment,
+            label.workload,
+            label.label,
+            label.period,
+            contender.run.id,
+            runs,
             contender.again,
             # A turn of a longer cycle is a whole one, by its weights.
             contender.cycle if contender.cycle <= LONGEST_CYCLE else 1,
@@ -280,8 +308,8 @@ def _rows(contender: Contender, rounds: list[Round], note: str | None, plan: Pla
         for number, one in enumerate(rounds):
             yield blank._replace(
                 round=number,
-                steps=one.steps[contender.name],
-                step_ms=one.step_ms[contender.name],
+                steps=one.steps[contender.key],
+                step_ms=one.step_ms[contender.key],
                 busy_share=one.busy_share,
                 left_out=one.left_out,
             )

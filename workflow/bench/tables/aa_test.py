@@ -41,14 +41,14 @@ def make(results: Results, folder: Path) -> list[Path]:
     rows = [
         (
             test.experiment,
-            test.contender,
+            f"{test.optimizer}_again",
             test.intervals,
             test.excluding_1,
             round(test.excluding_1 / test.intervals, 3) if test.intervals else None,
             passes,
             test.rounds,
             test.left_out,
-            from_rows("probes/step_time.csv", experiment=test.experiment, contender=test.contender),
+            from_rows("probes/step_time.csv", experiment=test.experiment, optimizer=test.optimizer),
         )
         for test in times.aa_tests
     ]

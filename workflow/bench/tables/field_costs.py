@@ -43,7 +43,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"field_steps.csv is missing or empty in {results.root / 'probes'}: run the probe first.")
     times = results.probe("step_time")
     idle = times[times["step_ms"].notna() & ~is_true(times["left_out"]) & ~is_true(times["again"])]
-    ms = idle.groupby(["experiment", "optimizer"])["step_ms"].mean().to_dict()
+    by_label = idle.assign(sum_ms=idle["step_ms"] * idle["runs"]).groupby(["experiment", "optimizer"])
+    ms = (by_label["sum_ms"].sum() / by_label["runs"].sum()).to_dict()
     rows = [_row(row, ms.get((row["experiment"], row["optimizer"]))) for row in steps.to_dict("records")]
     return write_table(
         pd.DataFrame(rows),
