@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, get_args
 
+from workflow.bench.claims import DISPUTED
 from workflow.bench.claims.verdicts import Verdict
 from workflow.bench.costs import table as cost_table
 from workflow.bench.plan import REFERENCE, Plan
@@ -98,6 +99,7 @@ def reproduction(kept: Sequence[Reference]) -> str:
         models=_models(first),
         references=kept,
         verdicts={verdict: [counted(reference, verdict) for reference in kept] for verdict in get_args(Verdict)},
+        disputed=", ".join(DISPUTED),
         stated=len(consistency),
         disagreeing=sum(row["agrees"].startswith("no") for row in consistency),
         python=", ".join(first.distinct("python")),

@@ -330,22 +330,26 @@ def _metrics(losses: dict[int, list[float]], status: dict[int, str] | None = Non
 
 
 def test_curve_summarises_over_seeds_and_averages_time():
-    """Truth: by hand, the mean of three and Student's interval."""
-    result = curve(_metrics({0: [5.0, 1.0], 1: [5.0, 2.0], 2: [5.0, 3.0]}))
+    """Truth: by hand, the median of three, and of six with the interval of order statistics."""
+    result = curve(_metrics({0: [5.0, 1.0], 1: [5.0, 2.0], 2: [5.0, 6.0]}))
     assert result["step"].tolist() == [0.0, 10.0]
     assert result["value"].tolist() == [5.0, 2.0]
     assert result["train_seconds"].tolist() == [1.0, 2.0]
-    assert (result["low"][1], result["high"][1]) == pytest.approx(t_interval([1.0, 2.0, 3.0]))
+    assert result[["low", "high"]].isna().all(axis=None)
+    six = curve(_metrics({seed: [float(seed)] for seed in range(6)}))
+    assert (six["value"][0], six["low"][0], six["high"][0]) == (2.5, *median_interval(np.arange(6.0)))
 
 
 def test_curve_never_becomes_the_survivors_average():
-    """A diverged run counts as infinitely bad in a median, and ends the curve where a mean is drawn."""
+    """A diverged run counts as infinitely bad in a median, and of three runs the curve is that of the second best."""
     six = {seed: [5.0, 1.0 + seed] for seed in range(5)} | {5: [5.0]}
     result = curve(_metrics(six, {5: "diverged"}))
     assert result["value"].tolist() == [5.0, 3.5]
     assert result["high"][1] == INF
-    three = curve(_metrics({0: [5.0, 1.0], 1: [5.0, 2.0], 2: [5.0]}, {2: "diverged"}))
-    assert three["step"].tolist() == [0.0]
+    three = curve(_metrics({0: [5.0, 1.0, 1.0], 1: [5.0, 2.0, 1.5], 2: [5.0, 1e9]}, {2: "diverged"}))
+    assert three["value"].tolist() == [5.0, 2.0, 1.5]
+    two = curve(_metrics({0: [5.0, 1.0], 1: [5.0]}, {1: "diverged"}))
+    assert two["value"].tolist() == [5.0, INF]
 
 
 def test_curve_shows_only_steps_that_every_seed_has():
@@ -358,11 +362,11 @@ def test_curve_shows_only_steps_that_every_seed_has():
 
 
 def test_curve_of_a_loss_that_is_not_a_number():
-    """The run counts as the worst of six, and ends a curve of three, even if a later loss is a number."""
+    """The run counts as the worst, even if a later loss is a number."""
     six = curve(_metrics({seed: [5.0 + seed] for seed in range(5)} | {5: [math.nan]}, {5: "diverged"}))
     assert (six["n"].tolist(), six["value"].tolist(), six["high"].tolist()) == ([6], [7.5], [INF])
     three = curve(_metrics({0: [5.0] * 3, 1: [5.0] * 3, 2: [5.0, math.nan, 6.0]}, {2: "diverged"}))
-    assert three["step"].tolist() == [0.0]
+    assert three["value"].tolist() == [5.0, 5.0, 5.0]
 
 
 def test_without_a_finished_run_no_step_is_common():

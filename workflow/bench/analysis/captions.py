@@ -71,7 +71,7 @@ def _tuned(runs: pd.DataFrame, names: Names) -> list[str]:
     optimizers = (
         "all optimizers" if len(tuned) == len(runs) else ", ".join(map(names.optimizer, _unique(tuned, "optimizer")))
     )
-    return [f"Tuned with equal trials: {optimizers}"]
+    return [f"Tuned: {optimizers}"]
 
 
 def _inert(runs: pd.DataFrame, names: Names) -> list[str]:
@@ -147,7 +147,7 @@ def _seeds(runs: pd.DataFrame, names: Names, *, summarized: bool) -> str:
 def _statistic(seeds: int, names: Names) -> str:
     """Return the statistic of a number of seeds (`estimates.estimate`), and whether its interval or its runs stand."""
     if names.shows_runs and 2 <= seeds < median_minimum():
-        return "mean, every run shown"
+        return "median, every run shown"
     if seeds >= median_minimum():
         return f"median, {shown_level()} order-statistics interval"
     return f"mean, {shown_level()} t interval" if seeds >= 2 else "one run, no interval"

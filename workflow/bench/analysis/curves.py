@@ -8,15 +8,15 @@ from statistics import fmean
 import numpy as np
 import pandas as pd
 
-from workflow.bench.analysis.estimates import estimate, median_minimum
+from workflow.bench.analysis.estimates import median_interval, median_minimum
 from workflow.bench.results.columns import BROKEN_DOWN
 
 
 def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
-    """Return one label's metric over its steps, summarized over seeds.
+    """Return one label's metric over its steps: the median over seeds, with its interval where they are enough.
 
-    A run that broke down counts as ``worst`` after its last evaluation, so that the curve never becomes an average of
-    the surviving runs. With fewer than six seeds the curve ends at the step after which the first run broke down.
+    A run that broke down counts as ``worst`` after its last evaluation, so that the curve never becomes that of the
+    surviving runs; and since it is a median, the huge losses before a run breaks down do not move it either.
 
     Args:
         metrics: rows of one metric, with the columns ``seed, status, step, value, train_seconds``.
@@ -24,7 +24,7 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
 
     Returns:
         Columns ``step, train_seconds, value, low, high, n`` at the steps at which every seed has a value;
-        ``train_seconds`` are means over seeds.
+        ``train_seconds`` are means over seeds. ``low`` and ``high`` are NaN for fewer seeds than `median_minimum`.
     """
     values = metrics.pivot_table(index="step", columns="seed", values="value", aggfunc="last", dropna=False)
     seconds = metrics.groupby("step")["train_seconds"].mean()
@@ -34,10 +34,8 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     for step, at_step in zip(values.index, values.to_numpy(float), strict=True):
         if np.isnan(at_step).any():
             continue
-        if np.isinf(at_step).any() and len(at_step) < median_minimum():
-            break
-        summary = estimate(at_step)
-        rows.append((step, seconds[step], summary.value, summary.low, summary.high, summary.n))
+        low, high = median_interval(at_step) if len(at_step) >= median_minimum() else (math.nan, math.nan)
+        rows.append((step, seconds[step], float(np.median(at_step)), low, high, len(at_step)))
     return pd.DataFrame(rows, columns=["step", "train_seconds", "value", "low", "high", "n"], dtype=float)
 
 

@@ -6,8 +6,10 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference
@@ -37,16 +39,20 @@ def name_rows(axes: Axes, names: Iterable[str]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def draw_estimate(axes: Axes, estimate: Estimate, row: float, label: str, *, with_runs: bool = False) -> None:
+def draw_estimate(
+    axes: Axes, estimate: Estimate, row: float, label: str, *, runs: Sequence[float] | None = None
+) -> None:
     """Draw a method's marker at the value of an estimate, and its interval as a bar.
 
-    with_runs: whether the runs are dots (`draw_runs`). Then fewer than `median_minimum` runs have no bar, since a
-    t interval of two or three fills the panel and says less than they do.
+    runs: the values of the runs, if they are dots (`draw_runs`). Fewer than `median_minimum` of them have no bar, since
+    a t interval of two or three fills the panel and says less than they do; the marker is then at their median.
     """
-    look = style.style_of(label)
-    if estimate.has_interval and (estimate.n >= median_minimum() or not with_runs):
+    look, value = style.style_of(label), estimate.value
+    if runs is not None and estimate.n < median_minimum():
+        value = float(np.median(runs))
+    elif estimate.has_interval:
         axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
-    axes.plot(estimate.value, row, marker=look.marker, color=look.color, markersize=5)
+    axes.plot(value, row, marker=look.marker, color=look.color, markersize=5)
 
 
 def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
@@ -54,7 +60,9 @@ def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, be
     axes.plot(values, [row + below] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
 
 
-def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str]) -> None:
+def draw_differences(
+    axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str], *, most_ticks: int = 5
+) -> None:
     """Draw one row per label: the final loss minus the base optimizer's, paired by seed; small dots are the seeds.
 
     A panel without differences gives the reason.
@@ -64,6 +72,7 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
         base: label of the base optimizer, whose own row has its marker at 0; None if it did not run.
         labels: the rows from top to bottom.
+        most_ticks: of the axis of differences; in a narrow panel the labels of more would touch.
     """
     try:
         last, step = last_common_values(losses)
@@ -82,7 +91,8 @@ def draw_differences(axes: Axes, losses: pd.DataFrame, base: str | None, labels:
         elif label in finals:
             _draw_difference(axes, finals[label], finals[base], row, label)
     name_rows(axes, [style.style_of(label).name for label in labels])
-    axes.locator_params(axis="x", nbins=4, steps=[1, 2, 5, 10])
+    axes.xaxis.set_major_locator(MaxNLocator(most_ticks - 1, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
 
 
@@ -95,7 +105,7 @@ def _draw_difference(
     draw_runs(axes, finite, row, label)
     summary = paired_difference(losses, base_losses)
     if summary is not None:
-        draw_estimate(axes, summary, row, label, with_runs=True)
+        draw_estimate(axes, summary, row, label, runs=differences)
     if len(finite) < len(differences):
         write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
 
@@ -125,6 +135,6 @@ def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) ->
         reached = [value for value in times.values() if math.isfinite(value)]
         draw_runs(axes, reached, row, label)
         if math.isfinite(summary.took.value):
-            draw_estimate(axes, summary.took, row, label, with_runs=True)
+            draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
         if summary.censored:
             write_beside(axes, row, f"{summary.reached} of {summary.took.n}", "reached")

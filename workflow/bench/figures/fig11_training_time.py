@@ -154,7 +154,7 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speed
                 height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
                 draw_runs(axes, met[label].by_seed, height, label, below=0.09)
                 if ratio.interval_method != "none" or ratio.n == 1:
-                    draw_estimate(axes, ratio, height, label, with_runs=True)
+                    draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
             write_beside(axes, row, _reached(list(met.values())), "reached")
     if not by_pair:

@@ -38,7 +38,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     for (upper, lower), workload in zip(axes.T, workloads, strict=True):
         upper.set_title(style.workload_name(workload))
         _draw_losses(upper, losses[losses["workload"] == workload])
-        draw_differences(lower, losses_to_compare(metrics[metrics["workload"] == workload]), bases[workload], labels)
+        of_workload = losses_to_compare(metrics[metrics["workload"] == workload])
+        draw_differences(lower, of_workload, bases[workload], labels, most_ticks=5 if len(workloads) < 3 else 3)
         lower.tick_params(axis="x", labelsize=7)
         lower.set_xlabel(lower.get_xlabel().replace(", iteration", ",\niteration"))
     _name_rows_once(axes[1])

@@ -157,12 +157,16 @@ def _remaining(losses: pd.DataFrame, base: str | None) -> str:
         f"{style.style_of(label).name.removeprefix('MKOR (').removesuffix(')')} {_percent(shares[label])}"
         for label in shares
     ]
-    return f"{workload}, part of MKOR's gain over its base optimizer that is kept: {', '.join(phrases)}"
+    return (
+        f"{workload}, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less "
+        f"than any other): {', '.join(phrases)}"
+    )
 
 
 def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
     """Return by label ``(base - label) / (base - MKOR)`` of the final losses, paired by seed.
 
+    The share of a run that broke down is minus infinity, the worst, so that the median is not that of the survivors.
     Empty unless MKOR ends below its base optimizer with every seed, two of them at least.
     """
     try:
@@ -179,8 +183,7 @@ def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
         label: [(first[seed] - finals[label][seed]) / gain for seed, gain in gains.items() if seed in finals[label]]
         for label in others
     }
-    finite = {label: [share for share in values if np.isfinite(share)] for label, values in shares.items()}
-    return {label: estimate(values) for label, values in finite.items() if values}
+    return {label: estimate(values) for label, values in shares.items() if values}
 
 
 def _percent(share: Estimate) -> str:

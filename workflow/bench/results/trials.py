@@ -88,7 +88,7 @@ def publish(plan: Plan, experiment: Experiment, folder: Path) -> list[str]:
         remarks += [f"{about}: {text}" for text in _remarks(optimizer, bests)]
     header = (
         f"# Made by python -m workflow.bench.tune {experiment.name}; {experiment.name}.trials.csv lists the trials.\n"
-        "# Every optimizer of a block had the same number of trials, on seeds and held-out data that no run uses.\n"
+        "# Every optimizer of a block has its trials in that table, on seeds and held-out data that no run uses.\n"
     )
     write_csv(table, TRIAL_COLUMNS, rows)
     write_atomically(file, header, dump(records))

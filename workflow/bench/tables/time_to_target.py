@@ -173,7 +173,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         "tell: a run ended without reaching the target before the other side reached it, so that it is unknown which "
         "is faster. A target is reached where the metric, smoothed by the monotone curve nearest to it, crosses it "
         "between two evaluations",
-        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn",
+        "A label that was tuned in several studies has the rates of all of them, and its seeds take them in turn. The "
+        "intervals here take all seeds as independent, which those of one study are not: where there are several "
+        "studies they are too short, and the claims have those of the studies' means",
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
