@@ -89,7 +89,7 @@ def test_rivals_of_the_paper(parts):
     for phrase in (
         f"SGD takes {parts['C19', 'sgd/mkor']} times its time, HyLo {parts['C19', 'hylo/mkor']}, KFAC "
         f"{parts['C19', 'kaisa/mkor']}",
-        f"SGD takes {parts['C06', 'sgd/mkor']} times MKOR's time (C06)",
+        f"SGD takes {parts['C06', 'sgd/mkor']} times MKOR's time (C06†)",
         f"KFAC's without the clip is {parts['C18', 'KAISA without clip']}; minus SGD's {parts['C18', 'SGD']}",
     ):
         assert phrase in README
@@ -110,8 +110,10 @@ def test_both_sides_and_the_base_optimizers():
 def test_costs_and_approximations(parts):
     factor = {label: [milliseconds(label, "factor", d) for d in (256, 4096)] for label in ("mkor", "kaisa")}
     window = [milliseconds("mkor_windowed", part, 4096) for part in ("factor", "precondition")]
-    means = {kind: [parts["C15", f"{model} {kind} alone"] for model in ("autoencoder", "bert", "resnet")]
-             for kind in ("activations", "gradients")}
+    means = {
+        kind: [parts["C15", f"{model} {kind} alone"] for model in ("autoencoder", "bert", "resnet")]
+        for kind in ("activations", "gradients")
+    }
     for phrase in (
         f"takes MKOR {' to '.join(factor['mkor'])} ms and KFAC {' to '.join(factor['kaisa'])} ms",
         f"{milliseconds('mkor', 'precondition', 4096)} ms at 4096 (KFAC {milliseconds('kaisa', 'precondition', 4096)})",
@@ -131,6 +133,30 @@ def test_the_field():
         f"on AlexNet they take {field('field_alexnet', 'muon')} and {field('field_alexnet', 'mkor')} of SGD's",
     ):
         assert phrase in README
+
+
+def test_findings_of_the_field():
+    def steps(label: str, *experiments: str) -> list[str]:
+        return [field(f"field_{experiment}", label).partition(" ")[0] for experiment in experiments]
+
+    def seconds(label: str) -> str:
+        return field("field_autoencoder", label, "time").partition(" ")[0]
+
+    three = ("autoencoder", "alexnet", "language_model")
+    mkor, both = steps("mkor", *three), steps("mkor_normalized", "autoencoder", "autoencoder_lamb", *three[1:])
+    nadamw, free, muon = (steps(label, *three) for label in ("nadamw", "schedule_free_adamw", "mkor_muon"))
+    for phrase in (
+        f"NadamW takes {seconds('nadamw')} of SGD's, schedule-free AdamW {seconds('schedule_free_adamw')}, MKOR "
+        f"{seconds('mkor')}",
+        f"MKOR {field('field_alexnet', 'mkor', 'time')}. ",
+        f"it saves steps in all four: {', '.join(both[:3])} and {both[3]}",
+        f"NadamW takes {nadamw[0]}, {nadamw[1]} and {nadamw[2]} of the base's steps",
+        f"schedule-free AdamW {free[0]}, {free[1]} and {free[2]}. MKOR takes {mkor[0]}, {mkor[1]} and {mkor[2]}",
+        f"MKOR-Muon takes {muon[0]}, {muon[1]} and {muon[2]} of Muon's steps",
+        f"it takes {field('field_autoencoder', 'dp_kfac')} of SGD's steps where `kaisa` takes "
+        f"{field('field_autoencoder', 'kaisa')}",
+    ):
+        assert phrase in FIELD
 
 
 def test_the_page_of_the_field_is_filled_from_the_tables(tmp_path: Path):
