@@ -61,6 +61,8 @@ class Accepted:
     files: Mapping[str, bytes]
     """The contents to copy, by path relative to the folder."""
     specs: Mapping[str, Spec]
+    machines: Mapping[str, frozenset[str]]
+    """The machines that trained an experiment's runs."""
     notes: tuple[str, ...]
     """Remarks for the user that do not block the merge."""
 
@@ -116,7 +118,10 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
         contents[COSTS] = text_of(costs).encode()
     listed = {row["run"] for row in runs}
     kept_specs = {run: spec for run, spec in sorted(specs.items()) if run in listed}
-    return Accepted(contents, kept_specs, (*_notes(runs, plan), *differences))
+    machines = {
+        name: frozenset(row["hardware"] for row in runs if row["experiment"] == name) for name in plan.experiments
+    }
+    return Accepted(contents, kept_specs, machines, (*_notes(runs, plan), *differences))
 
 
 def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[Path]:
@@ -146,19 +151,24 @@ def _notes(runs: Rows, plan: Plan) -> list[str]:
 def _replace(target: Path, accepted: Accepted) -> None:
     """Replace the folder ``target``: write the new one next to it, then rename.
 
-    Archives that `keep` wrote stay, and in place of a table of the evaluations that they hold.
+    Archives that `keep` wrote stay. A table of evaluations is left out if the reference has the archives of all
+    machines that trained the experiment's runs.
     """
+    reference, tier = target.parents[1], target.name
+    archived = {
+        f"{experiment}.csv"
+        for experiment, machines in accepted.machines.items()
+        if all((reference / machine / tier / f"{experiment}{SUFFIX}").is_file() for machine in machines)
+    }
     target.parent.mkdir(parents=True, exist_ok=True)
     # The name starts with a dot so that no glob for a tier finds it.
     workspace = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     new, old = workspace / "new", workspace / "old"
     try:
-        archives = list(target.glob(f"*{SUFFIX}"))
-        archived = {f"{archive.name.removesuffix(SUFFIX)}.csv" for archive in archives}
         for name, content in accepted.files.items():
             if name not in archived:
                 write_atomically(new / name, content)
-        for archive in archives:
+        for archive in target.glob(f"*{SUFFIX}"):
             shutil.copy(archive, new)
         write_json(new / "specs.json", accepted.specs)
         if target.exists():

@@ -325,6 +325,21 @@ def test_runs_that_were_adopted_from_a_machine_in_the_repository_are_accepted(co
     assert _merge(copy) == 0
 
 
+def test_evaluations_are_kept_once_in_the_archives_of_all_machines_that_trained(copy: Path):
+    """Two machines trained the runs: with the archive of one of them the table is still needed."""
+    other = min(folder.name for folder in REFERENCE.iterdir())
+    file = _source(copy) / "one.runs.csv"
+    table = pd.read_csv(file, dtype=str, keep_default_na=False)
+    table.loc[0, "hardware"] = other
+    table.to_csv(file, index=False)
+    for machine, is_kept in ((other, True), (NAME, False)):
+        archive = copy / "reference" / machine / "embedded" / "one.records.json.gz"
+        archive.parent.mkdir(parents=True, exist_ok=True)
+        archive.write_bytes(b"kept")
+        assert _merge(copy) == 0
+        assert (copy / "reference" / NAME / "embedded" / "one.csv").exists() is is_kept
+
+
 def test_seeds_of_later_rounds_are_planned_as_their_folder_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     config = with_looks(make_folder(tmp_path / "config"), 2)
     rounds = {"seeds": 1, "most": 2}
