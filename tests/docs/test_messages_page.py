@@ -30,7 +30,7 @@ def test_the_pages_bytes_and_errors_are_those_of_the_first_step():
     for page, example in zip(of_page, of_example, strict=True):
         assert page[:3] == example[:3]
         sent, counted = (int(cells[3].replace(",", "")) for cells in (page, example))
-        assert sent == (pytest.approx(counted, rel=0.05) if "dropped" in page[1] else counted)
+        assert sent == (pytest.approx(counted, rel=0.1) if "dropped" in page[1] else counted)
         assert float(page[4]) == pytest.approx(float(example[4]), rel=0.05)
         assert float(page[5]) == pytest.approx(float(example[5]), rel=0.3)
 

@@ -30,7 +30,7 @@ from tests.support.synthetic_claims import (
 )
 from tests.support.synthetic_probes import step_time, write_probe
 from workflow.bench.analysis.estimates import Estimate, looks
-from workflow.bench.claims import COLUMNS, RULES, decide_all, published_sizes
+from workflow.bench.claims import COLUMNS, DISPUTED, MARK, RULES, decide_all, published_sizes
 from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition, all_of, parse_margin
 from workflow.bench.make_artefact import main
@@ -124,6 +124,17 @@ def test_every_claim_has_a_rule_a_row_and_a_verdict(table):
     assert set(table["verdict"]) <= {"confirmed", "refuted", "no difference", "inconclusive", "not tested"}
     assert table["why"].str.fullmatch(r"\S.{20,}\.").all()
     assert not table["why"].str.contains(r"\.\s+[A-Z]").any(), "a reason is one sentence; more stands in details"
+
+
+def test_a_disputed_verdict_has_a_mark_and_a_reason_where_people_read_and_none_where_programs_do(root, tmp_path):
+    claims_table.make(Results(root), tmp_path)
+    shown = (tmp_path / "claims.md").read_text()
+    assert set(re.findall(rf"^\| (C\d\d) \| [a-z ]+ {MARK} \|", shown, re.MULTILINE)) == set(DISPUTED)
+    for claim, why in DISPUTED.items():
+        assert f"- disputed: {why}\n" in shown.split(f"## {claim}")[1].split("## C")[0]
+    rows = read_csv(tmp_path / "claims.csv")
+    assert {row["id"]: row["disputed"] for row in rows if row["disputed"]} == DISPUTED
+    assert not any(MARK in row["verdict"] for row in rows)
 
 
 def test_where_everything_was_measured_only_the_claim_of_64_gpus_is_not_tested(table):

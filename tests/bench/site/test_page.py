@@ -20,15 +20,15 @@ from workflow.bench.site.facts import facts
 from workflow.bench.support.config import ROOT
 from workflow.bench.support.templates import numbered
 
-REFERENCE = ROOT / "results" / "reference" / "amd-epyc-4-cores" / "embedded"
+REFERENCE = ROOT / "results" / "reference" / "intel-xeon-2-cores" / "embedded"
 HOSTILE = "<script>alert(1)</script>{{ 7*7 }}\"'"
 
 
 def claim(name: str, verdict: str, **more: str) -> dict[str, str]:
     keys = (
         *("id", "verdict", "claim", "quantity", "published", "measured", "interval", "measured_interval"),
-        *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "source"),
-        *("tier", "look", "data"),
+        *("confirmed_if", "published_inside", "smallest_visible", "seeds", "evidence", "why", "details", "disputed"),
+        *("source", "tier", "look", "data"),
     )
     row = dict.fromkeys(keys, "") | {"id": name, "verdict": verdict, "claim": f"claim {name}", "look": "1 of 1"}
     return row | {"data": "probes/cost_scaling.csv: optimizer=mkor"} | more
