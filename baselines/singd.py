@@ -199,7 +199,7 @@ class _SINGD(SINGD):  # type: ignore[misc]  # the package has no types
 
     def _accumulate_H_terms(self, module: nn.Module, inputs: tuple[Tensor, ...], grad_output: Tensor) -> None:
         if adds_to_grad(self._weights[module]):
-            for name in self._passes.enter(reads=True):
+            for name in self._passes.enter():
                 del self.H_Ks[name], self.H_Cs[name]
             super()._accumulate_H_terms(module, inputs, grad_output)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
@@ -85,6 +86,11 @@ def adds_to_grad(weight: Tensor) -> bool:
 class Passes:
     """The backward passes that add to the gradients of some weights, and whether those were cleared in between.
 
+    A ``.grad`` may be cleared by setting it to None or by filling it with zeros. To find zeros, the host waits for the
+    device, so it reads only gradients that were replaced or written to since the last pass, or that an exception left
+    in an unknown state. Python knows of that without the device, and in a loop that leaves gradients alone between
+    micro-batches there are none. All that are read must be zero: of clipped gradients some may be, too.
+
     Args:
         weights: returns, by name, the weights to which passes have added since the last step.
     """
@@ -93,45 +99,93 @@ class Passes:
         self.number = 0
         """The passes so far that have told of a gradient."""
         self._weights = weights
-        self._stamps: dict[str, tuple[int, int] | None] = {}
-        self._is_open = False
+        self._stamps: dict[str, _Stamp] = {}
+        self._running: weakref.ref[Callable[[], None]] | None = None
 
-    def enter(self, *, reads: bool) -> set[str]:
-        """Tell of a gradient in a pass; return the weights whose ``.grad`` was cleared before the pass began.
-
-        reads: whether a ``.grad`` that was written to since the last pass is read, which makes the host wait for a GPU;
-            it may have been filled with zeros instead of being set to None. If so, all of them were.
-        """
-        if self._is_open:
+    def enter(self) -> set[str]:
+        """Tell of a gradient in a pass; return the weights whose ``.grad`` was cleared before the pass began."""
+        if self._running is not None and self._running() is not None:
             return set()
-        self._is_open = True
         self.number += 1
-        # Called at the end of the pass, unless an exception ends it. FSDP may queue its callback, which sets the last
-        # gradients, later than the first of these two, but not later than the second.
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._leave))
-        weights = self._weights()
-        stamps = {name: _grad_stamp(weight) for name, weight in weights.items()}
-        before, self._stamps = self._stamps, {}  # none, if an exception ends this pass
-        written = all(stamp != before.get(name) for name, stamp in stamps.items())
-        if reads and written and all(weight is None or is_zero(weight.grad) for weight in weights.values()):
-            return set(weights)
-        # Under FSDP a pass that does not synchronize leaves no .grad, so that none is missing afterwards.
-        return {name for name, stamp in stamps.items() if stamp is None and before.get(name, 0) is not None}
 
-    def _leave(self) -> None:
-        self._is_open = False
-        self._stamps = {name: _grad_stamp(weight) for name, weight in self._weights().items()}
+        # Called at the end of the pass, unless an exception ends it. FSDP may queue its callback, which sets the last
+        # gradients, later than the first of these two, but not later than the second. The pass alone holds it, so that
+        # it is gone after an exception, too.
+        def leave() -> None:
+            queue(self._leave)
+
+        self._running = weakref.ref(leave)
+        queue(leave)
+        touched = self._touched(self._weights())
+        self._stamps = {}  # none, if an exception ends this pass
+        return _cleared(touched)
+
+    def cleared(self) -> set[str]:
+        """Return, while no pass is running, the weights whose ``.grad`` was cleared since the last one."""
+        # torch.func.functional_call may have put other weights in the place of those to which the pass has added.
+        weights = {
+            name: self._stamps[name].weight if name in self._stamps else w for name, w in self._weights().items()
+        }
+        touched = self._touched(weights)
+        self._stamps |= {name: _Stamp(weight) for name, weight in touched.items()}  # read each change once
+        return _cleared(touched)
+
+    def changed(self, name: str) -> bool:
+        """Return whether a weight's ``.grad`` was replaced or written to since the last pass, which added to it."""
+        stamp = self._stamps.get(name)
+        return stamp is not None and not stamp.fits(stamp.weight)
 
     def close(self) -> None:
         """Tell that no pass is running, also if an exception ended the last one."""
-        self._is_open = False
+        self._running = None
+
+    def _leave(self) -> None:
+        self._running = None
+        self._stamps = {name: _Stamp(weight) for name, weight in self._weights().items()}
+
+    def _touched(self, weights: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
+        """Return the weights whose ``.grad`` was replaced or written to since the last pass, or may have been."""
+        # Under FSDP a pass that does not synchronize leaves no .grad, so that none is missing afterwards.
+        return {
+            name: weight
+            for name, weight in weights.items()
+            if name not in self._stamps or not self._stamps[name].fits(weight)
+        }
 
 
-def _grad_stamp(weight: Tensor | None) -> tuple[int, int] | None:
-    """Return a value that changes when ``weight.grad`` is replaced or written to; None without a gradient."""
-    grad = None if weight is None else weight.grad
-    return None if grad is None else (id(grad), grad._version)
+class _Stamp:
+    """Which tensor ``weight.grad`` is, and how often it has been written to."""
+
+    __slots__ = ("_grad", "_version", "weight")
+
+    def __init__(self, weight: Tensor | None) -> None:
+        self.weight = weight
+        grad = _grad(weight)
+        # Not its id, which the next .grad may have.
+        self._grad = None if grad is None else weakref.ref(grad)
+        self._version = 0 if grad is None else grad._version
+
+    def fits(self, weight: Tensor | None) -> bool:
+        """Return whether ``weight.grad`` has neither been replaced nor written to since."""
+        grad = _grad(weight)
+        if grad is None or self._grad is None:
+            return grad is None and self._grad is None
+        return self._grad() is grad and self._version == grad._version
+
+
+def _grad(weight: Tensor | None) -> Tensor | None:
+    return None if weight is None else weight.grad
+
+
+def _cleared(touched: Mapping[str, Tensor | None]) -> set[str]:
+    """Return which weights were cleared, of those whose ``.grad`` was replaced or written to."""
+    grads = {name: _grad(weight) for name, weight in touched.items()}
+    # A DTensor of which this rank holds no entries does not tell.
+    tells = any(grad is None or local(grad).numel() > 0 for grad in grads.values())
+    if tells and all(map(is_zero, grads.values())):
+        return set(grads)
+    return {name for name, grad in grads.items() if grad is None}
 
 
 def is_zero(tensor: Tensor | None) -> bool:

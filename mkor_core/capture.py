@@ -365,7 +365,7 @@ class Capture(Hooks[PendingSums]):
         if self._statistic.examples is None:
             return None
         # This runs in the forward pass, before `_enter_micro_batch` has counted the micro-batch that it starts.
-        starts_next = self._backward_ran and self._forward_ran
+        starts_next = self._micro_batch < 0 or self._forward_ran
         micro_batch = (self._micro_batch + starts_next) % self._micro_batches
         first = (self._place * self._micro_batches + micro_batch) * batch
         return min(max(self._statistic.examples - first, 0), batch)

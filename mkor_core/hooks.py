@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
@@ -78,9 +78,12 @@ class Hooks(ABC, Generic[Pending]):
     def drop(self) -> None:
         """Forget this step's statistics."""
         self._pending: dict[str, Pending] = {}
-        self._micro_batch = 0
-        # Whether a forward pass ran since the last gradient, and whether any gradient came in this step.
-        self._forward_ran = self._backward_ran = False
+        # The index of the current micro-batch, -1 before the first; modulo their number, its place in the global batch.
+        self._micro_batch = -1
+        # How many micro-batches the statistics are of; fewer than these if some were forgotten.
+        self._held = 0
+        # Whether a forward pass ran since the last gradient.
+        self._forward_ran = False
         self._counted_pass = 0
         self._passes.close()
 
@@ -103,6 +106,7 @@ class Hooks(ABC, Generic[Pending]):
             return None
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
         if not autograd.in_backward():
+            self._see_cleared(layer.name)
             self._forward_ran = True
             self._passes.close()
         # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
@@ -159,24 +163,38 @@ class Hooks(ABC, Generic[Pending]):
         if self._counted_pass == self._passes.number:
             return
         self._counted_pass = self._passes.number
-        if self._backward_ran and (self._forward_ran or compiled):
+        if self._micro_batch < 0 or self._forward_ran or compiled:
             self._micro_batch += 1
+            self._held += 1
             for pending in self._pending.values():
                 self._close_micro_batch(pending)
-            if self._micro_batch == self._micro_batches and self._divides_batch:
+            if self._held == self._micro_batches + 1 and self._divides_batch:
                 self._warn(
                     f"A step has more backward passes than accumulation_steps={self._micro_batches}. Each of them "
                     "counts as a batch of its own: pass their number as accumulation_steps if they share one batch."
                 )
-        self._backward_ran, self._forward_ran = True, False
+        self._forward_ran = False
+
+    def _see_cleared(self, name: str) -> None:
+        """Forget, in a layer's forward pass, what has been cleared: the micro-batch that begins may be the first."""
+        # Once in a forward pass, and again if it was given up and gradients were cleared since.
+        if not self._forward_ran or self._passes.changed(name):
+            self._forget(self._passes.cleared())
+            if not self._pending:
+                self._micro_batch = -1
 
     def _forget_cleared(self) -> None:
-        """Forget the layers whose ``.grad`` has been cleared since the last pass."""
-        # One more pass than expected may belong to the next step: then every .grad has been cleared.
-        for name in self._passes.enter(reads=self._micro_batch + 1 >= self._micro_batches):
+        """Forget, in a backward pass, the layers whose ``.grad`` was cleared before it.
+
+        Its forward pass has taken the micro-batch for the one after those that are forgotten, so it keeps that place.
+        """
+        self._forget(self._passes.enter())
+
+    def _forget(self, names: Iterable[str]) -> None:
+        for name in names:
             del self._pending[name]
-            if not self._pending:
-                self._micro_batch, self._backward_ran = 0, False
+        if not self._pending:
+            self._held = 0
 
     def _warn(self, message: str) -> None:
         """Warn, once for each message."""

@@ -185,9 +185,15 @@ steps = st.lists(st.tuples(events, st.sampled_from([None, True, False]), events)
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(program=steps)
-def test_any_sequence_of_passes_counts_those_that_are_in_the_gradients(variant: str, program: list[Any]):
-    """Each step: events, a zero_grad or none, more events. Truth: one backward pass of the losses that are left."""
+@given(program=steps, announced=st.integers(1, 4))
+def test_any_sequence_of_passes_counts_those_that_are_in_the_gradients(
+    variant: str, program: list[Any], announced: int
+):
+    """Each step: events, a zero_grad or none, more events. Truth: one backward pass of the losses that are left.
+
+    announced: the number of micro-batches of which the library is told, where that changes nothing.
+    """
+    announced = 1 if variant in NEEDS_THE_NUMBER_OF_MICRO_BATCHES else announced
 
     def all_events(session: Session, step: int) -> None:
         first, set_to_none, second = program[step]
@@ -214,7 +220,8 @@ def test_any_sequence_of_passes_counts_those_that_are_in_the_gradients(variant: 
         _step_or_not(session, bool(kept))
 
     truth = run(Session(*VARIANTS[variant]), one_pass, steps=len(program))
-    weights = misused(lambda: run(Session(*VARIANTS[variant]), all_events, steps=len(program)))
+    session = Session(*VARIANTS[variant], accumulation_steps=announced)
+    weights = misused(lambda: run(session, all_events, steps=len(program)))
     assert_close(weights, truth, **CLOSE)
 
 

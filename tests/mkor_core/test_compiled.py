@@ -7,6 +7,7 @@ operators one by one.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -356,7 +357,7 @@ def test_compiled_moments_are_those_of_the_inputs_that_autocast_rounds(monkeypat
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(traced, monkeypatch):
-    """Two micro-batches of the next step. Forward passes of compiled graphs do not tell of themselves: drop() does."""
+    """Two micro-batches of the next step. Forward passes of compiled graphs do not tell of themselves."""
     module = nn.Linear(3, 2, bias=False)
     hooks = Capture({"layer": Layer("layer", module)}, MOMENT, micro_batches=2)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: traced)
@@ -369,11 +370,45 @@ def test_after_a_backward_pass_that_failed_the_next_ones_are_told_apart(traced, 
     with pytest.raises(ValueError, match="a hook of the user"):
         module(rows).sum().backward()
     module.zero_grad()
-    if traced:
-        hooks.drop()
     for _ in range(2):
         module(torch.ones(4, 3)).sum().backward()
     assert hooks.take()["layer"].number == 2
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_compiled_micro_batch_that_is_given_up_before_the_last_is_forgotten(fails, set_to_none):
+    """The model is compiled in two parts, between which the backward pass may fail."""
+    model = linear()
+    hooks = capture(model, MEAN, micro_batches=3)
+    first, second = Compiled(model[0]), Compiled(model[1:])
+
+    def fail(grad: Tensor) -> None:
+        raise MemoryError
+
+    hidden = first(rows(0, 6))
+    if fails:
+        hidden.register_hook(fail)
+    with pytest.raises(MemoryError) if fails else nullcontext():
+        second(hidden).square().mean().backward()
+    assert hooks.reached == ({"2"} if fails else {"0", "2"})
+    model.zero_grad(set_to_none=set_to_none)
+    for part in range(3):
+        second(first(rows(part, 6))).square().mean().backward()
+    assert numbers(hooks.take()) == {"0": 18, "2": 18}
+
+
+@pytest.mark.parametrize("micro_batches", [2, 3])
+def test_as_many_examples_as_ever_are_taken_of_a_compiled_step_that_is_begun_anew(micro_batches):
+    """A compiled forward pass counts on from micro-batches that are forgotten; those after the last are the first."""
+    model = linear()
+    hooks = capture(model, MEAN.first(7), micro_batches=micro_batches)
+    compiled = Compiled(model)
+    for part in range(1 + micro_batches):
+        compiled(rows(part, 6)).square().mean().backward()
+        if part == 0:
+            model.zero_grad(set_to_none=False)
+    assert numbers(hooks.take()) == {"0": 7, "2": 7}
 
 
 def test_leaves_fit_a_weight_of_their_device_and_precision_only():

@@ -51,12 +51,16 @@ def test_ranks_train_like_one_process(trained, world, case):
         assert result.get("switch_step") == alone.get("switch_step")
 
 
+@pytest.mark.parametrize("way", ["micro-batches", "begun twice"])
 @pytest.mark.parametrize("case", ranks.IN_MICRO_BATCHES)
-def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained, case):
-    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once per step."""
+def test_micro_batches_on_ranks_train_like_the_full_batch_on_one_process(trained, case, way):
+    """Two ranks, two micro-batches each, the first under no_sync; statistics are exchanged once per step.
+
+    Steps may be given up after a first micro-batch and begun anew.
+    """
     alone = trained[1][0][case]
     for result in trained[2]:
-        accumulated = result[f"{case}, micro-batches"]
+        accumulated = result[f"{case}, {way}"]
         assert_close(accumulated["weights"], alone["weights"], rtol=1e-9, atol=1e-12)
         assert accumulated["bytes"] == result[case]["bytes"]
 

@@ -146,9 +146,12 @@ def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("case", ranks.IN_WAYS)
-@pytest.mark.parametrize("way", ["micro-batches, True", "micro-batches, False", "checkpointing", "gathered"])
+@pytest.mark.parametrize("way", ["synchronized", "at last", "twice", "checkpointing", "gathered"])
 def test_other_ways_of_training_are_that_of_one_process(ways, alone, case, way):
-    """Micro-batches of which all synchronize or only the last one does, a layer that runs forward twice, stacks."""
+    """Micro-batches of which all synchronize or only the last one does, a layer that runs forward twice, stacks.
+
+    Steps that are given up after a micro-batch and begun twice.
+    """
     assert_close(ways[f"{case}, {way}"], alone[case, False]["weights"], rtol=1e-12, atol=1e-12)
 
 

@@ -95,6 +95,7 @@ def train(
     *,
     micro_batches: int = 1,
     announced: bool = True,
+    begins_twice: bool = False,
     group: dist.ProcessGroup | None = None,
 ) -> dict[str, Any]:
     """Train ``STEPS`` steps; return the weights, the bytes sent and, for a second-order method, its state.
@@ -106,6 +107,7 @@ def train(
         world: the number of ranks, of the group if one is given.
         micro_batches: backward passes per step.
         announced: whether the preconditioner is told their number, and only the last exchanges gradients.
+        begins_twice: whether each step is given up after a micro-batch of another batch, and begun anew.
         group: the ranks that train together; None means all.
     """
     model: nn.Module = Branched()
@@ -125,6 +127,11 @@ def train(
     comm.reset_bytes_sent()
     for step in range(STEPS):
         optimizer.zero_grad()
+        if begins_twice:
+            inputs, targets, flags = batch(step + STEPS, rank, world)
+            with network.no_sync():
+                (network(inputs, flags) - targets).square().mean().backward()
+            optimizer.zero_grad(set_to_none=False)
         parts = zip(*(tensor.chunk(micro_batches) for tensor in batch(step, rank, world)), strict=True)
         for part, (inputs, targets, flags) in enumerate(parts, start=1):
             with network.no_sync() if announced and part < micro_batches else nullcontext():
@@ -161,7 +168,8 @@ def run_all(rank: int, world: int, folder: str) -> None:
     if world == 2:
         results["mkor bfloat16"] = train("mkor", {"inverse_update_period": 2, "factor_dtype": "bfloat16"}, rank, world)
         for case in IN_MICRO_BATCHES:
-            results[f"{case}, micro-batches"] = train(*CASES[case], rank, world, micro_batches=2)
+            for way, twice in (("micro-batches", False), ("begun twice", True)):
+                results[f"{case}, {way}"] = train(*CASES[case], rank, world, micro_batches=2, begins_twice=twice)
         for case in IN_LOSSES:
             results[f"{case}, losses"] = train(*CASES[case], rank, world, micro_batches=2, announced=False)
     if world == 4:

@@ -166,9 +166,20 @@ class Training:
         part = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
         return inputs[part], targets[part]
 
-    def step(self, step: int, *, micro_batches: int = 1, syncs: bool = True) -> None:
-        """Take a step; syncs: whether gradients are reduced in every micro-batch, or in the last alone."""
+    def step(self, step: int, *, micro_batches: int = 1, syncs: bool = True, begins_twice: bool = False) -> None:
+        """Take a step.
+
+        Args:
+            step: its number.
+            micro_batches: the parts of its batch.
+            syncs: whether gradients are reduced in every micro-batch, or in the last alone.
+            begins_twice: whether it is given up after another batch, and begun anew.
+        """
         self.optimizer.zero_grad()
+        if begins_twice:
+            inputs, targets = self.batch(step + STEPS)
+            (self.network(inputs) - targets).square().mean().backward()
+            self.optimizer.zero_grad(set_to_none=False)
         parts = [tensor.chunk(micro_batches) for tensor in self.batch(step)]
         for index, (inputs, targets) in enumerate(zip(*parts, strict=True), start=1):
             if not syncs:
@@ -247,14 +258,14 @@ def run_ways(rank: int, world: int, folder: str) -> None:
     place = start(rank, world, folder)
     results: dict[str, Any] = {}
     for case in IN_WAYS:
-        for syncs in (True, False):
+        for way, syncs, twice in (("synchronized", True, False), ("at last", False, False), ("twice", True, True)):
             training = Training(case, "fsdp", place)
             training.preconditioner.remove()
             training.preconditioner = Preconditioner(training.network, method(case, world), accumulation_steps=2)
             training.preconditioner.attach(training.optimizer)
             for step in range(FEW):
-                training.step(step, micro_batches=2, syncs=syncs)
-            results[f"{case}, micro-batches, {syncs}"] = training.weights()
+                training.step(step, micro_batches=2, syncs=syncs, begins_twice=twice)
+            results[f"{case}, {way}"] = training.weights()
         training = Training(case, "fsdp", place)
         training.model.checkpoints = True
         for step in range(FEW):
