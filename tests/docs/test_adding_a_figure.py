@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.experiments import rows
 from tests.support.fork_server import commands_fork
+from workflow.bench.analysis.captions import from_rst
 from workflow.bench.support.config import ROOT
 
 WORKLOAD, FIGURE = ((ROOT / "docs" / f"adding_a_{what}.md").read_text() for what in ("workload", "figure"))
@@ -61,7 +62,7 @@ def test_the_pages_add_a_workload_an_experiment_and_a_figure(copy):
     assert train.split(" -- ")[0] == draw.split(" -- ")[0]
     results = copy / "results" / "mine" / "embedded"
     assert (copy / "figures" / f"{NAME}.pdf").stat().st_size > 1000
-    assert "seeds 0-2" in (results / "figures" / f"{NAME}.rst").read_text()
+    assert "seeds 0-2" in from_rst((results / "figures" / f"{NAME}.rst").read_text())
     runs = rows(results / "small_classifier.runs.csv")
     assert {(row["optimizer"], row["status"]) for row in runs} == {(o, "finished") for o in ("sgd", "adamw", "mkor")}
     last = [

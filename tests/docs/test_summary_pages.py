@@ -11,6 +11,7 @@ from workflow.bench import summarize
 from workflow.bench.plan.artefacts import Artefact
 from workflow.bench.results.costs import JobCost
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.errors import UnreadableError
 
 
 @pytest.mark.parametrize("name", summarize.PAGES)
@@ -69,3 +70,11 @@ def test_what_an_artefact_takes_alone(peak, shown):
     parts = [JobCost("one", 3, 30.0, None, 900.0), JobCost("probe", None, None, 20.0, peak)]
     drawing = JobCost("figures", None, 40.0, None, 200.0)
     assert summarize.alone("x", parts, drawing, 10) == {"name": "x", "seconds": "37", "peak": shown}
+
+
+def test_a_reference_with_a_link_is_refused(tmp_path):
+    reference = keep(tmp_path, "a-cpu", "embedded", C01="confirmed")
+    (reference / "one.runs.csv").rename(tmp_path / "private")
+    (reference / "one.runs.csv").symlink_to(tmp_path / "private")
+    with pytest.raises(UnreadableError, match=r"one\.runs\.csv: is a link"):
+        summarize.references(tmp_path)

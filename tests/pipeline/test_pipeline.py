@@ -19,6 +19,7 @@ from tests.support.fork_server import commands_fork, forked
 from tests.support.synthetic import numerics
 from tests.support.synthetic_claims import half_precision
 from tests.support.synthetic_probes import write_probe, write_probes
+from workflow.bench.analysis.captions import from_rst
 from workflow.bench.plan.artefacts import available
 from workflow.bench.support.config import ROOT
 
@@ -112,6 +113,68 @@ def test_snakemake_s_report_holds_every_artefact_and_its_caption(finished):
     assert "numbers; test-machine; seeds 0-1 (mean, 95 % t interval). MKOR" in page
     loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', page)
     assert loaded == [], "the report must open offline"
+
+
+HOSTILE = """\
+.. include:: {0}/private
+
+.. raw:: html
+
+   <script>alert('html')</script>
+
+.. csv-table::
+   :file: {0}/private
+
+.. raw:: html
+   :file: {0}/private
+
+.. role:: own(raw)
+   :format: html
+
+:own:`<script>alert('role')</script>` {{{{ 'x7' * 9 }}}} The end.
+"""
+"""A caption as somebody might hand it over; what this project writes has no markup."""
+
+
+def test_docutils_inserts_no_file_and_no_html_that_a_caption_asks_for(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    (folder / "private").write_text("a private key")
+    (folder / R / "figures" / "fig13_update_rules.rst").write_text(HOSTILE.format(folder))
+    done = _snakemake(folder, str(R / "figures" / "fig13_update_rules.png"), "--report", "report.html")
+    assert done.returncode == 0, done.stderr
+    page = (folder / "report.html").read_text()
+    assert "The end." in page
+    for unwanted in ("a private key", "<script>alert", "\\u003cscript\\u003ealert", "x7" * 9):
+        assert unwanted not in page, unwanted
+    assert "directive disabled" in page
+
+
+def test_a_report_with_a_caption_that_has_markup_is_refused(finished, tmp_path):
+    """Snakemake's own directives insert files."""
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    (folder / "private").write_text("a private key")
+    caption = folder / R / "figures" / "fig13_update_rules.rst"
+    caption.write_text(f".. embeddedimage:: {folder}/private\n")
+    (folder / R / "snakemake-report.html").unlink()
+    assert _snakemake(folder, str(R / "snakemake-report.html")).returncode == 1
+    said = (folder / R / "logs" / "snakemake_report.log").read_text()
+    assert said == f"{R}/figures/fig13_update_rules.rst: damaged: not a caption of this code; delete it and run again\n"
+    assert not (folder / R / "snakemake-report.html").exists()
+
+
+def test_a_figure_that_is_a_link_is_not_published(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "copy", copy_function=shutil.copy2)
+    figure, published = (folder / place / "figures" / "fig13_update_rules.png" for place in (R, ""))
+    (folder / "private").write_text("a private key")
+    figure.unlink()
+    figure.symlink_to(folder / "private")
+    published.unlink()
+    done = _snakemake(folder, "figures/fig13_update_rules.png")
+    assert done.returncode == 1
+    assert (
+        "fig13_update_rules.png: is a link" in (folder / R / "logs" / "publish" / "fig13_update_rules.log").read_text()
+    )
+    assert not published.exists()
 
 
 def test_a_second_call_does_nothing(finished):
@@ -247,7 +310,7 @@ PARTIAL = Path(RESULTS, "partial", "test-machine", "embedded")
 
 def _caption(folder: Path) -> str:
     """Return the caption of Figure 13 in a folder's partial results."""
-    return (folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text()
+    return from_rst((folder / PARTIAL / "figures" / "fig13_update_rules.rst").read_text())
 
 
 def test_a_failing_job_leaves_every_figure_that_has_data_and_is_run_again(tmp_path):

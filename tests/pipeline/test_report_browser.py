@@ -15,6 +15,7 @@ from PIL import Image, ImageStat
 from tests.support import miniature
 from tests.support.browser import Browser, find, running
 from tests.support.miniature import RESULTS
+from workflow.bench.analysis.captions import from_rst
 
 pytestmark = pytest.mark.skipif(find() is None, reason="no Chromium on the PATH to open the report in")
 
@@ -179,7 +180,7 @@ def test_every_figure_is_whole_and_its_page_names_what_it_shows(page, finished):
         with Image.open(finished / "figures" / f"{name}.png") as picture:
             size = page.run(f"(image => [image.naturalWidth, image.naturalHeight])(document.getElementById('{name}'))")
             assert size == list(picture.size), name
-        caption = " ".join((finished / "figures" / f"{name}.rst").read_text().replace("\\", "").split())
+        caption = " ".join(from_rst((finished / "figures" / f"{name}.rst").read_text()).split())
         assert caption in " ".join(page.run("document.querySelector('.shown').textContent").split())
 
 

@@ -21,6 +21,7 @@ from workflow.bench.plan.artefacts import Kind
 from workflow.bench.results.rows import write_csv
 from workflow.bench.results.tables import NoDataError, Results
 from workflow.bench.results.verdicts import read_verdicts
+from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.support.command_line import FAILURES, run_command, show
 from workflow.bench.support.config import ConfigError, shown_path, shown_value
 
@@ -121,6 +122,7 @@ def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
 
     Raises:
         ConfigError: one does not exist, is of another tier, or is this machine's own.
+        UnreadableError: a typed one holds a link.
     """
     found: dict[Path, Path] = {}
     for text in folders:
@@ -132,6 +134,7 @@ def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
             raise ConfigError(
                 f"folder = {shown_value(text)}: is this machine's own; name another, or run without folders"
             )
+        refuse_links_in(folder)
         found.setdefault(folder.resolve(), folder)
     for folder in plan.compared:
         found.setdefault(folder.resolve(), folder)

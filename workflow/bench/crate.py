@@ -1,7 +1,8 @@
 """Pack the results of a run as a Workflow Run RO-Crate: a zip file to deposit, with checksums, commands and versions.
 
 It holds the code and the configuration of this checkout, the tidy tables, probes, figures, tables and specs of the
-results folder, and ``ro-crate-metadata.json``. Run folders and weights are left out.
+results folder, and ``ro-crate-metadata.json``. Run folders, weights and hidden files are left out, and a link is
+refused. No text in it names a folder of this machine or its user.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.results.job_records import JobRecord, job_records
+from workflow.bench.results.private_names import PrivateNames
 from workflow.bench.results.ro_crate import METADATA, README, WORKFLOW, Crate, CratedJob, FileInfo, metadata
-from workflow.bench.results.verification import read_specs
-from workflow.bench.support.command_line import refuse_unwritable, run_command
+from workflow.bench.results.verification import read_specs, refuse_links_in
+from workflow.bench.support.command_line import refuse_unwritable, run_command, show
 from workflow.bench.support.config import CONFIG, ROOT, ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
 from workflow.bench.support.errors import DamagedFileError
@@ -47,20 +49,41 @@ _README: Final = """# {name}
 The code and the configuration that made them are in `workflow/`, `mkor_core/`, `baselines/` and `config/`, the results
 in `{place}/`. `ro-crate-metadata.json` lists every file with its checksum, and every job with its command, its times,
 what it read and what it wrote.
+
+Texts say `.` for the folder of this crate, `~` for a home folder, and `user` for the name of the user in a path.
 """
 
 
-def crated_files(plan: Plan, config_dir: Path) -> dict[str, Path]:
-    """Return the files of a crate by their paths in it, but for the specs and the metadata."""
-    files = {name: ROOT / name for name in FILES}
-    for folder, name in ((config_dir, "config"), *((ROOT / name, name) for name in CODE)):
-        for file in sorted(folder.rglob("*")):
-            if file.is_file() and "__pycache__" not in file.parts:
-                files[f"{name}/{file.relative_to(folder).as_posix()}"] = file
-    patterns = (*RESULTS, "probes/*.csv", *(f"{experiment}/*.csv" for experiment in plan.experiments))
-    found = sorted(file for pattern in patterns for file in plan.results.glob(pattern) if file.is_file())
-    files |= {f"{_place(plan)}/{file.relative_to(plan.results).as_posix()}": file for file in found}
-    return files
+def crated_contents(plan: Plan, config_dir: Path) -> dict[str, bytes]:
+    """Return the contents of a crate's files by their paths in it, but for the specs and the metadata.
+
+    Raises:
+        UnreadableError: a file cannot be read, or is a link, or its folder is one.
+    """
+    patterns = [*RESULTS, "probes/*.csv", *(f"{experiment}/*.csv" for experiment in plan.experiments)]
+    folders = {name: (ROOT / name, ["**/*"]) for name in CODE}
+    folders |= {"config": (config_dir, ["**/*"]), _place(plan): (plan.results, patterns)}
+    contents = {name: read_bytes(ROOT / name, within=ROOT) for name in FILES}
+    for place, (folder, globs) in folders.items():
+        for file in sorted({file for pattern in globs for file in folder.glob(pattern)}):
+            name = file.relative_to(folder)
+            # A link, which is refused, may lead nowhere or to a folder.
+            if not _is_left_out(name) and (file.is_file() or file.is_symlink()):
+                contents[f"{place}/{name.as_posix()}"] = read_bytes(file, within=folder)
+    return contents
+
+
+def _is_left_out(name: Path) -> bool:
+    """Return whether a file is hidden, as one with passwords may be, or made by Python."""
+    return any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+
+
+def _private_names(plan: Plan, config_dir: Path) -> PrivateNames:
+    """Return the names of folders that texts of the pipeline hold. The results are below the settings' folder."""
+    folders = {config_dir: "./config", plan.results.parents[1]: "./results"}
+    if sys.prefix != sys.base_prefix:  # not the system's Python
+        folders[Path(sys.prefix)] = "./.venv"
+    return PrivateNames.of({Path.cwd(): ".", **folders, ROOT: "."})
 
 
 def _place(plan: Plan) -> str:
@@ -73,9 +96,11 @@ def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
 
     Raises:
         ConfigError: the folder has no results.
-        UnreadableError: a file cannot be read.
+        UnreadableError: a file cannot be read, or is a link.
     """
-    contents = {name: read_bytes(file) for name, file in crated_files(plan, config_dir).items()}
+    refuse_links_in(plan.results)
+    private = _private_names(plan, config_dir)
+    contents = crated_contents(plan, config_dir)
     outputs = [name for name in contents if name.startswith(f"{_place(plan)}/")]
     if not any(name.endswith(".csv") for name in outputs):
         raise ConfigError(f"{shown_path(plan.results)}: has no tables; run make reproduce first")
@@ -83,6 +108,7 @@ def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
     contents[f"{_place(plan)}/specs.json"] = json.dumps(specs, indent=1, sort_keys=True).encode()
     name, description = f"MKOR harness, {plan.tier.name} tier on {plan.hardware}", _description(plan, len(specs))
     contents[README] = _README.format(name=name, description=description, place=_place(plan)).encode()
+    contents = {name: private.hidden(name, content) for name, content in contents.items()}
     jobs = [_crated(job, plan, contents) for job in job_records(plan.results)]
     crate = Crate(
         name=name,
@@ -96,7 +122,7 @@ def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
         packages=_packages(plan),
         agent=agent,
     )
-    contents[METADATA] = json.dumps(metadata(crate), indent=1).encode()
+    contents[METADATA] = private.hidden(METADATA, json.dumps(metadata(crate), indent=1).encode())
     return _zipped(contents)
 
 
@@ -132,7 +158,7 @@ def _crated(job: JobRecord, plan: Plan, contents: Mapping[str, bytes]) -> Crated
 
     return CratedJob(
         job.rule,
-        job.command.replace(f"{ROOT}/", ""),
+        job.command,
         job.started,
         job.ended,
         crated(job.inputs),
@@ -179,12 +205,22 @@ def _zipped(contents: Mapping[str, bytes]) -> bytes:
 
 
 def _report(plan: Plan, file: Path, content: bytes) -> Iterator[str]:
-    graph = json.loads(zipfile.ZipFile(BytesIO(content)).read(METADATA))["@graph"]
+    archive = zipfile.ZipFile(BytesIO(content))
+    graph = json.loads(archive.read(METADATA))["@graph"]
     counts = Counter(kind if isinstance(kind, str) else kind[0] for kind in (entity["@type"] for entity in graph))
     jobs = counts["ControlAction"]
     yield f"{shown_path(file)}: {len(content) / 1e6:.1f} MB, {counts['File']} files, {jobs} jobs"
+    yield from _listed(archive.namelist())
     if not jobs:
         yield f"note: no records of Snakemake about {shown_path(plan.results)} in this folder, so no commands and times"
+
+
+def _listed(names: Sequence[str]) -> Iterator[str]:
+    """Yield a line for each folder of code, each other folder, and the files outside of folders."""
+    folders = [name.partition("/")[0] if name.startswith(CODE) else name.rpartition("/")[0] for name in names]
+    for folder, number in sorted(Counter(folders).items()):
+        files = [name for name, of in zip(names, folders, strict=True) if of == folder]
+        yield f"  {folder}/: {number} file{'s' if number > 1 else ''}" if folder else f"  {', '.join(files)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -200,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         refuse_unwritable("--out", file)
         content = pack(plan, options.config_dir or CONFIG, options.agent)
         write_atomically(file, content)
-        print(*_report(plan, file, content), sep="\n")
+        show(_report(plan, file, content))
 
     return run_command(parser, work, arguments)
 

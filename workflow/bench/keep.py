@@ -62,7 +62,7 @@ def _kept(plan: Plan, experiment: str, run: Run) -> Kept:
         )
     # The names of hosts are not for publication.
     reports = [{**report, "host": plan.hardware} for report in record.summary["by_rank"]]
-    return Kept(sealed({**record.summary, "by_rank": reports}), read_text(folder.metrics))
+    return Kept(sealed({**record.summary, "by_rank": reports}), read_text(folder.metrics, within=folder.path))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

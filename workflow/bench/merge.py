@@ -4,9 +4,10 @@ FOLDER is that machine's ``results/<hardware>/<tier>``, or a copy that this comm
 are the tidy tables, the probes, the tables as CSV and Markdown, a few figures as PNG, the specs of all runs in one
 specs.json, and what every job cost, in costs.csv. Run folders and weights are not copied.
 
-The results are refused, and nothing is changed, if a table's columns differ from today's, a run's id is not the hash of
-its spec, a run is not planned by the configuration here or has another target, or another PyTorch or other code made
-them (``--other-versions`` accepts the last).
+The results are refused, and nothing is changed, if a file or folder among them is a link, a text has control
+characters, a table's columns differ from today's, a run's id is not the hash of its spec, a run is not planned by the
+configuration here or has another target, or another PyTorch or other code made them (``--other-versions`` accepts the
+last).
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ from workflow.bench.results.verification import (
     Rows,
     VerificationError,
     read_specs,
+    refuse_links_in,
     verify_experiment,
     verify_probe,
+    verify_text,
     version_differences,
 )
 from workflow.bench.support.command_line import run_command
@@ -75,8 +78,12 @@ def merge(folder: Path, into: Path = REFERENCE, config_dir: Path = CONFIG, *, ot
     Raises:
         VerificationError: the results are refused.
         ConfigError: the configuration here is faulty or lacks the tier.
-        OSError: a file cannot be read or written.
+        OSError: a file cannot be read or written, or is a link.
     """
+    # The names of both go into the reference, and the link may be part of what another user handed over.
+    for given in (folder, folder.parent):
+        if given.is_symlink():
+            raise VerificationError(given, f"is a link, to {given.readlink()}; give the folder itself")
     source = folder.resolve()
     hardware, tier = source.parent.name, source.name
     if not source.is_dir():
@@ -86,6 +93,7 @@ def merge(folder: Path, into: Path = REFERENCE, config_dir: Path = CONFIG, *, ot
     rule = name_rule("hardware", hardware)
     if rule:
         raise VerificationError(folder, f"the name of its parent, the machine, {rule}")
+    refuse_links_in(source)
     # The plan has the seeds of the rounds that are recorded in the folder.
     plan = Plan.load(config_dir, tier=tier, hardware=hardware, results=str(source.parents[1]))
     accepted = check(source, plan, other_versions=other_versions)
@@ -112,7 +120,11 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
     differences = version_differences(runs, measured, plan)
     if differences and not other_versions:
         raise VerificationError(folder, f"{'; '.join(differences)}; --other-versions accepts it")
-    contents = {file.relative_to(folder).as_posix(): read_bytes(file) for file in _kept(folder, tables, probes)}
+    kept = _kept(folder, tables, probes)
+    contents = {file.relative_to(folder).as_posix(): read_bytes(file, within=folder) for file in kept}
+    for name, content in contents.items():
+        if not name.endswith(".png"):
+            verify_text(folder / name, content)
     costs = list(logged_costs(plan))
     if any(cost.core_seconds or cost.seconds_alone for cost in costs):
         contents[COSTS] = text_of(costs).encode()
@@ -169,7 +181,7 @@ def _replace(target: Path, accepted: Accepted) -> None:
             if name not in archived:
                 write_atomically(new / name, content)
         for archive in target.glob(f"*{SUFFIX}"):
-            shutil.copy(archive, new)
+            write_atomically(new / archive.name, read_bytes(archive, within=target))
         write_json(new / "specs.json", accepted.specs)
         if target.exists():
             os.replace(target, old)

@@ -71,7 +71,7 @@ def gather(plan: Plan) -> Counter[str]:
     (folder / "probes").mkdir(parents=True, exist_ok=True)
     for probe in (plan.results / "probes").glob("*.csv"):
         try:
-            write_atomically(folder / "probes" / probe.name, read_bytes(probe))
+            write_atomically(folder / "probes" / probe.name, read_bytes(probe, within=plan.results))
         except (UnreadableError, DamagedFileError) as problem:
             warnings.warn(FileWarning(f"{problem}; left out"), stacklevel=2)
     return Counter(statuses.values())

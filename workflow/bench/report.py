@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.site.content import Content
 from workflow.bench.site.machines import gather
 from workflow.bench.site.page import page
@@ -25,6 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     def work(options: argparse.Namespace) -> None:
+        refuse_links_in(options.results)  # the page holds its figures
         content = Content(options.results, options.tier_title, gather(options.results, options.compare))
         file = options.results / "report.html"
         write_atomically(file, page(content))

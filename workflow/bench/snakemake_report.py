@@ -4,29 +4,38 @@ from __future__ import annotations
 
 import argparse
 import sys
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from workflow.bench.analysis.captions import as_rst, from_rst
+from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.site.facts import facts, runs_of
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, shown_path
+from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
-from workflow.bench.support.templates import render
+from workflow.bench.support.reading import read_text
 
 _INTRODUCTION: Final = ROOT / "workflow" / "report" / "workflow.rst"
-
-_BRACES: Final = str.maketrans({"{": "&#123;", "}": "&#125;"})
-"""Braces as HTML entities."""
 
 
 def front_page(results: Path, tier_title: str) -> str:
     """Return the page of a folder ``results/<hardware>/<tier>`` as reStructuredText."""
     shown = facts(results, tier_title, runs_of(results))
-    # Snakemake renders the page with Jinja as well. Without braces it finds no template in titles.
-    block = textwrap.indent(render("front.html.j2", facts=shown).translate(_BRACES), "   ")
-    return f"{_INTRODUCTION.read_text(encoding='utf-8')}\n.. raw:: html\n\n{block}\n"
+    fields = "".join(f":{name}: {as_rst(fact)}" for name, fact in shown.items())
+    return f"{_INTRODUCTION.read_text(encoding='utf-8')}\n.. class:: front\n\n{fields}"
+
+
+def refuse_markup(results: Path) -> None:
+    """Raise `DamagedFileError` on the first caption that is not one line of text as `as_rst` writes it.
+
+    Snakemake has directives of its own that insert files, which no setting of docutils turns off.
+    """
+    for file in sorted(file for kind in ("figures", "tables") for file in (results / kind).glob("*.rst")):
+        text = read_text(file)
+        if as_rst(from_rst(text)) != text:
+            raise DamagedFileError(f"{shown_path(file)}: damaged: not a caption of this code; delete it and run again")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tier-title", required=True, help="the tier's name on the page")
 
     def work(options: argparse.Namespace) -> None:
+        refuse_links_in(options.results)  # the report holds its figures and tables
+        refuse_markup(options.results)
         file = options.results / "report" / "front.rst"
         write_atomically(file, front_page(options.results, options.tier_title))
         print(shown_path(file))

@@ -22,6 +22,7 @@ from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import Artefact, inputs, planned_artefacts
 from workflow.bench.results.costs import ARTEFACTS, FILE, JobCost, read_costs, summed
 from workflow.bench.results.rows import read_csv
+from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, ConfigError, shown_path
 from workflow.bench.support.files import write_atomically
@@ -77,11 +78,14 @@ def references(folder: Path = REFERENCE) -> list[Reference]:
 
     Raises:
         ConfigError: there is none at `_TIER`.
+        UnreadableError: one holds a link.
     """
     found = [Reference(file.parents[1]) for file in sorted(folder.glob("*/*/tables/claims.csv"))]
     found.sort(key=lambda reference: (reference.folder.name != _TIER, reference.folder.parts))
     if not found or found[0].folder.name != _TIER:
         raise ConfigError(f"{shown_path(folder)}: has no <hardware>/{_TIER}/tables/claims.csv; merge a run first")
+    for reference in found:
+        refuse_links_in(reference.folder)
     return found
 
 

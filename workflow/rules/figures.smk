@@ -36,8 +36,9 @@ for figure in FIGURES:
             looks=[f"--look={PLAN.rounds.look}", f"--looks={PLAN.tier.looks}"],
             compare=compared(figure, PLAN),
             trials=trials(figure, PLAN),
-            # A function: the lint takes a text that is also an input for a mistake.
-            description=lambda wildcards, file=description(figure): file,
+            # Functions, because they only matter to the report.
+            description=lambda wildcards, output, file=description(figure): file and Path(file),
+            caption=lambda wildcards, output: Path(output.caption),
         shell:
             "{resources.setup}python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
             "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} --trials {params.trials:q} "
@@ -61,4 +62,7 @@ rule publish:
     conda:
         "../envs/runtime.yaml"
     shell:
-        "(cp -- {input.pdf:q} {output.pdf:q} && cp -- {input.png:q} {output.png:q}) 2> {log:q}"
+        # Not what a link leads to, in results that somebody else has handed over.
+        "(for file in {input.pdf:q} {input.png:q}; do "
+        'if test -L "$file"; then echo "$file: is a link" >&2; exit 1; fi; done; '
+        "cp -- {input.pdf:q} {output.pdf:q} && cp -- {input.png:q} {output.png:q}) 2> {log:q}"

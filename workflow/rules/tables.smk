@@ -38,7 +38,9 @@ for table in TABLES:
             tier=lambda wildcards: PLAN.tier.title,
             looks=[f"--look={PLAN.rounds.look}", f"--looks={PLAN.tier.looks}"],
             compare=compared(table, PLAN),
-            description=description(table),
+            # Functions, because they only matter to the report.
+            description=lambda wildcards, output, file=description(table): file and Path(file),
+            caption=lambda wildcards, output: Path(output.caption),
         shell:
             "{resources.setup}python -m workflow.bench.make_artefact {params.name:q} --results={params.results:q} "
             "--tier-title={params.tier:q} {params.looks:q} --compare {params.compare:q} "

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
+import string
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from snakemake.report import publish_parts
 
 from tests.support.synthetic import run_rows
-from workflow.bench.analysis.captions import as_rst, caption, footer
+from workflow.bench.analysis.captions import as_rst, caption, footer, from_rst
 from workflow.bench.analysis.estimates import looks
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.results.tables import Results
+from workflow.bench.support.errors import one_line
 
 RESULTS = Results(Path("results/test-cpu/embedded"), "embedded tier (small models)")
 
@@ -145,7 +152,58 @@ def test_experiments_that_share_a_workload_are_told_apart():
 
 def test_a_caption_as_text_of_the_report_has_no_markup():
     """Truth: by hand; a backslash takes a sign's meaning, and a test of the report reads captions in a browser."""
-    assert as_rst("*star* `tick` x|y temp_ C:\\") == "\\*star\\* \\`tick\\` x\\|y temp\\_ C:\\\\\n"
+    assert as_rst("*star* `tick` x|y temp_ C:\\") == "\\*star\\* \\`tick\\` x\\|y temp\\_ C\\:\\\\\n"
+
+
+MARKUP = (
+    "a\n\n.. include:: /etc/passwd\n\nb",
+    "a\r\n\r\n.. raw:: html\r\n\r\n   <script>alert(1)</script>",
+    *(f"a{end}{end}.. include:: /etc/passwd" for end in ("\v", "\f", "\x1c", "\x85", "\u2028", "\u2029")),
+    *(".. raw:: html", ".. include:: /etc/passwd", ".. |x| image:: x.png", ".. _x: http://x.org", "__ http://x.org"),
+    *("1. one", "a) one", "(i) one", "#. one", "- one", "* one", "\u2022 one", ":a: b", "-a  b", "/V  b", "| one"),
+    *(">>> one", "::", "one::", "====", "+--+", "[1]_ one", ".. [1] one", "=== ===", " one", "\tone"),
+    *("`x <javascript:alert(1)>`_", "`x`_ x_ x__ `x`__", "_`x`", ":raw-html:`<b>`", ":math:`x`", "|x| |x|_", "``x``"),
+    *(
+        "https://x.org javascript:x mailto:a@b.org a@b.org",
+        "<b>&amp;&#38;",
+        "\\\\ \\x",
+        "{{ 7*7 }} {% x %} {# x #}",
+        "*a **b",
+    ),
+)
+
+
+def shows_as_it_is(text: str) -> None:
+    """Truth: docutils itself; a paragraph of one line, which names what cannot be printed."""
+    line = one_line(text).strip()
+    assert from_rst(as_rst(text)) == line
+    body = publish_parts(as_rst(text), writer="html")["body"]
+    assert html.unescape(body) == (f"<p>{line}</p>\n" if line else "")
+    assert set(re.findall(r"<(\w+)", body)) <= {"p"}
+
+
+@pytest.mark.parametrize("text", MARKUP)
+def test_the_report_shows_markup_as_it_is(text: str):
+    shows_as_it_is(text)
+
+
+@given(st.one_of(st.text(), st.lists(st.sampled_from((*MARKUP, *string.printable)), max_size=8).map("".join)))
+def test_the_report_shows_any_text_as_it_is(text: str):
+    shows_as_it_is(text)
+
+
+@pytest.mark.parametrize(
+    "column", ["reason", "workload", "optimizer", "experiment", "update_rule", "hardware", "git_commit"]
+)
+@pytest.mark.parametrize("end", ["\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029", "\0", "\x1b[2J"])
+def test_a_caption_is_one_line_whatever_a_run_says(column: str, end: str):
+    hostile = f"x{end}{end}.. include:: /etc/passwd{end}"
+    runs = pd.concat([_runs(), _runs(seeds=range(2)).assign(status="failed", **{column: hostile})])
+    text = caption(RESULTS, runs)
+    assert text.isprintable()
+    assert ("include" in text) == (column != "git_commit")
+    rows = pd.DataFrame({"optimizer": ["mkor"], "update_rule": [hostile], "git_commit": [None]})
+    assert footer(RESULTS, rows, notes=[hostile], absent=[hostile]).isprintable()
 
 
 def test_caption_tells_the_period_of_a_failure_where_periods_differ():

@@ -262,3 +262,35 @@ def test_experiments_that_share_runs_are_not_adopted_from_two_machines(folder: P
     plan, remarks = adopted(folder)
     assert remarks == []
     assert set(origins(plan, "first").values()) == {None}
+
+
+def test_an_archive_that_is_a_link_is_ignored(folder: Path):
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    file = archive(folder, "first")
+    file.rename(folder / "elsewhere")
+    file.symlink_to(folder / "elsewhere")
+    with pytest.warns(FileWarning, match=rf"^{file}: is a link, to .*; ignored$"):
+        assert adopted(folder)[1] == []
+
+
+@pytest.mark.parametrize("text", ["x\n\n.. include:: /etc/passwd", "\x1b[2J", "a\u2028b", "a\x85b"])
+@pytest.mark.parametrize("key", ["reason", "dataset"])
+def test_a_record_whose_text_is_not_one_line_is_not_adopted(folder: Path, key: str, text: str):
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    change(archive(folder, "first"), **{key: text})
+    with pytest.warns(
+        FileWarning, match=rf"run\.json\.{key} = .*must be text without line breaks and control characters"
+    ):
+        assert adopted(folder)[1] == []
+
+
+def test_rows_that_are_a_link_are_not_kept(folder: Path, capsys: pytest.CaptureFixture[str]):
+    plan, _ = adopted(folder)
+    run = plan.job("first", "sgd").runs[0]
+    place_of = RunFolder.of(plan.results, run.id)
+    place_of.origin.unlink()
+    place_of.metrics.rename(folder / "elsewhere")
+    place_of.metrics.symlink_to(folder / "elsewhere")
+    assert keep.main(["first", "--into", str(folder / "new"), *place(folder, "two")]) == 1
+    assert capsys.readouterr().err.startswith(f"{place_of.metrics}: is a link, to ")
+    assert not (folder / "new").exists()

@@ -462,3 +462,13 @@ def test_the_pipeline_makes_both_again_when_another_machine_changes(here, bare, 
         assert showing == {"fig16_hardware" if kind == "figures" else "hardware"}
     with pytest.raises(ConfigError, match=r"compare\[0\]"):
         Plan.load(results=str(here.parents[1]), hardware="test-cpu", compare=[str(tmp_path / "nowhere")])
+
+
+@pytest.mark.usefixtures("_table_alone")
+def test_a_folder_with_a_link_is_not_compared(here, bare, tmp_path, capsys):
+    (bare / "tables").mkdir(exist_ok=True)
+    (bare / "tables" / "claims.csv").symlink_to(tmp_path / "private")
+    chosen = ["--hardware=test-cpu", f"--results={tmp_path / 'results'}", f"--out-dir={tmp_path / 'out'}"]
+    assert compare.main([str(bare), *chosen]) == 1
+    assert capsys.readouterr().err.startswith(f"{bare}/tables/claims.csv: is a link, to ")
+    assert not (tmp_path / "out").exists()

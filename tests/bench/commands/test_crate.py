@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import json
+import re
+import shlex
 import zipfile
-from base64 import urlsafe_b64encode
+from base64 import b64decode, b64encode, urlsafe_b64encode
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, unquote
 
+import markupsafe
 import pytest
 
 from tests.support import records
 from tests.support.experiments import block, load, make_folder, optimizer, options, write
 from workflow.bench import crate
+from workflow.bench.analysis.captions import as_rst
 from workflow.bench.plan import Plan
 from workflow.bench.results.job_records import METADATA as RECORDS
 from workflow.bench.results.job_records import job_records
+from workflow.bench.results.private_names import PrivateNames
 from workflow.bench.results.ro_crate import METADATA, WORKFLOW
+from workflow.bench.support.config import ROOT
 from workflow.bench.training.record import RunFolder
 
 Entity = dict[str, Any]
@@ -182,6 +190,138 @@ def test_the_same_results_give_the_same_bytes(plan):
     first = (plan.results / "crate.zip").read_bytes()
     packed(plan)
     assert (plan.results / "crate.zip").read_bytes() == first
+
+
+def refused(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return the one line with which a crate is refused."""
+    assert crate.main(options(plan.results.parents[2] / "config")) == 1
+    assert not (plan.results / "crate.zip").exists()
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    return message
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["figures/fig01.png", "figures", "report/more", "tables/aa_test.md", "report.html", "specs/x.json", "two/x.csv"],
+)
+@pytest.mark.parametrize("leads_to", ["file", "folder", "nothing"])
+def test_a_link_among_the_results_is_refused(plan, capsys, tmp_path, name, leads_to):
+    private = tmp_path / "private"
+    if leads_to == "file":
+        private.write_text("a private key")
+    elif leads_to == "folder":
+        private.mkdir()
+        (private / "fig01.png").write_text("a private key")
+    link = plan.results / name
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(private)
+    assert refused(plan, capsys) == (f"{link}: is a link, to {private}; put the file or folder itself in its place\n")
+
+
+@pytest.mark.parametrize("name", ["secret.yaml", "tuned", "tiers/more"])
+def test_a_link_in_the_configuration_is_refused(plan, capsys, tmp_path, name):
+    link = tmp_path / "config" / name
+    link.symlink_to(tmp_path)
+    assert refused(plan, capsys).startswith(f"{link}: is a link, to {tmp_path}; ")
+
+
+def test_what_goes_in_is_listed_and_hidden_files_stay_out(plan, capsys, tmp_path):
+    config = tmp_path / "config"
+    for file in (config / ".env", config / ".cache" / "x", plan.results / "tables" / ".half.csv.x.unfinished"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("a private key")
+    (config / ".#lock").symlink_to("nowhere")
+    names = packed(plan).namelist()
+    assert not [name for name in names if "/." in name or name.startswith(".")]
+    said = capsys.readouterr().out.splitlines()
+    here = f"results/{plan.hardware}/embedded"
+    in_config = sum(name.startswith("config/tiers/") for name in names)
+    assert f"  config/tiers/: {in_config} files" in said
+    assert f"  {here}/tables/: 1 file" in said
+    assert f"  mkor_core/: {sum(name.startswith('mkor_core/') for name in names)} files" in said
+    assert any(line.startswith("  LICENSE, Makefile, README.md, ") for line in said)
+    counted = [re.fullmatch(r"  (\S+/): (\d+) files?", line) for line in said]
+    outside = sum("/" not in name for name in names)
+    assert sum(int(match[2]) for match in counted if match) + outside == len(names)
+
+
+def test_no_text_names_a_folder_of_the_machine_or_its_user(plan, tmp_path, monkeypatch):
+    """Truth: the names themselves, searched for in every file, as each kind of file spells them."""
+    home = tmp_path / "home" / "ann o'x"
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("LOGNAME", "ann o'x")
+    folders = (str(ROOT), str(home), str(tmp_path))
+    paths = [f"{folder}{end}" for folder in folders for end in ("", "/", "/.venv/bin:$PATH", "/x y")]
+    paths += ["/scratch/ann o'x/data", "file:///scratch/ann o'x/a/ann o'x/b"]
+    text = "\n".join(paths)
+    table = f"<td>{html.escape(text)}</td>"
+    script = json.dumps({"caption": as_rst(" ".join(paths)), "table": table, "paths": paths})
+    uri = f"data:text/html;charset=utf8;filename=x.html;base64,{b64encode(table.encode()).decode()}"
+    page = f"<script>let x = {script}; let y = {script.replace('/', chr(92) + '/')}; let z = '{uri}'</script>"
+    for name, content in {
+        "report/sources.txt": "".join(f"1 2 {path}\n" for path in paths),
+        "snakemake-report.html": f"{page}{table}{markupsafe.escape(text)}",
+        "report.html": " ".join(quote(path, safe=safe) for path in paths for safe in ("", "/")),
+        "report/settings.json": json.dumps({path: path for path in paths}),
+        "tables/claims.rst": as_rst(" ".join(paths)),
+    }.items():
+        (plan.results / name).parent.mkdir(exist_ok=True)
+        (plan.results / name).write_text(content)
+    (plan.results / "figures").mkdir()
+    (plan.results / "figures" / "x.png").write_bytes(str(ROOT).encode())
+    export = f"export PYTHONPATH={ROOT} PYTHONSAFEPATH=1 PATH={ROOT}/.venv/bin:$PATH; python -m workflow.bench.train"
+    put_record(f"{plan.results}/tables/claims.csv", "claims", f"{export} {' '.join(map(shlex.quote, paths))}", 50.0)
+    archive = packed(plan)
+    here = f"results/{plan.hardware}/embedded"
+    for name in archive.namelist():
+        if not name.endswith(".png"):
+            found = archive.read(name).decode()
+            found += "".join(b64decode(inner).decode() for inner in re.findall(r";base64,([\w+/]+=*)", found))
+            plain = html.unescape(unquote(found)).replace("\\", "").replace('"\'"', "")
+            for private in (*folders, "home/ann", "ann o'x", "ann%20o"):
+                assert private not in plain, (name, private)
+    assert archive.read(f"{here}/figures/x.png") == str(ROOT).encode()
+    assert json.loads(archive.read(f"{here}/report/settings.json")) == {path: path for path in map(public, paths)}
+    (job,) = (each for each in of_type(graph_of(archive), "CreateAction") if each["name"] == "claims: claims.csv")
+    assert job["description"].startswith(
+        "export PYTHONPATH=. PYTHONSAFEPATH=1 PATH=./.venv/bin:$PATH; "
+        "python -m workflow.bench.train . ./ './.venv/bin:$PATH'"
+    )
+
+
+def public(path: str) -> str:
+    """Return how a crate spells one of the paths of the test above."""
+    for folder, place in ((str(ROOT), "."), (str(Path.home()), "~"), (str(Path.cwd()), ".")):
+        path = path.replace(folder, place)
+    return path.replace("ann o'x", "user")
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/home/ann-b /home/anna /home/ann.old /home/ann", "/home/ann-b /home/anna ~.old ~"),
+        ("https://x.org/work /work/x a/work /worker -I=/work", "https://x.org/work ./x a/work /worker -I=."),
+        (
+            "https://github.com/ann/x data/ann/x /ann/x /lus/ann",
+            "https://github.com/ann/x data/ann/x /user/x /lus/user",
+        ),
+        (
+            "/lus/ann.csv /lus/ann. /lus/joann /lus/annika /lus/ann-x",
+            "/lus/ann.csv /lus/user. /lus/joann /lus/annika /lus/ann-x",
+        ),
+        ("PATH=/a:/lus/ann/bin:/usr/bin; ann", "PATH=/a:/lus/user/bin:/usr/bin; ann"),
+    ],
+)
+def test_only_these_names_are_hidden(text: str, shown: str):
+    private = PrivateNames({Path("/home/ann"): "~", Path("/work"): ".", Path("/"): "nothing"}, "ann")
+    assert private.hidden("x.txt", text.encode()).decode() == shown
+    assert PrivateNames({}, None).hidden("x.txt", text.encode()).decode() == text
+
+
+def test_bytes_that_are_no_utf8_text_stay():
+    private = PrivateNames({Path("/home/ann"): "~"}, None)
+    assert private.hidden("x.csv", b"\xff\0 /home/ann/x \xe9") == b"\xff\0 ~/x \xe9"
 
 
 def test_a_folder_without_results_or_without_records_is_said(plan, capsys, tmp_path):

@@ -161,6 +161,27 @@ def _spec(change: Callable[[dict], None]) -> Callable[[Path], None]:
     return damage
 
 
+def _link(name: str) -> Callable[[Path], None]:
+    """Put a link to a private file or folder in the place of one of the results."""
+
+    def damage(folder: Path) -> None:
+        path = _source(folder) / name
+        private = folder / "private" / path.name
+        private.parent.mkdir()
+        if path.is_dir():
+            path.rename(private)
+        else:
+            path.unlink(missing_ok=True)
+            private.write_text("a private key\n")
+        path.symlink_to(private)
+
+    return damage
+
+
+def _write(name: str, text: str) -> Callable[[Path], object]:
+    return lambda folder: (_source(folder) / name).write_text(text)
+
+
 def _without_specs(folder: Path) -> None:
     shutil.rmtree(_source(folder) / "specs")
 
@@ -207,6 +228,23 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "another experiment": (
         lambda f: (f / "config" / "experiments" / "one.yaml").rename(f / "config" / "experiments" / "two.yaml"),
         "no experiment 'one'",
+    ),
+    "a linked table": (_link("tables/aa_test.md"), "tables/aa_test.md: is a link, to "),
+    "a linked figure": (_link("figures/fig13_update_rules.png"), "figures/fig13_update_rules.png: is a link, to "),
+    "a linked probe": (_link(PROBE), f"{PROBE}: is a link, to "),
+    "a linked folder": (_link("tables"), "tables: is a link, to "),
+    "linked specs": (_link("specs"), "specs: is a link, to "),
+    "linked rounds": (_link("rounds.yaml"), "rounds.yaml: is a link, to "),
+    "a signal to the terminal": (_set(RUNS, "reason", "\x1b[2J"), "reason = "),
+    "a paragraph": (_set(RUNS, "reason", "x\n\n.. include:: /etc/passwd"), "must be text without line breaks"),
+    "another line break": (_set(RUNS, "dataset", "digits\u2028"), "dataset = "),
+    "a signal in a table": (
+        _write("tables/hardware.md", "a\nb\x1b[2J\n"),
+        "hardware.md: line 2 has a control character",
+    ),
+    "a table that is no text": (
+        lambda f: (_source(f) / "tables" / "hardware.md").write_bytes(b"\xff"),
+        "is not UTF-8 text",
     ),
 }
 
@@ -357,3 +395,33 @@ def test_seeds_of_later_rounds_are_planned_as_their_folder_records(tmp_path: Pat
     (kept / "rounds.yaml").unlink()
     assert _merge(tmp_path, source=kept, into=tmp_path / "without") == 1
     assert "is not planned here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("linked", ["embedded", NAME])
+def test_a_link_to_a_folder_of_results_is_refused(copy: Path, capsys: pytest.CaptureFixture[str], linked: str):
+    """It may be one of those that were handed over, and lead to results of the user's own."""
+    given = copy / "given" / NAME / "embedded"
+    link = given if linked == "embedded" else given.parent
+    link.parent.mkdir(parents=True)
+    link.symlink_to(_source(copy) if linked == "embedded" else _source(copy).parent)
+    assert _merge(copy, source=given) == 1
+    assert f"{linked}: is a link, to " in capsys.readouterr().err
+    assert not (copy / "reference").exists()
+
+
+def test_runs_and_logs_of_which_nothing_is_copied_may_be_elsewhere(copy: Path):
+    (_source(copy) / "logs").mkdir(exist_ok=True)
+    for name in ("runs", "logs"):
+        (_source(copy) / name).rename(copy / name)
+        (_source(copy) / name).symlink_to(copy / name)
+    assert _merge(copy) == 0
+
+
+def test_an_archive_in_the_reference_that_is_a_link_is_not_copied(copy: Path, capsys: pytest.CaptureFixture[str]):
+    archive = copy / "reference" / NAME / "embedded" / "one.records.json.gz"
+    archive.parent.mkdir(parents=True)
+    (copy / "private").write_text("a private key")
+    archive.symlink_to(copy / "private")
+    assert _merge(copy) == 1
+    assert "one.records.json.gz: is a link, to " in capsys.readouterr().err
+    assert archive.is_symlink()

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, options, rows, write
 from workflow.bench import partial, train
+from workflow.bench.analysis.captions import from_rst
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import Artefact, Kind, planned_artefacts
+from workflow.bench.support.errors import FileWarning
 from workflow.bench.training import runner
 from workflow.bench.training.record import METRIC_COLUMNS, RunFolder
 
@@ -96,7 +98,7 @@ def test_every_artefact_with_data_is_drawn_and_its_caption_names_the_missing_run
     for kind, suffix in (("figures", "png"), ("tables", "csv")):
         for name in drawn.made[kind]:
             assert (plan.partial / kind / f"{name}.{suffix}").stat().st_size > 0
-    caption = (plan.partial / "figures" / "fig13_update_rules.rst").read_text()
+    caption = from_rst((plan.partial / "figures" / "fig13_update_rules.rst").read_text())
     for said in (
         "partial results",
         "Missing: Autoencoder Eva seed 0-1, MKOR (exact rule) seed 1.",
@@ -144,3 +146,15 @@ def test_a_failed_run_is_tried_again(folder, capsys):
     assert train.main(["update_rules", "kaisa", *options(folder)]) == 0
     plan = load(folder)
     assert {row["status"] for row in rows(plan.csv_of(plan.job("update_rules", "kaisa")))} == {"finished"}
+
+
+def test_a_probe_that_is_a_link_is_left_out_and_said(tmp_path: Path):
+    config = make_folder(tmp_path / "config")
+    write(config, "one", block(optimizer("sgd")))
+    plan = load(config)
+    (plan.results / "probes").mkdir(parents=True)
+    (tmp_path / "private").write_text("a private key")
+    (plan.results / "probes" / "memory.csv").symlink_to(tmp_path / "private")
+    with pytest.warns(FileWarning, match=r"memory\.csv: is a link, to .*; left out$"):
+        partial.gather(plan)
+    assert list((plan.partial / "probes").iterdir()) == []

@@ -14,6 +14,7 @@ from workflow.bench import aggregate, train
 from workflow.bench.plan import Plan
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import CROSSING
+from workflow.bench.results.rows import run_rows
 from workflow.bench.results.tables import Results
 from workflow.bench.support.provenance import package_versions
 from workflow.bench.support.source_code import code_fingerprint
@@ -150,3 +151,13 @@ def test_tables_of_earlier_versions_get_their_crossings_from_the_evaluations(fol
         rows_now = pd.read_csv(plan.results / f"one{suffix}")
         rows_now.drop(columns=rows_now.columns.intersection(CROSSING)).to_csv(tmp_path / f"one{suffix}", index=False)
     pd.testing.assert_frame_equal(Results(tmp_path).runs("one")[[*CROSSING]], now[[*CROSSING]])
+
+
+def test_a_reason_is_one_line_whatever_the_error_said(tmp_path: Path):
+    config = make_folder(tmp_path / "config")
+    write(config, "one", block(optimizer("sgd")))
+    plan = load(config)
+    (run,) = plan.runs.values()
+    records.put(RunFolder.of(plan.results, run.id), run, "failed", reason="OSError: \x1b[2J\u2028.. raw:: html\ttab")
+    (row,) = run_rows(plan, plan.job("one", "sgd"))
+    assert row["reason"] == "OSError: \\x1b[2J\\u2028.. raw:: html\\ttab"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from workflow.bench import snakemake_report
 from workflow.bench.analysis.captions import as_rst
 from workflow.bench.report import main
 from workflow.bench.results.rows import read_csv, write_csv
@@ -200,3 +201,17 @@ def test_the_committed_tables_name_sources_that_can_be_read_again():
         NamedRows("q.csv"),
     )
     assert read_sources("") == ()
+
+
+@pytest.mark.parametrize("command", [main, snakemake_report.main])
+def test_no_report_is_made_of_a_file_that_a_link_leads_to(tmp_path, capsys, command):
+    results = write_results(tmp_path / "here" / "embedded", {"C01": "confirmed"})
+    figure = results / "figures" / "fig14_cost_scaling.png"
+    figure.rename(tmp_path / "private")
+    figure.symlink_to(tmp_path / "private")
+    before = set(results.rglob("*"))
+    assert command([f"--results={results}", "--tier-title=embedded tier"]) == 1
+    assert capsys.readouterr().err == (
+        f"{figure}: is a link, to {tmp_path / 'private'}; put the file or folder itself in its place\n"
+    )
+    assert set(results.rglob("*")) == before

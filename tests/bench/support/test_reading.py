@@ -81,3 +81,47 @@ def test_messages_escape_what_a_terminal_would_act_on(tmp_path: Path):
     with pytest.raises(UnreadableError) as caught:
         reading.open_regular(file)
     assert str(caught.value) == f"{tmp_path}/a b\\x1b[2J: cannot be read: it is a folder, not a file"
+
+
+def test_nothing_is_read_by_way_of_a_link_below_the_folder(tmp_path: Path):
+    """The folder itself may be one: its user has chosen it."""
+    folder, private = tmp_path / "folder", tmp_path / "private"
+    for place in (folder, private):
+        place.mkdir()
+        (place / "file").write_text("1")
+    (tmp_path / "chosen").symlink_to(folder)
+    assert reading.read_json(tmp_path / "chosen" / "file", within=tmp_path / "chosen") == 1
+    links = {folder / "linked": private / "file", folder / "inner": private, folder / "nowhere": private / "nothing"}
+    for link, target in links.items():
+        link.symlink_to(target)
+        file = link / "file" if target == private else link
+        with pytest.raises(UnreadableError, match=f"^{link}: is a link, to {target}; put the file"):
+            reading.read_bytes(file, within=folder)
+    assert reading.read_text(folder / "linked") == "1"
+    for outside in (private / "file", folder / ".." / "private" / "file"):
+        with pytest.raises(UnreadableError, match=f"it is not in {folder}$"):
+            reading.read_text(outside, within=folder)
+
+
+def test_what_becomes_a_link_just_before_it_is_opened_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "other").write_text("1")
+    (tmp_path / "file").symlink_to(tmp_path / "other")
+    monkeypatch.setattr(Path, "is_symlink", lambda _: False)
+    with pytest.raises(UnreadableError, match=f"^{tmp_path}/file: cannot be read: "):
+        reading.read_text(tmp_path / "file", within=tmp_path)
+
+
+def test_the_first_link_at_any_depth_is_refused_but_in_named_folders(tmp_path: Path):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "link").symlink_to("/")
+    reading.refuse_links(tmp_path, but=["runs"])
+    for link in (tmp_path / "a" / "b" / "link", tmp_path / "a" / "a"):
+        link.symlink_to("/")
+        with pytest.raises(UnreadableError, match=f"^{link}: is a link, to /; "):
+            reading.refuse_links(tmp_path, but=["runs"])
+    (tmp_path / "a" / "runs").symlink_to("/")
+    (tmp_path / "a" / "a").unlink()
+    (tmp_path / "a" / "b" / "link").unlink()
+    with pytest.raises(UnreadableError, match=f"^{tmp_path}/a/runs: is a link"):
+        reading.refuse_links(tmp_path, but=["runs"])

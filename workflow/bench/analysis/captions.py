@@ -14,6 +14,7 @@ from workflow.bench.analysis.wording import capital, integer_ranges
 from workflow.bench.plan.runs import PLAIN_PRECISION
 from workflow.bench.results.columns import WITHOUT_VALUES
 from workflow.bench.results.tables import Results, is_true
+from workflow.bench.support.errors import one_line
 
 _WITH_REASON: Final = ("failed", "skipped")
 """Statuses whose reason a caption gives."""
@@ -192,7 +193,7 @@ def caption(
     summarized: bool = True,
     names: Names = _LABELS,
 ) -> str:
-    """Return the caption of an artefact made from runs.
+    """Return the caption of an artefact made from runs, in one line whatever its runs' names and reasons hold.
 
     Args:
         results: the results that the artefact is made from.
@@ -225,17 +226,21 @@ def caption(
         parts.append(f"look {results.look} of at most {results.looks}: {spent}")
     if not runs.empty:
         parts += _code(runs)
-    return ". ".join(map(_sentence, parts)) + "."
+    return one_line(". ".join(map(_sentence, parts)) + ".")
 
 
 def as_rst(text: str) -> str:
-    """Return a caption as one paragraph of reStructuredText, for the report."""
-    return re.sub(r"([\\*`|_])", r"\\\1", text) + "\n"
+    """Return a text as one line of reStructuredText that docutils shows as it is, for Snakemake's report.
+
+    A backslash takes the meaning of the character behind it. All characters but letters, digits and spaces get one: a
+    part of them has a meaning at the start of a line, others in addresses, and Jinja reads braces in the first page.
+    """
+    return re.sub(r"([^\w ]|_)", r"\\\1", one_line(text).strip()) + "\n"
 
 
 def from_rst(text: str) -> str:
-    """Return the caption that `as_rst` wrote."""
-    return re.sub(r"\\([\\*`|_])", r"\1", text.removesuffix("\n"))
+    """Return the line that `as_rst` wrote."""
+    return re.sub(r"\\(.)", r"\1", text.removesuffix("\n"))
 
 
 def footer(

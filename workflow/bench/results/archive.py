@@ -15,7 +15,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
 
-from workflow.bench.support.config import check
+from workflow.bench.support.config import check, refuse_odd_values
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import MOST_BYTES, parse_json, read_bytes
@@ -91,10 +91,10 @@ def read_archive(file: Path) -> Archive:
     """Return the content of an archive. The records in it are not checked here.
 
     Raises:
-        UnreadableError: the file cannot be read.
-        ConfigError: it is not an archive, or not that of its folder and name.
+        UnreadableError: the file cannot be read, or is a link.
+        ConfigError: it is not an archive, or not that of its folder and name, or a text in a run.json is not plain.
     """
-    content = read_bytes(file)
+    content = read_bytes(file, within=file.parents[2])
     try:
         with gzip.GzipFile(fileobj=BytesIO(content)) as stream:
             packed = stream.read(MOST_BYTES + 1)
@@ -104,6 +104,8 @@ def read_archive(file: Path) -> Archive:
         raise DamagedFileError(f"{file}: damaged: it unpacks to more than {MOST_BYTES} bytes")
     value = parse_json(file, packed)
     check(value, _SCHEMA, file)
+    for run, kept in value["runs"].items():
+        refuse_odd_values(file, ("runs", run, "run.json"), kept["run.json"])
     runs = {run: Kept(kept["run.json"], kept["metrics.csv"]) for run, kept in value["runs"].items()}
     archive = Archive(value["experiment"], value["tier"], value["hardware"], runs)
     if archive.file_in(file.parents[2]) != file:

@@ -15,7 +15,7 @@ from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import CROSSING, DIRECTION, RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
-from workflow.bench.support.errors import DamagedFileError, UnreadableError
+from workflow.bench.support.errors import DamagedFileError, UnreadableError, one_line
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_text
 from workflow.bench.support.source_code import is_current
@@ -64,6 +64,8 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "run": run.id,
             "tier": plan.tier.name,
             "hardware": summary.get("hardware", plan.hardware),
+            # It may be the message of any exception.
+            "reason": one_line(summary["reason"]),
             "hyperparameters": run.hyperparameters,
             "tuned": planned.study is not None,
             "study": planned.study,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.artefacts import available
@@ -19,12 +19,15 @@ from workflow.bench.results.columns import (
     probe_columns,
 )
 from workflow.bench.results.rows import read_csv
-from workflow.bench.support.config import ConfigError, shown_key, shown_path, shown_value
+from workflow.bench.support.config import ConfigError, is_plain, shown_key, shown_path, shown_value
 from workflow.bench.support.provenance import package_versions
-from workflow.bench.support.reading import read_json
+from workflow.bench.support.reading import read_json, refuse_links
 from workflow.bench.support.source_code import code_fingerprint, probe_fingerprint
 
 Rows = list[dict[str, str]]
+
+_NOT_COPIED: Final = ("logs", "runs")
+"""Folders in a results folder of which no file is copied. They are large, and may be elsewhere."""
 
 
 class VerificationError(ConfigError):
@@ -32,6 +35,25 @@ class VerificationError(ConfigError):
 
     def __init__(self, file: Path, fault: str) -> None:
         super().__init__(f"{shown_path(file)}: {fault}")
+
+
+def refuse_links_in(results: Path) -> None:
+    """Raise `UnreadableError` if a results folder holds a link where files are copied or shown.
+
+    Results may come from others, and a link in them leads to any file that this user may read.
+    """
+    refuse_links(results, but=_NOT_COPIED)
+
+
+def verify_text(file: Path, content: bytes) -> None:
+    """Raise `VerificationError` unless the content of a file is lines of plain text: a terminal would act on others."""
+    try:
+        lines = content.decode().split("\n")
+    except UnicodeDecodeError:
+        raise VerificationError(file, "is not UTF-8 text") from None
+    for number, line in enumerate(lines, start=1):
+        if not is_plain(line):
+            raise VerificationError(file, f"line {number} has a control character")
 
 
 def read_specs(folder: Path) -> dict[str, Spec]:
@@ -188,6 +210,11 @@ def _rows(file: Path, columns: Collection[str]) -> Rows:
             f"{verb} {', '.join(sorted(names))}" for verb, names in (("lacks", missing), ("has", unknown)) if names
         ]
         raise VerificationError(file, f"its columns differ from those here: it {' and '.join(parts)}; use this code")
+    for row in rows:
+        for column, value in row.items():
+            if not is_plain(value):
+                must = "must be text without line breaks and control characters"
+                raise VerificationError(file, f"{column} = {shown_value(value)}: {must}")
     return rows
 
 

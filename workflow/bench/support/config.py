@@ -114,7 +114,7 @@ def read_yaml(file: Path) -> Any:
         raise ConfigError(f"{shown_path(file)}: cannot be read: {problem}") from None
     except yaml.YAMLError as problem:
         raise error(file, (), None, f"not valid YAML: {_without_excerpt(problem)}") from None
-    _refuse_odd_values(file, (), value)
+    refuse_odd_values(file, (), value)
     return value
 
 
@@ -138,25 +138,25 @@ def _without_excerpt(problem: yaml.YAMLError) -> str:
     return f"{text}, line {mark.line + 1}" if mark else text
 
 
-def _refuse_odd_values(file: Path, key: tuple[str | int, ...], value: Any) -> None:
+def refuse_odd_values(file: Path, key: tuple[str | int, ...], value: Any) -> None:
     """Raise `ConfigError` on a value that JSON cannot express, or that would not fit into a line of text."""
     if isinstance(value, float) and not math.isfinite(value):
         raise error(file, key, str(value), "must be a finite number")
-    if isinstance(value, str) and not _is_plain(value):
+    if isinstance(value, str) and not is_plain(value):
         raise error(file, key, value, "must be text without line breaks and control characters")
     if isinstance(value, Mapping):
         for name, inner in value.items():
             if not isinstance(name, str):
                 raise error(file, key, str(name), "a key must be text; put it in quotes")
-            if not _is_plain(name):
+            if not is_plain(name):
                 raise error(file, key, name, "a key must have no line breaks and control characters")
-            _refuse_odd_values(file, (*key, name), inner)
+            refuse_odd_values(file, (*key, name), inner)
     elif isinstance(value, list):
         for index, inner in enumerate(value):
-            _refuse_odd_values(file, (*key, index), inner)
+            refuse_odd_values(file, (*key, index), inner)
 
 
-def _is_plain(text: str) -> bool:
+def is_plain(text: str) -> bool:
     """Return whether every character is printable or a space, such as a no-break space."""
     return all(character.isprintable() or unicodedata.category(character) == "Zs" for character in text)
 

@@ -1,4 +1,8 @@
-"""Read files that somebody may have damaged, misplaced or made unreadable; never waits on a FIFO or a device."""
+"""Read files that somebody may have damaged, misplaced or made unreadable; never waits on a FIFO or a device.
+
+What is copied or published from a folder of others is read with ``within``: a link in it may lead to any file that this
+user may read.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ import json
 import math
 import os
 import stat
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -15,18 +20,26 @@ MOST_BYTES: Final = 2**30
 """The largest file that is read into memory as a whole, except checkpoints."""
 
 
-def open_regular(path: Path, *, writable: bool = False) -> BinaryIO:
-    """Open a regular file for reading; ``writable``: for writing, too.
+def open_regular(path: Path, *, writable: bool = False, within: Path | None = None) -> BinaryIO:
+    """Open a regular file for reading.
+
+    Args:
+        path: the file.
+        writable: whether to open it for writing, too.
+        within: a folder around the file, below which no part of its path may be a link.
 
     Raises:
         FileNotFoundError: it does not exist.
-        UnreadableError: it is a folder, a FIFO, a socket or a device, or it may not be read.
+        UnreadableError: it is a folder, a FIFO, a socket or a device, it may not be read, or it is not ``within``.
     """
+    if within is not None:
+        _require_within(path, within)
     try:
         # Looked at before it is opened, because opening a device may have an effect, and opening a FIFO waits for a
         # writer; and again after, because it may have been replaced in between.
         _require_regular(path, path.stat().st_mode)
-        handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC)
+        follow = 0 if within is None else os.O_NOFOLLOW
+        handle = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_NONBLOCK | os.O_CLOEXEC | follow)
     except (FileNotFoundError, UnreadableError):
         raise
     except OSError as problem:
@@ -37,6 +50,33 @@ def open_regular(path: Path, *, writable: bool = False) -> BinaryIO:
         os.close(handle)
         raise
     return os.fdopen(handle, "r+b" if writable else "rb")
+
+
+def refuse_links(folder: Path, *, but: Collection[str] = ()) -> None:
+    """Raise `UnreadableError` on the first file or folder below ``folder`` that is a link.
+
+    but: names of folders directly in ``folder`` that are not looked at.
+    """
+    for place, folders, files in os.walk(folder):
+        if Path(place) == folder:
+            folders[:] = [name for name in folders if name not in but]
+        folders.sort()
+        for name in sorted((*folders, *files)):
+            _refuse_link(Path(place, name))
+
+
+def _require_within(path: Path, folder: Path) -> None:
+    """Raise `UnreadableError` unless a path leads into a folder by its name, and by no link below that folder."""
+    if not path.is_relative_to(folder) or ".." in path.parts:
+        raise UnreadableError(f"{path}: cannot be read: it is not in {folder}")
+    for part in (*reversed(path.parents), path):
+        if part != folder and part.is_relative_to(folder):
+            _refuse_link(part)
+
+
+def _refuse_link(path: Path) -> None:
+    if path.is_symlink():
+        raise UnreadableError(f"{path}: is a link, to {path.readlink()}; put the file or folder itself in its place")
 
 
 def is_regular(path: Path) -> bool:
@@ -54,15 +94,17 @@ def _require_regular(path: Path, mode: int) -> None:
         raise UnreadableError(f"{path}: cannot be read: it is {kind}, not a file")
 
 
-def read_bytes(path: Path) -> bytes:
+def read_bytes(path: Path, *, within: Path | None = None) -> bytes:
     """Return the content of a regular file.
+
+    within: as in `open_regular`.
 
     Raises:
         FileNotFoundError: it does not exist.
-        UnreadableError: it cannot be read.
+        UnreadableError: it cannot be read, or is not ``within``.
         DamagedFileError: it is larger than `MOST_BYTES`.
     """
-    with open_regular(path) as file:
+    with open_regular(path, within=within) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MOST_BYTES:
             raise DamagedFileError(f"{path}: damaged: it has {size} bytes, more than any such file")
@@ -72,13 +114,15 @@ def read_bytes(path: Path) -> bytes:
             raise UnreadableError(f"{path}: cannot be read: {problem.strerror}") from None
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, *, within: Path | None = None) -> str:
     """Return the content of a regular file that is UTF-8 text.
+
+    within: as in `open_regular`.
 
     Raises:
         FileNotFoundError, UnreadableError, DamagedFileError: as `read_bytes`; the last also if it is not UTF-8.
     """
-    return _decoded(path, read_bytes(path))
+    return _decoded(path, read_bytes(path, within=within))
 
 
 def _decoded(path: Path, content: bytes) -> str:
@@ -88,13 +132,15 @@ def _decoded(path: Path, content: bytes) -> str:
         raise DamagedFileError(f"{path}: damaged: it is not UTF-8 text") from None
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, *, within: Path | None = None) -> Any:
     """Return the value in a JSON file; all its numbers are finite, and all its text can be printed.
+
+    within: as in `open_regular`.
 
     Raises:
         FileNotFoundError, UnreadableError, DamagedFileError: as `read_text`; the last also if it is not such a file.
     """
-    return parse_json(path, read_bytes(path))
+    return parse_json(path, read_bytes(path, within=within))
 
 
 def parse_json(path: Path, content: bytes) -> Any:
