@@ -57,7 +57,7 @@ def test_caption_names_tier_hardware_seeds_rule_and_commit():
     assert text == (
         "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu; "
         "seeds 0-5 (median, 95 % order-statistics interval). MKOR's update rule: mkor = sherman_morrison; "
-        "inverse update period 10. Tuned with equal trials: all optimizers. Commit 012345678."
+        "inverse update period 10. Tuned: all optimizers. Commit 012345678."
     )
 
 
@@ -242,7 +242,7 @@ def test_caption_marks_older_and_uncommitted_code():
 
 def test_caption_tells_which_runs_were_tuned():
     runs = pd.concat([_runs().assign(tuned=False), _runs("sgd")])
-    assert "Tuned with equal trials: sgd." in caption(RESULTS, runs)
+    assert "Tuned: sgd." in caption(RESULTS, runs)
     assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=False))
     assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=None))
 
