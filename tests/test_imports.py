@@ -28,7 +28,7 @@ CORE = [
     {"layerwise", "stacked"},
     {"engines"},
     {"preconditioner", "mkor"},
-    {"mkor_h"},
+    {"mkor_h", "reference"},
     {"__init__"},
 ]
 """Modules of mkor_core: each may import those of earlier rows only."""
@@ -177,6 +177,13 @@ def test_modules_of_the_core_import_only_earlier_ones():
             parts = name.split(".")
             if parts[0] == "mkor_core" and len(parts) > 1 and parts[1] in rank:
                 assert rank[parts[1]] < rank[module], f"{module} imports {name}"
+
+
+def test_the_specification_fits_on_a_page_and_needs_no_other_module():
+    source = sources("mkor_core")["mkor_core.reference"]
+    assert len(source.splitlines()) <= 200
+    used = {name for name in imports(source) if name.startswith("mkor_core")}
+    assert used == {"mkor_core.mkor", "mkor_core.mkor.MKOR"}, "it takes MKOR's hyperparameters, and nothing else"
 
 
 def test_rooms_that_read_and_plan_import_no_torch():

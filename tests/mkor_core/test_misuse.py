@@ -24,6 +24,7 @@ from mkor_core.capture import Sums
 from mkor_core.diagnostics import Diagnostics
 from mkor_core.layer import Layer
 from mkor_core.method import LayerShape
+from mkor_core.reference import sherman_morrison
 from tests.support import reference
 from tests.support.hyperparameters import hyperparameters
 from tests.support.misuses import (
@@ -103,8 +104,8 @@ def test_two_losses_give_the_factors_of_all_their_rows(method):
         a, c = 0.9 * eye(5) + 0.1 * x.T @ x / len(x), 0.9 * eye(3) + 0.1 * g.T @ g / len(g)
         truth = reference.kfac_solve(c, g.T @ x, a, 0.03)
     else:
-        right = reference.averaged_inverse(eye(5), x.mean(0), 0.9)
-        left = reference.averaged_inverse(eye(3), g.sum(0), 0.9)
+        right = sherman_morrison(eye(5), x.mean(0), 0.9)
+        left = sherman_morrison(eye(3), g.sum(0), 0.9)
         truth = left @ g.T @ x @ right
     assert_close(torch.cat([model[0].weight.grad, model[0].bias.grad[:, None]], 1), truth, rtol=1e-9, atol=1e-12)
 

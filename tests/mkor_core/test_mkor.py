@@ -1,4 +1,4 @@
-"""Truth: the recurrences A1 to A5 of `MKOR` by hand, dense and in float64; limits in which MKOR is another method."""
+"""MKOR's options, and limits in which it is another method. Its recurrences are in test_reference.py."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from mkor_core import MKOR, MKORH, Preconditioner, inverses
 from mkor_core.capture import Captured
 from mkor_core.method import LayerShape
 from mkor_core.products import Gradient
+from mkor_core.reference import RULES
 from tests.support import reference
-
-RULES = ("sherman_morrison", "published", "released")
-TRUTHS = {
-    "sherman_morrison": reference.averaged_inverse,
-    "published": reference.published_update,
-    "released": reference.released_inverse,
-}
 
 
 def perceptron() -> nn.Sequential:
@@ -50,45 +44,6 @@ def gradient(layer: nn.Linear) -> Tensor:
     return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
 
 
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("rescale", [True, False])
-def test_every_step_follows_the_recurrence(rule, rescale):
-    """Both factors by dense inverses from autograd's rows, over seven steps with an update every second one."""
-    model, decay = perceptron(), 0.95 if rule == "released" else 0.9
-    method = MKOR(update_rule=rule, inverse_update_period=2, rescale=rescale, stabilizer_threshold=1.05)
-    preconditioner = Preconditioner(model, method)
-    layers = [module for module in model if isinstance(module, nn.Linear)]
-    factors = [[torch.eye(width), torch.eye(gradient_width)] for width, gradient_width in ((5, 7), (3, 5))]
-    factors = [[factor.double() for factor in pair] for pair in factors]
-    for step, batch in enumerate(batches(7)):
-        backward(model, batch)
-        # The same forward by hand: the gradient of a zero added to a layer's output is that of the output.
-        probes = [torch.zeros(12, width, dtype=torch.float64, requires_grad=True) for width in (5, 3)]
-        hidden = torch.relu(batch[0] @ layers[0].weight.T + layers[0].bias + probes[0])
-        by_hand = (hidden @ layers[1].weight.T + probes[1] - batch[1]).square().mean()
-        raw = torch.autograd.grad(by_hand, probes)
-        inputs = [batch[0], hidden.detach()]
-        grads = [gradient(layer) for layer in layers]
-        if step % 2 == 0:
-            for pair, layer, x, g in zip(factors, layers, inputs, raw, strict=True):
-                x = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer is layers[0] else x
-                vectors = ((g * len(g)).mean(0), x.mean(0))
-                for side, v in enumerate(vectors):
-                    if rule == "released" and step == 0:
-                        continue  # the first update only sets J = I
-                    if pair[side].max() > 1.05:
-                        pair[side] = 0.8 * pair[side] + 0.2 * torch.eye(len(v), dtype=v.dtype)
-                    pair[side] = TRUTHS[rule](pair[side], v, decay)
-        preconditioner.step()
-        for pair, layer, grad in zip(factors, layers, grads, strict=True):
-            truth = reference.kron_precondition(pair[0], grad, pair[1])
-            truth = truth * grad.norm() / truth.norm() if rescale else truth
-            assert_close(gradient(layer), truth, rtol=1e-9, atol=1e-12)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter -= 0.1 * parameter.grad
-
-
 def train(model: nn.Module, method: MKOR | None, steps: int = 8, lr: float = 0.05) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if method is not None:
@@ -103,13 +58,6 @@ def test_identity_factors_with_rescaling_are_the_base_optimizer():
     """The released rule's first update only sets J = I, and the period outlasts the run."""
     method = MKOR(update_rule="released", inverse_update_period=1000, rescale=True)
     assert_close(train(perceptron(), method), train(perceptron(), None), rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_a_window_as_long_as_the_run_trains_like_the_dense_factor(rule):
-    dense = train(perceptron(), MKOR(update_rule=rule, inverse_update_period=1))
-    windowed = train(perceptron(), MKOR(update_rule=rule, inverse_update_period=1, window=8))
-    assert_close(windowed, dense, rtol=1e-9, atol=1e-12)
 
 
 def test_a_higher_rank_is_the_inverse_of_the_averaged_moment():
@@ -259,7 +207,11 @@ def test_a_scale_on_g_updates_the_left_factor_as_a_scaled_loss_would_and_leaves_
 
 
 def test_the_old_factors_weight_is_that_of_the_paper_or_of_the_released_code_unless_it_is_given():
-    assert [MKOR(update_rule=rule).decay for rule in RULES] == [0.9, 0.9, 0.95]
+    assert {rule: MKOR(update_rule=rule).decay for rule in RULES} == {
+        "sherman_morrison": 0.9,
+        "published": 0.9,
+        "released": 0.95,
+    }
     assert [MKOR(update_rule=rule, factor_decay=0.5).decay for rule in RULES] == [0.5] * 3
 
 

@@ -12,30 +12,6 @@ def random_spd(dimension: int, generator: torch.Generator) -> Tensor:
     return root @ root.T / dimension + torch.eye(dimension, dtype=torch.float64)
 
 
-def published_update(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return A2, computed entry by entry."""
-    d = len(v)
-    jv = [sum(inverse[i, k] * v[k] for k in range(d)) for i in range(d)]
-    quadratic = sum(v[i] * jv[i] for i in range(d))
-    coefficient = (1 - gamma) / (gamma**2 * (1 + gamma * (1 - gamma) * quadratic))
-    result = torch.empty_like(inverse)
-    for i in range(d):
-        for k in range(d):
-            result[i, k] = gamma * inverse[i, k] + coefficient * jv[i] * jv[k]
-    return result
-
-
-def averaged_inverse(inverse: Tensor, v: Tensor, gamma: float) -> Tensor:
-    """Return the meaning of A3: the averaged factor, inverted densely."""
-    return (gamma * inverse.inverse() + (1 - gamma) * torch.outer(v, v)).inverse()
-
-
-def released_inverse(inverse: Tensor, v: Tensor, beta: float) -> Tensor:
-    """Return the meaning of A4: the blended inverse's factor plus ``v v^T``, inverted densely."""
-    blended = beta * inverse + (1 - beta) * torch.eye(len(v), dtype=inverse.dtype)
-    return (blended.inverse() + torch.outer(v, v)).inverse()
-
-
 def kron_precondition(left: Tensor, grad: Tensor, right: Tensor) -> Tensor:
     """Return ``L D R`` by the Kronecker product: row-stacked ``vec(L D R) = (L (x) R^T) vec(D)``."""
     return (torch.kron(left.contiguous(), right.T.contiguous()) @ grad.flatten()).reshape(grad.shape)

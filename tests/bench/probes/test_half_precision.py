@@ -8,16 +8,9 @@ import pytest
 import torch
 
 from mkor_core import MKOR
-from tests.support import reference
+from mkor_core.reference import RULES
 from workflow.bench.probes import half_precision
 from workflow.bench.probes.half_precision import finite_updates, lemma_bound, update_errors, updated
-
-TRUTHS = {
-    "sherman_morrison": reference.averaged_inverse,
-    "published": reference.published_update,
-    "released": reference.released_inverse,
-}
-RULES = tuple(TRUTHS)
 
 
 def test_the_bound_is_lemma_3_2_s():
@@ -32,7 +25,7 @@ def test_stored_factors_lose_one_rounding_only(rule):
     method = MKOR(update_rule=rule)
     vector = torch.randn(8, generator=torch.Generator().manual_seed(0)).to(torch.float16)
     inverse = torch.eye(8, dtype=torch.float16)
-    truth = TRUTHS[rule](inverse.double(), vector.double(), method.decay)
+    truth = RULES[rule](inverse.double(), vector.double(), method.decay)
     error = (updated(method, inverse, vector, "stored").double() - truth).abs().max().item()
     assert error <= 2**-11 * truth.abs().max().item() * 1.001
 
