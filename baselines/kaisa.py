@@ -100,11 +100,7 @@ class KAISA(KLClipping, Method):
             values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
             state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
         else:
-            damped = state[side].clone()
-            damped.diagonal().add_(self.damping)
-            # torch.linalg.inv would make the host wait to see whether the matrix is singular.
-            inverse, status = torch.linalg.inv_ex(damped)
-            state[f"{side}_inverse"] = torch.where(status == 0, inverse, state[f"{side}_inverse"])
+            state[f"{side}_inverse"] = damped_inverse(state[side], self.damping, state[f"{side}_inverse"])
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
@@ -136,3 +132,12 @@ class KAISA(KLClipping, Method):
     @override
     def refresh_cost(self, shape: LayerShape) -> float:
         return float(shape.d_out**3 + shape.d_in**3)  # decompositions are cubic
+
+
+def damped_inverse(moment: Tensor, damping: float, last: Tensor) -> Tensor:
+    """Return ``(M + damping I)^-1`` ``[d, d]``, or the last inverse if this one does not exist."""
+    damped = moment.clone()
+    damped.diagonal().add_(damping)
+    # torch.linalg.inv would make the host wait to see whether the matrix is singular.
+    inverse, status = torch.linalg.inv_ex(damped)
+    return torch.where(status == 0, inverse, last)

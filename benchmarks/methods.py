@@ -38,11 +38,12 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
 DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
 """Files of methods that multiply or decompose factors, or gradients, several times."""
 ON_REQUEST: Final = (
-    *("adafisher", "b_kfac", "cgfac", "distributed_shampoo", "dp_kfac", "kl_shampoo", "kld_wrm", "mkor_muon", "nadamw"),
-    *("newton_muon", "normuon", "psgd_kron", "rs_kfac", "schedule_free_adamw", "sketchy", "thermo_kfac"),
+    *("adafisher", "b_kfac", "cgfac", "distributed_shampoo", "dp_kfac", "foof", "kl_shampoo", "kld_wrm", "mac"),
+    *("mkor_muon", "nadamw", "newton_muon", "normuon", "psgd_kron", "rs_kfac", "schedule_free_adamw", "sketchy"),
+    "thermo_kfac",
 )
 """Files of methods that are left out unless they are named: all together would leave no time for the true widths. The
-field tier times and counts their steps."""
+field tier times and counts their steps, once it has runs of foof and mac."""
 
 
 class BenchmarkMethod(NamedTuple):

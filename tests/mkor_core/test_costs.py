@@ -55,6 +55,8 @@ ROWS: dict[str, list[Row]] = {
     "KAISA, factors": [Row("kaisa", KAISA, {})],
     "KAISA, decompositions": [Row("kaisa", KAISA, {})],
     "Eva": [Row("eva", {}, {})],
+    "MAC": [Row("mac", {}, {})],
+    "FOOF": [Row("foof", {}, {})],
     "HyLo KIS, r rows kept": [Row("hylo", {"sample_fraction": r / N}, {"r": r}) for r in (4, 32)],
     "HyLo KID, r rows kept": [Row("hylo", {"sample_fraction": r / N, "variant": "KID"}, {"r": r}) for r in (4, 32)],
     "MKOR": [Row("mkor", {}, {})],

@@ -29,6 +29,8 @@ FAST: dict[str, dict[str, Any]] = {
     "kl_shampoo": {"update_period": 2},
     "newton_muon": {"update_period": 2},
     "mkor_muon": {"inverse_update_period": 2},
+    "mac": {"factor_update_period": 1, "inverse_update_period": 2},
+    "foof": {"factor_update_period": 1, "inverse_update_period": 2, "damping": 0.1},
     "rs_kfac": {"factor_update_period": 1, "inverse_update_period": 2},
     "b_kfac": {"factor_update_period": 1},
     "distributed_shampoo": {"inverse_update_period": 2, "first_inverse_update": 2},
@@ -110,6 +112,7 @@ OTHER_VALUES: dict[str, Any] = {
     "length": "match_rms",
     "bias": "joint",
     "first_inverse_update": 5,
+    "scale": "gradient",
 }
 ONLY_ON_SEVERAL_RANKS = {"grad_worker_fraction", "rows"}
 NEEDS: dict[str, dict[str, Any]] = {

@@ -33,7 +33,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in 
 """Every method, and the settings that take another path through it: an optimizer's name and hyperparameters."""
 NEEDS_THE_NUMBER_OF_MICRO_BATCHES = ("mkor released", "eva", "eva not clipped")
 """Variants whose statistic depends on how many micro-batches share a batch."""
-REDUCES_NONLINEARLY = ("kaisa", "kaisa inverse", "kaisa not clipped", "mkor released", "thermo_kfac")
+REDUCES_NONLINEARLY = ("foof", "kaisa", "kaisa inverse", "kaisa not clipped", "mkor released", "thermo_kfac")
 """Variants whose statistic is not linear in the gradient of one backward pass."""
 KINDS = ("linear", "tokens", "convolution")
 EXAMPLES = 6

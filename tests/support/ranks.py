@@ -46,6 +46,9 @@ WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "adafisher": ("adafisher", {"lr": 1e-4, "factor_update_period": 2}),
     "mkor_muon": ("mkor_muon", {"inverse_update_period": 2}),
     "rs_kfac": ("rs_kfac", {"factor_update_period": 1, "inverse_update_period": 2}),
+    "mac": ("mac", {"factor_update_period": 1, "inverse_update_period": 2}),
+    "foof": ("foof", {"factor_update_period": 1, "inverse_update_period": 2, "damping": 0.1}),
+    "foof half": ("foof", {"factor_update_period": 1, "damping": 0.1, "grad_worker_fraction": 0.5}),
     "b_kfac": ("b_kfac", {"factor_update_period": 2, "max_rows": 5}),
 }
 CASES = WITH_OPTIONS | {

@@ -28,6 +28,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from baselines import KAISA, Eva, HyLo
+from baselines.foof import FOOF
+from baselines.mac import MAC
 from mkor_core import MKOR, Method, Preconditioner, comm, stacks
 
 BATCH, STEPS, FEW = 24, 20, 6
@@ -44,9 +46,9 @@ OPTIONS: dict[str, Mapping[str, Any]] = {
 }
 LONG = ("window", "dense")
 """Cases that are trained `STEPS` steps under `fully_shard`; otherwise it is `FEW`."""
-NEEDS_ROWS = ("rank 2", "kaisa", "hylo")
+NEEDS_ROWS = ("rank 2", "kaisa", "hylo", "foof")
 """Cases that tensor-parallel ranks cannot train."""
-CASES = (*OPTIONS, "window by owners", "eva", "eva by owners", "kaisa", "hylo")
+CASES = (*OPTIONS, "window by owners", "eva", "eva by owners", "kaisa", "hylo", "mac", "foof")
 ON_FOUR = ("window", "window, norm of g", "window, input side", "dense", "eva", "kaisa")
 """Cases that four ranks train."""
 
@@ -66,6 +68,10 @@ def method(case: str, world: int) -> Method:
             return Eva()
         case "kaisa":
             return KAISA(factor_update_period=1, inverse_update_period=2, grad_worker_fraction=1 / world)
+        case "mac":
+            return MAC(factor_update_period=1, inverse_update_period=2)
+        case "foof":
+            return FOOF(factor_update_period=1, inverse_update_period=2, grad_worker_fraction=1 / world)
         case "hylo":
             return HyLo(update_period=2, sample_fraction=0.4)
     return MKOR(**OPTIONS[case])

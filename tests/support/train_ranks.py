@@ -57,6 +57,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mkor_muon": ("mkor_muon", {"inverse_update_period": 3}, {}),
     "rs_kfac": ("rs_kfac", {"lr": 0.1, "factor_update_period": 2, "inverse_update_period": 3}, {}),
     "b_kfac": ("b_kfac", {"lr": 0.1, "factor_update_period": 3}, {}),
+    "mac": ("mac", {"factor_update_period": 2, "inverse_update_period": 3}, {}),
+    "foof": ("foof", {"factor_update_period": 2, "inverse_update_period": 3, "damping": 0.1}, {}),
     "schedule_free_adamw": ("schedule_free_adamw", {"lr": 0.01}, {}),
     "normuon": ("normuon", {"lr": 0.01}, {}),
     "sketchy": ("sketchy", {"lr": 0.001, "rank": 4}, {}),

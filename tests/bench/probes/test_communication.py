@@ -26,7 +26,7 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
     gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo, CG-FAC and
     B-KFAC gather the rows. RS-KFAC sends as KAISA does, up to its rank. Newton-Muon adds the triangle of one moment and
-    three numbers, MKOR-Muon one mean vector and a count.
+    three numbers, MKOR-Muon and MAC one mean vector and a count. FOOF sends as KAISA does, and one inverse.
     """
     exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -48,6 +48,8 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "rs_kfac": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * 2 * (d * d + d)},
         "newton_muon": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) // 2 + 3)},
         "mkor_muon": {"all_reduce": FLOAT32_BYTES * (d + 1)},
+        "mac": {"all_reduce": FLOAT32_BYTES * (d + 1)},
+        "foof": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * d * d},
     }[label]
 
 
@@ -72,6 +74,7 @@ def test_bytes_are_those_of_the_formulas(rows):
 def test_only_owners_broadcast(rows):
     assert {(row.optimizer, row.rank) for row in rows if row.collective == "broadcast"} == {
         ("kaisa", 0),
+        ("foof", 0),
         ("rs_kfac", 0),
         ("kaisa_mem_opt", 0),
         ("mkor_owners_ddp", 0),

@@ -69,6 +69,8 @@ STYLES: Final[dict[str, MethodStyle]] = {
     "kaisa_adamw": MethodStyle("KFAC over AdamW", "#645F62", "s", _DASHES["short dash"]),
     "eva": MethodStyle("Eva", "#F486D2", "p", _DASHES["dash-dot"]),
     "hylo": MethodStyle("HyLo", "#753604", "h", _DASHES["dash-dot-dot"]),
+    "mac": MethodStyle("MAC", "#7D7BFF", "^", _DASHES["long and short"]),
+    "foof": MethodStyle("FOOF", "#2F1787", "8", _DASHES["sparse dots"]),
     "adafisher": MethodStyle("AdaFisher", "#7CC5A3", "v", _DASHES["long dash-dot"]),
     "kld_wrm": MethodStyle("KLD-WRM", "#8629BC", "H", _DASHES["dash-dot-dot"]),
     "dp_kfac": MethodStyle("DP-KFAC", "#2E9044", "d", _DASHES["dotted"]),

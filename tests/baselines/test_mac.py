@@ -1,0 +1,115 @@
+"""Truth: dense inverses of running means of explicit rows, and MKOR after one update."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from baselines.mac import MAC
+from mkor_core import MKOR, Preconditioner
+from mkor_core.capture import Captured
+from mkor_core.method import LayerShape
+from tests.support import reference
+from tests.support.matrices import random
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 2, bias=False), nn.Tanh(), nn.Flatten(), nn.Linear(12, 4)).double()
+
+
+def backward(model: nn.Sequential, step: int) -> list[tuple[Tensor, Tensor]]:
+    """Return D and the mean input row of the Conv2d and of the Linear, from explicit rows."""
+    model.zero_grad()
+    x, found = random(6, 2, 3, 3, seed=step) + 0.4, []
+    for module in model:
+        y = module(x)
+        y.retain_grad()
+        found.append((module, x.detach(), y))
+        x = y
+    (x - 1).square().mean().backward()
+    rows = [reference.rows_of(*call[:2], call[2].grad) for call in found if isinstance(call[0], nn.Conv2d | nn.Linear)]
+    return [(g.T @ x, x.mean(0)) for x, g in rows]
+
+
+def gradients(model: nn.Sequential) -> list[Tensor]:
+    of_convolution, *of_linear = [parameter.grad.reshape(len(parameter), -1) for parameter in model.parameters()]
+    return [of_convolution, torch.cat(of_linear, 1)]
+
+
+@pytest.mark.parametrize("scale", ["released", "paper", "gradient"])
+def test_the_update_is_divided_by_the_damped_mean_input(scale):
+    """The mean is upstream's: from 0, corrected. It takes every second batch, and acts from every fourth on."""
+    model, decay, damping = network(), 0.8, 0.3
+    method = MAC(damping=damping, factor_decay=decay, factor_update_period=2, inverse_update_period=4, scale=scale)
+    preconditioner = Preconditioner(model, method)
+    sums, truths = [torch.zeros(8).double(), torch.zeros(13).double()], [torch.empty(0)] * 2
+    for step in range(9):
+        calls = backward(model, step)
+        for index, (_, a) in enumerate(calls):
+            if step % 2 == 0:
+                sums[index] = decay * sums[index] + (1 - decay) * a
+            if step % 4 == 0:
+                mean = sums[index] / (1 - decay ** (step // 2 + 1))
+                truths[index] = torch.linalg.inv(torch.outer(mean, mean) + damping * torch.eye(len(mean)).double())
+        preconditioner.step()
+        for (grad, _), inverse, update in zip(calls, truths, gradients(model), strict=True):
+            truth = grad @ inverse
+            factor = {"released": damping, "paper": 1.0, "gradient": grad.norm() / truth.norm()}[scale]
+            assert_close(update, factor * truth, rtol=1e-11, atol=1e-13)
+
+
+@pytest.mark.parametrize("damping", [0.1, 1.0, 3.0])
+def test_without_memory_it_is_mkors_exact_rule_after_one_update(damping):
+    model = network()
+    method = MAC(damping=damping, factor_decay=0.0, factor_update_period=1, inverse_update_period=1, scale="gradient")
+    preconditioner = Preconditioner(model, method)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for step in range(6):
+        other = network()
+        other.load_state_dict(model.state_dict())
+        mkor = Preconditioner(other, MKOR(factor_decay=damping / (1 + damping), sides="input"))
+        for network_, preconditions in ((model, preconditioner), (other, mkor)):
+            backward(network_, step)
+            preconditions.step()
+        assert_close(gradients(model), gradients(other), rtol=1e-12, atol=1e-14)
+        optimizer.step()
+
+
+def test_a_layer_of_a_stack_that_is_not_accepted_keeps_its_state():
+    method = MAC()
+    shape, arguments = LayerShape(3, 4), (torch.float64, torch.device("cpu"))
+    alone, stack = method.initial_state(shape, *arguments), method.initial_state(shape, *arguments, (2,))
+    before = {key: tensor.clone() for key, tensor in stack.items()}
+    sums, number = random(4), torch.tensor(2.0, dtype=torch.float64)
+    method.accumulate(alone, Captured(sums, random(3), number), 0)
+    method.refresh(alone, 0)
+    accept = torch.tensor([True, False])
+    method.accumulate(stack, Captured(sums.expand(2, -1), random(2, 3), number.expand(2)), 0, accept)
+    method.refresh(stack, 0, accept)
+    for key, tensor in stack.items():
+        assert_close(tensor[0], alone[key])
+        assert torch.equal(tensor[1], before[key][1])
+    assert alone["batches"] == 1
+    assert_close(alone["mean"], sums / 2)
+
+
+def test_a_large_damping_leaves_the_gradient_as_it_is():
+    model = network()
+    preconditioner = Preconditioner(model, MAC(damping=1e20))
+    calls = backward(model, 0)
+    preconditioner.step()
+    assert_close(gradients(model), [grad for grad, _ in calls])
+
+
+@pytest.mark.parametrize(
+    ("periods", "changes"),
+    [((2, 4), [0, 4, 8]), ((4, 2), [0, 4, 8]), ((2, 5), [0, 6, 10]), ((1, 3), [0, 3, 6, 9])],
+    ids=str,
+)
+def test_the_preconditioner_changes_with_the_first_batch_of_a_period(periods, changes):
+    method = MAC(factor_update_period=periods[0], inverse_update_period=periods[1])
+    assert [step for step in range(11) if method.refreshes(step)] == changes
+    assert [step for step in range(11) if method.accumulates(step)] == list(range(0, 11, periods[0]))
