@@ -70,8 +70,8 @@ _NOTES: Final = (
     "Below: iterations to eight targets over those of the base optimizer, geometric mean and interval over seeds, "
     "below 1 in the method's favor; methods without a base are compared to the one named above the panel, which has a "
     "bare marker; a run that misses a target enters with its budget",
-    "At the bottom: the target's metric, with intervals over seeds, of fine-tuning through Kronecker adapters and of a "
-    "recurrent network with Kronecker-product weights",
+    "At the bottom: the target's metric, its median over seeds (thin lines), of fine-tuning through Kronecker adapters "
+    "and of a recurrent network with Kronecker-product weights",
     "cosine, norm: of a matrix's step against the step of SGD with the same gradients, rate and momentum, a dot for "
     "each workload (median over matrices and 20 steps)",
 )
