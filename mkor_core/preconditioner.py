@@ -30,6 +30,7 @@ from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.reductions import loss_scale
 from mkor_core.row_capture import RowCapture
+from mkor_core.saved import check_state
 from mkor_core.schedule import Schedule
 from mkor_core.transfers import DeferredScalar
 
@@ -241,13 +242,15 @@ class Preconditioner:
 
         If ranks hold different parts, each takes its part of a consolidated state, or the one that it saved itself.
 
+        A state that is refused changes nothing. Hyperparameters may differ unless the method says that they give the
+        tensors their meaning (`Method.fixed_in_state`).
+
         Raises:
-            ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
+            ValueError: the state is no such state, or one of another method, or has other hyperparameters than it may,
+                a layer that the model lacks, or a tensor of another shape or kind of number.
             RuntimeError: MKOR-H has switched, so its hooks are gone, but had not when the state was saved.
         """
-        method = type(self.method).__name__
-        if state["method"] != method:
-            raise ValueError(f"The state was saved by {state['method']}, but this Preconditioner's method is {method}.")
+        check_state(state, self.method)
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
         self._read_stepped()
