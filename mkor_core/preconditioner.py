@@ -101,8 +101,8 @@ class Preconditioner:
         self._lr = lr
         self._precision = precision
         self._group = process_group
-        self._layers, self._left_out = select_layers(model, exclude)
-        self._diagnostics = Diagnostics(type(method).__name__)
+        self._layers, self._left_out, roster = select_layers(model, exclude)
+        self._diagnostics = Diagnostics(type(method).__name__, roster)
         self._capture = make_capture(
             self._layers, method, model, accumulation_steps, partial(loss_scale, grad_scale), self._phase, process_group
         )
@@ -130,7 +130,8 @@ class Preconditioner:
 
         With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
         keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. Layers whose weight the optimizer does
-        not step are left alone. ``copy.deepcopy`` of the optimizer warns, since the copy has no hooks.
+        not step are left alone. ``copy.deepcopy`` of the optimizer, or loading a pickle of it,
+        warns, since the copy has no hooks.
 
         Raises:
             TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
