@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, SupportsIndex, cast
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from mkor_core.layer import Layer
-from mkor_core.method import LearningRate
+from mkor_core.method import LearningRate, Method
 
 STATE_KEY = "preconditioner"
 """The entry of an optimizer's state dict that holds the preconditioner's."""
@@ -118,6 +118,32 @@ class Attachment:
                 stacklevel=2,
             )
         self._load(state.get(STATE_KEY))
+
+
+def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) -> None:
+    """Refuse an optimizer on which a preconditioner would have no effect, and warn of options that have none.
+
+    Raises:
+        TypeError: not a torch optimizer, or LBFGS.
+        ValueError: the optimizer steps no weight of the layers.
+    """
+    target = _unwrapped(optimizer)
+    stepped = {id(parameter) for group in target.param_groups for parameter in group["params"]}
+    if not any(id(layer.weight) in stepped for layer in layers):
+        raise ValueError(
+            f"This {type(target).__name__} steps no weight of a layer that is preconditioned: make it of the "
+            "parameters of the Preconditioner's model."
+        )
+    # What the optimizer reads itself, such as momentum, is among its defaults.
+    foreign = method.plain_hyperparameters().keys() - target.defaults.keys()
+    if named := sorted(foreign & {key for group in target.param_groups for key in group}):
+        name = type(method).__name__
+        given = ", ".join(f"{key}=..." for key in named)
+        warnings.warn(
+            f"Parameter groups have {', '.join(map(repr, named))}, which nothing reads there: hyperparameters of "
+            f"{name} are the same for all layers and belong in {name}({given}).",
+            stacklevel=3,
+        )
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:

@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from mkor_core import comm
-from mkor_core.attachment import Attachment
+from mkor_core.attachment import Attachment, check_target
 from mkor_core.autograd import Precision, matmul_precision, without_autocast
 from mkor_core.capture import Sums
 from mkor_core.codec import Codec, Coder
@@ -135,10 +135,12 @@ class Preconditioner:
 
         Raises:
             TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
+            ValueError: the optimizer steps no weight of a layer that is preconditioned.
             RuntimeError: this preconditioner is attached already, or another one is attached to the optimizer.
         """
         if self._attachment is not None:
             raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
+        check_target(optimizer, self._layers.values(), self.method)
         self._attachment = Attachment(
             optimizer, step=self._step_with_loss, save=self.state_dict, load=self._load_or_restart
         )
