@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import Annotated, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -107,6 +107,8 @@ def clipped(update: Tensor, largest_rms: float | None) -> Tensor:
 @dataclass(frozen=True, kw_only=True)
 class LowRankKFAC(Method):
     """KFAC, ``V = C^-1 D A^-1``, with inverses from eigenpairs that a subclass keeps up to date (`set_pairs`)."""
+
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("rank",)
 
     rank: Annotated[int, AT_LEAST_1, "the number of eigenpairs of a factor"] = 220
     damping: Annotated[float, POSITIVE, "the share of the largest eigenvalue that is added to all"] = 0.1

@@ -24,6 +24,7 @@ class WakeRegularized(Method):
     """See `baselines.kld_wrm.optimizer_for`, whose arguments the fields are."""
 
     refresh_needs_statistics: ClassVar[bool] = False
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("subproblem",)
 
     subproblem: str
     damping: float

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -24,6 +24,8 @@ EXAMPLES = 16
 @dataclass(frozen=True, kw_only=True)
 class Eva(StackedMethod):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
+
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("rows",)
 
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.03
     factor_decay: Annotated[float, DECAY, "the weight of the old mean"] = 0.05

@@ -29,6 +29,7 @@ class HyLo(KLClipping, Method):
     """
 
     gathers_rows: ClassVar[bool] = True
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("variant",)
 
     variant: Literal["KIS", "KID"] = "KIS"
     """``KIS`` samples rows by importance ``|x|^2 |g|^2``; ``KID`` keeps the most important and interpolates others."""

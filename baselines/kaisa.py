@@ -21,6 +21,7 @@ class KAISA(KLClipping, Method):
 
     refresh_needs_statistics: ClassVar[bool] = False
     refreshes_sides: ClassVar[bool] = True
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("compute_method", "rows")
 
     damping: Annotated[float, POSITIVE, "the number added to the eigenvalues"] = 1e-3
     """Added to both factors (``inverse``), or to the products of their eigenvalues (``eigen``)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,8 @@ class MKORMuon(StackedMethod):
     needs two controls: a base with the exact polar factor, ``base: normuon`` with ``row_decay: null`` and ``polar:
     exact``, and Muon with more Newton-Schulz steps. Ranks exchange n numbers an update.
     """
+
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("update_rule", "window", "bias")
 
     update_rule: Literal["sherman_morrison", "released"] = "sherman_morrison"
     """MKOR's, with the mean input as the vector."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +29,8 @@ class NewtonMuon(Method):
     paper's blocks for QKV and for a wide contraction are left out. A Conv2d has one row per location. Ranks exchange
     ``n (n + 1) / 2`` numbers an update; the rows of a layer, gradients included, are kept until then.
     """
+
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("bias",)
 
     damping: Annotated[float, POSITIVE, "the share of K's mean eigenvalue that is added to K"] = 0.2
     factor_decay: Annotated[float, DECAY, "the weight of the old moment"] = 0.95

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from mkor_core.layer import Layer
-from mkor_core.method import LearningRate
+from mkor_core.method import LearningRate, Method
 
 STATE_KEY = "preconditioner"
 """The entry of an optimizer's state dict that holds the preconditioner's."""
+COPIED = "The copy of an optimizer is not preconditioned: attach a new Preconditioner to it."
 
 
 class Attachment:
@@ -85,7 +86,8 @@ class Attachment:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._optimizer.__dict__.pop("__deepcopy__", None)
+        for name in ("__deepcopy__", "__reduce_ex__"):
+            self._optimizer.__dict__.pop(name, None)
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -118,6 +120,32 @@ class Attachment:
         self._load(state.get(STATE_KEY))
 
 
+def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) -> None:
+    """Refuse an optimizer on which a preconditioner would have no effect, and warn of options that have none.
+
+    Raises:
+        TypeError: not a torch optimizer, or LBFGS.
+        ValueError: the optimizer steps no weight of the layers.
+    """
+    target = _unwrapped(optimizer)
+    stepped = {id(parameter) for group in target.param_groups for parameter in group["params"]}
+    if not any(id(layer.weight) in stepped for layer in layers):
+        raise ValueError(
+            f"This {type(target).__name__} steps no weight of a layer that is preconditioned: make it of the "
+            "parameters of the Preconditioner's model."
+        )
+    # What the optimizer reads itself, such as momentum, is among its defaults.
+    foreign = method.plain_hyperparameters().keys() - target.defaults.keys()
+    if named := sorted(foreign & {key for group in target.param_groups for key in group}):
+        name = type(method).__name__
+        given = ", ".join(f"{key}=..." for key in named)
+        warnings.warn(
+            f"Parameter groups have {', '.join(map(repr, named))}, which nothing reads there: hyperparameters of "
+            f"{name} are the same for all layers and belong in {name}({given}).",
+            stacklevel=3,
+        )
+
+
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
     while isinstance(inner := getattr(optimizer, "optimizer", None), Optimizer):
         optimizer = inner
@@ -135,19 +163,27 @@ def _owner(hook: Callable[..., Any]) -> object:
 
 
 def _warn_of_copies(optimizer: Optimizer) -> None:
-    """Make ``copy.deepcopy(optimizer)`` warn that the copy has no hooks."""
+    """Make ``copy.deepcopy(optimizer)``, and loading a pickle of it, warn that the copy has no hooks."""
 
     def copy_without_hooks(memo: dict[int, Any]) -> Optimizer:
-        warnings.warn(
-            "The copy of an optimizer is not preconditioned: attach a new Preconditioner to it.", stacklevel=3
-        )
+        warnings.warn(COPIED, stacklevel=3)
         duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
         memo[id(optimizer)] = duplicate
         duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
         return duplicate
 
-    # On the instance: deepcopy looks for it there too, and other optimizers of the class stay as they are.
-    optimizer.__dict__["__deepcopy__"] = copy_without_hooks
+    def reduce_without_hooks(protocol: SupportsIndex) -> tuple[Any, ...]:
+        make, arguments, *rest = cast("tuple[Any, ...]", type(optimizer).__reduce_ex__(optimizer, protocol))
+        return _loaded_without_hooks, (make, arguments), *rest
+
+    # On the instance: deepcopy and pickle look there too, and other optimizers of the class stay as they are.
+    optimizer.__dict__.update(__deepcopy__=copy_without_hooks, __reduce_ex__=reduce_without_hooks)
+
+
+def _loaded_without_hooks(make: Callable[..., Optimizer], arguments: tuple[Any, ...]) -> Optimizer:
+    """Return the optimizer that a pickle makes before it fills it; pickles name this function."""
+    warnings.warn(COPIED, stacklevel=2)
+    return make(*arguments)
 
 
 def _rate(layer: Layer, rates: Sequence[LearningRate]) -> LearningRate:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mkor_core.autograd import is_zero
 from mkor_core.capture import Sums
+from mkor_core.discovery import Roster
 from mkor_core.layer import Layer
 from mkor_core.transfers import Deferred
 
@@ -28,10 +29,16 @@ SPARSE_GRADIENT = "are left to the base optimizer, because their gradient is spa
 
 
 class Diagnostics:
-    """The reports of one preconditioner; method: the name of its method."""
+    """The reports of one preconditioner.
 
-    def __init__(self, method: str) -> None:
+    Args:
+        method: the name of its method.
+        roster: the modules of its model, so that layers that come later are reported; None: they are not.
+    """
+
+    def __init__(self, method: str, roster: Roster | None = None) -> None:
         self._method = method
+        self._roster = roster
         self._reported: set[tuple[str, str]] = set()
         self._warned_of_evaluation = False
         self._flags: dict[str, tuple[list[str], Deferred]] = {}
@@ -49,7 +56,7 @@ class Diagnostics:
         self.report(DECOMPOSITION, [layer])
 
     def check_weights(self, layers: Iterable[Layer]) -> None:
-        """Report layers of which the weight or gradient has become one that cannot be preconditioned.
+        """Report layers of which the weight or gradient has become one that cannot be preconditioned, or that are new.
 
         Raises:
             RuntimeError: a layer has been sharded since it was found.
@@ -57,6 +64,7 @@ class Diagnostics:
         layers = list(layers)
         if late := [layer.name for layer in layers if layer.was_sharded_later]:
             raise RuntimeError(f"Layer {late[0]!r} has been sharded: make the Preconditioner after fully_shard.")
+        self._check_roster()
         self.report(OTHER_WEIGHT, [layer.name for layer in layers if layer.weight is None])
         self.report(SPARSE_GRADIENT, [layer.name for layer in layers if layer.has_sparse_gradient()])
 
@@ -100,6 +108,22 @@ class Diagnostics:
                 stacklevel=2,
             )
 
+    def _check_roster(self) -> None:
+        """Warn of layers that have come or gone since the preconditioner was made, or the last warning."""
+        changes = None if self._roster is None else self._roster.changes()
+        if changes is None:
+            return
+        parts = []
+        if changes.new:
+            parts.append(f"{_some(changes.new)} came into the model after the Preconditioner was made: plain gradient")
+        if changes.gone:
+            parts.append(f"{_some(changes.gone)} left the model, or another module has their place")
+        warnings.warn(
+            f"{self._method}: {'; '.join(parts)}. Add and replace layers (adapters, LoRA) before the Preconditioner is "
+            "made, or remove() it and make a new one.",
+            stacklevel=2,
+        )
+
     def note(self, what: str, layers: Sequence[str], flags: Sequence[Tensor]) -> None:
         """Take boolean device tensors that, joined, say for which layers `settle` is to report something."""
         if flags and not any(part.is_meta for part in flags):
@@ -111,3 +135,9 @@ class Diagnostics:
         for what, (layers, flags) in self._flags.items():
             self.report(what, [layer for layer, flag in zip(layers, flags.on_host().tolist(), strict=True) if flag])
         self._flags = {}
+
+
+def _some(names: Sequence[str]) -> str:
+    """Return the first names, and how many there are beside them."""
+    shown = ", ".join(repr(name) for name in names[:3])
+    return f"layers {shown}" + (f" and {len(names) - 3} others" if len(names) > 3 else "")

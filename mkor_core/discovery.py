@@ -31,6 +31,58 @@ class Selection(NamedTuple):
     """Those to precondition."""
     left_out: dict[str, str]
     """The others, each with the reason."""
+    roster: Roster
+    """All modules, to find out later which have come and gone."""
+
+
+class Changes(NamedTuple):
+    """The layers by which a model differs from what it was."""
+
+    new: list[str]
+    """Names of layers that could be preconditioned, and are trained and not excluded."""
+    gone: list[str]
+    """Names of preconditioned layers that are no longer in the model."""
+
+
+class Roster:
+    """The modules of a model when its layers were selected.
+
+    Args:
+        model: the model.
+        patterns: those of ``exclude``.
+        layers: the layers that are preconditioned.
+    """
+
+    def __init__(self, model: nn.Module, patterns: Sequence[Pattern], layers: Mapping[str, Layer]) -> None:
+        self._model = model
+        self._patterns = patterns
+        self._layers = dict(layers)
+        # The modules themselves: the id of one that is gone may be given to another.
+        self._modules = _modules_of(model)
+
+    def changes(self) -> Changes | None:
+        """Return how the layers differ from those at the last call; None, which is found out fast, if they do not."""
+        modules = _modules_of(self._model)
+        if modules == self._modules:
+            return None
+        known, self._modules = {*self._modules}, modules
+        present = {*modules}
+        gone = [name for name, layer in self._layers.items() if layer.module not in present]
+        self._layers = {name: layer for name, layer in self._layers.items() if name not in gone}
+        named = {_unwrapped_name(self._model, name): module for name, module in self._model.named_modules()}
+        matches = [module for pattern in self._patterns for module in _matches(named, pattern)]
+        excluded = {inner for module in matches for inner in module.modules()}
+        users = _users_of_parameters(named)
+        new = [
+            name
+            for name, module in named.items()
+            if module not in known
+            and module not in excluded
+            and _has_parameters(module)
+            and (unsupported_reason(module) or _unsuitable_parameters(name, module, users)) is None
+            and cast("Supported", module).weight.requires_grad
+        ]
+        return Changes(new, gone) if new or gone else None
 
 
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
@@ -72,7 +124,7 @@ def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
         raise ValueError(
             f"The model has no Linear or Conv2d layer to precondition, or all of them are excluded{reasons}."
         )
-    return Selection(layers, left_out)
+    return Selection(layers, left_out, Roster(model, patterns, layers))
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -117,15 +169,31 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
 def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> set[nn.Module]:
     excluded: set[nn.Module] = set()
     for pattern in patterns:
-        if isinstance(pattern, nn.Module):
-            matches = [module for module in modules.values() if module is pattern]
-        else:
-            matches = [module for name, module in modules.items() if name and re.search(pattern, name)]
+        matches = _matches(modules, pattern)
         if not matches:
             shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
             raise ValueError(f"exclude={shown} matches no module of the model.")
         excluded.update(inner for module in matches for inner in module.modules())
     return excluded
+
+
+def _matches(modules: Mapping[str, nn.Module], pattern: Pattern) -> list[nn.Module]:
+    """Return the modules that a pattern of ``exclude`` names."""
+    if isinstance(pattern, nn.Module):
+        return [module for module in modules.values() if module is pattern]
+    return [module for name, module in modules.items() if name and re.search(pattern, name)]
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return each module of a model once; faster than ``modules()``, which makes names of them, too."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            waiting.extend(module._modules.values())
+    return [*found]
 
 
 def refuse_sharded(model: nn.Module) -> None:

@@ -17,6 +17,8 @@ from mkor_core import autograd
 from mkor_core.blocks import Share, local, share_of
 from mkor_core.layer import Layer
 
+FORGOTTEN = 10
+"""Changes of the weights after which it is certain that nobody calls the step."""
 Pending = TypeVar("Pending")
 """What a subclass keeps of one layer while a step's micro-batches arrive."""
 
@@ -69,6 +71,8 @@ class Hooks(ABC, Generic[Pending]):
             for layer in self._layers.values()
         ]
         self.drop()
+        self._versions: set[int] | None = set()
+        """The versions that the weights have had in backward passes; None once statistics have been taken."""
 
     @property
     def reached(self) -> frozenset[str]:
@@ -85,6 +89,7 @@ class Hooks(ABC, Generic[Pending]):
         # Whether a forward pass ran since the last gradient.
         self._forward_ran = False
         self._counted_pass = 0
+        self._versions = None
         self._passes.close()
 
     def remove(self) -> None:
@@ -163,6 +168,7 @@ class Hooks(ABC, Generic[Pending]):
         if self._counted_pass == self._passes.number:
             return
         self._counted_pass = self._passes.number
+        self._watch_for_step()
         if self._micro_batch < 0 or self._forward_ran or compiled:
             self._micro_batch += 1
             self._held += 1
@@ -174,6 +180,21 @@ class Hooks(ABC, Generic[Pending]):
                     "counts as a batch of its own: pass their number as accumulation_steps if they share one batch."
                 )
         self._forward_ran = False
+
+    def _watch_for_step(self) -> None:
+        """Warn, before the first step, of weights that change again and again although nobody takes the statistics."""
+        # Passes alone say nothing: a step may have many, and a gradient scaler may skip the first steps.
+        if self._versions is None:
+            return
+        self._versions.add(
+            sum(weight._version for layer in self._layers.values() if (weight := layer.weight) is not None)
+        )
+        if len(self._versions) > FORGOTTEN:
+            self._versions = None
+            self._warn(
+                f"The weights have changed {FORGOTTEN} times, and the Preconditioner's step() was never called: "
+                "attach() it to the optimizer, or call step() between backward() and optimizer.step()."
+            )
 
     def _see_cleared(self, name: str) -> None:
         """Forget, in a layer's forward pass, what has been cleared: the micro-batch that begins may be the first."""

@@ -69,6 +69,8 @@ class Method(ABC):
     """Whether `refresh_side` refreshes each factor for itself, so that ranks may divide the two of a layer."""
     follows_loss: ClassVar[bool] = False
     """Whether the method needs the training loss, for `is_over`."""
+    fixed_in_state: ClassVar[tuple[str, ...]] = ()
+    """Hyperparameters that give the state's tensors their meaning: a state saved with others is refused."""
 
     def __post_init__(self) -> None:
         checked_values(type(self), {field.name: getattr(self, field.name) for field in fields(self)})

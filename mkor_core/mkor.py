@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,8 @@ class MKOR(StackedMethod):
       ``J <- J' - (J' v)(J' v)^T / (1 + v^T J' v)``
     - A5, the norm: ``V <- V |D| / |V|`` in the Frobenius norm; a V that is zero or not finite becomes D.
     """
+
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("update_rule", "factor_dtype", "window", "rank", "sides")
 
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
     """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released

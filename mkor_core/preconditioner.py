@@ -13,7 +13,7 @@ from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
 from mkor_core import comm
-from mkor_core.attachment import Attachment
+from mkor_core.attachment import Attachment, check_target
 from mkor_core.autograd import Precision, matmul_precision, without_autocast
 from mkor_core.capture import Sums
 from mkor_core.codec import Codec, Coder
@@ -30,6 +30,7 @@ from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.reductions import loss_scale
 from mkor_core.row_capture import RowCapture
+from mkor_core.saved import check_state
 from mkor_core.schedule import Schedule
 from mkor_core.transfers import DeferredScalar
 
@@ -100,8 +101,8 @@ class Preconditioner:
         self._lr = lr
         self._precision = precision
         self._group = process_group
-        self._layers, self._left_out = select_layers(model, exclude)
-        self._diagnostics = Diagnostics(type(method).__name__)
+        self._layers, self._left_out, roster = select_layers(model, exclude)
+        self._diagnostics = Diagnostics(type(method).__name__, roster)
         self._capture = make_capture(
             self._layers, method, model, accumulation_steps, partial(loss_scale, grad_scale), self._phase, process_group
         )
@@ -129,14 +130,17 @@ class Preconditioner:
 
         With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
         keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. Layers whose weight the optimizer does
-        not step are left alone. ``copy.deepcopy`` of the optimizer warns, since the copy has no hooks.
+        not step are left alone. ``copy.deepcopy`` of the optimizer, or loading a pickle of it,
+        warns, since the copy has no hooks.
 
         Raises:
             TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
+            ValueError: the optimizer steps no weight of a layer that is preconditioned.
             RuntimeError: this preconditioner is attached already, or another one is attached to the optimizer.
         """
         if self._attachment is not None:
             raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
+        check_target(optimizer, self._layers.values(), self.method)
         self._attachment = Attachment(
             optimizer, step=self._step_with_loss, save=self.state_dict, load=self._load_or_restart
         )
@@ -241,13 +245,15 @@ class Preconditioner:
 
         If ranks hold different parts, each takes its part of a consolidated state, or the one that it saved itself.
 
+        A state that is refused changes nothing. Hyperparameters may differ unless the method says that they give the
+        tensors their meaning (`Method.fixed_in_state`).
+
         Raises:
-            ValueError: another method's state, a layer that the model lacks, or a tensor of another shape.
+            ValueError: the state is no such state, or one of another method, or has other hyperparameters than it may,
+                a layer that the model lacks, or a tensor of another shape or kind of number.
             RuntimeError: MKOR-H has switched, so its hooks are gone, but had not when the state was saved.
         """
-        method = type(self.method).__name__
-        if state["method"] != method:
-            raise ValueError(f"The state was saved by {state['method']}, but this Preconditioner's method is {method}.")
+        check_state(state, self.method)
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
         self._read_stepped()

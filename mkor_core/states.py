@@ -158,7 +158,7 @@ def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
     """Return copies of a layer's saved tensors, with the devices and dtypes of its initial ones.
 
     Raises:
-        ValueError: a tensor that is missing, unknown or of another shape.
+        ValueError: a tensor that is missing, unknown, of another shape or of another kind of number.
     """
     tensors = dict(saved)
     if differing := sorted(initial.keys() ^ tensors.keys()):
@@ -170,6 +170,9 @@ def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
         if not _fits(tensor.shape, initial[key].shape):
             shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
             raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
+        if tensor.is_complex() or tensor.is_floating_point() != initial[key].is_floating_point():
+            dtypes = f"{tensor.dtype}, which is no form of {initial[key].dtype}"
+            raise ValueError(f"Tensor {key!r} of layer {name!r} has dtype {dtypes}.")
         tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
     return tensors
 

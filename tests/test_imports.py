@@ -23,7 +23,7 @@ CORE = [
     {"row_capture", "products"},
     {"method"},
     {"attachment", "comparison", "description", "diagnostics", "exchange", "sharing", "placement", "kl_clip", "knee"},
-    {"states", "owners", "stacks"},
+    {"saved", "states", "owners", "stacks"},
     {"blockwise"},
     {"layerwise", "stacked"},
     {"engines"},

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import re
 from typing import Any
 
@@ -172,7 +173,23 @@ def test_a_copied_optimizer_warns_and_steps_like_its_base():
     assert preconditioner is not None
     preconditioner.remove()
     copy.deepcopy(optimizer)  # does not warn: its hook is gone
-    assert "__deepcopy__" not in vars(optimizer)
+    assert not {"__deepcopy__", "__reduce_ex__"} & vars(optimizer).keys()
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_an_optimizer_that_was_pickled_warns_when_it_is_loaded_and_steps_like_its_base(protocol):
+    optimizer, preconditioner = build("mkor", model := network(), {"lr": 0.1})
+    model(inputs()).square().mean().backward()
+    optimizer.step()
+    kept = pickle.dumps(optimizer, protocol)
+    with pytest.warns(UserWarning, match="attach a new Preconditioner"):
+        loaded = pickle.loads(kept)
+    momenta = [one.state_dict()["state"][0]["momentum_buffer"] for one in (loaded, optimizer)]
+    assert_close(momenta[0], momenta[1], rtol=0, atol=0)
+    assert "preconditioner" not in loaded.state_dict()
+    assert preconditioner is not None
+    preconditioner.remove()
+    pickle.loads(pickle.dumps(optimizer, protocol))  # does not warn: it has no hooks
 
 
 @pytest.mark.filterwarnings("ignore:A copy of a model")

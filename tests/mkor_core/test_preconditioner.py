@@ -366,7 +366,7 @@ def test_a_state_of_another_method_layer_or_shape_is_refused():
     with pytest.raises(ValueError, match="a layer '5' that this Preconditioner does not precondition"):
         Preconditioner(network(), MKOR(), exclude=("^5$",)).load_state_dict(state)
     with pytest.raises(ValueError, match="differ in tensor"):
-        Preconditioner(network(), MKOR(window=3)).load_state_dict(state)
+        Preconditioner(network(), MKOR(window=3)).load_state_dict({**state, "hyperparameters": None})
     state["layers"]["0"]["left"] = torch.eye(5)
     with pytest.raises(ValueError, match=r"Tensor 'left' of layer '0' has shape \(5, 5\), not \(3, 3\)"):
         Preconditioner(network(), MKOR()).load_state_dict(state)
