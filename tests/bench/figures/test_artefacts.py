@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
+from workflow.bench.figures._rows import draw_differences
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -239,6 +241,27 @@ def test_fig13_pairs_each_method_with_its_base(results, drawn):
     assert "LAMB" in axes.get_xlabel()
     marks = [line for line in axes.lines if line.get_marker() == "o" and len(ys(line)) == 1]
     assert xs(marks[0])[0] == pytest.approx(truth)
+
+
+@pytest.mark.parametrize("spread", [1.0, 0.3, 0.052, 0.023, 0.004])
+def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
+    """Truth: the boxes of the labels, in panels as narrow as those of three workloads."""
+    finals = {"sgd": [5.0, 5.0, 5.0], "mkor": [5.0 - 1.3 * spread, 5.0 - spread, 5.0 + 0.7 * spread]}
+    rows = [
+        {"optimizer": label, "seed": seed, "step": 10, "value": value, "status": "finished", "run": f"{label}{seed}"}
+        for label, values in finals.items()
+        for seed, value in enumerate(values)
+    ]
+    figure, axes = style.new_figure(2, 3, height=4.2)
+    for panel in axes[1]:
+        draw_differences(panel, pd.DataFrame(rows), "sgd", ["mkor"], most_ticks=3)
+        panel.tick_params(axis="x", labelsize=7)
+    _page.arrange(figure, [], "a caption", 3)
+    figure.canvas.draw()
+    for panel in axes[1]:
+        boxes = [label.get_window_extent() for label in panel.get_xticklabels() if label.get_text()]
+        assert len(boxes) >= 2
+        assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
 def last_losses(results: Path) -> pd.Series:

@@ -91,7 +91,10 @@ def draw_differences(
         elif label in finals:
             _draw_difference(axes, finals[label], finals[base], row, label)
     name_rows(axes, [style.style_of(label).name for label in labels])
-    axes.xaxis.set_major_locator(MaxNLocator(most_ticks - 1, steps=[1, 2, 5, 10]))
+    # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
+    low, high = axes.get_xlim()
+    ticks = MaxNLocator(most_ticks - 1, steps=[1, 2, 2.5, 4, 5, 10]).tick_values(low, high)
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
     axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
 
