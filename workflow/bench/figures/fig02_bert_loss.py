@@ -28,7 +28,7 @@ MARKED: Final = ("lamb", "kaisa", "mkor")
 """The labels of thick lines: the base optimizer, the paper's rival, and MKOR. More would hide each other."""
 _NOTES: Final = (
     "Masked-language and next-sentence loss on the validation data, where the paper's Figure 2 shows the training "
-    "loss; every run starts from one shared phase-1 checkpoint. Above, thin lines are means, and the runs or the "
+    "loss; every run starts from one shared phase-1 checkpoint. Above, lines are medians, and the runs or the "
     f"interval are shown for {', '.join(style.style_of(label).name for label in MARKED)}",
     "Below: loss minus the base optimizer's at the same iteration, paired by seed, and training time to the target, or "
     "of the whole run without a target; dots are runs",
