@@ -116,7 +116,7 @@ def patterns() -> Iterator[str]:
     yield "^5$"
 
 
-@pytest.mark.parametrize("exclude", [("^5",), patterns], ids=str)
+@pytest.mark.parametrize("exclude", [("^5",), patterns], ids=["tuple", "iterator"])
 def test_a_later_layer_that_is_excluded_is_not_named(exclude: Exclude | Callable[[], Exclude]):
     model = network().append(nn.Linear(2, 2))
     preconditioner = Preconditioner(model, MKOR(), exclude=exclude() if callable(exclude) else exclude)
