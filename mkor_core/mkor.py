@@ -35,17 +35,9 @@ class MKOR(StackedMethod):
     D ``[d_out, d_in (+1)]`` is a layer's gradient, with a column for the bias. J_L and J_R start as the identity. In
     every ``inverse_update_period``-th step each is stabilized and updated with a vector v: J_R with the mean input row
     a, J_L with the mean row g of the gradients with respect to the output. In every step the base optimizer gets V in
-    place of D. The equations that docstrings cite, in which gamma is ``factor_decay``, zeta ``stabilizer_blend``,
-    epsilon ``stabilizer_threshold``:
-
-    - A1, the stabilizer: if the largest entry of J exceeds epsilon, ``J <- zeta J + (1 - zeta) I``.
-    - A2, the rule ``published`` (the paper's Algorithm 1, which adds the rank-1 term):
-      ``J <- gamma J + (1 - gamma) / (gamma^2 (1 + gamma (1 - gamma) v^T J v)) (J v)(J v)^T``
-    - A3, the rule ``sherman_morrison`` (the exact inverse of ``gamma J^-1 + (1 - gamma) v v^T``):
-      ``J <- J / gamma - (1 - gamma) / gamma^2 / (1 + (1 - gamma) / gamma v^T J v) (J v)(J v)^T``
-    - A4, the rule ``released`` (that of the authors' code): with ``J' = gamma J + (1 - gamma) I``,
-      ``J <- J' - (J' v)(J' v)^T / (1 + v^T J' v)``
-    - A5, the norm: ``V <- V |D| / |V|`` in the Frobenius norm; a V that is zero or not finite becomes D.
+    place of D. `mkor_core.reference` has the equations that docstrings cite: A1, the stabilizer; the rules A2
+    ``published``, A3 ``sherman_morrison`` and A4 ``released``; and A5, the norm. Their gamma is ``factor_decay``, zeta
+    ``stabilizer_blend``, epsilon ``stabilizer_threshold``.
     """
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("update_rule", "factor_dtype", "window", "rank", "sides")
