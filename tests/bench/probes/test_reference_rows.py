@@ -60,14 +60,29 @@ def test_a_row_measures_a_step_that_runs_of_its_label_take(file):
     "file", [file for file in FILES if file.stem == "step_time"], ids=lambda file: "-".join(file.parts[-4:])
 )
 def test_two_specifications_never_share_a_step_time(file):
-    """One run has one series of times; equal series of two runs are one measurement under two names."""
+    """Equal series of two runs are one measurement under two names; labels of one run may share its series."""
     timed = pd.read_csv(file, dtype={"run": str}).dropna(subset=["step_ms"])
     by_run = {
         key: tuple(rows.drop_duplicates("round").sort_values("round")["step_ms"])
-        for key, rows in timed.groupby(["run", "again"])
+        for key, rows in timed.groupby(["experiment", "run", "again"])
     }
     assert all(
-        tuple(rows.sort_values("round")["step_ms"]) == by_run[run, again]
-        for (_, _, _, run, again), rows in timed.groupby(["experiment", "optimizer", "workload", "run", "again"])
+        tuple(rows.sort_values("round")["step_ms"]) == by_run[experiment, run, again]
+        for (experiment, _, run, again), rows in timed.groupby(["experiment", "optimizer", "run", "again"])
     )
-    assert len(set(by_run.values())) == len(by_run)
+    runs_of = defaultdict(set)
+    for (_, run, again), series in by_run.items():
+        runs_of[series].add((run, again))
+    assert [runs for runs in runs_of.values() if len(runs) > 1] == []
+
+
+@pytest.mark.parametrize(
+    ("tier", "experiments"),
+    [("evidence", ("autoencoder_lamb", "update_rules")), ("field", ("field_autoencoder", "field_autoencoder_lamb"))],
+)
+def test_experiments_over_two_bases_share_no_step_time(tier, experiments):
+    for file in (file for file in FILES if (file.stem, file.parts[-3]) == ("step_time", tier)):
+        timed = pd.read_csv(file).dropna(subset=["step_ms"])
+        of_each = [set(timed.loc[timed["experiment"] == name, "step_ms"]) for name in experiments]
+        assert of_each[0]
+        assert of_each[0].isdisjoint(of_each[1])

@@ -144,6 +144,19 @@ def test_one_label_over_two_bases_is_timed_over_each(tmp_path, quick, by_work):
         assert plan.runs[run].hyperparameters["base"] == base
 
 
+def test_two_experiments_share_no_measurement_even_of_one_run(tmp_path):
+    config = make_folder(tmp_path / "config")
+    for name in ("one", "two"):
+        write(config, name, block(optimizer("sgd"), target=AIM))
+    (group,) = groups(load(config))
+    assert [(key[0], key[2]) for key in (one.key for one in group.contenders)] == [
+        ("one", False),
+        ("two", False),
+        ("one", True),
+    ]
+    assert len({one.run.id for one in group.contenders}) == 1
+
+
 def test_a_label_whose_runs_take_different_steps_has_their_mean(tmp_path, quick, by_work):
     """Truth: by hand. Of KAISA's three runs two clip, at 3 ms, and one does not, at 1 ms."""
     config = make_folder(tmp_path / "config")

@@ -5,8 +5,8 @@ of step and round. In a round every optimizer of a workload has its turn, in ran
 batch and precision of the experiment. What is timed is a run, and ``run`` is its id, the hash of its whole
 specification. A label is no identity: two experiments give one label to different optimizers, and the studies that
 tuned a label may choose different steps, with a clip and without. ``runs`` is the number of the label's runs that take
-such a step. Runs whose steps do the same work, in one experiment or in several, share their measurements. The base
-optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
+such a step. Labels of one experiment whose runs do the same work share their measurements; two experiments never do.
+The base optimizer of each workload takes part twice (`again`), so that the noise of the machine is known.
 
 ``step_ms`` is the mean time of the ``steps`` of a turn. An optimizer repeats itself every ``cycle`` steps, so that its
 mean step is that of rounds with whole cycles. A round in which other processes took a tenth of the cores or more is
@@ -99,19 +99,24 @@ class Label(NamedTuple):
     period: int | None
 
 
+Key = tuple[str, str, bool]
+"""An experiment, the id of a run, and whether it takes part for the second time."""
+
+
 @dataclass(frozen=True)
 class Contender:
-    """A run whose step is timed, and the labels that take such a step."""
+    """A run whose step is timed, and the labels of an experiment that take such a step."""
 
+    experiment: str
     run: Run
     labels: Counter[Label] = field(default_factory=Counter)
     """How many runs of each label take such a step, in the order of the plan."""
     again: bool = False
 
     @property
-    def key(self) -> tuple[str, bool]:
+    def key(self) -> Key:
         """What tells it apart from all others of its workload."""
-        return self.run.id, self.again
+        return self.experiment, self.run.id, self.again
 
     @property
     def cycle(self) -> int:
@@ -178,7 +183,7 @@ def groups(plan: Plan) -> list[Group]:
     Raises:
         ConfigError: a label trains on two variants of a workload, which the rows, with its name alone, cannot hold.
     """
-    found: dict[str, dict[str, Contender]] = {}
+    found: dict[str, dict[tuple[str, str], Contender]] = {}
     variants: dict[Label, str] = {}
     for job in plan.jobs:
         for planned in job.planned:
@@ -192,7 +197,8 @@ def groups(plan: Plan) -> list[Group]:
                     f"experiment = '{job.experiment}': label '{job.label}' trains on two variants of {run.workload}; "
                     "give each its own label, so that their steps can be timed apart"
                 )
-            contender = found.setdefault(trained, {}).setdefault(work_of(run.spec), Contender(run))
+            what = (job.experiment, work_of(run.spec))
+            contender = found.setdefault(trained, {}).setdefault(what, Contender(job.experiment, run))
             contender.labels[label] += 1
     return [_group(list(contenders.values())) for contenders in found.values()]
 
@@ -216,14 +222,15 @@ def _group(contenders: list[Contender]) -> Group:
     most_named = named.most_common(1)[0][0] if named else None
     base = next((one for one in contenders if one.run.method == most_named), contenders[0])
     first = next(iter(base.labels))
-    return Group((*contenders, Contender(base.run, Counter({first: base.labels[first]}), again=True)))
+    again = Contender(base.experiment, base.run, Counter({first: base.labels[first]}), again=True)
+    return Group((*contenders, again))
 
 
 class Round(NamedTuple):
     """The milliseconds of a step by contender's key, and the share of the cores that other processes took."""
 
-    step_ms: Mapping[tuple[str, bool], float]
-    steps: Mapping[tuple[str, bool], int]
+    step_ms: Mapping[Key, float]
+    steps: Mapping[Key, int]
     busy_share: float | None
 
     @property
@@ -268,7 +275,7 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
     steps = {one.key: one.steps(short) for one in contenders}
     window = math.ceil(LOAD_SECONDS / (short * seconds))
     turns = {one.key: partial(one.mean_ms, loops[one.key], steps[one.key]) for one in contenders}
-    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[tuple[str, bool], float]]()
+    load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[Key, float]]()
     for index, step_ms in enumerate(_turns.rounds(turns, MOST_ROUNDS)):
         pending.append(step_ms)
         if len(pending) == window or index + 1 == MOST_ROUNDS:
