@@ -63,6 +63,12 @@ def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64], size: int =
     return len(intervals), sum(not low <= 0 <= high for low, high in intervals)
 
 
+def mean_ms(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
+    """Return the mean milliseconds of a step by some columns, in which each kind of step counts with its runs."""
+    groups = rows.assign(total_ms=rows["step_ms"] * rows["runs"]).groupby(list(by))
+    return groups["total_ms"].sum() / groups["runs"].sum()
+
+
 def most_exclusions(intervals: int) -> int:
     """Return how many of some 95 % intervals may exclude the truth: a quantile of the binomial distribution."""
     return int(binom.ppf(AA_QUANTILE, intervals, 1 - LEVEL))
@@ -163,9 +169,5 @@ def _rounds_a_block(rows: pd.DataFrame) -> int:
 
 def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
     """Return the milliseconds of a step, a row for each round and a column for each label, without busy rounds."""
-    idle = [of_label[~is_true(of_label["left_out"])] for of_label in rows]
-    weighted = [(one["step_ms"] * one["runs"]).groupby(one["round"]).sum() for one in idle]
-    weights = [one["runs"].groupby(one["round"]).sum() for one in idle]
-    return pd.concat(
-        [ms / of_all for ms, of_all in zip(weighted, weights, strict=True)], axis=1, join="inner"
-    ).sort_index()
+    ms = [mean_ms(of_label[~is_true(of_label["left_out"])], ["round"]) for of_label in rows]
+    return pd.concat(ms, axis=1, join="inner").sort_index()

@@ -9,6 +9,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.field import NO_CLOCK
+from workflow.bench.analysis.step_times import mean_ms
 from workflow.bench.analysis.wording import number
 from workflow.bench.plan.field import FIELD
 from workflow.bench.results.sources import from_rows
@@ -43,8 +44,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         raise NoDataError(f"field_steps.csv is missing or empty in {results.root / 'probes'}: run the probe first.")
     times = results.probe("step_time")
     idle = times[times["step_ms"].notna() & ~is_true(times["left_out"]) & ~is_true(times["again"])]
-    by_label = idle.assign(sum_ms=idle["step_ms"] * idle["runs"]).groupby(["experiment", "optimizer"])
-    ms = (by_label["sum_ms"].sum() / by_label["runs"].sum()).to_dict()
+    ms = mean_ms(idle, ["experiment", "optimizer"]).to_dict()
     rows = [_row(row, ms.get((row["experiment"], row["optimizer"]))) for row in steps.to_dict("records")]
     return write_table(
         pd.DataFrame(rows),
