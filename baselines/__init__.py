@@ -1,6 +1,7 @@
 """Every optimizer of the harness, by file name: first-order optimizers, and methods that precondition one.
 
-Each file of this package, and mkor_core's mkor and mkor_h, is an optimizer, unless its name starts with an underscore.
+Each file of this package and of its `FAMILIES`, and mkor_core's mkor and mkor_h, is an optimizer, unless its name
+starts with an underscore. A new one may lie in any of these folders; `baselines.parts` holds what several share.
 
 - A first-order file defines ``optimizer(parameters, *, lr, ...)`` or, to treat layers and other parameters
   differently, ``optimizer_for(model, *, lr, ...)``, which gets a `LayeredModel`. Its hyperparameters are keyword-only.
@@ -26,10 +27,10 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from baselines._layered import LayeredModel
-from baselines.eva import Eva
-from baselines.hylo import HyLo
-from baselines.kaisa import KAISA
+from baselines.kfac.kaisa import KAISA
+from baselines.natural.eva import Eva
+from baselines.natural.hylo import HyLo
+from baselines.parts.layered import LayeredModel
 from mkor_core import Method, Preconditioner
 from mkor_core.ranges import checked_values
 
@@ -44,6 +45,7 @@ __all__ = [
     "build_optimizer",
     "limits",
     "method_class",
+    "module_of",
     "takes_complex_weights",
 ]
 
@@ -54,7 +56,9 @@ CONTRACT: Mapping[str, str] = {
 }
 """The points that every optimizer meets unless its file's ``LIMITS`` give a reason."""
 
-# The plan reads these two without importing this package: they must be literals.
+# The plan reads these three without importing this package: they must be literals.
+FAMILIES = ("first_order", "muon", "shampoo", "kfac", "natural")
+"""Folders of this package with optimizers."""
 CORE = {"mkor": "mkor_core.mkor", "mkor_h": "mkor_core.mkor_h"}
 """Optimizers that are defined outside this package, and their modules."""
 DEFAULT_BASE = "sgd"
@@ -63,8 +67,7 @@ DEFAULT_BASE = "sgd"
 
 def available() -> tuple[str, ...]:
     """Return the names that `build` accepts, sorted."""
-    files = (path.stem for path in Path(__file__).parent.glob("*.py"))
-    return tuple(sorted({*CORE, *(name for name in files if not name.startswith("_"))}))
+    return tuple(sorted(_modules()))
 
 
 def build(
@@ -146,7 +149,7 @@ def limits(name: str) -> Mapping[str, str]:
     Raises:
         ValueError: an unknown name.
     """
-    declared: Mapping[str, str] = getattr(_module(name), "LIMITS", {})
+    declared: Mapping[str, str] = getattr(module_of(name), "LIMITS", {})
     return declared
 
 
@@ -156,7 +159,7 @@ def takes_complex_weights(name: str) -> bool:
     Raises:
         ValueError: an unknown name.
     """
-    return bool(getattr(_module(name), "COMPLEX_WEIGHTS", False))
+    return bool(getattr(module_of(name), "COMPLEX_WEIGHTS", False))
 
 
 def method_class(name: str) -> type[Method] | None:
@@ -165,7 +168,7 @@ def method_class(name: str) -> type[Method] | None:
     Raises:
         ValueError: an unknown name.
     """
-    module = _module(name)
+    module = module_of(name)
     methods = [
         value
         for value in vars(module).values()
@@ -176,7 +179,7 @@ def method_class(name: str) -> type[Method] | None:
 
 def _optimizer_function(name: str) -> tuple[Callable[..., Optimizer], bool]:
     """Return a first-order file's function, and whether it takes the model in place of its parameters."""
-    module = _module(name)
+    module = module_of(name)
     function = getattr(module, "optimizer", None) or getattr(module, "optimizer_for", None)
     if function is None:
         first_order = ", ".join(known for known in available() if method_class(known) is None)
@@ -195,11 +198,27 @@ def _refuse_unknown(name: str, hyperparameters: Mapping[str, Any], accepted: Seq
             raise ValueError(f"{name} has no hyperparameter {key!r}; it has {', '.join(accepted)}.")
 
 
-def _module(name: str) -> ModuleType:
-    if name not in available():
+def _modules() -> dict[str, str]:
+    """Return the dotted names of the optimizers' modules, by the optimizers' names."""
+    modules = dict(CORE)
+    for package in (__name__, *(f"{__name__}.{family}" for family in FAMILIES)):
+        folder = Path(__file__).parent.joinpath(*package.split(".")[1:])
+        modules |= {file.stem: f"{package}.{file.stem}" for file in folder.glob("[!_]*.py")}
+    return modules
+
+
+def module_of(name: str) -> ModuleType:
+    """Return the module that defines an optimizer.
+
+    Raises:
+        ValueError: an unknown name.
+        ModuleNotFoundError: it needs a package that is not installed.
+    """
+    modules = _modules()
+    if name not in modules:
         raise ValueError(f"unknown optimizer {name!r}; choose one of {', '.join(available())}.")
     try:
-        return import_module(CORE.get(name, f"baselines.{name}"))
+        return import_module(modules[name])
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
         raise ModuleNotFoundError(

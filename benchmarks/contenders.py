@@ -22,7 +22,7 @@ from typing_extensions import override
 from benchmarks.methods import RATE, BenchmarkMethod, build_or_reason
 from benchmarks.models import Block
 from mkor_core import MKOR, Preconditioner
-from mkor_core.discovery import find_layers
+from mkor_core.capture.discovery import find_layers
 from workflow.bench.probes import _turns
 from workflow.bench.probes._state_bytes import first_order_bytes
 

@@ -28,7 +28,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple, TypeVar
@@ -36,6 +35,7 @@ from typing import Final, NamedTuple, TypeVar
 import pandas as pd
 import torch
 
+from baselines import method_class
 from benchmarks import models, smoke, steps
 from benchmarks.methods import methods
 from benchmarks.step_rows import Measured, rows, summary
@@ -114,7 +114,7 @@ def resnet(session: Session) -> ProbeModel:
 def _first_order(name: str, session: Session) -> str:
     """Return a model's base optimizer, or AdamW if its package is missing."""
     try:
-        import_module(f"baselines.{name}")
+        method_class(name)
     except ModuleNotFoundError as error:
         session.note(f"{name} as the base", f"the package {error.name} is not installed; adamw takes its place")
         return "adamw"

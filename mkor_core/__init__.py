@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mkor_core.codec import Codec
-from mkor_core.knee import KneePointScheduler
+from mkor_core.maths.knee import KneePointScheduler
 from mkor_core.method import Method
 from mkor_core.mkor import MKOR
 from mkor_core.mkor_h import MKORH
 from mkor_core.preconditioner import Preconditioner
-from mkor_core.schedule import Schedule
+from mkor_core.ranks.codec import Codec
+from mkor_core.ranks.schedule import Schedule
 
 __all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner", "Schedule", "__version__"]
 

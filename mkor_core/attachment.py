@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from mkor_core.layer import Layer
+from mkor_core.capture.layer import Layer
 from mkor_core.method import LearningRate, Method
 
 STATE_KEY = "preconditioner"

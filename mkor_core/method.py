@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.blocks import Block
-from mkor_core.capture import Captured, Rows, Statistic
-from mkor_core.products import Gradient
+from mkor_core.capture.blocks import Block
+from mkor_core.capture.reductions import average_locations
+from mkor_core.capture.statistics import Captured, Rows, Statistic
+from mkor_core.maths.products import Gradient
 from mkor_core.ranges import checked_values
-from mkor_core.reductions import average_locations
 
 LayerState = dict[str, Tensor]
 """A layer's named tensors. A `Method` replaces entries and never changes a tensor in place, so that a step can be
@@ -269,7 +269,7 @@ class StackedMethod(Method):
 
     @property
     def clip(self) -> float | None:
-        """The bound of `mkor_core.kl_clip` on all layers' updates together, if there is one."""
+        """The bound of `mkor_core.engines.kl_clip` on all layers' updates together, if there is one."""
         return None
 
     @abstractmethod

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core import inverses, linalg
-from mkor_core.blocks import Block
-from mkor_core.capture import MEAN, ROWS, Captured, Rows, Statistic
-from mkor_core.inverses import DenseInverse, Inverse, Rule, WindowedInverse
+from mkor_core.capture.blocks import Block
+from mkor_core.capture.statistics import MEAN, ROWS, Captured, Rows, Statistic
+from mkor_core.maths import inverses, linalg
+from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse
+from mkor_core.maths.products import BlockProducts, Gradient, block_products, precondition_, precondition_block_
 from mkor_core.method import BlockSums, LayerShape, LayerState, Prepared, StackedMethod, cut_to_block
-from mkor_core.products import BlockProducts, Gradient, block_products, precondition_, precondition_block_
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload
 
@@ -63,7 +63,7 @@ class MKOR(StackedMethod):
     the model's parameters are float64."""
     window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
     """Keep weighted columns in place of a dense factor, and of a full window the leading half
-    (`mkor_core.inverses.WindowedInverse`); None: dense."""
+    (`mkor_core.maths.inverses.WindowedInverse`); None: dense."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar
 
 from typing_extensions import override
 
-from mkor_core.knee import is_knee
+from mkor_core.maths.knee import is_knee
 from mkor_core.mkor import MKOR
 from mkor_core.ranges import NOT_NEGATIVE, Range
 
@@ -17,8 +17,9 @@ from mkor_core.ranges import NOT_NEGATIVE, Range
 class MKORH(MKOR):
     """MKOR up to the knee of the training loss; after it, the base optimizer alone.
 
-    The paper gives no formula for the switch. We take the one that it gives for a knee-point, ``r < knee_beta m`` (see
-    `mkor_core.knee`). It is evaluated at every factor update after the warm-up, on the mean losses between updates.
+    The paper gives no formula for the switch. We take the one that it gives for a knee-point, ``r < knee_beta m``
+    (`mkor_core.maths.knee`). It is evaluated at every factor update after the warm-up, on the mean losses between
+    updates.
     """
 
     follows_loss: ClassVar[bool] = True

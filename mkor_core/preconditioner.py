@@ -12,26 +12,26 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from mkor_core import comm
 from mkor_core.attachment import Attachment, check_target
-from mkor_core.autograd import Precision, matmul_precision, without_autocast
-from mkor_core.capture import Sums
-from mkor_core.codec import Codec, Coder
-from mkor_core.comparison import Comparison, Comparisons
-from mkor_core.description import describe
-from mkor_core.diagnostics import Diagnostics
-from mkor_core.discovery import Exclude, refuse_sharded, select_layers
-from mkor_core.engines import make_capture, make_engine
-from mkor_core.exchange import exchange
-from mkor_core.kl_clip import known
-from mkor_core.layer import Layer
-from mkor_core.losses import LossHistory
+from mkor_core.capture.autograd import Precision, matmul_precision, without_autocast
+from mkor_core.capture.discovery import Exclude, refuse_sharded, select_layers
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.losses import LossHistory
+from mkor_core.capture.reductions import loss_scale
+from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import Sums
+from mkor_core.engines.choice import make_capture, make_engine
+from mkor_core.engines.comparison import Comparison, Comparisons
+from mkor_core.engines.description import describe
+from mkor_core.engines.diagnostics import Diagnostics
+from mkor_core.engines.kl_clip import known
+from mkor_core.engines.saved import check_state
 from mkor_core.method import LearningRate, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
-from mkor_core.reductions import loss_scale
-from mkor_core.row_capture import RowCapture
-from mkor_core.saved import check_state
-from mkor_core.schedule import Schedule
+from mkor_core.ranks import comm
+from mkor_core.ranks.codec import Codec, Coder
+from mkor_core.ranks.exchange import exchange
+from mkor_core.ranks.schedule import Schedule
 from mkor_core.transfers import DeferredScalar
 
 

@@ -11,27 +11,27 @@ import pytest
 
 from workflow.bench.support.config import ROOT
 
-CORE = [
-    {"transfers", "torchvision_operators", "ranges"},
-    {"codec", "schedule"},
-    {"linalg", "comm", "assignment"},
-    {"blocks"},
-    {"layer", "autograd"},
-    {"reductions", "hooks", "discovery", "losses", "inverses"},
-    {"ghosts"},
-    {"capture"},
-    {"row_capture", "products"},
-    {"method"},
-    {"attachment", "comparison", "description", "diagnostics", "exchange", "sharing", "placement", "kl_clip", "knee"},
-    {"saved", "states", "owners", "stacks"},
-    {"blockwise"},
-    {"layerwise", "stacked"},
-    {"engines"},
-    {"preconditioner", "mkor"},
-    {"mkor_h", "reference"},
-    {"__init__"},
-]
-"""Modules of mkor_core: each may import those of earlier rows only."""
+CORE: dict[str, set[str]] = {
+    "leaves": set(),
+    "maths": {"leaves"},
+    "capture": {"leaves"},
+    "method": {"leaves", "maths", "capture"},
+    "ranks": {"leaves", "capture", "method"},
+    "engines": {"leaves", "maths", "capture", "method", "ranks"},
+    "step": {"leaves", "maths", "capture", "method", "ranks", "engines"},
+    "mkor": {"leaves", "maths", "capture", "method"},
+}
+"""The rooms of mkor_core, and what each may import. Maths, capture and ranks' collectives know nothing of methods."""
+
+CORE_ROOMS = {
+    **dict.fromkeys(("ranges", "transfers", "torchvision_operators"), "leaves"),
+    **dict.fromkeys(("attachment", "preconditioner"), "step"),
+    **dict.fromkeys(("mkor", "mkor_h", "reference"), "mkor"),
+}
+"""The rooms of modules at the top of mkor_core; another is a room of its own."""
+
+LARGEST_FOLDER = 12
+"""Modules in a folder of mkor_core and baselines."""
 
 PACKAGES = {"mkor_core": set(), "baselines": {"mkor_core"}, "workflow": {"mkor_core", "baselines"}}
 """Top-level packages, and the others that each may import."""
@@ -168,15 +168,52 @@ def test_the_core_needs_torch_and_the_standard_library_only():
         assert not foreign, f"{module} imports {foreign}"
 
 
-def test_modules_of_the_core_import_only_earlier_ones():
-    rank = {name: i for i, row in enumerate(CORE) for name in row}
-    modules = {name.split(".")[1]: source for name, source in sources("mkor_core").items()}
-    assert set(modules) == set(rank)
-    for module, source in modules.items():
-        for name in imports(source):
-            parts = name.split(".")
-            if parts[0] == "mkor_core" and len(parts) > 1 and parts[1] in rank:
-                assert rank[parts[1]] < rank[module], f"{module} imports {name}"
+def core_room(name: str) -> str | None:
+    """Return the room of a dotted name of mkor_core, None for the package itself."""
+    parts = name.split(".")
+    if parts[0] != "mkor_core" or len(parts) < 2 or parts[1] in ("__init__", "__version__"):
+        return None
+    return CORE_ROOMS.get(parts[1], parts[1])
+
+
+def core_wrong_turns(modules: dict[str, str]) -> list[str]:
+    """Return the imports of mkor_core that its order does not allow."""
+    return [
+        f"{module} imports {name}"
+        for module, source in modules.items()
+        if (own := core_room(module)) is not None
+        for name in set(imports(source))
+        if core_room(name) in CORE and core_room(name) not in CORE[own] | {own}
+    ]
+
+
+def test_every_module_of_the_core_has_a_room():
+    assert {core_room(name) for name in sources("mkor_core")} - {None} == set(CORE)
+
+
+def test_no_import_of_the_core_runs_back():
+    assert core_wrong_turns(sources("mkor_core")) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "wrong"),
+    [
+        ("mkor_core.maths.linalg", "from mkor_core.capture.layer import Layer"),
+        ("mkor_core.capture.layer", "from mkor_core.ranks import comm"),
+        ("mkor_core.method", "from mkor_core.engines import stacks"),
+        ("mkor_core.mkor", "from mkor_core.ranks import comm"),
+        ("mkor_core.engines.stacks", "from mkor_core.preconditioner import Preconditioner"),
+    ],
+)
+def test_an_import_of_the_core_that_is_turned_round_is_found(module, wrong):
+    assert core_wrong_turns({module: f"{wrong}\n"}) != []
+
+
+@pytest.mark.parametrize("package", ["mkor_core", "baselines"])
+def test_a_folder_can_be_taken_in_at_a_glance(package):
+    folders = [folder for folder in (ROOT / package, *(ROOT / package).iterdir()) if folder.is_dir()]
+    sizes = {folder.name: len(list(folder.glob("*.py"))) for folder in folders}
+    assert {name: size for name, size in sizes.items() if size > LARGEST_FOLDER} == {}
 
 
 def test_the_specification_fits_on_a_page_and_needs_no_other_module():

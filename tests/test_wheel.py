@@ -76,9 +76,12 @@ def test_the_archives_hold_the_typed_packages_and_no_tests(built):
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
         sources = {name.partition("/")[2] for name in sdist.getnames()}
     files = {
-        path.relative_to(ROOT).as_posix() for folder in ("mkor_core", "baselines") for path in (ROOT / folder).iterdir()
+        path.relative_to(ROOT).as_posix()
+        for folder in ("mkor_core", "baselines")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file()
     }
-    files = {file for file in files if not file.endswith("__pycache__")}
+    files = {file for file in files if "__pycache__" not in file}
     assert {"mkor_core/py.typed", "mkor_core/VERSION", "baselines/py.typed"} <= files
     assert packed == files
     assert files | {"pyproject.toml", "LICENSE", "CITATION.cff", "docs/library.md"} <= sources
@@ -132,7 +135,7 @@ def test_the_page_names_the_files_that_need_more_than_torch():
     rows = re.findall(r"^\| (`.*`) \| (\w+) \|$", page, re.MULTILINE)
     stated = {(name, package) for names, package in rows for name in re.findall(r"`(\w+)`", names)}
     found = set()
-    for file in (ROOT / "baselines").glob("*.py"):
+    for file in (ROOT / "baselines").rglob("*.py"):
         for used in reachable([file], within, stop_at=[ROOT / "baselines" / "__init__.py"]):
             imported = re.findall(
                 r"^\s*(?:from|import) (timm|pytorch_optimizer|singd)\b", used.read_text(), re.MULTILINE

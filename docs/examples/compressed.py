@@ -20,7 +20,8 @@ from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA, HyLo
-from mkor_core import Codec, Method, Preconditioner, comm
+from mkor_core import Codec, Method, Preconditioner
+from mkor_core.ranks import comm
 from workflow.bench import workloads
 
 RANKS, STEPS, LAST = 2, 200, 20

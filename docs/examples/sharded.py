@@ -32,7 +32,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from baselines import Eva
-from mkor_core import MKOR, Preconditioner, comm
+from mkor_core import MKOR, Preconditioner
+from mkor_core.ranks import comm
 
 WIDTH, HEADS, BLOCKS, LENGTH = 128, 4, 3, 64
 BATCH, MICRO_BATCHES = 24, 2

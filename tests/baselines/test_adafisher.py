@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
-from baselines.adafisher import AdaFisher
+from baselines.first_order.adafisher import AdaFisher
 from tests.support import reference
 from tests.support.matrices import random
 

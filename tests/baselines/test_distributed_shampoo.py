@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from baselines.distributed_shampoo import inverse_root_of
+from baselines.shampoo.distributed_shampoo import inverse_root_of
 from tests.support.matrices import power, random, updates
 
 

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import KAISA
-from baselines.foof import FOOF
+from baselines.natural.foof import FOOF
 from mkor_core import Preconditioner
-from mkor_core.capture import Captured
+from mkor_core.capture.statistics import Captured
 from mkor_core.method import LayerShape
 from tests.support import reference
 from tests.support.matrices import random, spd

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import HyLo
-from baselines.hylo import interpolated_middle, kernel, sample_without_replacement
+from baselines.natural.hylo import interpolated_middle, kernel, sample_without_replacement
 from mkor_core import Preconditioner
-from mkor_core.capture import Captured
+from mkor_core.capture.statistics import Captured
 from mkor_core.method import LayerShape, LayerState
 from tests.support import reference
 

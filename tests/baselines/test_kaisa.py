@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import Preconditioner
-from mkor_core.capture import Captured
-from mkor_core.kl_clip import kl_clipped
+from mkor_core.capture.statistics import Captured
+from mkor_core.engines.kl_clip import kl_clipped
 from mkor_core.method import LayerShape, Update
 from tests.support import reference
 

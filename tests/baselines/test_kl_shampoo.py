@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
-from baselines.kl_shampoo import KLShampoo, inverse_root
+from baselines.shampoo.kl_shampoo import KLShampoo, inverse_root
 from tests.support.matrices import change, random
 
 M, N = 3, 5

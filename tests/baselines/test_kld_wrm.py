@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import KAISA, build
-from baselines._wake import WakeRegularized, common_basis
-from mkor_core.capture import Captured, Rows
+from baselines.natural._wake import WakeRegularized, common_basis
+from mkor_core.capture.statistics import Captured, Rows
 from mkor_core.method import LayerShape, LayerState
 from tests.support import reference
 from tests.support.matrices import random, spd

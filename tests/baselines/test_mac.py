@@ -7,9 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines.mac import MAC
+from baselines.natural.mac import MAC
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import Captured
+from mkor_core.capture.statistics import Captured
 from mkor_core.method import LayerShape
 from tests.support import reference
 from tests.support.matrices import random

@@ -519,7 +519,7 @@ def test_a_wrong_request_is_refused_in_words(name, chosen, message):
 
 
 def test_an_optimizer_of_a_package_that_is_missing_is_refused_by_name(monkeypatch):
-    monkeypatch.delitem(sys.modules, "baselines.lamb", raising=False)
+    monkeypatch.delitem(sys.modules, "baselines.first_order.lamb", raising=False)
     monkeypatch.setitem(sys.modules, "timm", None)
     monkeypatch.setitem(sys.modules, "timm.optim", None)
     with pytest.raises(ModuleNotFoundError, match=r"^optimizer 'lamb' needs the package 'timm'"):

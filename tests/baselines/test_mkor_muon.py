@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
-from baselines._polar import newton_schulz, polar_factor
-from baselines.mkor_muon import MKORMuon
+from baselines.muon._polar import newton_schulz, polar_factor
+from baselines.muon.mkor_muon import MKORMuon
 from mkor_core import MKOR, Method, Preconditioner
 from tests.support.matrices import random
 

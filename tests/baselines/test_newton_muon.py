@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines._polar import polar_factor
-from baselines.newton_muon import NewtonMuon
+from baselines.muon._polar import polar_factor
+from baselines.muon.newton_muon import NewtonMuon
 from mkor_core import Preconditioner
 from mkor_core.method import LayerShape
 from tests.support.matrices import random

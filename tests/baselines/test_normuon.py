@@ -8,7 +8,7 @@ from torch import nn
 from torch.testing import assert_close
 
 from baselines import build
-from baselines._polar import newton_schulz, polar_factor
+from baselines.muon._polar import newton_schulz, polar_factor
 
 # isort: split
 from pytorch_optimizer import NorMuon as LibraryNorMuon
@@ -43,7 +43,7 @@ def test_with_the_exact_polar_factor_and_no_tall_matrix_it_is_muon(shape, equal)
 
 
 def test_without_row_means_its_steps_are_muons():
-    """Truth: baselines/muon.py, which computes in bfloat16."""
+    """Truth: baselines/muon/muon.py, which computes in bfloat16."""
     grads = [random(6, 4, seed=t) for t in range(3)]
     truth = updates("muon", grads, weight_decay=0.0, match_adamw_rms=False)
     for one, other in zip(updates("normuon", grads, row_decay=None), truth, strict=True):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import build
-from baselines.psgd_kron import PSGDKron, noise, norm_bound, probability, terms, updated
+from baselines.shampoo.psgd_kron import PSGDKron, noise, norm_bound, probability, terms, updated
 from tests.support.matrices import change, power, random
 
 M, N = 3, 4

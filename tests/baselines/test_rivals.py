@@ -25,8 +25,9 @@ from pytorch_optimizer.optimizer.utils.graft import LayerWiseGrafting
 from singd.optim.optimizer import SINGD
 from timm.optim import Lamb
 
-from baselines._combined import Combined
-from mkor_core import MKOR, Preconditioner, comm
+from baselines.parts.combined import Combined
+from mkor_core import MKOR, Preconditioner
+from mkor_core.ranks import comm
 from tests.support.matrices import random
 from workflow.bench.probes._counting import Counting
 

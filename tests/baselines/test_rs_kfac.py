@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines._low_rank import Pairs, brand, clipped, leading, randomized_eigh, randomized_svd
-from baselines.b_kfac import BKFAC
-from baselines.rs_kfac import RSKFAC
+from baselines.kfac._low_rank import Pairs, brand, clipped, leading, randomized_eigh, randomized_svd
+from baselines.kfac.b_kfac import BKFAC
+from baselines.kfac.rs_kfac import RSKFAC
 from mkor_core import Method, Preconditioner
 from tests.support.matrices import random
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from baselines.sketchy import divided, sketched
+from baselines.shampoo.sketchy import divided, sketched
 from tests.support.matrices import power, random, updates
 
 

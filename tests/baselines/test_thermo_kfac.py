@@ -10,9 +10,9 @@ import torch
 from torch.testing import assert_close
 
 from baselines import KAISA
-from baselines._analog import drawn_mean, gaussian, mean_variance, rounded, simulated_mean
-from baselines.thermo_kfac import ThermoKFAC
-from mkor_core.capture import Captured
+from baselines.kfac._analog import drawn_mean, gaussian, mean_variance, rounded, simulated_mean
+from baselines.kfac.thermo_kfac import ThermoKFAC
+from mkor_core.capture.statistics import Captured
 from mkor_core.method import LayerShape, LayerState
 from tests.support.matrices import random, spd
 

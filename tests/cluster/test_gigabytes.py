@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from baselines import build
-from mkor_core.discovery import find_layers
+from mkor_core.capture.discovery import find_layers
 from mkor_core.method import LayerShape
 from workflow.bench import workloads
 from workflow.bench.plan import Plan

@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_type_hints
 
 import pytest
 
-from baselines.kaisa import KAISA
+from baselines.kfac.kaisa import KAISA
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, Domain, OneOf, Range
 from workflow.bench import list_hyperparameters
 from workflow.bench.plan.optimizer_signatures import ranges, read_signatures

@@ -153,7 +153,7 @@ def test_a_file_of_baselines_is_a_module_or_refused(tmp_path_factory: pytest.Tem
     for package in ("baselines", "mkor_core"):
         shutil.copytree(ROOT / package, root / package)
     try:
-        shutil.copy(ROOT / "baselines" / "sgd.py", root / "baselines" / f"{text}.py")
+        shutil.copy(ROOT / "baselines" / "first_order" / "sgd.py", root / "baselines" / f"{text}.py")
     except (OSError, ValueError):  # a file system without names such as this one
         return
     with refused_in_one_line(ConfigError):

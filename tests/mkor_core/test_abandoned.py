@@ -14,10 +14,11 @@ from torch.testing import assert_close
 
 from baselines import available
 from mkor_core import MKOR, Preconditioner
-from mkor_core.autograd import Passes
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Statistic
-from mkor_core.layer import Layer
-from mkor_core.row_capture import RowCapture
+from mkor_core.capture.autograd import Passes
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Statistic
+from mkor_core.capture.sums import Capture
 from tests.support.misuses import VARIANTS, Session
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {name: (name, {}) for name in available()} | VARIANTS

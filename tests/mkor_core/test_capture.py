@@ -12,10 +12,11 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Rows, Statistic
-from mkor_core.layer import Layer, unsupported_reason
-from mkor_core.reductions import average_locations
-from mkor_core.row_capture import RowCapture
+from mkor_core.capture.layer import Layer, unsupported_reason
+from mkor_core.capture.reductions import average_locations
+from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Rows, Statistic
+from mkor_core.capture.sums import Capture
 from tests.support import reference
 
 CONVOLUTIONS = {

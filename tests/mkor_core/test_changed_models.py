@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.discovery import Exclude
+from mkor_core.capture.discovery import Exclude
 
 CAME = "came into the model after the Preconditioner was made"
 LEFT = "left the model, or another module has their place"

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import MKOR, Codec, Preconditioner
-from mkor_core.codec import Coder, decode, encode
+from mkor_core.ranks.codec import Coder, decode, encode
 from tests.support import coded_ranks
 from tests.support.rank_processes import run_ranks
 
@@ -140,7 +140,7 @@ def test_a_codec_that_would_code_nothing_is_refused():
     model = nn.Linear(2, 2)
     with pytest.raises(ValueError, match=r"codec=Codec\(.*this MKOR sends nothing that is coded"):
         Preconditioner(model, MKOR(), codec=Codec())
-    with pytest.raises(ValueError, match=r"codec=8 must be a mkor_core\.codec\.Codec or None"):
+    with pytest.raises(ValueError, match=r"codec=8 must be a mkor_core\.ranks\.codec\.Codec or None"):
         Preconditioner(model, KAISA(), codec=8)
     Preconditioner(model, KAISA(), codec=Codec()).remove()
     Preconditioner(model, MKOR(), codec=Codec(), owners=True).remove()

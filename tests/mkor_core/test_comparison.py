@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core import inverses as factors
+from mkor_core.maths import inverses as factors
 
 METHODS: dict[str, Method] = {
     "dense": MKOR(inverse_update_period=1),

@@ -21,9 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from baselines import KAISA, Eva
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core.capture import MEAN, MOMENT, Capture, Statistic, Sums
-from mkor_core.ghosts import Ghosts
-from mkor_core.layer import Layer
+from mkor_core.capture.compiled import Ghosts
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.statistics import MEAN, MOMENT, Statistic, Sums
+from mkor_core.capture.sums import Capture
 
 METHODS: dict[str, Method] = {
     "mkor": MKOR(inverse_update_period=2),

@@ -25,7 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from baselines import build
-from mkor_core import comm
+from mkor_core.ranks import comm
 from tests.support.formulas import value
 from workflow.bench.support.config import ROOT
 

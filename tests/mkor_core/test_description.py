@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from baselines.hylo import HyLo
-from baselines.kaisa import KAISA
+from baselines.kfac.kaisa import KAISA
+from baselines.natural.hylo import HyLo
 from mkor_core import MKOR, MKORH, Preconditioner
 
 

@@ -14,10 +14,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.testing import assert_close
 
 from baselines import KAISA, available, limits
-from mkor_core import MKOR, comm, sharing
-from mkor_core.assignment import Assignment, Grid, assign, make_grid
-from mkor_core.layer import Layer
+from mkor_core import MKOR
+from mkor_core.capture.layer import Layer
 from mkor_core.method import LayerShape
+from mkor_core.ranks import comm
+from mkor_core.ranks import kaisa as sharing
+from mkor_core.ranks.assignment import Assignment, Grid, assign, make_grid
 from tests.support import ranks
 from tests.support.rank_processes import run_ranks
 

@@ -15,11 +15,11 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from baselines import KAISA, Eva, HyLo, build
-from baselines.hylo import interpolated_middle
+from baselines.natural.hylo import interpolated_middle
 from mkor_core import MKOR, MKORH, Preconditioner
-from mkor_core.layer import Layer
+from mkor_core.capture.layer import Layer
+from mkor_core.engines.states import LayerStates
 from mkor_core.method import LayerShape, Method
-from mkor_core.states import LayerStates
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=1),

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from mkor_core import inverses, linalg
-from mkor_core.inverses import DenseInverse, Inverse, Rule, WindowedInverse
+from mkor_core.maths import inverses, linalg
+from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse
 from mkor_core.reference import RULES, stabilized
 from tests.support.matrices import spd
 

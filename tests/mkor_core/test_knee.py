@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from mkor_core.knee import KneePointScheduler, is_knee
+from mkor_core.maths.knee import KneePointScheduler, is_knee
 
 
 def schedule(values: list[float | None], **options: Any) -> tuple[list[float], KneePointScheduler]:

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mkor_core import linalg
+from mkor_core.maths import linalg
 
 EPS, ZETA = 2.0, 0.8
 

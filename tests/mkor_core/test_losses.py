@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mkor_core.losses import LossHistory
+from mkor_core.capture.losses import LossHistory
 
 WEIGHT = torch.zeros(1, dtype=torch.float64)
 

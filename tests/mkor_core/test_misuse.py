@@ -20,9 +20,9 @@ from torch.testing import assert_close
 
 from baselines import KAISA, build, method_class
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import Sums
-from mkor_core.diagnostics import Diagnostics
-from mkor_core.layer import Layer
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.statistics import Sums
+from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.method import LayerShape
 from mkor_core.reference import sherman_morrison
 from tests.support import reference

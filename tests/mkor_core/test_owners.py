@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mkor_core import comm, owners
-from mkor_core.blocks import Block
-from mkor_core.layer import Layer
-from mkor_core.owners import Owners, assigned
+from mkor_core.capture.blocks import Block
+from mkor_core.capture.layer import Layer
+from mkor_core.ranks import comm, owners
+from mkor_core.ranks.owners import Owners, assigned
 
 Cut = tuple[tuple[int, int], tuple[int, int]]
 """The rows and the columns of a block: the first one, and the one after the last."""

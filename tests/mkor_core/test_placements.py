@@ -18,10 +18,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing import assert_close
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mkor_core import comm
-from mkor_core.blocks import block_of, ranks_of_a_batch, share_of, summed
-from mkor_core.layer import Layer
-from mkor_core.reductions import gradient_sum, input_vector
+from mkor_core.capture.blocks import block_of, ranks_of_a_batch, share_of
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.reductions import gradient_sum, input_vector
+from mkor_core.ranks import comm
+from mkor_core.ranks.comm import sum_over_groups
 
 WORLD = 4
 RANKS = range(WORLD)
@@ -197,6 +198,6 @@ def test_one_flat_sum_for_each_group_in_the_order_of_their_first_tensor(monkeypa
 
     monkeypatch.setattr(comm, "sum_across_ranks", sum_across_ranks)
     groups: list[Any] = [("rows",), (), ("rows", "columns"), ("columns",)]
-    totals = summed([(torch.tensor(1.0), group) for group in groups])
+    totals = sum_over_groups([(torch.tensor(1.0), group) for group in groups])
     assert [float(total) for total in totals] == [2, 1, 6, 3]
     assert calls == [("rows", 2), ("columns", 2)]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.autograd import matmul_precision
+from mkor_core.capture.autograd import matmul_precision
 from mkor_core.mkor import MKOR as Method
 
 CUBLAS, ONEDNN = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from mkor_core import inverses, products
-from mkor_core.inverses import Inverse, Rule, WindowedInverse
-from mkor_core.products import Gradient, precondition_
+from mkor_core.maths import inverses, products
+from mkor_core.maths.inverses import Inverse, Rule, WindowedInverse
+from mkor_core.maths.products import Gradient, precondition_
 from tests.support import reference
 
 CPU = torch.device("cpu")

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.testing import assert_close
 
-from mkor_core import MKOR, Preconditioner, stacks
+from mkor_core import MKOR, Preconditioner
+from mkor_core.engines import stacks
 from mkor_core.reference import RULES, ReferenceMKOR, rescaled, rows, stabilized
 from tests.support import reference
 from tests.support.matrices import random, spd

@@ -14,10 +14,11 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture import MEAN, MOMENT, ROWS, Capture, Captured, Statistic, Sums
-from mkor_core.layer import Layer
-from mkor_core.reductions import mean_locations
-from mkor_core.row_capture import RowCapture
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.reductions import mean_locations
+from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Statistic, Sums
+from mkor_core.capture.sums import Capture
 from tests.support import reference
 
 Calls = list[list[int]]

@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import MKOR, Preconditioner, Schedule
-from mkor_core.schedule import balanced, finish, merged
+from mkor_core.ranks.schedule import balanced, finish, merged
 from tests.support import scheduled_ranks
 from tests.support.rank_processes import run_ranks
 from tests.support.scheduled_ranks import BOUND, METHODS, SCHEDULES
@@ -120,7 +120,7 @@ def test_a_schedule_that_does_not_fit_is_refused():
             ValueError, match=r"Schedule\(.*is for KAISA with grad_worker_fraction=1 and without owners"
         ):
             Preconditioner(model, method, schedule=Schedule(), owners=owners)
-    with pytest.raises(ValueError, match=r"schedule='spd' must be a mkor_core\.schedule\.Schedule or None"):
+    with pytest.raises(ValueError, match=r"schedule='spd' must be a mkor_core\.ranks\.schedule\.Schedule or None"):
         Preconditioner(model, KAISA(), schedule="spd")
     with pytest.raises(ValueError, match=r"startup=-1\.0 must be at least 0: the seconds that an all-reduce takes"):
         Schedule(startup=-1.0)

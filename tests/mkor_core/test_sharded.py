@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mkor_core.assignment import Grid, assign
+from mkor_core.ranks.assignment import Grid, assign
 from tests.support import sharded_ranks as ranks
 from tests.support.rank_processes import run_ranks
 

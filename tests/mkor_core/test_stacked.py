@@ -11,7 +11,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from baselines import Eva
-from mkor_core import MKOR, Preconditioner, linalg, stacked, stacks
+from mkor_core import MKOR, Preconditioner
+from mkor_core.engines import stacked, stacks
+from mkor_core.maths import linalg
 from mkor_core.method import StackedMethod
 from workflow.bench import workloads
 

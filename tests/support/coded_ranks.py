@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA, HyLo
-from mkor_core import MKOR, Codec, Method, Preconditioner, comm
+from mkor_core import MKOR, Codec, Method, Preconditioner
+from mkor_core.ranks import comm
 
 STEPS = 12
 METHODS: Mapping[str, tuple[Method, bool | None]] = {

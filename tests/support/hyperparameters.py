@@ -5,12 +5,11 @@ from __future__ import annotations
 import inspect
 import random
 from dataclasses import MISSING, fields
-from importlib import import_module
 from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
 
 from torch import nn
 
-from baselines import DEFAULT_BASE, available, build, method_class
+from baselines import DEFAULT_BASE, available, build, method_class, module_of
 from mkor_core.ranges import Domain, OneOf
 
 FAST: dict[str, dict[str, Any]] = {
@@ -204,7 +203,7 @@ def hyperparameters(name: str) -> dict[str, Hyperparameter]:
     if cls is not None:
         hints = get_type_hints(cls, include_extras=True)
         return {f.name: Hyperparameter(hints[f.name], f.default) for f in fields(cls) if f.default is not MISSING}
-    module = import_module(f"baselines.{name}")
+    module = module_of(name)
     make = getattr(module, "optimizer", None) or module.optimizer_for
     hints, parameters = get_type_hints(make, include_extras=True), inspect.signature(make).parameters.values()
     return {p.name: Hyperparameter(hints[p.name], p.default) for p in parameters if p.kind is p.KEYWORD_ONLY}

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import build
-from mkor_core import comm
+from mkor_core.ranks import comm
 
 OPTIONS: dict[str, Any] = {"factor_decay": 0.7, "damping": 0.1, "kl_clip": None}
 RATE, EXAMPLES = 0.1, 8

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limits, method_class
-from mkor_core import MKOR, Preconditioner, comm
-from mkor_core.capture import Sums
-from mkor_core.exchange import exchange
-from mkor_core.layer import Layer
+from mkor_core import MKOR, Preconditioner
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.statistics import Sums
 from mkor_core.method import LayerShape, Method
-from mkor_core.sharing import Sharing
+from mkor_core.ranks import comm
+from mkor_core.ranks.exchange import exchange
+from mkor_core.ranks.kaisa import Sharing
 
 STEPS, BATCH = 5, 8
 WITH_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {

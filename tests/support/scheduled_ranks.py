@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA
-from mkor_core import Codec, Preconditioner, Schedule, comm
+from mkor_core import Codec, Preconditioner, Schedule
+from mkor_core.ranks import comm
 
 STEPS = 5
 METHODS: tuple[Literal["eigen", "inverse"], ...] = ("eigen", "inverse")

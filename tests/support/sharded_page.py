@@ -28,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from baselines import KAISA, Eva
 from docs.examples import sharded
-from mkor_core import MKOR, Method, Preconditioner, comm
+from mkor_core import MKOR, Method, Preconditioner
+from mkor_core.ranks import comm
 from tests.support.sharded_ranks import LiveBytes, whole
 from workflow.bench.support.config import ROOT
 

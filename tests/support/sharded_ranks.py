@@ -28,9 +28,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from baselines import KAISA, Eva, HyLo
-from baselines.foof import FOOF
-from baselines.mac import MAC
-from mkor_core import MKOR, Method, Preconditioner, comm, stacks
+from baselines.natural.foof import FOOF
+from baselines.natural.mac import MAC
+from mkor_core import MKOR, Method, Preconditioner
+from mkor_core.engines import stacks
+from mkor_core.ranks import comm
 
 BATCH, STEPS, FEW = 24, 20, 6
 OPTIONS: dict[str, Mapping[str, Any]] = {

@@ -112,7 +112,7 @@ def test_every_file_is_described_by_its_checksum(plan):
         assert graph[name]["contentSize"] == str(len(content))
     here = f"results/{plan.hardware}/embedded"
     assert {f"{here}/one.csv", f"{here}/one/sgd.csv", f"{here}/tables/claims.csv", f"{here}/specs.json"} <= names
-    assert {WORKFLOW, "config/experiments/one.yaml", "mkor_core/linalg.py", "LICENSE", "README.md"} <= names
+    assert {WORKFLOW, "config/experiments/one.yaml", "mkor_core/maths/linalg.py", "LICENSE", "README.md"} <= names
     assert not [name for name in names if "logs" in name or "/runs/" in name or "__pycache__" in name]
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from dataclasses import MISSING, fields
-from importlib import import_module
 from inspect import Parameter, signature
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pytest
 import torch
 import yaml
 
-from baselines import available, method_class
+from baselines import available, method_class, module_of
 from tests.support.experiments import load, make_folder, write
 from tests.support.fuzzing import MISPLACED
 from tests.support.numbers import within
@@ -382,7 +381,7 @@ def test_signatures_read_from_the_source_are_those_that_run():
         truth: dict[str, Any]
         if cls is None:
             assert optimizer.order == "first"
-            module = import_module(f"baselines.{name}")
+            module = module_of(name)
             make = getattr(module, "optimizer", None) or module.optimizer_for
             truth = {
                 parameter.name: REQUIRED if parameter.default is Parameter.empty else parameter.default

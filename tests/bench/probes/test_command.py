@@ -14,7 +14,7 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from baselines import available as available_methods
 from baselines import limits, method_class
-from mkor_core import comm
+from mkor_core.ranks import comm
 from tests.support import experiments
 from tests.support.small_models import autoencoder
 from workflow.bench.plan.artefacts import available, describe, files_of, planned_probes

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from baselines import build
-from mkor_core.inverses import WindowedInverse
+from mkor_core.maths.inverses import WindowedInverse
 from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench.probes import factors
 from workflow.bench.probes._models import ProbeModel

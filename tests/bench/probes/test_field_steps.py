@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from mkor_core.discovery import find_layers
+from mkor_core.capture.discovery import find_layers
 from workflow.bench import workloads
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _ranks, field_steps

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from baselines import available
-from baselines.eva import Eva
-from baselines.hylo import HyLo
-from baselines.kaisa import KAISA
+from baselines.kfac.kaisa import KAISA
+from baselines.natural.eva import Eva
+from baselines.natural.hylo import HyLo
 from mkor_core import MKOR, Method
 from mkor_core.method import LayerShape
 from tests.support.small_models import autoencoder, images, tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -156,9 +157,11 @@ def test_a_kept_machine_that_snakemake_would_take_for_a_wildcard_is_refused(
         Plan.load(config, hardware="test")
 
 
-def test_a_file_of_baselines_that_is_no_module_is_refused(tmp_path: Path):
-    (tmp_path / "baselines").mkdir()
-    (tmp_path / "baselines" / "x;touch y.py").touch()
+@pytest.mark.parametrize("folder", ["baselines", "baselines/muon"])
+def test_a_file_of_baselines_that_is_no_module_is_refused(folder: str, tmp_path: Path):
+    (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(ROOT / "baselines" / "__init__.py", tmp_path / "baselines")
+    (tmp_path / folder / "x;touch y.py").touch()
     with pytest.raises(ConfigError, match=r"x;touch y\.py: its name, \"x;touch y\", must consist of letters"):
         read_signatures(tmp_path)
 

@@ -92,10 +92,10 @@ def appended(file: str, text: str) -> Callable[[Path], object]:
 
 EDITS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
     "a comment in mkor_core": (appended("mkor_core/mkor.py", "\n# A comment.\n"), set()),
-    "a docstring in mkor_core": (replaced("mkor_core/linalg.py", '    """', '    """Changed. '), set()),
-    "other formatting": (replaced("mkor_core/linalg.py", "def ", "\n\n\ndef "), set()),
+    "a docstring in mkor_core": (replaced("mkor_core/maths/linalg.py", '    """', '    """Changed. '), set()),
+    "other formatting": (replaced("mkor_core/maths/linalg.py", "def ", "\n\n\ndef "), set()),
     "a new file in baselines": (lambda root: (root / "baselines" / "rival.py").write_text("LR = 1.0\n"), set()),
-    "an operator in mkor_core": (appended("mkor_core/comm.py", "\nHALF = 1 / 2\n"), RUNS),
+    "an operator in mkor_core": (appended("mkor_core/ranks/comm.py", "\nHALF = 1 / 2\n"), RUNS),
     "an operator in training": (appended("workflow/bench/training/loop.py", "\nHALF = 1 / 2\n"), RUNS),
     "an operator in a workload": (
         appended("workflow/bench/workloads/autoencoder.py", "\nHALF = 1 / 2\n"),
@@ -106,15 +106,15 @@ EDITS: dict[str, tuple[Callable[[Path], object], set[str]]] = {
         {run for run in RUNS if run.startswith("bert_pretraining")},
     ),
     "an operator in a method": (
-        appended("baselines/kaisa.py", "\nHALF = 1 / 2\n"),
+        appended("baselines/kfac/kaisa.py", "\nHALF = 1 / 2\n"),
         {run for run in RUNS if run.endswith("kaisa")},
     ),
     "an operator in a base": (
-        appended("baselines/lamb.py", "\nHALF = 1 / 2\n"),
+        appended("baselines/first_order/lamb.py", "\nHALF = 1 / 2\n"),
         {run for run in RUNS if run.endswith(("lamb", "eva"))},
     ),
     "an operator in a helper of two methods": (
-        appended("baselines/_groups.py", "\nHALF = 1 / 2\n"),
+        appended("baselines/parts/groups.py", "\nHALF = 1 / 2\n"),
         {run for run in RUNS if run.endswith(("lamb", "eva", "adamw"))},
     ),
     "an operator of a probe": (appended("workflow/bench/probes/memory.py", "\nHALF = 1 / 2\n"), set()),
@@ -136,7 +136,7 @@ def test_an_edit_changes_the_fingerprints_of_the_runs_that_it_can_change(copy, n
 
 def test_a_run_depends_on_the_code_of_the_run_that_it_starts_from(copy):
     edited = copy()
-    appended("baselines/kaisa.py", "\nHALF = 1 / 2\n")(edited)
+    appended("baselines/kfac/kaisa.py", "\nHALF = 1 / 2\n")(edited)
     tuned, pretrained = spec("bert_span", "adamw", None), spec("bert_pretraining", "kaisa", "lamb")
     assert code_fingerprint([tuned], edited) == code_fingerprint([tuned])
     assert code_fingerprint([tuned, pretrained], edited) != code_fingerprint([tuned, pretrained])
@@ -206,7 +206,7 @@ def test_a_fingerprint_covers_what_a_training_process_loads(workload, loaded_by)
     expected |= {file for file in loaded if file.is_relative_to(ROOT / "workflow/bench/training")}
     files = run_files([spec(workload, "mkor", "sgd")])
     assert {file for file in expected if file.name != "__init__.py"} <= files
-    assert ROOT / "baselines/sgd.py" in files
+    assert ROOT / "baselines/first_order/sgd.py" in files
     assert not {file for file in files if {"figures", "tables", "probes", "claims"} & set(file.relative_to(ROOT).parts)}
 
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mkor_core.comparison import Comparison
+from mkor_core.engines.comparison import Comparison
 from workflow.bench.training.effects import effects
 
 

@@ -83,8 +83,10 @@ def read_signatures(root: Path = ROOT) -> dict[str, Signature]:
     Raises:
         ConfigError: the name of a file is not that of a Python module.
     """
-    files = sorted((root / "baselines").glob("[!_]*.py"))
-    modules = {name: f"baselines.{name}" for name in (checked_stem(file, "module") for file in files)}
+    modules: dict[str, str] = {}
+    for package in ("baselines", *(f"baselines.{family}" for family in _constant(root, "FAMILIES"))):
+        files = sorted(root.joinpath(*package.split(".")).glob("[!_]*.py"))
+        modules |= {name: f"{package}.{name}" for name in (checked_stem(file, "module") for file in files)}
     modules |= _constant(root, "CORE")
     signatures = {name: _read_signature(root, name, module) for name, module in modules.items()}
     return {name: signature for name, signature in signatures.items() if signature is not None}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mkor_core import Preconditioner, comm
+from mkor_core import Preconditioner
+from mkor_core.ranks import comm
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._timed_loop import SAFE_RATE
 

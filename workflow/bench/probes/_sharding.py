@@ -23,10 +23,10 @@ from typing import Final, Literal
 import torch
 
 from mkor_core import Method
-from mkor_core.assignment import assign, make_grid
-from mkor_core.kl_clip import KLClipping
+from mkor_core.engines.kl_clip import KLClipping
 from mkor_core.method import LayerShape, StackedMethod
 from mkor_core.mkor import MKOR
+from mkor_core.ranks.assignment import assign, make_grid
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.probes._costs import FLOAT, Layer
 from workflow.bench.probes._optimizers import PERIOD, method_of

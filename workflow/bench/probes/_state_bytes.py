@@ -16,8 +16,8 @@ from torch.optim import Optimizer
 from baselines import build_optimizer
 from mkor_core import Method
 from mkor_core.attachment import STATE_KEY
-from mkor_core.capture import Captured, Rows
-from mkor_core.discovery import find_layers
+from mkor_core.capture.discovery import find_layers
+from mkor_core.capture.statistics import Captured, Rows
 from mkor_core.method import LayerShape
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import build
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.data.batches import Batch
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer

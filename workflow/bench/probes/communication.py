@@ -10,8 +10,8 @@ every optimizer, is left out. Bytes do not depend on the device, so the probe ru
   and Eva precondition its rows where they are, others send them to the layer's owner, rank 0. With ``_owners_ddp``
   every rank has the gradient, and the owner sends the update.
 - dimension d, workers, rank, collective.
-- bytes: the payload that the rank handed to the collective, counted there (`mkor_core.comm.bytes_sent`); a broadcast
-  counts at its source.
+- bytes: the payload that the rank handed to the collective, counted there (`mkor_core.ranks.comm.bytes_sent`); a
+  broadcast counts at its source.
 - predicted_bytes: the same, computed from the shapes that the method declares (`predicted`).
 - paper_bytes: the paper's Table 1 for the whole update, in float32, the same for every rank and collective: MKOR 2d/2,
   KAISA 4d^2, Eva 2d, HyLo 2bd + b^2 numbers; empty for other methods.
@@ -26,7 +26,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
 from workflow.bench.probes._costs import Layer

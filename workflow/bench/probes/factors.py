@@ -33,11 +33,12 @@ import torch
 from torch import Tensor
 
 from baselines import build
-from mkor_core import MKOR, inverses
-from mkor_core.capture import Captured
-from mkor_core.discovery import find_layers
-from mkor_core.inverses import WindowedInverse
-from mkor_core.layer import Layer
+from mkor_core import MKOR
+from mkor_core.capture.discovery import find_layers
+from mkor_core.capture.layer import Layer
+from mkor_core.capture.statistics import Captured
+from mkor_core.maths import inverses
+from mkor_core.maths.inverses import WindowedInverse
 from mkor_core.method import LayerShape, LayerState
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command

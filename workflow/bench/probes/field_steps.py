@@ -29,8 +29,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from baselines import build
-from mkor_core import Preconditioner, comm
-from mkor_core.discovery import find_layers
+from mkor_core import Preconditioner
+from mkor_core.capture.discovery import find_layers
+from mkor_core.ranks import comm
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run

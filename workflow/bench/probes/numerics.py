@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.inverses import DenseInverse, Rule
+from mkor_core.maths.inverses import DenseInverse, Rule
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command

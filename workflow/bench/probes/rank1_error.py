@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 
 from baselines import build
-from mkor_core.discovery import find_layers
-from mkor_core.row_capture import RowCapture
+from mkor_core.capture.discovery import find_layers
+from mkor_core.capture.rows import RowCapture
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, probe_models

@@ -27,7 +27,7 @@ from typing import Final, NamedTuple
 
 import torch
 
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
 from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder

@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from mkor_core import comm
-from mkor_core.blocks import local
-from mkor_core.discovery import find_layers
+from mkor_core.capture.blocks import local
+from mkor_core.capture.discovery import find_layers
+from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
 from workflow.bench.probes._costs import FLOAT, Layer

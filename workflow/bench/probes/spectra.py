@@ -27,8 +27,9 @@ import torch
 from torch import Tensor
 
 from baselines import KAISA, build
-from mkor_core.capture import MOMENT, Capture
-from mkor_core.discovery import find_layers
+from mkor_core.capture.discovery import find_layers
+from mkor_core.capture.statistics import MOMENT
+from mkor_core.capture.sums import Capture
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, probe_models

@@ -66,8 +66,9 @@ def _named(spec: Mapping[str, Any]) -> tuple[str, str, str | None]:
 @cache
 def _spec_files(workload: str, method: str, base: str | None, root: Path) -> frozenset[Path]:
     # mkor and mkor_h have no file in baselines: they are part of mkor_core, all of which is included.
-    names = [f"{_WORKLOADS}/{workload}.py", *(f"{_METHODS}/{name}.py" for name in (method, base) if name)]
-    entries = [root / name for name in names if (root / name).is_file()]
+    names = (f"{name}.py" for name in (method, base) if name)
+    methods = [file for name in names for place in (name, f"*/{name}") for file in (root / _METHODS).glob(place)]
+    entries = [*(root / _WORKLOADS).glob(f"{workload}.py"), *methods]
     always = [
         file for file in _snapshot(root) if file.is_relative_to(root / _CORE) or file.is_relative_to(root / _TRAINING)
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError

@@ -6,7 +6,7 @@ import math
 from statistics import median
 from typing import Protocol
 
-from mkor_core.comparison import Comparison
+from mkor_core.engines.comparison import Comparison
 
 
 class Compared(Protocol):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.provenance import collect
 from workflow.bench.training import checkpoint

@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
-from mkor_core import comm
+from mkor_core.ranks import comm
 from workflow.bench.training.launcher import MeetingError, Place
 from workflow.bench.training.record import first_line
 from workflow.bench.training.watchdog import SILENCE_SECONDS, Watchdog

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mkor_core import comm
 from mkor_core.attachment import STATE_KEY
+from mkor_core.ranks import comm
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.build import Parts, Setting
 from workflow.bench.training.checkpoint_header import DamagedError

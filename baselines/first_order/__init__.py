@@ -1,0 +1,1 @@
+"""First-order optimizers with diagonal preconditioners."""

@@ -1,0 +1,1 @@
+"""KFAC with its second moments, and cheaper forms of them."""

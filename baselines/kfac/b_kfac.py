@@ -1,0 +1,80 @@
+"""B-KFAC (Puiu, 2022): KFAC whose factors are kept as a few eigenpairs, which Brand's update carries on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+import torch
+from typing_extensions import override
+
+from baselines.kfac._low_rank import LowRankKFAC, brand, pairs_of, randomized_svd, set_pairs
+from mkor_core.capture.statistics import Captured, Rows
+from mkor_core.method import LayerState
+from mkor_core.ranges import AT_LEAST_1
+from mkor_core.transfers import upload
+
+
+@dataclass(frozen=True, kw_only=True)
+class BKFAC(LowRankKFAC):
+    """B-KFAC: RS-KFAC's update, whose factors never become matrices ``[d, d]``: linear in the width.
+
+    A factor's ``rank`` leading eigenpairs and the rows of a batch give its next ones, in every factor update. Of a
+    batch with more rows, ``max_rows`` are drawn: tokens would make more rows than the layer is wide, for which the
+    released code falls back on RS-KFAC. Layers narrower than rank plus rows take the same update in a dense form, and
+    so do those of a Conv2d, whose rows are its locations. Ranks gather the rows. ``thesis_code`` also appends the
+    bias's 1 to rows that are divided by the root of their number, so that the bias weighs that number times too much.
+    """
+
+    gathers_rows: ClassVar[bool] = True
+
+    max_rows: Annotated[int, AT_LEAST_1, "the rows of a batch that update the factors"] = 256
+    overwrite_period: Annotated[int | None, AT_LEAST_1, "steps between two decompositions of dense factors"] = None
+    """B-R-KFAC: keep dense factors too, from which a randomized decomposition corrects the eigenpairs; 250 in the
+    published runs. None keeps none."""
+
+    @override
+    def condense(self, rows: list[Rows], step: int) -> Captured:
+        # So that x^T x over the number of rows is A, and g^T g times it C, also of a Conv2d's locations.
+        x = torch.cat([part.x / part.locations**0.5 for part in rows])
+        g = torch.cat([part.g for part in rows])
+        return Captured(x, g, torch.full((), len(x), dtype=x.dtype, device=x.device))
+
+    @property
+    @override
+    def first_eigenvalue(self) -> float:
+        return 0.0
+
+    @property
+    @override
+    def keeps_factors(self) -> bool:
+        return self.overwrite_period is not None
+
+    @override
+    def refreshes(self, step: int) -> bool:
+        return self.accumulates(step)
+
+    @override
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        x, g = captured.x, captured.g
+        number = len(x)
+        if number > self.max_rows:
+            drawn = torch.randperm(number, generator=torch.Generator().manual_seed(step))[: self.max_rows]
+            chosen = upload(drawn, x.device)
+            # As many rows as before, in the mean.
+            x, g = x[chosen], g[chosen] * (number / self.max_rows) ** 0.5
+        columns = {"right": x.T / len(x) ** 0.5, "left": g.T * number**0.5}
+        if self.thesis_code:
+            has_bias = (captured.x[:, -1] == 1).all()
+            columns["right"][-1] *= 1 + (len(x) ** 0.5 - 1) * has_bias.to(x.dtype)
+        for side, rows in columns.items():
+            set_pairs(state, side, brand(pairs_of(state, side), rows, self.factor_decay, self.rank))
+            if self.keeps_factors:
+                state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * rows @ rows.T
+        state["batches"] = state["batches"] + 1
+
+    @override
+    def refresh(self, state: LayerState, step: int) -> None:
+        if self.overwrite_period is not None and step % self.overwrite_period == 0:
+            for side in ("left", "right"):
+                set_pairs(state, side, randomized_svd(state[side], self.rank, 4, step))

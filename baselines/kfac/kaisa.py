@@ -1,0 +1,144 @@
+"""KFAC as KAISA distributes it (Pauloski et al., SC '21), with the semantics of kfac-pytorch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from mkor_core.capture.statistics import MOMENT, Captured, Statistic
+from mkor_core.engines.kl_clip import KLClipping
+from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, POSITIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class KAISA(KLClipping, Method):
+    """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C."""
+
+    refresh_needs_statistics: ClassVar[bool] = False
+    refreshes_sides: ClassVar[bool] = True
+    fixed_in_state: ClassVar[tuple[str, ...]] = ("compute_method", "rows")
+
+    damping: Annotated[float, POSITIVE, "the number added to the eigenvalues"] = 1e-3
+    """Added to both factors (``inverse``), or to the products of their eigenvalues (``eigen``)."""
+    factor_decay: Annotated[float, DECAY, "the weight of the old factor"] = 0.95
+    """The running averages start from I."""
+    kl_clip: Annotated[float | None, POSITIVE, "the bound on all layers' updates together"] = 1e-3
+    """Bounds ``|sum(V * D) lr^2|`` over all layers; None leaves the update unchanged."""
+    factor_update_period: Annotated[int | None, AT_LEAST_1, "steps between two updates of the factors"] = 10
+    """None updates the factors with every decomposition."""
+    inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 100
+    compute_method: Literal["eigen", "inverse"] = "eigen"
+    """``eigen`` decomposes the factors, ``inverse`` inverts them."""
+    grad_worker_fraction: Annotated[float, FRACTION, "the share of ranks that precondition a layer"] = 1.0
+    """1 is COMM-OPT, 1/ranks is MEM-OPT, values between are HYBRID-OPT."""
+    rows: Literal["global", "rank"] = "global"
+    """``global`` uses gradient rows of the global mean loss, the same for any number of ranks; ``rank`` those of each
+    rank's own loss, as upstream does."""
+
+    @property
+    @override
+    def statistic(self) -> Statistic:
+        return MOMENT
+
+    @property
+    @override
+    def rank_rows(self) -> bool:
+        return self.rows == "rank"
+
+    @property
+    @override
+    def worker_fraction(self) -> float:
+        return self.grad_worker_fraction
+
+    @property
+    @override
+    def refreshed(self) -> tuple[str, ...]:
+        if self.compute_method == "eigen":
+            return ("left_vectors", "left_values", "right_vectors", "right_values")
+        return ("left_inverse", "right_inverse")
+
+    @override
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
+        for side, d in (("left", shape.d_out), ("right", shape.d_in)):
+            identity = torch.eye(d, dtype=dtype, device=device)
+            state[side] = identity
+            if self.compute_method == "eigen":
+                state[f"{side}_vectors"] = identity.clone()
+                state[f"{side}_values"] = torch.ones(d, dtype=dtype, device=device)
+            else:
+                state[f"{side}_inverse"] = identity / (1 + self.damping)
+        return state
+
+    @override
+    def accumulates(self, step: int) -> bool:
+        return step % (self.factor_update_period or self.inverse_update_period) == 0
+
+    @override
+    def refreshes(self, step: int) -> bool:
+        return step % self.inverse_update_period == 0
+
+    @override
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        for side, moment in (("left", captured.g), ("right", captured.x)):
+            batch = moment / captured.number  # the mean second moment of the batch
+            state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
+        state["batches"] = state["batches"] + 1
+
+    @override
+    def refresh(self, state: LayerState, step: int) -> None:
+        for side in ("left", "right"):
+            self.refresh_side(state, side, step)
+
+    @override
+    def refresh_side(self, state: LayerState, side: str, step: int) -> None:
+        if self.compute_method == "eigen":
+            values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
+            state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
+        else:
+            state[f"{side}_inverse"] = damped_inverse(state[side], self.damping, state[f"{side}_inverse"])
+
+    @override
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        if self.compute_method == "inverse":
+            return state["left_inverse"] @ grad @ state["right_inverse"]
+        # V = Q_C [(Q_C^T D Q_A) / (d_C d_A^T + damping)] Q_A^T for C = Q_C diag(d_C) Q_C^T, A = Q_A diag(d_A) Q_A^T
+        left, right = state["left_vectors"], state["right_vectors"]
+        eigenvalues = torch.outer(state["left_values"], state["right_values"])
+        return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
+
+    @override
+    def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
+        if self.compute_method == "inverse":
+            return {"left": state["left_inverse"] @ grad, "right": grad @ state["right_inverse"]}
+        left, right = state["left_vectors"], state["right_vectors"]
+        return {
+            "left": left @ ((left.T @ grad) / (state["left_values"][:, None] + self.damping)),
+            "right": ((grad @ right) / (state["right_values"] + self.damping)) @ right.T,
+        }
+
+    @override
+    def start_weight(self, state: LayerState) -> Tensor:
+        return torch.as_tensor(self.factor_decay, device=state["batches"].device) ** state["batches"]
+
+    @override
+    def has_statistics(self, state: LayerState) -> Tensor:
+        return state["batches"] > 0
+
+    @override
+    def refresh_cost(self, shape: LayerShape) -> float:
+        return float(shape.d_out**3 + shape.d_in**3)  # decompositions are cubic
+
+
+def damped_inverse(moment: Tensor, damping: float, last: Tensor) -> Tensor:
+    """Return ``(M + damping I)^-1`` ``[d, d]``, or the last inverse if this one does not exist."""
+    damped = moment.clone()
+    damped.diagonal().add_(damping)
+    # torch.linalg.inv would make the host wait to see whether the matrix is singular.
+    inverse, status = torch.linalg.inv_ex(damped)
+    return torch.where(status == 0, inverse, last)

@@ -1,0 +1,91 @@
+"""RS-KFAC (Puiu, 2022): KFAC whose factors are inverted along a few directions, which a random sketch finds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from baselines.kfac._low_rank import LowRankKFAC, randomized_eigh, randomized_svd, set_pairs
+from mkor_core.capture.statistics import Captured, Rows
+from mkor_core.method import LayerShape, LayerState
+from mkor_core.ranges import AT_LEAST_1, Range
+from mkor_core.ranks.comm import Triangles
+
+
+@dataclass(frozen=True, kw_only=True)
+class RSKFAC(LowRankKFAC):
+    """RS-KFAC: ``V = C^-1 D A^-1`` with the leading eigenpairs of running means of second moments A and C.
+
+    A Linear's A is ``X^T X / N`` and its C ``N G^T G``; a Conv2d's, with L locations and B examples, ``X^T X / (B
+    L^2)`` and ``B L G^T G``. The damping is a share of a factor's largest eigenvalue. The published runs (VGG16,
+    CIFAR-10) have an inverse_update_period that falls to 30, damping that falls to 0.01, lr from 0.3 to 0.001, no
+    momentum and weight decay 7e-4. The rows of all layers are kept until the moments are formed. ``thesis_code`` also
+    starts the factors from 0 in place of I.
+    """
+
+    refresh_needs_statistics: ClassVar[bool] = False
+
+    sketch: Literal["rsvd", "sre"] = "rsvd"
+    """``rsvd`` takes a randomized singular value decomposition, ``sre`` the eigenpairs inside the sketch's range."""
+    power_steps: Annotated[int, Range(at_least=1, largest=100), "products of the factor with the sketch"] = 4
+    inverse_update_period: Annotated[int, AT_LEAST_1, "steps between two decompositions"] = 50
+
+    @override
+    def condense(self, rows: list[Rows], step: int) -> Captured:
+        # Summed over ranks: X^T X / L^2, L G^T G and the number of examples (of rows, for a Linear).
+        x = torch.stack([part.x.T @ part.x / part.locations**2 for part in rows]).sum(0)
+        g = torch.stack([part.g.T @ part.g * part.locations for part in rows]).sum(0)
+        number = torch.full((), sum(len(part.x) / part.locations for part in rows), dtype=x.dtype, device=x.device)
+        triangles = Triangles()
+        return Captured(triangles.pack(x), triangles.pack(g), number)
+
+    @override
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (shape.d_in * (shape.d_in + 1) // 2,), (shape.d_out * (shape.d_out + 1) // 2,)
+
+    @property
+    @override
+    def refreshed(self) -> tuple[str, ...]:
+        return ("left_vectors", "left_values", "right_vectors", "right_values")
+
+    @property
+    @override
+    def first_eigenvalue(self) -> float:
+        return 0.0 if self.thesis_code else 1.0
+
+    @property
+    @override
+    def keeps_factors(self) -> bool:
+        return True
+
+    @override
+    def refreshes(self, step: int) -> bool:
+        return step % self.inverse_update_period == 0
+
+    @override
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        triangles, new = Triangles(), 1 - self.factor_decay
+        right = triangles.unpack(captured.x, len(state["right"])) / captured.number
+        left = triangles.unpack(captured.g, len(state["left"])) * captured.number
+        state["right"] = self.factor_decay * state["right"] + new * right
+        state["left"] = self.factor_decay * state["left"] + new * left
+        state["batches"] = state["batches"] + 1
+
+    @override
+    def refresh(self, state: LayerState, step: int) -> None:
+        decompose = randomized_svd if self.sketch == "rsvd" else randomized_eigh
+        for side in ("left", "right"):
+            # The same sketch in every step: a factor that has not changed keeps its eigenpairs to the last bit.
+            set_pairs(state, side, decompose(state[side], self.rank, self.power_steps, 0))
+
+    @override
+    def start_weight(self, state: LayerState) -> Tensor | float:
+        return 0.0 if self.thesis_code else self.faded(state)
+
+    @override
+    def refresh_cost(self, shape: LayerShape) -> float:
+        return float(sum(d * d * min(d, self.rank) for d in shape))

@@ -1,0 +1,1 @@
+"""Optimizers that step along a polar factor."""

@@ -1,0 +1,1 @@
+"""Other methods that precondition by statistics of rows."""

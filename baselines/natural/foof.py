@@ -1,0 +1,75 @@
+"""FOOF (Benzing, ICML 2022): K-FAC's input side alone, "gradient descent on neurons"."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from baselines.kfac.kaisa import damped_inverse
+from baselines.natural._means import InputMethod
+from mkor_core.capture.statistics import MOMENT, Captured, Statistic
+from mkor_core.maths.linalg import finite_or_gradient, rescale
+from mkor_core.method import LayerShape, LayerState
+from mkor_core.ranges import FRACTION, POSITIVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class FOOF(InputMethod):
+    """FOOF: ``V = D (A + damping I)^-1`` with the running second moment A of the inputs; KFAC with C = I.
+
+    See https://arxiv.org/abs/2201.12250; the defaults are those of https://github.com/hseung88/mac. A Conv2d's rows are
+    divided by the number of its output locations, as KAISA's are; FOOF's author adds the moments of the locations up,
+    MAC's authors average them. The moments of gradients are captured and sent as well, and not used.
+    """
+
+    damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.01
+    rescale: bool = False
+    """Give V the norm of D (ours), as MKOR does."""
+    grad_worker_fraction: Annotated[float, FRACTION, "the share of ranks that precondition a layer"] = 1.0
+    """As KAISA's."""
+
+    @property
+    @override
+    def statistic(self) -> Statistic:
+        return MOMENT
+
+    @property
+    @override
+    def worker_fraction(self) -> float:
+        return self.grad_worker_fraction
+
+    @property
+    @override
+    def refreshed(self) -> tuple[str, ...]:
+        return ("right_inverse",)
+
+    @override
+    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+        return {
+            "right": torch.zeros(shape.d_in, shape.d_in, dtype=dtype, device=device),
+            "right_inverse": torch.eye(shape.d_in, dtype=dtype, device=device),
+            "batches": torch.zeros((), dtype=torch.int64, device=device),
+        }
+
+    @override
+    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+        state["batches"] = state["batches"] + 1
+        moment = captured.x / captured.number
+        state["right"] = state["right"].lerp(moment, self.new_weight(state["batches"], moment))
+
+    @override
+    def refresh(self, state: LayerState, step: int) -> None:
+        state["right_inverse"] = damped_inverse(state["right"], self.damping, state["right_inverse"])
+
+    @override
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        update = grad @ state["right_inverse"]
+        return rescale(update, grad) if self.rescale else finite_or_gradient(update, grad)
+
+    @override
+    def refresh_cost(self, shape: LayerShape) -> float:
+        return float(shape.d_in**3)

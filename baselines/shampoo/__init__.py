@@ -1,0 +1,1 @@
+"""Optimizers whose factors come from gradients."""

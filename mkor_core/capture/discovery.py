@@ -1,0 +1,219 @@
+"""Selection of the layers of a model that can be preconditioned, and refusal of models without layers' matrices."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+from torch import nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
+from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
+
+from mkor_core.capture.layer import Layer, Supported, unsupported_reason
+
+logger = logging.getLogger(__name__)
+
+Pattern = str | re.Pattern[str] | nn.Module
+Exclude = Pattern | Iterable[Pattern]
+
+EXCLUDED = "excluded"
+"""The reason for which a module is left out by the caller's wish."""
+
+
+class Selection(NamedTuple):
+    """The modules of a model that have parameters of their own, by name, in the model's order."""
+
+    layers: dict[str, Layer]
+    """Those to precondition."""
+    left_out: dict[str, str]
+    """The others, each with the reason."""
+    roster: Roster
+    """All modules, to find out later which have come and gone."""
+
+
+class Changes(NamedTuple):
+    """The layers by which a model differs from what it was."""
+
+    new: list[str]
+    """Names of layers that could be preconditioned, and are trained and not excluded."""
+    gone: list[str]
+    """Names of preconditioned layers that are no longer in the model."""
+
+
+class Roster:
+    """The modules of a model when its layers were selected.
+
+    Args:
+        model: the model.
+        patterns: those of ``exclude``.
+        layers: the layers that are preconditioned.
+    """
+
+    def __init__(self, model: nn.Module, patterns: Sequence[Pattern], layers: Mapping[str, Layer]) -> None:
+        self._model = model
+        self._patterns = patterns
+        self._layers = dict(layers)
+        # The modules themselves: the id of one that is gone may be given to another.
+        self._modules = _modules_of(model)
+
+    def changes(self) -> Changes | None:
+        """Return how the layers differ from those at the last call; None, which is found out fast, if they do not."""
+        modules = _modules_of(self._model)
+        if modules == self._modules:
+            return None
+        known, self._modules = {*self._modules}, modules
+        present = {*modules}
+        gone = [name for name, layer in self._layers.items() if layer.module not in present]
+        self._layers = {name: layer for name, layer in self._layers.items() if name not in gone}
+        named = {_unwrapped_name(self._model, name): module for name, module in self._model.named_modules()}
+        matches = [module for pattern in self._patterns for module in _matches(named, pattern)]
+        excluded = {inner for module in matches for inner in module.modules()}
+        users = _users_of_parameters(named)
+        new = [
+            name
+            for name, module in named.items()
+            if module not in known
+            and module not in excluded
+            and _has_parameters(module)
+            and (unsupported_reason(module) or _unsuitable_parameters(name, module, users)) is None
+            and cast("Supported", module).weight.requires_grad
+        ]
+        return Changes(new, gone) if new or gone else None
+
+
+def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
+    """Return the layers of `select_layers`, which raises the errors."""
+    return select_layers(model, exclude).layers
+
+
+def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
+    """Return the layers to precondition and what is left out.
+
+    Modules with parameters of their own that are left out without being excluded are logged in one line, each with the
+    reason.
+
+    Raises:
+        ValueError: ``exclude`` has a pattern that matches no module or a module of another model, or no layer is left.
+    """
+    modules = {_unwrapped_name(model, name): module for name, module in model.named_modules()}
+    patterns = [exclude] if isinstance(exclude, str | re.Pattern | nn.Module) else list(exclude)
+    excluded = _excluded_modules(modules, patterns)
+    users = _users_of_parameters(modules)
+    layers: dict[str, Layer] = {}
+    left_out: dict[str, str] = {}
+    for name, module in modules.items():
+        if not _has_parameters(module):
+            continue
+        if module in excluded:
+            left_out[name] = EXCLUDED
+            continue
+        reason = unsupported_reason(module) or _unsuitable_parameters(name, module, users)
+        if reason is None:
+            layers[name] = Layer(name, cast("Supported", module))
+        else:
+            left_out[name] = reason
+    unfit = [f"{name or 'the model itself'} ({why})" for name, why in left_out.items() if why != EXCLUDED]
+    if unfit:
+        logger.info("Left to the base optimizer: %s.", "; ".join(unfit))
+    if not layers:
+        reasons = f": {'; '.join(unfit)}" if unfit else ""
+        raise ValueError(
+            f"The model has no Linear or Conv2d layer to precondition, or all of them are excluded{reasons}."
+        )
+    return Selection(layers, left_out, Roster(model, patterns, layers))
+
+
+def _has_parameters(module: nn.Module) -> bool:
+    """Return whether a module has parameters of its own, or had before they were parametrized."""
+    if isinstance(module, ParametrizationList):  # holds the parameters of the module that is named instead
+        return False
+    return is_parametrized(module) or any(parameter is not None for parameter in module._parameters.values())
+
+
+def _users_of_parameters(modules: Mapping[str, nn.Module]) -> dict[int, list[str]]:
+    """Return the names of the modules that hold each parameter, by the parameter's id."""
+    users: dict[int, list[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            users.setdefault(id(parameter), []).append(name)
+    return users
+
+
+def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Sequence[str]]) -> str | None:
+    """Return why a Linear or Conv2d cannot be preconditioned because of its weight or bias; None if it can."""
+    for key in ("weight", "bias"):
+        # Not getattr, which would compute a parametrized weight.
+        if key not in module._parameters:
+            sources = [own for own in module._parameters if own.startswith(f"{key}_")]  # weight_norm, prune
+            return f"its {key} is computed from {' and '.join(sources) or 'other parameters'}"
+        parameter = module._parameters[key]
+        if parameter is None:  # no bias
+            continue
+        if isinstance(parameter, UninitializedParameter):
+            return "it is uninitialized: run a forward pass first"
+        if not parameter.is_floating_point():
+            return f"its {key} is {parameter.dtype}, not real floating-point"
+        if parameter.numel() == 0:
+            return f"its {key} is empty"
+        if sharing := [user for user in users[id(parameter)] if user != name]:
+            return f"its {key} is shared with {', '.join(sharing)}"
+    if isinstance(module, NonDynamicallyQuantizableLinear):
+        return "MultiheadAttention uses its weight without calling it"
+    return None
+
+
+def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> set[nn.Module]:
+    excluded: set[nn.Module] = set()
+    for pattern in patterns:
+        matches = _matches(modules, pattern)
+        if not matches:
+            shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
+            raise ValueError(f"exclude={shown} matches no module of the model.")
+        excluded.update(inner for module in matches for inner in module.modules())
+    return excluded
+
+
+def _matches(modules: Mapping[str, nn.Module], pattern: Pattern) -> list[nn.Module]:
+    """Return the modules that a pattern of ``exclude`` names."""
+    if isinstance(pattern, nn.Module):
+        return [module for module in modules.values() if module is pattern]
+    return [module for name, module in modules.items() if name and re.search(pattern, name)]
+
+
+def _modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return each module of a model once; faster than ``modules()``, which makes names of them, too."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            waiting.extend(module._modules.values())
+    return [*found]
+
+
+def refuse_sharded(model: nn.Module) -> None:
+    """Raise an error for a model whose parameters are sharded in a way that hides the layers' matrices.
+
+    Raises:
+        TypeError: the first version of FSDP, or DeepSpeed ZeRO-3, by name.
+    """
+    advice = "use torch.distributed.fsdp.fully_shard or DistributedDataParallel"
+    # Recognized by name: importing the classes would cost time, and DeepSpeed need not be installed.
+    for module in model.modules():
+        if "FullyShardedDataParallel" in type(module).__name__:
+            raise TypeError(f"FullyShardedDataParallel flattens the parameters, so that layers have none; {advice}.")
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "ds_id"):
+            raise TypeError(f"DeepSpeed ZeRO-3 shards parameter {name!r} without telling how; {advice}.")
+
+
+def _unwrapped_name(model: nn.Module, name: str) -> str:
+    """Return a module's name without the prefix of a data-parallel wrapper."""
+    if not isinstance(model, DistributedDataParallel | DataParallel):
+        return name
+    return "" if name == "module" else name.removeprefix("module.")

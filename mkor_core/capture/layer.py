@@ -1,0 +1,246 @@
+"""Linear and Conv2d layers as matrices: input rows X, output-gradient rows G, and one gradient matrix D.
+
+A Linear on ``[..., d_in]`` has one row per leading index (so tokens are rows). A Conv2d has one row per output
+location, the unfolded patch, with ``d_in = C kh kw``. With a trainable bias every input row gets a trailing 1, so that
+``D = G^T X = [dL/dW, dL/db]`` for gradient rows G of the loss L.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from mkor_core.capture.blocks import block_of, is_dtensor, local, place_gradient
+
+Supported = nn.Linear | nn.Conv2d
+
+
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype to accumulate in: float64 for float64, float32 for everything narrower."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def unsupported_reason(module: nn.Module) -> str | None:
+    """Return why a module with a weight cannot be preconditioned; None if it can."""
+    if not isinstance(module, nn.Linear | nn.Conv2d):
+        return f"{type(module).__name__} is neither Linear nor Conv2d"
+    if isinstance(module, nn.Conv2d) and module.groups > 1:
+        return f"Conv2d with groups={module.groups} > 1"
+    if not _computes_like_torch(module):
+        return f"{type(module).__name__} computes its output in a forward of its own"
+    return None
+
+
+def _computes_like_torch(module: Supported) -> bool:
+    """Return whether a module's forward is that of nn.Linear or nn.Conv2d: not a subclass's, nor set on the module."""
+    # A method's __func__ is the function of its class; a function that was set on the module has none.
+    if isinstance(module, nn.Conv2d):
+        own = (nn.Conv2d.forward, nn.Conv2d._conv_forward)
+        return tuple(getattr(f, "__func__", None) for f in (module.forward, module._conv_forward)) == own
+    return getattr(module.forward, "__func__", None) is nn.Linear.forward
+
+
+class Layer:
+    """A Linear or Conv2d with its rows and its gradient matrix ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
+
+    A bias that is frozen at construction is left out of D. One that is frozen later keeps its column, which is zero.
+
+    Raises:
+        TypeError: its parameters are sharded in a way of which D has no blocks.
+    """
+
+    def __init__(self, name: str, module: Supported) -> None:
+        self.name = name
+        self.module = module
+        self.has_bias = module.bias is not None and module.bias.requires_grad
+        self.is_convolution = isinstance(module, nn.Conv2d)
+        self._batched_dimensions = 4 if self.is_convolution else 2
+        self.d_out = module.weight.shape[0]
+        self.d_w = module.weight.shape[1:].numel()
+        """Columns of the weight's part of D."""
+        self.d_in = self.d_w + self.has_bias
+        """Columns of D, the bias included."""
+        self.block = block_of(name, module.weight, module.bias if self.has_bias else None)
+        """The part of D that this rank holds; None: all of it."""
+        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_dtensor(value)}
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The parameters that D covers, as the optimizer has them: the weight, then the bias."""
+        return cast("list[nn.Parameter]", self._own())
+
+    @property
+    def weight(self) -> nn.Parameter | None:
+        """The weight, as the optimizer has it.
+
+        None if it or the bias has become complex or, by prune for instance, a function of others.
+        """
+        own = self._own()
+        return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
+
+    @property
+    def was_sharded_later(self) -> bool:
+        """Whether the weight has been sharded since the layer was found."""
+        return self.block is None and is_dtensor(self.module._parameters.get("weight"))
+
+    def _own(self) -> list[nn.Parameter | None]:
+        """Return the weight and, if D has a column for it, the bias; None for a function of others."""
+        return [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
+
+    def _parameter(self, key: str) -> nn.Parameter | None:
+        """Return a parameter; under FSDP its shard, also while the module holds it whole."""
+        own: Any = self.module._parameters.get(key)
+        shard = self._shards.get(key)
+        if shard is None or own is None:
+            return cast("nn.Parameter | None", own)
+        if is_dtensor(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
+            self._shards[key] = own
+        return cast("nn.Parameter", self._shards[key])
+
+    @property
+    def bias_is_trained(self) -> bool:
+        """Whether backward passes add to the gradient of the bias, so that it is the sum of the gradient rows."""
+        return self.has_bias and cast("nn.Parameter", self.module.bias).requires_grad
+
+    def bias_gradient(self, scale: Tensor | None = None) -> Tensor:
+        """Return the gradient of the bias, divided by ``scale``, ``[d_out]`` in `wide_dtype`; zeros without one.
+
+        Of a sharded bias only this rank's rows.
+        """
+        weight, bias = self.parameters[0], self._parameter("bias")
+        if bias is None or bias.grad is None:
+            rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
+            return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
+        gradient = local(bias.grad).to_dense().to(wide_dtype(bias.grad.dtype))
+        return gradient if scale is None else gradient / scale
+
+    def bias_gradient_part(self, ranks: int, scale: Tensor | None = None) -> Tensor:
+        """Return what this rank adds to a sum over ``ranks`` ranks that is the gradient of a sharded bias ``[d_out]``.
+
+        scale: what gradients are divided by.
+        """
+        assert self.block is not None
+        rows = self.bias_gradient(scale)
+        part = rows.new_zeros(self.d_out)
+        # Ranks that hold the same rows all add them.
+        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
+        return part
+
+    def place_gradients(self) -> None:
+        """Divide the gradients among ranks as the parameters are; see `mkor_core.capture.blocks.place_gradient`."""
+        for parameter in self.parameters:
+            place_gradient(parameter)
+
+    def has_gradient(self) -> bool:
+        """Return whether the weight has a gradient that is not sparse."""
+        weight = self.weight
+        return weight is not None and weight.grad is not None and not self.has_sparse_gradient()
+
+    def has_sparse_gradient(self) -> bool:
+        """Return whether a sparse gradient was set; autograd's are dense."""
+        if self.weight is None:
+            return False
+        return any(p.grad is not None and p.grad.layout != torch.strided for p in self.parameters)
+
+    def gradient_parts(self) -> list[Tensor]:
+        """Return the gradients of the weight and, if D has a column for it, of the bias, each as the optimizer has it.
+
+        Of sharded parameters this rank's parts; zeros for a gradient that is missing.
+        """
+        return [
+            local(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
+            for parameter in self.parameters
+        ]
+
+    def gradient(self) -> Tensor:
+        """Return D ``[d_out, d_in (+1)]`` in float32, or in float64 if the parameters are."""
+        return self.join(self.gradient_parts())
+
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return D, given the gradients of the weight and, if it has a column, of the bias."""
+        columns = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
+        matrix = torch.cat(columns, 1) if self.has_bias else columns[0]
+        return matrix.to(wide_dtype(matrix.dtype))
+
+    def write_gradient(self, matrix: Tensor) -> None:
+        """Copy a matrix ``[d_out, d_in (+1)]`` into the parameters' gradients, in place."""
+        for part, new in zip(self.gradient_parts(), self.split(matrix), strict=True):
+            part.copy_(new)
+
+    def split(self, matrix: Tensor) -> list[Tensor]:
+        """Return the parts of a matrix like D for the weight and, if it has a column, for the bias, in their shapes."""
+        shapes = [parameter.shape for parameter in self.parameters]
+        parts = matrix.split([shape[1:].numel() for shape in shapes], 1)
+        return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+    def locations(self, output: Tensor) -> int:
+        """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""
+        return output.shape[-1] * output.shape[-2] if self.is_convolution else 1
+
+    def batch_size(self, inputs: Tensor) -> int:
+        """Return the number of examples of an input or output, 1 if it has no batch dimension."""
+        return inputs.shape[0] if inputs.dim() >= self._batched_dimensions else 1
+
+    def multiplicity(self, inputs: Tensor) -> int:
+        """Return the number of examples of a Conv2d's input or output, or of rows of a Linear's."""
+        return inputs.shape[0] if self.is_convolution else inputs.shape[:-1].numel()
+
+    def input_rows(self, inputs: Tensor) -> Tensor:
+        """Return X ``[n, d_w (+1)]`` of inputs ``[..., d_w]`` or ``[batch, channels, height, width]``."""
+        rows = self.patches(inputs)
+        return torch.cat([rows, rows.new_ones(rows.shape[0], 1)], 1) if self.has_bias else rows
+
+    def patches(self, inputs: Tensor) -> Tensor:
+        """Return the rows of X without the trailing 1 of a bias, ``[n, d_w]``."""
+        if not isinstance(self.module, nn.Conv2d):
+            # Not -1 rows: a tensor-parallel rank may have no columns.
+            return inputs.reshape(self.multiplicity(inputs), inputs.shape[-1])
+        # [batch, C, out h, out w, kh, kw] -> [batch * locations, C kh kw], in one copy
+        return _patches(self.module, inputs).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+
+    def gradient_rows(self, grad: Tensor) -> Tensor:
+        """Return G ``[n, d_out]`` of the gradient with respect to the layer's output."""
+        if self.is_convolution:
+            # [batch, d_out, height, width] -> [batch * locations, d_out]
+            return grad.flatten(2).transpose(1, 2).flatten(0, 1)
+        return grad.reshape(self.multiplicity(grad), grad.shape[-1])
+
+    def patch_sum(self, images: Tensor) -> Tensor:
+        """Return the sum of a Conv2d's patches ``[d_w]`` in `wide_dtype`, without forming them."""
+        assert isinstance(self.module, nn.Conv2d)
+        # Taking patches is linear in the images, so the images can be summed first.
+        image = images.sum(0, keepdim=True, dtype=wide_dtype(images.dtype))
+        return _patches(self.module, image).sum((0, 2, 3)).flatten()
+
+    def gradient_sum(self, grad: Tensor) -> Tensor:
+        """Return the sum of the rows of G ``[d_out]`` in `wide_dtype`."""
+        axes = (0, 2, 3) if self.is_convolution else tuple(range(grad.dim() - 1))
+        return grad.sum(axes, dtype=wide_dtype(grad.dtype))
+
+    def with_batch_dimension(self, tensor: Tensor) -> Tensor:
+        """Return an input or output of the layer with a leading batch dimension, added if it has none."""
+        return tensor if tensor.dim() >= self._batched_dimensions else tensor[None]
+
+
+def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
+    """Return the patches of images ``[batch, C, h, w]`` as ``[batch, C, out h, out w, kh, kw]``, a strided view.
+
+    `torch.nn.functional.unfold` would launch a kernel for every image on a GPU.
+    """
+    margins = []  # left, right, top, bottom: F.pad takes the last dimension first
+    for axis in (1, 0):
+        if isinstance(module.padding, str):  # "same" or "valid"
+            total = module.dilation[axis] * (module.kernel_size[axis] - 1) if module.padding == "same" else 0
+            margins += [total // 2, total - total // 2]
+        else:
+            margins += [module.padding[axis]] * 2
+    if any(margins):
+        images = F.pad(images, margins, "constant" if module.padding_mode == "zeros" else module.padding_mode)
+    for axis in (0, 1):
+        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+        images = images.unfold(2 + axis, reach, module.stride[axis])
+    return images[..., :: module.dilation[0], :: module.dilation[1]]

@@ -1,0 +1,196 @@
+"""Sums of a layer's input rows X and gradient rows G, computed without forming the rows where that is possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mkor_core.capture.blocks import WHOLE, Share
+from mkor_core.capture.layer import Layer, wide_dtype
+
+Scale = Tensor | float | None
+"""The loss scale by which gradient rows are multiplied; None: they are not scaled."""
+
+GradScale = Callable[[], Scale]
+
+Parts = dict[str, Tensor]
+"""A layer's sums by name: x, g, number."""
+
+
+def add_parts(total: Parts, parts: Parts) -> None:
+    """Add sums to a total, in which some of them may still be missing. No tensor is changed in place."""
+    for name, value in parts.items():
+        total[name] = total[name] + value if name in total else value
+
+
+class PendingSums:
+    """One layer's sums while a step's micro-batches arrive."""
+
+    def __init__(self) -> None:
+        self.total: Parts = {}
+        self.batch: Parts = {}
+        """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
+
+    def close_micro_batch(self) -> None:
+        """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
+        if self.batch:
+            rows = self.batch["number"]
+            x, g = (self.batch[side] / rows for side in "xg")
+            add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
+            self.batch = {}
+
+
+class Vectors:
+    """Vectors of one number, cut from buffers of many: one kernel fills them all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._free: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+
+    def cut(self, length: int, number: float, like: Tensor) -> Tensor:
+        """Return a vector ``[length]`` of ``number``, in `wide_dtype` and on the device of ``like``."""
+        dtype = wide_dtype(like.dtype)
+        key = (number, dtype, like.device)
+        free = self._free.get(key)
+        if free is None or len(free) < length:
+            free = torch.full((max(self._size, length),), number, dtype=dtype, device=like.device)
+        vector, self._free[key] = free[:length], free[length:]
+        return vector
+
+    def clear(self) -> None:
+        """Forget the buffers."""
+        self._free = {}
+
+
+def average_locations(rows: Tensor, locations: int) -> Tensor:
+    """Return the mean of each example's rows: ``[examples * locations, d]`` -> ``[examples, d]``."""
+    return rows if locations == 1 else rows.unflatten(0, (-1, locations)).mean(1)
+
+
+def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
+    """Return rows / number, both scalars, and 1 where there are none."""
+    return (rows / number.clamp(min=1)).clamp(min=1)
+
+
+def loss_scale(source: Any) -> Scale:
+    """Return the scale by which losses are multiplied now; source: a number, a ``GradScaler`` or a callable."""
+    if isinstance(source, torch.amp.GradScaler):  # whose get_scale() would wait for the device
+        return (source._init_scale if source._scale is None else source._scale) if source.is_enabled() else None
+    scale: Tensor | float = source() if callable(source) else source
+    return scale if callable(source) or scale != 1.0 else None
+
+
+def divisor(shares: int, grad_scale: GradScale) -> Tensor | float | None:
+    """Return what gradient rows must be divided by; None for 1."""
+    scale = grad_scale()
+    if scale is None:
+        return None if shares == 1 else shares
+    return shares * scale
+
+
+Taken = int | Tensor | None
+"""Which of a micro-batch's examples count: the number of the first ones that do; or booleans on the device, for each of
+the first ones whether it does; None: all."""
+
+
+def first_examples(tensor: Tensor, taken: Taken) -> Tensor:
+    """Return the first examples of a tensor ``[batch, ...]``, with zeros in those that do not count."""
+    if not isinstance(taken, Tensor):
+        return tensor[:taken]
+    return torch.where(taken.view(-1, *[1] * (tensor.dim() - 1)), tensor[: len(taken)], 0)
+
+
+def input_vector(
+    layer: Layer,
+    inputs: Tensor,
+    locations: int,
+    limit: float | None = None,
+    taken: Taken = None,
+    vectors: Vectors | None = None,
+    share: Share = WHOLE,
+) -> Tensor:
+    """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
+
+    Args:
+        layer: the layer.
+        inputs: its input, with a batch dimension.
+        locations: output locations of an example.
+        limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
+        taken: the examples that count.
+        vectors: where the result is cut from; None for a tensor of its own.
+        share: the columns of the rows that ``inputs`` has; the others are 0 here.
+
+    Returns:
+        ``[d_w + 1]`` with the number of rows for a Linear, ``[d_w + 2]`` with the numbers of examples and of rows for a
+        Conv2d; in `wide_dtype`.
+    """
+    inputs = first_examples(inputs, taken)
+    number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
+    if vectors is None:
+        vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
+    else:
+        vector = vectors.cut(d_w + 1, number, inputs)
+    if isinstance(taken, Tensor):
+        vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
+    part = vector[:d_w]
+    if share.column_shards > 1:
+        part = part.zero_()[share.offset : share.offset + inputs.shape[-1]]
+    if limit is not None:
+        rows = average_locations(layer.patches(inputs.to(dtype)), locations)
+        torch.sum(rows.clamp(-limit, limit), 0, out=part)
+    elif layer.is_convolution:
+        torch.div(layer.patch_sum(inputs), locations, out=part)
+    else:
+        torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=part)
+    if share.column_shards > 1:
+        part.mul_(share.column_shards)
+    if share.weight != 1:
+        vector.mul_(share.weight)
+    return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
+
+
+def gradient_sum(
+    layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None, share: Share = WHOLE
+) -> Tensor:
+    """Return the sum of gradient rows / locations ``[d_out]``, in `wide_dtype`.
+
+    Args:
+        layer: the layer.
+        grad: the gradient of its output, with a batch dimension.
+        locations: output locations of an example.
+        limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
+        share: the columns of the rows that ``grad`` has; the others are 0 here.
+    """
+    if limit is None:
+        total = layer.gradient_sum(grad)
+        total = total if locations == 1 else total / locations
+    else:
+        rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
+        total = rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
+    if share == WHOLE:
+        return total
+    whole = total.new_zeros(layer.d_out)
+    whole[share.offset : share.offset + len(total)] = total * (share.column_shards * share.weight)
+    return whole
+
+
+def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts:
+    """Return ``X^T X``, ``G^T G`` of rows divided by the number of locations, and the number of rows ``[1]``."""
+    dtype = wide_dtype(grad.dtype)
+    x, g = layer.patches(inputs.to(dtype)), layer.gradient_rows(grad.to(dtype))
+    # Not a scalar: torch.compile would make one on a CPU, as an input of the graph, a number of Python's.
+    number = torch.full((1,), x.shape[0], dtype=dtype, device=x.device)
+    moment = x.T @ x
+    if layer.has_bias:  # what a column of ones adds; to append it would copy the rows
+        bordered = moment.new_empty(layer.d_in, layer.d_in)
+        bordered[:-1, :-1] = moment
+        bordered[-1, :-1] = bordered[:-1, -1] = x.sum(0)
+        bordered[-1, -1:] = number
+        moment = bordered
+    gradients = g.T @ g
+    if locations != 1:
+        moment, gradients = moment / locations**2, gradients / locations**2
+    return {"x": moment, "g": gradients, "number": number}

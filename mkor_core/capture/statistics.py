@@ -1,0 +1,117 @@
+"""The statistics of a layer's rows that a method may ask for, and the forms that they have on their way to it.
+
+X ``[n, d_in (+1)]`` are a layer's input rows and G ``[n, d_out]`` its output-gradient rows (`mkor_core.capture.layer`).
+Gradient rows are *raw*: autograd's rows of the global mean loss, so that ``G^T X``, summed over micro-batches and
+ranks, is the gradient matrix D.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, Self
+
+from torch import Tensor
+
+from mkor_core.capture.layer import Layer
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """The quantity to which the hooks reduce a layer's rows."""
+
+    kind: Literal["mean", "moment", "rows"]
+    """``mean``: the mean rows; ``moment``: the rows' second moments; ``rows``: the rows themselves."""
+    clamp: float | None = None
+    """Limit on the magnitude of every entry of the rows before their mean; gradient rows are scaled first. The 1 that a
+    bias appends to input rows is not clamped."""
+    examples: int | None = None
+    """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
+    sides: Literal["both", "input"] = "both"
+    """``input`` takes the means of input rows only."""
+
+    def __post_init__(self) -> None:
+        if self.kind != "mean" and (self.clamp, self.examples, self.sides) != (None, None, "both"):
+            raise ValueError(f"{self}: clamp, examples and sides are for means.")
+
+    def clamped(self, limit: float) -> Self:
+        """Return the same statistic over rows clamped to ``[-limit, limit]``."""
+        return replace(self, clamp=limit)
+
+    def first(self, examples: int) -> Self:
+        """Return the same statistic over the first ``examples`` examples of the global batch."""
+        return replace(self, examples=examples)
+
+    def of_inputs(self) -> Self:
+        """Return the same statistic of input rows only."""
+        return replace(self, sides="input")
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the statistic is linear in the gradients, so that passes through one forward pass add up."""
+        return self.kind != "moment" and self.clamp is None
+
+    def sums_gradients(self, layer: Layer) -> bool:
+        """Return whether the hooks sum a layer's gradient rows; if not, its bias's gradient is their sum."""
+        if self.kind != "mean":
+            return True
+        by_bias = self.clamp is None and self.examples is None and layer.bias_is_trained
+        return self.sides == "both" and not by_bias
+
+
+MEAN = Statistic("mean")
+MOMENT = Statistic("moment")
+ROWS = Statistic("rows")
+
+
+class Captured(NamedTuple):
+    """A layer's statistic of one step, over all micro-batches and ranks, as a method gets it.
+
+    - MEAN: x is the sum of input rows / locations ``[d_in]``, g the sum of raw gradient rows / locations ``[d_out]``,
+      number the multiplicity (Linear: rows; Conv2d: examples). So ``x / number`` is the mean input row, ``g`` the mean
+      *scaled* gradient row and ``g / number`` the mean raw one.
+    - MOMENT: x is ``X^T X / n`` ``[d_in, d_in]`` and g is ``G^T G / n`` ``[d_out, d_out]``, of rows divided by the
+      number of locations, summed over micro-batches and ranks; number counts the summands.
+    - ROWS: whatever the method's `condense` returned.
+    """
+
+    x: Tensor
+    g: Tensor
+    number: Tensor
+    """Scalar."""
+
+    def is_finite(self) -> Tensor:
+        """Return whether all entries are finite, as a boolean scalar on the device."""
+        return (self.x.sum() + self.g.sum()).isfinite()
+
+
+class Sums(NamedTuple):
+    """A layer's statistic of one step as the hooks take it: sums, so that micro-batches and ranks add up.
+
+    See `Captured` for x, g and number.
+    """
+
+    x: Tensor
+    g: Tensor | None
+    """None for MEAN where the sum of the gradient rows is the gradient of the layer's bias, which micro-batches, ranks
+    and loss scales have gone into already: then ``g = bias.grad / locations``. Also None if no method needs it."""
+    number: Tensor
+    """Scalar. For MEAN a view of the vector that x is a view of, whose last entry it is if the layer has a bias."""
+    locations: Tensor | float = 1.0
+    """What g must still be divided by, output locations of an example on average: a scalar tensor for a Conv2d whose g
+    is the gradient of its bias, otherwise 1.0."""
+
+    def complete(self, bias_gradient: Tensor) -> Captured:
+        """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
+        g = bias_gradient if self.g is None else self.g
+        return Captured(self.x, g / self.locations if isinstance(self.locations, Tensor) else g, self.number)
+
+
+class Rows(NamedTuple):
+    """The rows of one call of a layer; those of an example's locations are adjacent."""
+
+    x: Tensor
+    """Input rows X, ``[n, d_in (+1)]`` with n = examples * locations."""
+    g: Tensor
+    """Raw gradient rows G, ``[n, d_out]``."""
+    locations: int
+    """Output locations of one example; 1 for a Linear."""

@@ -1,0 +1,344 @@
+"""``V = J_L D J_R`` in place, for one layer or a stack of layers, with the norm of D if asked for (A5).
+
+D is kept in two tensors, as autograd has it: the weight's gradient and the bias's, which is D's last column. So nothing
+of the size of D is copied to join them. Leading dimensions, written as ``...``, number the layers of a stack.
+
+On a CPU the scalars of a product are read by the host, which costs nothing there and lets one call do the work of two.
+Elsewhere they stay on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from mkor_core.maths import linalg
+from mkor_core.maths.inverses import DenseInverse, Inverse, WindowedInverse
+
+
+class Cut(Protocol):
+    """How a matrix is cut into blocks, as far as products with one of them must know."""
+
+    @property
+    def row_groups(self) -> tuple[object, ...]:
+        """Not empty if there are blocks of other rows."""
+
+    @property
+    def column_groups(self) -> tuple[object, ...]:
+        """Not empty if there are blocks of other columns."""
+
+    @property
+    def counts_bias(self) -> bool:
+        """Whether the bias's column counts as this block's in a sum over the blocks."""
+
+
+CANCELLATION = 1e-3
+"""Below this share of ``(c_L c_R)^2 |D|^2`` the square norm of V is not computed from small Gram matrices."""
+
+
+class Gradient(NamedTuple):
+    """``D = [weight, bias]``, ``[..., d_out, d_in]``, or V in its place."""
+
+    weight: Tensor
+    """``[..., d_out, d_w]``."""
+    bias: Tensor | None
+    """``[..., d_out]``, or None: all columns of D are in ``weight``."""
+
+    def parts(self) -> list[Tensor]:
+        """Return the weight's part and, if there is one, the bias's."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def to(self, dtype: torch.dtype) -> Gradient:
+        """Return D in a dtype."""
+        return Gradient(self.weight.to(dtype), None if self.bias is None else self.bias.to(dtype))
+
+    def square_norm(self) -> Tensor:
+        """Return ``|D|^2`` ``[...]``."""
+        square = linalg.square_norm(self.weight)
+        return square if self.bias is None else square + linalg.inner(self.bias, self.bias)
+
+    def right_product(self, rows: Tensor) -> Tensor:
+        """Return ``D U`` ``[..., d_out, w]``; rows: ``U^T`` ``[..., w, d_in]``."""
+        if self.bias is None:
+            return self.weight @ rows.mT
+        return self.weight @ rows[..., :-1].mT + self.bias[..., :, None] * rows[..., None, :, -1]
+
+    def gram(self) -> Tensor:
+        """Return ``D D^T`` ``[..., d_out, d_out]``; for an ``U^T D`` of few rows."""
+        product = self.weight @ self.weight.mT
+        return product if self.bias is None else product + self.bias[..., :, None] * self.bias[..., None, :]
+
+    def combine_(self, columns: Tensor, rows: Gradient, scale: float, factor: float) -> None:
+        """Replace D by ``scale D - factor columns rows``; columns: ``[..., d_out, w]``, rows: ``[..., w, d_in]``."""
+        linalg.add_product_(self.weight, columns, rows.weight, scale, -factor)
+        if self.bias is not None:
+            assert rows.bias is not None
+            self.bias.mul_(scale).sub_(linalg.matvec(columns, rows.bias), alpha=factor)
+
+    def combine_rank_one_(self, scale: Tensor, column: Tensor, row: Tensor) -> None:
+        """Replace D by ``scale D - column row^T``; scale: ``[...]``, column: ``[..., d_out]``, row: ``[..., d_in]``."""
+        columns = row if self.bias is None else row[..., :-1]
+        if _on_host(self):
+            self.weight.addr_(column, columns, beta=_numbers(scale)[0], alpha=-1)
+        else:
+            self.weight.mul_(scale[..., None, None])
+            self.weight.addcmul_(column[..., :, None], columns[..., None, :], value=-1)
+        if self.bias is not None:
+            self.bias.mul_(scale[..., None]).sub_(column * row[..., -1:])
+
+    def multiply_(self, factor: Tensor) -> None:
+        """Multiply D by ``factor`` ``[...]``."""
+        self.weight.mul_(factor[..., None, None])
+        if self.bias is not None:
+            self.bias.mul_(factor[..., None])
+
+    def left_product(self, rows: Tensor) -> Gradient:
+        """Return ``U^T D`` ``[..., w, d_in]``; rows: ``U^T`` ``[..., w, d_out]``."""
+        return Gradient(
+            linalg.few_rows_product(rows, self.weight), None if self.bias is None else linalg.matvec(rows, self.bias)
+        )
+
+
+def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool) -> None:
+    """Replace D by ``V = J_L D J_R``; by D where V is zero (if it is rescaled) or not finite.
+
+    Equal to ``(J_R (x) J_L) vec(D)`` with column-stacking ``vec``. O(d_out d_in (d_out + d_in)) for dense factors,
+    O(w d_out d_in) for windowed ones, which read D twice and write it once.
+
+    Args:
+        left: J_L of d_out; None for the identity.
+        grad: D, which is overwritten.
+        right: J_R of d_in.
+        rescale: whether V gets the Frobenius norm of D (A5).
+    """
+    if isinstance(right, DenseInverse):
+        assert left is None or isinstance(left, DenseInverse)
+        _dense_(left, grad, right, rescale=rescale)
+    else:
+        assert left is None or isinstance(left, WindowedInverse)
+        _windowed_(left, grad, right, rescale=rescale)
+
+
+def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, rescale: bool) -> None:
+    # Products are computed in the factors' dtype, which may be narrower than D's.
+    weight, bias = grad.to(right.matrix.dtype)
+    if left is not None:
+        weight = left.matrix @ weight
+        bias = None if bias is None else linalg.matvec(left.matrix, bias)
+    if bias is None:
+        value = Gradient(weight @ right.matrix, None)
+    else:
+        # J_R's blocks, so that D's columns need not be joined: J_R is symmetric, and its last row is its last column.
+        border, corner = right.matrix[..., -1, :-1], right.matrix[..., -1, -1]
+        product = weight @ right.matrix[..., :-1, :-1]
+        linalg.add_product_(product, bias[..., :, None], border[..., None, :])
+        value = Gradient(product, linalg.matvec(weight, border) + corner[..., None] * bias)
+    value = value.to(grad.weight.dtype)
+    if rescale:
+        square = value.square_norm()
+        factor = (grad.square_norm() / square).sqrt()
+        usable = square.isfinite() & factor.isfinite()
+    else:
+        factor = right.scale if left is None else left.scale * right.scale
+        usable = (factor * value.square_norm()).isfinite()
+    if _on_host(grad) and not _numbers(usable)[0]:
+        return
+    for old, new in zip(grad.parts(), value.parts(), strict=True):
+        shape = factor.shape + (1,) * (old.dim() - factor.dim())
+        if _on_host(grad):
+            torch.mul(new, factor, out=old)
+        else:
+            torch.where(usable.view(shape), new.mul_(factor.view(shape)), old, out=old)
+
+
+def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
+    """Replace D by ``c_L c_R D - columns rows``, of inner size w or 2 w ("Applying both sides at once")."""
+    outer = grad.right_product(right.rows)  # Q = D U_R
+    middle = _gram_weights(right)
+    removed = _trace(middle, outer.mT @ outer)
+    across, inner, scale = None, None, right.scale
+    if left is not None:
+        scale = left.scale * right.scale
+        across = grad.left_product(left.rows)  # P = U_L^T D
+        inner = left.rows @ outer  # R = U_L^T D U_R
+        left_middle = _gram_weights(left)
+        removed = left.scale.square() * removed + right.scale.square() * _trace(left_middle, across.gram())
+        removed = removed - _trace(inner.mT, left_middle @ inner @ middle)
+    columns, rows = _removed(left, right, grad.bias is not None, outer, across, inner)
+    whole = grad.square_norm()
+    square = scale.square() * whole - removed
+    if _on_host(grad):
+        _subtract_on_host_(grad, columns, rows, *_numbers(scale, whole, square), rescale=rescale)
+    else:
+        _subtract_on_device_(grad, columns, rows, scale, whole, square, rescale=rescale)
+
+
+def _removed(
+    left: WindowedInverse | None,
+    right: WindowedInverse,
+    has_bias: bool,
+    outer: Tensor,
+    across: Gradient | None,
+    inner: Tensor | None,
+) -> tuple[Tensor, Gradient]:
+    """Return the factors of ``c_L c_R D - V``: columns ``[..., d_out, w or 2 w]`` and rows ``[..., w or 2 w, d_in]``.
+
+    Args:
+        left: J_L; None for the identity.
+        right: J_R.
+        has_bias: whether D's last column is the bias's.
+        outer: ``Q = D U_R`` ``[..., d_out, w]``.
+        across: ``P = U_L^T D`` ``[..., w, d_in]``; None without J_L.
+        inner: ``R = U_L^T D U_R`` ``[..., w, w]``; None without J_L.
+    """
+    rows = _split(right.rows, has_bias)
+    if left is None:
+        return outer * right.weights[..., None, :], rows
+    assert across is not None
+    assert inner is not None
+    core = left.weights[..., :, None] * inner * right.weights[..., None, :]
+    fade = right.scale[..., None] * left.weights
+    columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
+    weight, bias = torch.cat([fade[..., None] * across.weight - core @ rows.weight, rows.weight], -2), None
+    if rows.bias is not None:
+        assert across.bias is not None
+        bias = torch.cat([fade * across.bias - linalg.matvec(core, rows.bias), rows.bias], -1)
+    return columns, Gradient(weight, bias)
+
+
+def _subtract_on_host_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: float, whole: float, square: float, *, rescale: bool
+) -> None:
+    """Replace D by ``factor (scale D - columns rows)``; whole: ``|D|^2``, square: ``|scale D - columns rows|^2``."""
+    if not math.isfinite(square):
+        return
+    if not rescale:
+        grad.combine_(columns, rows, scale, 1.0)
+    elif square > CANCELLATION * scale**2 * whole:
+        factor = math.sqrt(whole / square)
+        grad.combine_(columns, rows, factor * scale, factor)
+    else:
+        value = Gradient(grad.weight.clone(), None if grad.bias is None else grad.bias.clone())
+        value.combine_(columns, rows, scale, 1.0)
+        (square,) = _numbers(value.square_norm())
+        if square > 0 and math.isfinite(factor := math.sqrt(whole / square)):
+            for old, new in zip(grad.parts(), value.parts(), strict=True):
+                torch.mul(new, factor, out=old)
+
+
+def _subtract_on_device_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, whole: Tensor, square: Tensor, *, rescale: bool
+) -> None:
+    """Do as `_subtract_on_host_`, without reading a value."""
+    usable = square.isfinite()
+    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+    if rescale:
+        rescale_(grad, whole, grad.square_norm())
+
+
+def _combine_on_device_(
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, usable: Tensor, *, rescale: bool
+) -> None:
+    """Replace D by ``scale D - columns rows``, divided by ``scale`` if it will be rescaled; D where not ``usable``."""
+    # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
+    columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
+    rows = Gradient(
+        torch.where(usable[..., None, None], rows.weight, 0),
+        None if rows.bias is None else torch.where(usable[..., None], rows.bias, 0),
+    )
+    if not rescale:
+        grad.multiply_(scale)
+    grad.combine_(columns, rows, 1.0, 1.0)
+
+
+class BlockProducts(NamedTuple):
+    """What a block of D contributes to the products of all of D with windows, or their sums over the blocks."""
+
+    outer: Tensor
+    """``Q = D U_R`` ``[..., rows, w]``; a sum over the blocks of the same rows."""
+    across: Gradient | None
+    """``P = U_L^T D`` ``[..., w, columns]``; a sum over the blocks of the same columns. None without J_L."""
+    inner: Tensor | None
+    """``R = U_L^T D U_R`` ``[..., w, w]``; a sum over all blocks. None if P or Q gives it."""
+
+
+def block_products(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, block: Cut) -> BlockProducts:
+    """Return the products of a block of D; the columns of U_L and U_R are those of the block."""
+    counted = counted_part(grad, block)
+    outer = counted.right_product(right.rows if counted.bias is not None or grad.bias is None else right.rows[..., :-1])
+    if left is None:
+        return BlockProducts(outer, None, None)
+    inner = left.rows @ outer if block.row_groups and block.column_groups else None
+    return BlockProducts(outer, grad.left_product(left.rows), inner)
+
+
+def precondition_block_(
+    left: WindowedInverse | None,
+    grad: Gradient,
+    right: WindowedInverse,
+    sums: BlockProducts,
+    block: Cut,
+    *,
+    rescale: bool,
+) -> None:
+    """Replace a block of D by that of V, divided by ``c_L c_R`` if it is rescaled; keep D where V is not finite.
+
+    Args:
+        left: J_L; of its columns U_L those of the block's rows. None for the identity.
+        grad: the block, which is overwritten.
+        right: J_R; of its columns U_R those of the block's columns.
+        sums: the sums of `block_products` over the blocks.
+        block: the place of the block in D.
+        rescale: whether V gets the norm of D afterwards (`rescale_`).
+    """
+    inner, scale, total = sums.inner, right.scale, sums.outer.sum((-2, -1))
+    if left is not None:
+        assert sums.across is not None
+        if inner is None:
+            inner = left.rows @ sums.outer if block.column_groups else sums.across.right_product(right.rows)
+        # What is not finite in D, U_L or U_R is not finite in R, which all ranks have: they decide alike.
+        scale, total = left.scale * scale, inner.sum((-2, -1)) + left.weights.sum(-1)
+    usable = (total + right.weights.sum(-1) + scale).isfinite()
+    columns, rows = _removed(left, right, grad.bias is not None, sums.outer, sums.across, inner)
+    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+
+
+def rescale_(grad: Gradient, whole: Tensor, square: Tensor) -> None:
+    """Multiply V so that its square norm is ``whole`` in place of ``square``; not if the factor is not finite."""
+    factor = (whole / square).sqrt()
+    grad.multiply_(torch.where(factor.isfinite(), factor, 1))
+
+
+def counted_part(grad: Gradient, block: Cut) -> Gradient:
+    """Return the part of a block that counts as this rank's in sums over all blocks."""
+    return grad if block.counts_bias else Gradient(grad.weight, None)
+
+
+def _gram_weights(inverse: WindowedInverse) -> Tensor:
+    """Return M ``[..., w, w]`` with ``J^2 = c^2 I - U M U^T``."""
+    weights = inverse.weights
+    crossed = weights[..., :, None] * (inverse.rows @ inverse.rows.mT) * weights[..., None, :]
+    return torch.diag_embed(2 * inverse.scale[..., None] * weights) - crossed
+
+
+def _trace(a: Tensor, b: Tensor) -> Tensor:
+    """Return the trace of ``a b`` ``[...]``."""
+    return (a.mT * b).sum((-2, -1))
+
+
+def _split(rows: Tensor, has_bias: bool) -> Gradient:
+    """Return ``U^T`` ``[..., w, d_in]`` as its columns for the weight and, if there is a bias, its last one."""
+    return Gradient(rows[..., :-1], rows[..., -1]) if has_bias else Gradient(rows, None)
+
+
+def _on_host(grad: Gradient) -> bool:
+    """Return whether the scalars of one layer can be read without waiting."""
+    return grad.weight.dim() == 2 and grad.weight.device.type == "cpu"
+
+
+def _numbers(*scalars: Tensor) -> list[float]:
+    """Return the values of scalars on a CPU."""
+    return [float(scalar.tolist()) for scalar in scalars]  # type: ignore[arg-type]

@@ -1,0 +1,1 @@
+"""What ranks tell each other: collectives, exchanged statistics, owners, KAISA's distribution."""

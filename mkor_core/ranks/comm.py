@@ -1,0 +1,259 @@
+"""Collectives that send flat buffers, one for each dtype, and count the bytes handed to them.
+
+On one process every function returns its input, so callers never branch on the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from math import prod
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mkor_core.ranks.codec import Coding
+from mkor_core.transfers import upload
+
+_bytes: Counter[str] = Counter()
+
+
+def bytes_sent() -> dict[str, int]:
+    """Return the payload bytes that this process has handed to each collective since `reset_bytes_sent`."""
+    return dict(_bytes)
+
+
+def reset_bytes_sent() -> None:
+    """Start counting from zero."""
+    _bytes.clear()
+
+
+def count_bytes(collective: str, tensor: Tensor) -> None:
+    """Add one call's payload to `bytes_sent`."""
+    _bytes[collective] += tensor.numel() * tensor.element_size()
+
+
+def is_distributed() -> bool:
+    """Return whether the default process group is initialized."""
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size(group: ProcessGroup | None = None) -> int:
+    """Return the number of ranks in ``group`` (default: all), 1 without a process group."""
+    return dist.get_world_size(group) if is_distributed() else 1
+
+
+def rank(group: ProcessGroup | None = None) -> int:
+    """Return this process's rank in ``group`` (default: all), 0 without a process group."""
+    return dist.get_rank(group) if is_distributed() else 0
+
+
+def require_rank(rank: int | None, group: ProcessGroup | None = None) -> None:
+    """Raise a ValueError unless ``group`` has a rank, or it is None."""
+    ranks = world_size(group)
+    if rank is not None and not 0 <= rank < ranks:
+        raise ValueError(f"rank={rank!r} is not one of the {ranks} ranks of the group: 0 to {ranks - 1}.")
+
+
+def global_rank(rank: int, group: ProcessGroup | None = None) -> int:
+    """Return the rank among all that a rank of ``group`` has."""
+    return rank if group is None else dist.get_global_rank(group, rank)
+
+
+def sum_across_ranks(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> list[Tensor]:
+    """Return every tensor summed over the ranks, by one flat all-reduce for each dtype."""
+    return start_sum(tensors, group)()
+
+
+def start_sum(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> Callable[[], list[Tensor]]:
+    """Launch what `sum_across_ranks` does; return a function that waits for the sums and returns them."""
+    if world_size(group) == 1 or not tensors:
+        return lambda: list(tensors)
+    launched: list[tuple[list[int], Tensor, Any]] = []
+    # Sorted by dtype, in the same order on every rank: tensors of one dtype share a buffer.
+    by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
+    for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
+        indices = list(group_of_indices)
+        flat = torch.cat([tensors[i].reshape(-1) for i in indices])
+        launched.append((indices, flat, dist.all_reduce(flat, group=group, async_op=True)))
+        count_bytes("all_reduce", flat)
+
+    def arrived() -> list[Tensor]:
+        summed: dict[int, Tensor] = {}
+        for indices, flat, work in launched:
+            work.wait()
+            for i, part in zip(indices, flat.split([tensors[i].numel() for i in indices]), strict=True):
+                summed[i] = part.view(tensors[i].shape)
+        return [summed[i] for i in range(len(tensors))]
+
+    return arrived
+
+
+def sum_over_groups(parts: Sequence[tuple[Tensor, Sequence[ProcessGroup]]]) -> list[Tensor]:
+    """Return tensors summed over their groups, one after the other; one flat all-reduce for each group and dtype.
+
+    All ranks of a group pass tensors of the same shapes in the same order.
+    """
+    values = [tensor for tensor, _ in parts]
+    for group in dict.fromkeys(group for _, groups in parts for group in groups):
+        indices = [index for index, (_, groups) in enumerate(parts) if group in groups]
+        for index, total in zip(indices, sum_across_ranks([values[i] for i in indices], group), strict=True):
+            values[index] = total
+    return values
+
+
+def gather_rows(
+    tensors: Sequence[Tensor], group: ProcessGroup | None = None, coding: Coding | None = None
+) -> list[Tensor]:
+    """Return the rows of all ranks, in rank order, of every tensor ``[n, d]``; n may differ between ranks.
+
+    The host waits once, for the numbers of rows of all tensors. With a coding, the tensors of a rank travel together.
+    """
+    if world_size(group) == 1 or not tensors:
+        return list(tensors)
+    if coding is not None:
+        return _gather_coded(tensors, coding, group)
+    here = upload(torch.tensor([len(rows) for rows in tensors]), tensors[0].device)
+    by_tensor = gather_numbers(here, group).T.tolist()
+    return [torch.cat(_gather_rows(rows, numbers, group)) for rows, numbers in zip(tensors, by_tensor, strict=True)]
+
+
+def _gather_coded(tensors: Sequence[Tensor], coding: Coding, group: ProcessGroup | None) -> list[Tensor]:
+    """Return the decoded rows of all ranks, those of this rank too."""
+    messages = coding.encode(tensors)
+    # Of every tensor the number of rows and the bytes that they are coded in.
+    here = torch.tensor([[len(rows), len(message)] for rows, message in zip(tensors, messages, strict=True)])
+    numbers = gather_numbers(upload(here, tensors[0].device), group)
+    count_bytes("all_gather", numbers[0, :, 1])
+    by_rank: list[list[list[int]]] = numbers.tolist()
+    totals = [sum(length for _, length in of_rank) for of_rank in by_rank]
+    parts = _gather_rows(torch.cat(messages)[:, None], totals, group)
+    decoded = [
+        coding.decode(
+            part[:, 0].split([length for _, length in of_rank]),
+            [(rows, *tensor.shape[1:]) for (rows, _), tensor in zip(of_rank, tensors, strict=True)],
+            tensors,
+        )
+        for of_rank, part in zip(by_rank, parts, strict=True)
+    ]
+    return [torch.cat(rows) for rows in zip(*decoded, strict=True)]
+
+
+def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | None) -> list[Tensor]:
+    """Return the rows by rank; numbers: how many each rank has."""
+    # all_gather needs the same shape from every rank: pad to the most rows, and cut the padding off afterwards.
+    padded = torch.nn.functional.pad(rows, (0, 0, 0, max(numbers) - len(rows))).contiguous()
+    gathered = [torch.empty_like(padded) for _ in numbers]
+    dist.all_gather(gathered, padded, group=group)
+    count_bytes("all_gather", padded)
+    return [part[:number] for part, number in zip(gathered, numbers, strict=True)]
+
+
+def gather_numbers(numbers: Tensor, group: ProcessGroup | None = None) -> Tensor:
+    """Return the tensors of all ranks, stacked in rank order; of one shape and dtype. The bytes are not counted."""
+    everywhere = [torch.empty_like(numbers) for _ in range(world_size(group))]
+    if len(everywhere) == 1:
+        return numbers[None]
+    dist.all_gather(everywhere, numbers, group=group)
+    return torch.stack(everywhere)
+
+
+def all_to_all(
+    sent: Sequence[Sequence[Tensor]],
+    expected: Sequence[Sequence[tuple[int, ...]]],
+    like: Tensor,
+    group: ProcessGroup | None = None,
+) -> list[list[Tensor]]:
+    """Return the tensors that the other ranks send to this one, in one collective.
+
+    Args:
+        sent: the tensors to send, by destination; nothing to this rank itself.
+        expected: the shapes of the tensors that arrive, by source.
+        like: a tensor of the dtype and the device of all.
+        group: the ranks; None means all.
+    """
+    sizes = [[prod(shape) for shape in shapes] for shapes in expected]
+    if world_size(group) == 1:
+        return [[]]
+    parts = [part.reshape(-1) for parts in sent for part in parts]
+    flat = torch.cat(parts) if parts else like.new_empty(0)
+    received = like.new_empty(sum(map(sum, sizes)))
+    dist.all_to_all_single(
+        received, flat, [sum(size) for size in sizes], [sum(p.numel() for p in parts) for parts in sent], group=group
+    )
+    count_bytes("all_to_all", flat)
+    by_source = received.split([sum(size) for size in sizes])
+    return [
+        [part.view(shape) for part, shape in zip(flat.split(size), shapes, strict=True)] if size else []
+        for flat, size, shapes in zip(by_source, sizes, expected, strict=True)
+    ]
+
+
+def broadcast(
+    tensors: Sequence[Tensor], source: int, group: ProcessGroup | None = None, coding: Coding | None = None
+) -> list[Tensor]:
+    """Return the tensors of the global rank ``source``, in one flat broadcast; with a coding, the decoded ones.
+
+    All ranks pass tensors of the same shapes and one dtype. Bytes are counted on the source only. If the lengths of
+    coded tensors depend on their entries, they are broadcast before, and the host waits for them.
+    """
+    if world_size(group) == 1 or not tensors:
+        return list(tensors)
+    if coding is not None:
+        return _broadcast_coded(tensors, source, coding, group)
+    flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
+    dist.broadcast(flat, source, group=group)
+    if dist.get_rank() == source:
+        count_bytes("broadcast", flat)
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _broadcast_coded(
+    tensors: Sequence[Tensor], source: int, coding: Coding, group: ProcessGroup | None
+) -> list[Tensor]:
+    """Return the decoded tensors of ``source``, on that rank too."""
+    device = tensors[0].device
+    messages = coding.encode(tensors) if dist.get_rank() == source else []
+    known = [coding.codec.length(tensor.shape, tensor.dtype) for tensor in tensors]
+    lengths = [length for length in known if length is not None]
+    if len(lengths) < len(known):
+        own = torch.tensor([len(message) for message in messages] or [0] * len(tensors))
+        lengths = broadcast([upload(own, device)], source, group)[0].tolist()
+    flat = torch.cat(messages) if messages else torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    (received,) = broadcast([flat], source, group)
+    return coding.decode(received.split(lengths), [tensor.shape for tensor in tensors], tensors)
+
+
+class Triangles:
+    """Packs symmetric matrices as their upper triangles.
+
+    The positions of a triangle's entries are kept for each dimension and device while the object lives: in one exchange
+    they serve many layers, and beyond it they would take as much memory as a factor.
+    """
+
+    def __init__(self) -> None:
+        self._positions: dict[tuple[int, torch.device], Tensor] = {}
+
+    def pack(self, matrix: Tensor) -> Tensor:
+        """Return the upper triangle of a symmetric ``[d, d]`` matrix as ``[d (d + 1) / 2]``."""
+        return matrix.flatten().index_select(0, self._positions_of(len(matrix), matrix.device))
+
+    def unpack(self, triangle: Tensor, dimension: int) -> Tensor:
+        """Return the symmetric ``[d, d]`` matrix of an upper triangle that `pack` returned."""
+        matrix = triangle.new_zeros(dimension * dimension)
+        matrix.index_copy_(0, self._positions_of(dimension, triangle.device), triangle)
+        matrix = matrix.view(dimension, dimension)
+        return matrix + matrix.triu(1).T
+
+    def _positions_of(self, dimension: int, device: torch.device) -> Tensor:
+        """Return the places of the upper triangle among the ``d^2`` entries. Unlike a mask's, their number is known."""
+        key = dimension, device
+        if key not in self._positions:
+            rows, columns = torch.triu_indices(dimension, dimension, device=device)
+            self._positions[key] = rows * dimension + columns
+        return self._positions[key]

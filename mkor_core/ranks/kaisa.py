@@ -1,0 +1,147 @@
+"""KAISA's distribution of a method's work: owners refresh, gradient workers precondition, receivers get the updates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import ProcessGroup
+
+from mkor_core.capture.layer import Layer
+from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.ranks import comm
+from mkor_core.ranks.assignment import assign, make_grid
+from mkor_core.ranks.codec import Coder
+
+
+class Sharing:
+    """The assignment of layers to ranks, and the broadcasts that it requires.
+
+    All ranks must construct it together, with the same layers, because it creates process groups.
+
+    Args:
+        layers: the layers.
+        method: the method.
+        group: the ranks.
+        coder: gives the messages their codings; None: they travel as they are.
+
+    Raises:
+        ValueError: the method's worker fraction does not fit the number of ranks.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None, coder: Coder | None = None
+    ) -> None:
+        self._rank = comm.rank(group)
+        self._refreshed = method.refreshed
+        self._grid = make_grid(comm.world_size(group), method.worker_fraction)
+        costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
+        self._assignments = assign(costs, self._grid)
+        self._group = group
+        self._coder = coder or Coder()
+        # Only the groups of this rank: on 64 ranks with half of them as workers, 2 of 34.
+        self._column_group = _make_group(self._grid.column(self._rank % self._grid.columns), group)
+        self._row_group = _make_group(self._grid.row(self._rank // self._grid.columns), group)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every rank holds the refreshed tensors of every layer."""
+        return self._grid.columns == 1
+
+    def owns(self, name: str) -> bool:
+        """Return whether this rank refreshes the layer."""
+        return self._assignments[name].owner == self._rank
+
+    def owner(self, name: str) -> int:
+        """Return the rank that refreshes the layer."""
+        return self._assignments[name].owner
+
+    def works_on(self, name: str) -> bool:
+        """Return whether this rank preconditions the layer."""
+        return self._assignments[name].column == self._rank % self._grid.columns
+
+    def local_part(self, name: str, state: LayerState) -> LayerState:
+        """Return a layer's state without the refreshed tensors if this rank does not precondition the layer."""
+        return state if self.works_on(name) else {k: v for k, v in state.items() if k not in self._refreshed}
+
+    def share_refreshed(self, states: Mapping[str, LayerState], names: Sequence[str]) -> None:
+        """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast per owner."""
+        if self._grid.rows == 1:
+            return
+        column = self._rank % self._grid.columns
+        in_column = [name for name in names if self._assignments[name].column == column]
+        for owner in self._grid.column(column):
+            layers = [name for name in in_column if self._assignments[name].owner == owner]
+            keys = [(name, key) for name in layers for key in self._refreshed]
+            bucket = [states[name][key] for name, key in keys]
+            source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
+            received = comm.broadcast(bucket, source, self._column_group, coding)
+            for (name, key), tensor in zip(keys, received, strict=True):
+                states[name][key] = tensor
+
+    def share_updates(self, updates: dict[str, Tensor]) -> None:
+        """Send updates from gradient workers to the other ranks of their row, one broadcast per worker, in place."""
+        if self._grid.columns == 1:
+            return
+        row = self._rank // self._grid.columns
+        for column, source in enumerate(self._grid.row(row)):
+            names = [name for name in updates if self._assignments[name].column == column]
+            # The workers of a column send the same updates to different rows, which must receive the same numbers.
+            coding = self._coder.coding("updates", column)
+            received = comm.broadcast(
+                [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group, coding
+            )
+            updates.update(zip(names, received, strict=True))
+
+    def gather(
+        self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState], rank: int | None
+    ) -> dict[str, LayerState]:
+        """Return all layers' states with the refreshed tensors of their owners, which are in host memory.
+
+        The device holds the tensors of one layer at a time besides the states themselves.
+
+        Args:
+            states: this rank's states.
+            blank: returns a layer's initial state, for the shapes of the tensors to receive.
+            rank: the rank of the group that gets the states, the others nothing; None: every rank gets them.
+        """
+        whole: dict[str, LayerState] = {}
+        for name, state in states.items():
+            full = {**blank(name), **state}
+            owner = comm.global_rank(self._assignments[name].owner, self._group)
+            tensors = [full[key] for key in self._refreshed]
+            # LAPACK returns matrices in column-major order, and the memory layout decides how products are rounded.
+            # Send the layout along and restore it, so that a resumed run equals the uninterrupted one bit by bit.
+            flags = torch.tensor(
+                [_is_column_major(tensor) for tensor in tensors], dtype=torch.int32, device=tensors[0].device
+            )
+            column_major = comm.broadcast([flags], owner, self._group)[0].tolist()
+            received = comm.broadcast(_transposed_where(tensors, column_major), owner, self._group)
+            if rank in (None, self._rank):
+                restored = _transposed_where([tensor.cpu() for tensor in received], column_major)
+                whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
+        return whole
+
+
+def _is_column_major(tensor: Tensor) -> bool:
+    return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
+
+
+def _transposed_where(tensors: Sequence[Tensor], flags: Sequence[int]) -> list[Tensor]:
+    return [tensor.T if flag else tensor for tensor, flag in zip(tensors, flags, strict=True)]
+
+
+def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:
+    """Return the group of some ranks of ``parent``, of which this rank is one; ``parent`` if they are all of it.
+
+    A single rank, which needs no communication, gets no new group either.
+    """
+    if len(ranks) in (1, comm.world_size(parent)):
+        return parent
+    global_ranks = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
+    # Each group is created by its members alone. The columns are all ranks of the parent, and so are the rows: NCCL,
+    # which splits a communicator with a device_id only if all its ranks call at the same time, gets these calls.
+    created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=True)
+    return created
