@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from mkor_core.attachment import Attachment, check_target
 from mkor_core.capture.autograd import Precision, matmul_precision, without_autocast
 from mkor_core.capture.discovery import Exclude, refuse_sharded, select_layers
-from mkor_core.capture.layer import Layer
+from mkor_core.capture.layer import Layer, ShardedLayer
 from mkor_core.capture.losses import LossHistory
 from mkor_core.capture.reductions import loss_scale
 from mkor_core.capture.rows import RowCapture
@@ -279,7 +279,8 @@ class Preconditioner:
         loss = self._losses.take(self._any_weight()) if self._losses else None
         layers = self._active_layers()
         for layer in layers:
-            layer.place_gradients()
+            if isinstance(layer, ShardedLayer):
+                layer.place_gradients()
         updates = self.method.accumulates(self._step)
         statistics: dict[str, Sums] = {}
         if updates:

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from mkor_core.capture.layer import Layer, Supported, unsupported_reason
+from mkor_core.capture.layer import Layer, Supported, find_layer, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
             continue
         reason = unsupported_reason(module) or _unsuitable_parameters(name, module, users)
         if reason is None:
-            layers[name] = Layer(name, cast("Supported", module))
+            layers[name] = find_layer(name, cast("Supported", module))
         else:
             left_out[name] = reason
     unfit = [f"{name or 'the model itself'} ({why})" for name, why in left_out.items() if why != EXCLUDED]

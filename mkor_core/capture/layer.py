@@ -13,8 +13,9 @@ from typing import Any, cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from typing_extensions import override
 
-from mkor_core.capture.blocks import block_of, is_dtensor, local, place_gradient
+from mkor_core.capture.blocks import Block, block_of, is_dtensor, local, place_gradient
 
 Supported = nn.Linear | nn.Conv2d
 
@@ -48,10 +49,11 @@ class Layer:
     """A Linear or Conv2d with its rows and its gradient matrix ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
 
     A bias that is frozen at construction is left out of D. One that is frozen later keeps its column, which is zero.
-
-    Raises:
-        TypeError: its parameters are sharded in a way of which D has no blocks.
+    Parameters are whole on every rank; `find_layer` makes a `ShardedLayer` of others.
     """
+
+    block: Block | None = None
+    """The part of D that this rank holds; None: all of it."""
 
     def __init__(self, name: str, module: Supported) -> None:
         self.name = name
@@ -64,14 +66,16 @@ class Layer:
         """Columns of the weight's part of D."""
         self.d_in = self.d_w + self.has_bias
         """Columns of D, the bias included."""
-        self.block = block_of(name, module.weight, module.bias if self.has_bias else None)
-        """The part of D that this rank holds; None: all of it."""
-        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_dtensor(value)}
+        self._known: list[Any] = self._read()
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that D covers, as the optimizer has them: the weight, then the bias."""
-        return cast("list[nn.Parameter]", self._own())
+        # Asked several times in every step, so the list is kept while the module has the same parameters.
+        known, own = self._known, self.module._parameters
+        if known[0] is not own.get("weight") or (self.has_bias and known[1] is not own.get("bias")):
+            self._known = known = self._read()
+        return known
 
     @property
     def weight(self) -> nn.Parameter | None:
@@ -79,27 +83,25 @@ class Layer:
 
         None if it or the bias has become complex or, by prune for instance, a function of others.
         """
-        own = self._own()
-        return own[0] if all(p is not None and p.is_floating_point() for p in own) else None
+        parameters: list[Any] = self.parameters
+        for parameter in parameters:
+            if parameter is None or not parameter.is_floating_point():
+                return None
+        weight: nn.Parameter = parameters[0]
+        return weight
 
     @property
     def was_sharded_later(self) -> bool:
         """Whether the weight has been sharded since the layer was found."""
         return self.block is None and is_dtensor(self.module._parameters.get("weight"))
 
-    def _own(self) -> list[nn.Parameter | None]:
-        """Return the weight and, if D has a column for it, the bias; None for a function of others."""
+    def _read(self) -> list[Any]:
+        """Return the weight and, if D has a column for it, the bias, as the module has them now."""
         return [self._parameter(key) for key in (("weight", "bias") if self.has_bias else ("weight",))]
 
-    def _parameter(self, key: str) -> nn.Parameter | None:
-        """Return a parameter; under FSDP its shard, also while the module holds it whole."""
-        own: Any = self.module._parameters.get(key)
-        shard = self._shards.get(key)
-        if shard is None or own is None:
-            return cast("nn.Parameter | None", own)
-        if is_dtensor(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
-            self._shards[key] = own
-        return cast("nn.Parameter", self._shards[key])
+    def _parameter(self, key: str) -> Any:
+        """Return a parameter of the module; None if it has become a function of others."""
+        return self.module._parameters.get(key)
 
     @property
     def bias_is_trained(self) -> bool:
@@ -111,29 +113,13 @@ class Layer:
 
         Of a sharded bias only this rank's rows.
         """
-        weight, bias = self.parameters[0], self._parameter("bias")
+        bias = self._parameter("bias")
         if bias is None or bias.grad is None:
+            weight = self.parameters[0]
             rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
             return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
         gradient = local(bias.grad).to_dense().to(wide_dtype(bias.grad.dtype))
         return gradient if scale is None else gradient / scale
-
-    def bias_gradient_part(self, ranks: int, scale: Tensor | None = None) -> Tensor:
-        """Return what this rank adds to a sum over ``ranks`` ranks that is the gradient of a sharded bias ``[d_out]``.
-
-        scale: what gradients are divided by.
-        """
-        assert self.block is not None
-        rows = self.bias_gradient(scale)
-        part = rows.new_zeros(self.d_out)
-        # Ranks that hold the same rows all add them.
-        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
-        return part
-
-    def place_gradients(self) -> None:
-        """Divide the gradients among ranks as the parameters are; see `mkor_core.capture.blocks.place_gradient`."""
-        for parameter in self.parameters:
-            place_gradient(parameter)
 
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
@@ -144,17 +130,18 @@ class Layer:
         """Return whether a sparse gradient was set; autograd's are dense."""
         if self.weight is None:
             return False
-        return any(p.grad is not None and p.grad.layout != torch.strided for p in self.parameters)
+        return any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter in self._known)
 
     def gradient_parts(self) -> list[Tensor]:
         """Return the gradients of the weight and, if D has a column for it, of the bias, each as the optimizer has it.
 
         Of sharded parameters this rank's parts; zeros for a gradient that is missing.
         """
-        return [
-            local(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            for parameter in self.parameters
-        ]
+        parts = []
+        for parameter in self.parameters:
+            grad = parameter.grad
+            parts.append(torch.zeros_like(parameter) if grad is None else grad)
+        return parts
 
     def gradient(self) -> Tensor:
         """Return D ``[d_out, d_in (+1)]`` in float32, or in float64 if the parameters are."""
@@ -224,6 +211,69 @@ class Layer:
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:
         """Return an input or output of the layer with a leading batch dimension, added if it has none."""
         return tensor if tensor.dim() >= self._batched_dimensions else tensor[None]
+
+
+class ShardedLayer(Layer):
+    """A layer whose parameters are DTensors, of which this rank has a block.
+
+    Raises:
+        TypeError: they are cut in a way of which D has no blocks.
+    """
+
+    block: Block
+
+    def __init__(self, name: str, module: Supported) -> None:
+        self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_dtensor(value)}
+        super().__init__(name, module)
+        block = block_of(name, module.weight, module.bias if self.has_bias else None)
+        assert block is not None
+        self.block = block
+
+    @property
+    @override
+    def parameters(self) -> list[nn.Parameter]:
+        self._known = self._read()  # the module holds shards or whole parameters, by turns
+        return self._known
+
+    @override
+    def _parameter(self, key: str) -> Any:
+        """Return a parameter; under FSDP its shard, also while the module holds it whole."""
+        own: Any = self.module._parameters.get(key)
+        shard = self._shards.get(key)
+        if shard is None or own is None:
+            return own
+        if is_dtensor(own) and own.device_mesh == shard.device_mesh:  # not one of tensor parallelism under FSDP
+            self._shards[key] = own
+        return self._shards[key]
+
+    @override
+    def gradient_parts(self) -> list[Tensor]:
+        return [local(grad) for grad in super().gradient_parts()]
+
+    def bias_gradient_part(self, ranks: int, scale: Tensor | None = None) -> Tensor:
+        """Return what this rank adds to a sum over ``ranks`` ranks that is the gradient of a sharded bias ``[d_out]``.
+
+        scale: what gradients are divided by.
+        """
+        rows = self.bias_gradient(scale)
+        part = rows.new_zeros(self.d_out)
+        # Ranks that hold the same rows all add them.
+        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
+        return part
+
+    def place_gradients(self) -> None:
+        """Divide the gradients among ranks as the parameters are; see `mkor_core.capture.blocks.place_gradient`."""
+        for parameter in self.parameters:
+            place_gradient(parameter)
+
+
+def find_layer(name: str, module: Supported) -> Layer:
+    """Return a module as a layer.
+
+    Raises:
+        TypeError: its parameters are sharded in a way of which D has no blocks.
+    """
+    return (ShardedLayer if is_dtensor(module._parameters.get("weight")) else Layer)(name, module)
 
 
 def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from mkor_core.capture.layer import Layer, wide_dtype
+from mkor_core.capture.layer import Layer, ShardedLayer, wide_dtype
 from mkor_core.capture.reductions import mean_locations
 from mkor_core.capture.statistics import Sums
 from mkor_core.method import LayerShape, Method
@@ -88,7 +88,11 @@ def _blank(layer: Layer, method: Method) -> Sums:
 
 def _with_bias_gradient(layer: Layer, sums: Sums, method: Method, world: int, scale: Tensor | None) -> Sums:
     """Return the sums with this rank's part of the gradient of a sharded bias as g, if that has it."""
-    if layer.block is None or method.statistic.sums_gradients(layer) or method.statistic.sides == "input":
+    if (
+        not isinstance(layer, ShardedLayer)
+        or method.statistic.sums_gradients(layer)
+        or method.statistic.sides == "input"
+    ):
         return sums
     return sums._replace(g=layer.bias_gradient_part(world, scale).to(sums.x.dtype))
 
