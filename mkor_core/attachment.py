@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from mkor_core.capture.layer import Layer
-from mkor_core.method import LearningRate, Method
+from mkor_core.method import LearningRate, Method, plain_hyperparameters
 
 STATE_KEY = "preconditioner"
 """The entry of an optimizer's state dict that holds the preconditioner's."""
@@ -24,8 +24,7 @@ class Attachment:
 
     Args:
         optimizer: a torch optimizer, or a wrapper that keeps it as ``.optimizer`` (accelerate's).
-        step: preconditions the gradients; called before every step of the optimizer with the value of its closure, or
-            None if it has none.
+        before_step: preconditions the gradients: a pre-hook of the optimizer's step.
         save: returns the preconditioner's state dict.
         load: restores it; called with None if the optimizer's state dict holds none, to start anew.
 
@@ -38,47 +37,26 @@ class Attachment:
         self,
         optimizer: Optimizer,
         *,
-        step: Callable[[Any], None],
+        before_step: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any],
         save: Callable[[], dict[str, Any]],
         load: Callable[[Mapping[str, Any] | None], None],
     ) -> None:
-        self._optimizer = _unwrapped(optimizer)
-        if any(isinstance(_owner(hook), Attachment) for hook in self._optimizer._optimizer_step_pre_hooks.values()):
+        self.optimizer = _unwrapped(optimizer)
+        """The torch optimizer itself."""
+        if any(hasattr(_owner(hook), "consolidate") for hook in self.optimizer._optimizer_step_pre_hooks.values()):
             raise RuntimeError("The optimizer already has a Preconditioner: a second one would precondition twice.")
-        self._step = step
         self._save = save
         self._load = load
-        _warn_of_copies(self._optimizer)
+        _warn_of_copies(self.optimizer)
         self._handles = [
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_state_dict_post_hook(self._save_into),
-            self._optimizer.register_load_state_dict_pre_hook(self._load_from),
+            self.optimizer.register_step_pre_hook(before_step),
+            self.optimizer.register_state_dict_post_hook(self._save_into),
+            self.optimizer.register_load_state_dict_pre_hook(self._load_from),
         ]
-
-    @property
-    def parameter_ids(self) -> set[int]:
-        """The ids of the parameters that the optimizer steps."""
-        return {id(parameter) for group in self._optimizer.param_groups for parameter in group["params"]}
-
-    @property
-    def grad_scale(self) -> Tensor | None:
-        """The loss scale by which gradients are multiplied; None if they are unscaled.
-
-        A fused optimizer unscales gradients itself, so that they are still scaled in the hook that runs before its
-        step.
-        """
-        scale: Tensor | None = getattr(self._optimizer, "grad_scale", None)
-        return scale
-
-    @property
-    def found_inf(self) -> Tensor | None:
-        """A device scalar that is not 0 if a fused optimizer will skip this step; None: it will not."""
-        found_inf: Tensor | None = getattr(self._optimizer, "found_inf", None)
-        return found_inf
 
     def learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
         """Return the learning rates of layers, from the parameter groups of their weights and biases."""
-        rates = {id(p): group["lr"] for group in self._optimizer.param_groups for p in group["params"]}
+        rates = {id(p): group["lr"] for group in self.optimizer.param_groups for p in group["params"]}
         return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
 
     def remove(self) -> None:
@@ -87,26 +65,7 @@ class Attachment:
             handle.remove()
         self._handles = []
         for name in ("__deepcopy__", "__reduce_ex__"):
-            self._optimizer.__dict__.pop(name, None)
-
-    def _before_step(
-        self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        # args[0] is the optimizer; the closure of step(closure) may be positional or a keyword.
-        closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._step(None)
-            return None
-
-        # This hook runs before the closure's backward pass, so preconditioning must wait until it has been evaluated.
-        def evaluate_then_precondition() -> Any:
-            loss = closure()
-            self._step(loss)
-            return loss
-
-        if len(args) > 1:
-            return (args[0], evaluate_then_precondition, *args[2:]), kwargs
-        return args, {**kwargs, "closure": evaluate_then_precondition}
+            self.optimizer.__dict__.pop(name, None)
 
     def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         state[STATE_KEY] = self._save()
@@ -135,7 +94,7 @@ def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) 
             "parameters of the Preconditioner's model."
         )
     # What the optimizer reads itself, such as momentum, is among its defaults.
-    foreign = method.plain_hyperparameters().keys() - target.defaults.keys()
+    foreign = plain_hyperparameters(method).keys() - target.defaults.keys()
     if named := sorted(foreign & {key for group in target.param_groups for key in group}):
         name = type(method).__name__
         given = ", ".join(f"{key}=..." for key in named)

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.blocks import Block
-from mkor_core.capture.statistics import MEAN, ROWS, Captured, Rows, Statistic
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
 from mkor_core.maths import inverses, linalg
-from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse
-from mkor_core.maths.products import BlockProducts, Gradient, block_products, precondition_, precondition_block_
-from mkor_core.method import BlockSums, LayerShape, LayerState, Prepared, StackedMethod, cut_to_block
+from mkor_core.maths.inverses import DenseInverse, Rule, WindowedInverse
+from mkor_core.maths.products import BlockProducts, Cut, Gradient, block_products, precondition_, precondition_block_
+from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, Products, cut_state, put
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload
 
@@ -29,7 +29,7 @@ NOISE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class MKOR(StackedMethod):
+class MKOR(HostAssisted, InPlaceMethod):
     """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping.
 
     D ``[d_out, d_in (+1)]`` is a layer's gradient, with a column for the bias. J_L and J_R start as the identity. In
@@ -93,41 +93,35 @@ class MKOR(StackedMethod):
                 "it scales the mean row g."
             )
 
-    @property
+    @cached_property
     def decay(self) -> float:
         """The weight of the old factor, `factor_decay` or its default."""
         if self.factor_decay is not None:
             return self.factor_decay
         return 0.95 if self.update_rule == "released" else 0.9
 
+    @cached_property
+    def rule(self) -> Rule:
+        """How its factors are updated."""
+        return Rule(self.update_rule, self.decay, self.stabilizer_threshold, self.stabilizer_blend)
+
+    @cached_property
+    def factors(self) -> tuple[str, ...]:
+        """The names of its factors: ``left`` for J_L, ``right`` for J_R."""
+        return ("left", "right") if self.sides == "both" else ("right",)
+
     @property
     @override
     def statistic(self) -> Statistic:
         if self.rank > 1:
-            return ROWS
-        statistic = MEAN.clamped(RELEASED_CLAMP) if self.update_rule == "released" else MEAN
-        return statistic if self.sides == "both" else statistic.of_inputs()
-
-    @property
-    @override
-    def exchange_dtype(self) -> torch.dtype | None:
-        return self.factor_dtype if self.factor_dtype in HALF else None
-
-    @property
-    @override
-    def decomposes(self) -> bool:
-        return self.rank > 1
-
-    @property
-    @override
-    def needs_gradient_norms(self) -> bool:
-        return self.gradient_norm is not None
-
-    @override
-    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if self.rank == 1:
-            return super().sum_shapes(shape)
-        return (shape.d_in, self._sketch_width(shape.d_in)), (shape.d_out, self._sketch_width(shape.d_out))
+            return ROWS.summed(self._sketches, self._sketch_shapes)
+        return Statistic(
+            "mean",
+            clamp=RELEASED_CLAMP if self.update_rule == "released" else None,
+            sides=self.sides,
+            norms=self.gradient_norm is not None,
+            message_dtype=self.factor_dtype if self.factor_dtype in HALF else None,
+        )
 
     @override
     def initial_state(
@@ -136,11 +130,9 @@ class MKOR(StackedMethod):
         # The default, float32, means the dtype of the gradients, which is float64 for a float64 model.
         stored = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
         state: LayerState = {"updates": torch.zeros(leading, dtype=torch.int64, device=device)}
-        dimensions = {"left": shape.d_out, "right": shape.d_in}
-        for side in self._factor_names:
-            factor = inverses.identity(leading, dimensions[side], self.window, stored, device)
-            state |= inverses.state_of(factor, side)
-            state[f"{side}_vectors"] = torch.zeros(*leading, dimensions[side], self.rank, dtype=stored, device=device)
+        for side, d in zip(self.factors, (shape.d_out, shape.d_in)[-len(self.factors) :], strict=True):
+            state |= inverses.state_of(inverses.identity(leading, d, self.window, stored, device), side)
+            state[f"{side}_vectors"] = torch.zeros(*leading, d, self.rank, dtype=stored, device=device)
         return state
 
     @override
@@ -152,96 +144,76 @@ class MKOR(StackedMethod):
         return self.accumulates(step)
 
     @override
-    def condense(self, rows: list[Rows], step: int) -> Captured:
-        """Return sketches of the second moments: their products with a random matrix that all ranks share."""
-        sketches = [self._sketch(call, step) for call in rows]
-        return Captured(*(torch.stack(part).sum(0) for part in zip(*sketches, strict=True)))
-
-    @override
     def accumulate(
-        self,
-        state: LayerState,
-        captured: Captured,
-        step: int,
-        accept: Tensor | None = None,
-        gradient_norm: Tensor | None = None,
-    ) -> None:
-        """Store the update vectors: the mean rows g and a, or the leading directions of their moments."""
-        x, g, number = captured
-        per_row = number.view(*number.shape, *(1,) * (x.dim() - number.dim()))
-        if self.rank == 1:
-            vectors = {"right": (x / per_row)[..., None]}
-            if self.sides == "both":
-                vectors["left"] = self._scaled(g, vectors["right"], gradient_norm)[..., None]
-        else:
-            # A scaled gradient row is the raw one times number, the multiplicity. With n = number * locations rows,
-            # sum((number g)(number g)^T) / n = number * sum(g g^T) / locations, and g holds the sum / locations.
-            sketches = {"right": x / per_row, "left": g * per_row}
-            vectors = {
-                side: linalg.leading_directions(sketches[side], self._test_matrix(sketches[side], step), self.rank)
-                for side in self._factor_names
-            }
-        for side, new in vectors.items():
-            stored = state[f"{side}_vectors"]
-            stored.copy_(new if accept is None else torch.where(accept[..., None, None], new, stored))
-
-    @override
-    def noise(self, state: LayerState) -> Tensor | None:
+        self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None
+    ) -> Tensor | None:
+        """Update both inverse factors with the mean rows g and a, or with the leading directions of their moments."""
+        vectors = self._mean_vectors(captured) if self.rank == 1 else self._directions(captured, step)
+        # In the factors' dtype, as they travel between ranks.
+        put(state, accept, **{f"{side}_vectors": new for side, new in vectors.items()})
+        self.update_factors(state, step, accept)
         return None if self.gradient_norm is None else ~state["left_vectors"][..., 0].any(-1)
 
-    @override
-    def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
-        """Return the gram matrices of full windows, whose eigenpairs the host computes."""
-        return self._grams(state, step // self.inverse_update_period + 1)
-
-    @override
-    def refresh(
-        self,
-        state: LayerState,
-        step: int,
-        accept: Tensor | None = None,
-        will_step: Tensor | None = None,
-        host: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        """Stabilize both inverse factors and update them with their vectors."""
-        updates = state["updates"]
-        accept = torch.ones_like(updates, dtype=torch.bool) if accept is None else accept
-        number = step // self.inverse_update_period
-        grams = self._grams(state, number) if host is None else host
-        takes_place = torch.ones_like(accept) if will_step is None else will_step.expand_as(accept)
-        # The released code's first update only sets J = I. "updates" is on the device: no branch on the host.
-        changes = accept & (updates > 0) if self.update_rule == "released" else accept
-        for side in self._factor_names:
-            inverse, vectors = self._inverse(state, side, _wide(state)), state[f"{side}_vectors"].to(_wide(state))
-            if isinstance(inverse, WindowedInverse) and side in grams:
-                # Also of layers whose statistics do not count: all layers of a stack use their rows in turn.
-                inverse.truncate_(grams[side], takes_place)
+    def update_factors(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
+        """Stabilize the factors (A1) and update them with the vectors of the state (A2, A3 or A4)."""
+        number, wide = step // self.inverse_update_period, _wide(state)
+        changes = accept
+        if self.update_rule == "released":
+            # The released code's first update only sets J = I. The host does not know which update is the first.
+            later = state["updates"] > 0
+            changes = later if accept is None else accept & later
+        for side in self.factors:
+            inverse, vectors = inverses.from_state(state, side, wide), state[f"{side}_vectors"].to(wide)
             inverse.update_(self.rule, vectors[..., 0], number, changes)
             for k in range(1, self.rank):
                 # The first vector has faded the old factor; the others are only added, or it would fade rank times.
                 assert isinstance(inverse, DenseInverse)
                 inverse.add_(vectors[..., k], 1 - self.decay, changes)
-            self._store(state, side, inverse)
-        updates.add_(accept)
+            if inverse[0] is not state[side]:  # round the copy of a factor that is stored in half precision
+                state[side].copy_(inverse[0])
+        state["updates"].add_(1 if accept is None else accept)
 
     @override
-    def apply(
-        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
+    def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
+        """Return the gram matrices of the windows that are full before the next update; the host decomposes them."""
+        if self.window is None:
+            return {}
+        number = step // self.inverse_update_period + 1
+        return {side: window.gram() for side in self.factors if (window := _window(state, side)).is_full(number)}
+
+    @override
+    def make_room(
+        self, state: LayerState, step: int, accept: Tensor | None = None, host: Mapping[str, Tensor] | None = None
     ) -> None:
+        """Truncate full windows, also of layers without statistics: the layers of a stack use their rows in turn."""
+        grams = self.host_inputs(state, step - self.inverse_update_period) if host is None else host
+        for side, gram in grams.items():
+            window = inverses.from_state(state, side, _wide(state))
+            assert isinstance(window, WindowedInverse)
+            window.truncate_(gram, accept)
+            if window.rows is not state[side]:
+                state[side].copy_(window.rows)
+
+    @override
+    def apply(self, state: LayerState, grad: Gradient, known: Known) -> None:
         """Replace D by ``V = J_L D J_R``, with D's norm if `rescale` is set (A5); by D where V is not finite."""
+        if known.cut is not None:
+            left, right = self._windows(state, grad, known.cut)
+            precondition_block_(left, grad, right, _joined(known.products), known.cut, rescale=self.rescale)
+            return
         weight = grad.weight
         # A CPU multiplies bfloat16 slowly, and float16 has too few exponents for gradients.
         narrow = state["right"].dtype == torch.bfloat16 and self.window is None and weight.device.type != "cpu"
         dtype = torch.bfloat16 if narrow else weight.dtype
-        left = self._inverse(state, "left", dtype) if self.sides == "both" else None
-        precondition_(left, grad, self._inverse(state, "right", dtype), rescale=self.rescale)
+        J_L = inverses.from_state(state, "left", dtype) if self.sides == "both" else None
+        precondition_(J_L, grad, inverses.from_state(state, "right", dtype), rescale=self.rescale)
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
         dtype = _wide(state)
-        sides = {"right": self._inverse(state, "right", dtype).times(grad.mT.to(dtype)).mT}
+        sides = {"right": inverses.from_state(state, "right", dtype).times(grad.mT.to(dtype)).mT}
         if self.sides == "both":
-            sides["left"] = self._inverse(state, "left", dtype).times(grad.to(dtype))
+            sides["left"] = inverses.from_state(state, "left", dtype).times(grad.to(dtype))
         return sides
 
     @override
@@ -260,58 +232,26 @@ class MKOR(StackedMethod):
         return self.rescale
 
     @override
-    def block_sums(self, state: LayerState, grad: Gradient, block: Block) -> BlockSums:
-        outer, across, inner = block_products(*self._windows(state, grad, block), block)
-        return BlockSums(() if across is None else tuple(across.parts()), (outer,), () if inner is None else (inner,))
+    def products(self, state: LayerState, grad: Gradient, cut: Cut | None = None) -> Products:
+        if cut is None:
+            return Products()
+        left, right = self._windows(state, grad, cut)
+        outer, across, inner = block_products(left, grad, right, cut)
+        return Products(() if across is None else tuple(across.parts()), (outer,), () if inner is None else (inner,))
 
-    @override
-    def apply_to_block(
-        self, state: LayerState, grad: Gradient, block: Block, sums: BlockSums, nu: Tensor | None = None
-    ) -> None:
-        across = Gradient(*sums.over_rows, *[None] * (2 - len(sums.over_rows))) if sums.over_rows else None
-        products = BlockProducts(sums.over_columns[0], across, next(iter(sums.over_all), None))
-        precondition_block_(*self._windows(state, grad, block), products, block, rescale=self.rescale)
+    def _windows(self, state: LayerState, grad: Gradient, cut: Cut) -> tuple[WindowedInverse | None, WindowedInverse]:
+        """Return J_L and J_R, of whose columns those that concern a block."""
+        part = cut_state(state, cut, has_bias=grad.bias is not None)
+        dtype = grad.weight.dtype
+        return _window(part, "left", dtype) if self.sides == "both" else None, _window(part, "right", dtype)
 
-    def _windows(
-        self, state: LayerState, grad: Gradient, block: Block
-    ) -> tuple[WindowedInverse | None, Gradient, WindowedInverse]:
-        """Return J_L, a block of D and J_R, of whose columns those that concern the block."""
-        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
-        left = self._inverse(cut, "left", grad.weight.dtype) if self.sides == "both" else None
-        right = self._inverse(cut, "right", grad.weight.dtype)
-        assert isinstance(left, WindowedInverse | None)
-        assert isinstance(right, WindowedInverse)
-        return left, grad, right
-
-    def _grams(self, state: LayerState, number: int) -> dict[str, Tensor]:
-        """Return the gram matrices of the windows that are full before an update (from 0)."""
-        factors = {side: inverses.from_state(state, side) for side in self._factor_names}
-        return {
-            side: factor.gram()
-            for side, factor in factors.items()
-            if isinstance(factor, WindowedInverse) and factor.is_full(number)
-        }
-
-    @property
-    def rule(self) -> Rule:
-        """How its factors are updated."""
-        return Rule(self.update_rule, self.decay, self.stabilizer_threshold, self.stabilizer_blend)
-
-    @property
-    def _factor_names(self) -> tuple[str, ...]:
-        """The names of its factors."""
-        return ("left", "right") if self.sides == "both" else ("right",)
-
-    def _inverse(self, state: LayerState, side: str, dtype: torch.dtype) -> Inverse:
-        """Return a factor: a view of the state, or a copy in another dtype than it is stored in."""
-        factor = inverses.from_state(state, side)
-        return factor._replace(**{factor._fields[0]: factor[0].to(dtype)})
-
-    def _store(self, state: LayerState, side: str, inverse: Inverse) -> None:
-        """Round the copy of a factor that is stored in half precision; a view is stored already."""
-        if state[side].dtype in HALF:
-            for key, tensor in inverses.state_of(inverse, side).items():
-                state[key].copy_(tensor)
+    def _mean_vectors(self, captured: Captured) -> dict[str, Tensor]:
+        """Return the mean rows a ``[..., d_in, 1]`` and g ``[..., d_out, 1]`` by their factors' names."""
+        a = captured.x / captured.number[..., None]
+        vectors = {"right": a[..., None]}
+        if self.sides == "both":
+            vectors["left"] = self._scaled(captured.g, a, captured.norm)[..., None]
+        return vectors
 
     def _scaled(self, g: Tensor, a: Tensor, gradient_norm: Tensor | None) -> Tensor:
         """Return g ``[..., d_out]`` times `gradient_scale`, or with the norm `gradient_norm`.
@@ -321,19 +261,38 @@ class MKOR(StackedMethod):
         if self.gradient_norm is None:
             return g if self.gradient_scale == 1 else g * self.gradient_scale
         norm = torch.linalg.vector_norm(g, dim=-1)
-        least = 0 if gradient_norm is None else NOISE * gradient_norm / torch.linalg.vector_norm(a, dim=(-2, -1))
+        least = 0 if gradient_norm is None else NOISE * gradient_norm / torch.linalg.vector_norm(a, dim=-1)
         factor = torch.where(norm > least, self.gradient_norm / norm, 0)
         return g * factor[..., None]
 
-    def _sketch_width(self, dimension: int) -> int:
-        return min(self.rank + OVERSAMPLING, dimension)
+    def _directions(self, captured: Captured, step: int) -> dict[str, Tensor]:
+        """Return the leading directions ``[d, rank]`` of the moments whose sketches were captured."""
+        # A scaled gradient row is the raw one times number, the multiplicity. With n = number * locations rows,
+        # sum((number g)(number g)^T) / n = number * sum(g g^T) / locations, and g holds the sum / locations.
+        sketches = {"right": captured.x / captured.number, "left": captured.g * captured.number}
+        return {
+            side: linalg.leading_directions(sketches[side], self._test_matrix(sketches[side], step), self.rank)
+            for side in self.factors
+        }
 
-    def _sketch(self, rows: Rows, step: int) -> Captured:
+    def _sketches(self, rows: list[Rows], step: int) -> Captured:
+        """Return sketches of the second moments: their products with a random matrix that all ranks share."""
+        sketches = [self._sketch(call, step) for call in rows]
+        x, g, number = (torch.stack(part).sum(0) for part in zip(*sketches, strict=True))
+        return Captured(x, g, number)
+
+    def _sketch(self, rows: Rows, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``X^T X Omega / locations`` ``[d, k]`` of one call, the same for G, and the multiplicity."""
         x, g, locations = rows
         x_sketch = x.T @ (x @ self._test_matrix(x.T, step)) / locations
         g_sketch = g.T @ (g @ self._test_matrix(g.T, step)) / locations
-        return Captured(x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device))
+        return x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device)
+
+    def _sketch_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        return (shape.d_in, self._sketch_width(shape.d_in)), (shape.d_out, self._sketch_width(shape.d_out))
+
+    def _sketch_width(self, dimension: int) -> int:
+        return min(self.rank + OVERSAMPLING, dimension)
 
     def _test_matrix(self, like: Tensor, step: int) -> Tensor:
         """Return the range finder's orthonormal random matrix Omega ``[d, k]`` for a tensor ``[d, ...]``."""
@@ -345,3 +304,16 @@ class MKOR(StackedMethod):
 def _wide(state: LayerState) -> torch.dtype:
     """Return the dtype in which factors are updated: at least float32."""
     return torch.promote_types(state["right"].dtype, torch.float32)
+
+
+def _window(state: LayerState, side: str, dtype: torch.dtype | None = None) -> WindowedInverse:
+    """Return a factor that is kept as a window."""
+    inverse = inverses.from_state(state, side, dtype)
+    assert isinstance(inverse, WindowedInverse)
+    return inverse
+
+
+def _joined(products: Products) -> BlockProducts:
+    """Return the sums of a block's products as `precondition_block_` takes them."""
+    across = Gradient(*products.over_rows, *[None] * (2 - len(products.over_rows))) if products.over_rows else None
+    return BlockProducts(products.over_columns[0], across, next(iter(products.over_all), None))

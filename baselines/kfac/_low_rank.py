@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -11,9 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Statistic
-from mkor_core.maths.linalg import finite_or_gradient
-from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import LayerState, Method
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
 from mkor_core.transfers import upload
 
@@ -106,7 +104,7 @@ def clipped(update: Tensor, largest_rms: float | None) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class LowRankKFAC(Method):
-    """KFAC, ``V = C^-1 D A^-1``, with inverses from eigenpairs that a subclass keeps up to date (`set_pairs`)."""
+    """KFAC, ``V = C^-1 D A^-1``, with inverses from eigenpairs that a subclass keeps up to date (`named_pairs`)."""
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("rank",)
 
@@ -129,18 +127,16 @@ class LowRankKFAC(Method):
     def keeps_factors(self) -> bool:
         """Whether the state also has the factors themselves, ``left`` and ``right``."""
 
-    @property
     @override
-    def statistic(self) -> Statistic:
-        return ROWS
-
-    @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
             kept = min(d, self.rank)
             basis = torch.eye(d, kept, dtype=dtype, device=device)
-            set_pairs(state, side, Pairs(basis, torch.full((kept,), self.first_eigenvalue, dtype=dtype, device=device)))
+            values = torch.full((kept,), self.first_eigenvalue, dtype=dtype, device=device)
+            state |= named_pairs(side, Pairs(basis, values))
             if self.keeps_factors:
                 state[side] = self.first_eigenvalue * torch.eye(d, dtype=dtype, device=device)
         return state
@@ -157,10 +153,6 @@ class LowRankKFAC(Method):
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
         return {"left": self._divided(state, "left", grad), "right": self._divided(state, "right", grad.T).T}
-
-    @override
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        return [finite_or_gradient(update.value, update.grad) for update in updates]
 
     @override
     def has_statistics(self, state: LayerState) -> Tensor:
@@ -181,6 +173,6 @@ def pairs_of(state: LayerState, side: str) -> Pairs:
     return Pairs(state[f"{side}_vectors"], state[f"{side}_values"])
 
 
-def set_pairs(state: LayerState, side: str, pairs: Pairs) -> None:
-    """Replace the eigenpairs of a layer's factor."""
-    state[f"{side}_vectors"], state[f"{side}_values"] = pairs
+def named_pairs(side: str, pairs: Pairs) -> LayerState:
+    """Return the eigenpairs of a factor under the names that a layer's state has for them."""
+    return {f"{side}_vectors": pairs.basis, f"{side}_values": pairs.values}

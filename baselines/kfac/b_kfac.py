@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
+from torch import Tensor
 from typing_extensions import override
 
-from baselines.kfac._low_rank import LowRankKFAC, brand, pairs_of, randomized_svd, set_pairs
-from mkor_core.capture.statistics import Captured, Rows
-from mkor_core.method import LayerState
+from baselines.kfac._low_rank import LowRankKFAC, brand, named_pairs, pairs_of, randomized_svd
+from mkor_core.capture.statistics import ROWS, Captured, Rows, Statistic
+from mkor_core.method import LayerState, put
 from mkor_core.ranges import AT_LEAST_1
 from mkor_core.transfers import upload
 
@@ -26,15 +27,17 @@ class BKFAC(LowRankKFAC):
     bias's 1 to rows that are divided by the root of their number, so that the bias weighs that number times too much.
     """
 
-    gathers_rows: ClassVar[bool] = True
-
     max_rows: Annotated[int, AT_LEAST_1, "the rows of a batch that update the factors"] = 256
     overwrite_period: Annotated[int | None, AT_LEAST_1, "steps between two decompositions of dense factors"] = None
     """B-R-KFAC: keep dense factors too, from which a randomized decomposition corrects the eigenpairs; 250 in the
     published runs. None keeps none."""
 
+    @property
     @override
-    def condense(self, rows: list[Rows], step: int) -> Captured:
+    def statistic(self) -> Statistic:
+        return ROWS.gathered(self._rows)
+
+    def _rows(self, rows: list[Rows], step: int) -> Captured:
         # So that x^T x over the number of rows is A, and g^T g times it C, also of a Conv2d's locations.
         x = torch.cat([part.x / part.locations**0.5 for part in rows])
         g = torch.cat([part.g for part in rows])
@@ -55,7 +58,7 @@ class BKFAC(LowRankKFAC):
         return self.accumulates(step)
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         x, g = captured.x, captured.g
         number = len(x)
         if number > self.max_rows:
@@ -67,14 +70,13 @@ class BKFAC(LowRankKFAC):
         if self.thesis_code:
             has_bias = (captured.x[:, -1] == 1).all()
             columns["right"][-1] *= 1 + (len(x) ** 0.5 - 1) * has_bias.to(x.dtype)
+        new: LayerState = {}
         for side, rows in columns.items():
-            set_pairs(state, side, brand(pairs_of(state, side), rows, self.factor_decay, self.rank))
-            if self.keeps_factors:
-                state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * rows @ rows.T
-        state["batches"] = state["batches"] + 1
-
-    @override
-    def refresh(self, state: LayerState, step: int) -> None:
-        if self.overwrite_period is not None and step % self.overwrite_period == 0:
-            for side in ("left", "right"):
-                set_pairs(state, side, randomized_svd(state[side], self.rank, 4, step))
+            pairs = brand(pairs_of(state, side), rows, self.factor_decay, self.rank)
+            if self.overwrite_period is not None:
+                new[side] = state[side].lerp(rows @ rows.T, 1 - self.factor_decay)
+                if step % self.overwrite_period == 0:
+                    pairs = randomized_svd(new[side], self.rank, 4, step)
+            new |= named_pairs(side, pairs)
+        put(state, accept, **new)
+        state["batches"].add_(1 if accept is None else accept)

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Captured, Statistic
-from mkor_core.engines.kl_clip import KLClipping
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Statistic
+from mkor_core.method import KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, NOT_NEGATIVE, POSITIVE
 
 Product = Callable[[Tensor], Tensor]
@@ -30,8 +29,6 @@ class CGFAC(KLClipping, Method):
     of iterations and the relative residual ``|D - (M + damping I) V| / |D|``.
     """
 
-    gathers_rows: ClassVar[bool] = True
-
     operator: Literal["kron", "block"] = "kron"
     """``kron`` is KFAC's ``M(V) = C V A``, ``block`` the layer's block of the empirical Fisher matrix."""
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 1e-2
@@ -46,7 +43,9 @@ class CGFAC(KLClipping, Method):
         return ROWS
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         return {
             "left": torch.zeros(0, shape.d_out, dtype=dtype, device=device),
             "right": torch.zeros(0, shape.d_in, dtype=dtype, device=device),
@@ -59,16 +58,8 @@ class CGFAC(KLClipping, Method):
         return True
 
     @override
-    def refreshes(self, step: int) -> bool:
-        return False
-
-    @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        state["right"], state["left"] = captured.x, captured.g * captured.x.shape[0]
-
-    @override
-    def refresh(self, state: LayerState, step: int) -> None:
-        pass
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
+        put(state, accept, right=captured.x, left=captured.g * captured.x.shape[0])
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
@@ -76,9 +67,7 @@ class CGFAC(KLClipping, Method):
         product = partial(multiply, state["right"], state["left"])
         solution = conjugate_gradients(product, grad, self.damping, self.tolerance, self.iterations)
         # A step that is not finite leaves the state alone.
-        usable = solution.residual.isfinite()
-        state["iterations"] = torch.where(usable, solution.iterations, state["iterations"])
-        state["residual"] = torch.where(usable, solution.residual, state["residual"])
+        put(state, solution.residual.isfinite(), iterations=solution.iterations, residual=solution.residual)
         return solution.value
 
     @override

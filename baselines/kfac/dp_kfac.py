@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -18,13 +17,12 @@ from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scale
 from baselines.parts.layered import LayeredModel
 from mkor_core.capture.autograd import without_autocast
 from mkor_core.capture.sums import Capture
-from mkor_core.engines.states import LayerStates
-from mkor_core.method import Update
+from mkor_core.engines.clipping import Update, finished
+from mkor_core.engines.diagnostics import Diagnostics
+from mkor_core.engines.stacks import States
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 from mkor_core.ranks import comm
 from mkor_core.ranks.owners import Owners
-
-logger = logging.getLogger(__name__)
 
 STATE_KEY = "dp_kfac"
 """The entry of the state dict that contains the factors of this rank's layers."""
@@ -83,13 +81,15 @@ class DPKFAC(Combined):
         in_turn = {name: index % comm.world_size() for index, name in enumerate(self._layers)}
         self._owners = Owners([*self._layers.values()], in_turn, None)
         own = {name: layer for name, layer in self._layers.items() if self._owners.owns(name)}
-        self._states = LayerStates(
-            own, kfac, None, lambda name: logger.warning("dp_kfac: %r was not decomposed.", name)
-        )
+        self._own = [*own.values()]
+        self._states = States(own, kfac)
+        self._diagnostics = Diagnostics("dp_kfac")
         # A rank may own no layer.
         self._capture = Capture(own, kfac.statistic, micro_batches=model.accumulation_steps) if own else None
         self._steps = 0
-        keep_in_state_dict(self, STATE_KEY, lambda: {"steps": self._steps, "layers": self._states.saved()}, self._load)
+        keep_in_state_dict(
+            self, STATE_KEY, lambda: {"steps": self._steps, "layers": self._states.by_layer()}, self._load
+        )
         refuse_scaler(self, "dp_kfac", SCALED_ROWS)
 
     @override
@@ -102,16 +102,15 @@ class DPKFAC(Combined):
     def _update(self) -> None:
         """Update the factors of this rank's layers, and decompose them where that is due."""
         sums = {} if self._capture is None else self._capture.take()
+        self._states.prepare(self._own)
+        states = self._states.by_layer()
         if self._kfac.accumulates(self._steps):
             for name, parts in sums.items():
                 captured = parts.complete(self._layers[name].bias_gradient())
-                self._states.change(
-                    name, captured.is_finite(), partial(self._kfac.accumulate, captured=captured, step=self._steps)
-                )
+                self._kfac.accumulate(states[name], captured, self._steps, captured.is_finite())
         if self._kfac.refreshes(self._steps):
-            for name in self._layers:
-                if self._owners.owns(name):
-                    self._states.change(name, None, partial(self._kfac.refresh, step=self._steps))
+            for name, state in states.items():
+                self._diagnostics.guard(name, partial(self._kfac.refresh, state, self._steps))
         self._steps += 1
         if self._capture is not None:
             self._capture.enabled = self._kfac.accumulates(self._steps)
@@ -121,13 +120,13 @@ class DPKFAC(Combined):
         layers = [layer for layer in self._layers.values() if layer.has_gradient()]
         rates = {id(weight): group["lr"] for group in self.param_groups for weight in group["params"]}
         own = [layer for layer in layers if self._owners.owns(layer.name)]
-        updates = []
+        updates, states = [], self._states.by_layer()
         for layer in own:
-            state, grad = self._states[layer.name], layer.gradient()
+            state, grad = states[layer.name], layer.gradient()
             known = self._kfac.has_statistics(state)
             value = torch.where(known, self._kfac.precondition(state, grad), grad)
             updates.append(Update(grad, value, rates[id(layer.parameters[0])], known))
-        values = self._kfac.finish(updates, self._owners.terms_of_all)
+        values = finished(updates, self._kfac.clip, self._owners.terms_of_all)
         self._owners.scatter(layers, {layer.name: layer.split(v) for layer, v in zip(own, values, strict=True)})
 
     def _load(self, saved: Mapping[str, Any]) -> None:

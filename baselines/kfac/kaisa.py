@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import MOMENT, Captured, Statistic
-from mkor_core.engines.kl_clip import KLClipping
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import Captured, LayerShape, Statistic
+from mkor_core.method import Distributed, KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class KAISA(KLClipping, Method):
+class KAISA(KLClipping, Distributed, Method):
     """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C."""
 
-    refresh_needs_statistics: ClassVar[bool] = False
     refreshes_sides: ClassVar[bool] = True
     fixed_in_state: ClassVar[tuple[str, ...]] = ("compute_method", "rows")
 
@@ -43,12 +41,7 @@ class KAISA(KLClipping, Method):
     @property
     @override
     def statistic(self) -> Statistic:
-        return MOMENT
-
-    @property
-    @override
-    def rank_rows(self) -> bool:
-        return self.rows == "rank"
+        return Statistic("moment", of_rank=self.rows == "rank")
 
     @property
     @override
@@ -63,7 +56,9 @@ class KAISA(KLClipping, Method):
         return ("left_inverse", "right_inverse")
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
             identity = torch.eye(d, dtype=dtype, device=device)
@@ -84,24 +79,28 @@ class KAISA(KLClipping, Method):
         return step % self.inverse_update_period == 0
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         for side, moment in (("left", captured.g), ("right", captured.x)):
             batch = moment / captured.number  # the mean second moment of the batch
-            state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * batch
-        state["batches"] = state["batches"] + 1
+            put(state, accept, **{side: state[side].lerp(batch, 1 - self.factor_decay)})
+        state["batches"].add_(1 if accept is None else accept)
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
-        for side in ("left", "right"):
-            self.refresh_side(state, side, step)
+    def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
+        # Both decompositions come before the first change: one that fails leaves the layer what it had.
+        put(state, accept, **self._decomposed(state, "left"), **self._decomposed(state, "right"))
 
     @override
-    def refresh_side(self, state: LayerState, side: str, step: int) -> None:
-        if self.compute_method == "eigen":
-            values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
-            state[f"{side}_values"] = values.clamp(min=0)  # rounding can make them negative
-        else:
-            state[f"{side}_inverse"] = damped_inverse(state[side], self.damping, state[f"{side}_inverse"])
+    def refresh_side(self, state: LayerState, side: str, step: int, accept: Tensor | None = None) -> None:
+        put(state, accept, **self._decomposed(state, side))
+
+    def _decomposed(self, state: LayerState, side: str) -> LayerState:
+        """Return the tensors of a side that follow from its factor."""
+        if self.compute_method == "inverse":
+            inverse = damped_inverse(state[side], self.damping, state[f"{side}_inverse"])
+            return {f"{side}_inverse": inverse}
+        values, vectors = torch.linalg.eigh(state[side])
+        return {f"{side}_values": values.clamp(min=0), f"{side}_vectors": vectors}  # rounding can make values negative
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:

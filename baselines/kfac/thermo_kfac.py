@@ -8,16 +8,15 @@ errors, simulated times and counted operations, never seconds.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac._analog import drawn_mean, rounded, simulated_mean
-from mkor_core.capture.statistics import MOMENT, Captured, Statistic
-from mkor_core.engines.kl_clip import KLClipping
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
+from mkor_core.method import KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE, Range
 
 
@@ -30,8 +29,6 @@ class ThermoKFAC(KLClipping, Method):
     eigenvalue is the damping. The state also has the time that the device would have taken, summed over the columns of
     all solves. Factors are KFAC's, of raw rows, and start from I.
     """
-
-    refresh_needs_statistics: ClassVar[bool] = False
 
     damping: Annotated[float, POSITIVE, "the number added to the diagonals of both factors"] = 0.1
     """With 8 bits, a smaller one is lost in the rounding of the factors."""
@@ -53,7 +50,9 @@ class ThermoKFAC(KLClipping, Method):
         return MOMENT
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         zero = torch.zeros((), dtype=dtype, device=device)
         count = torch.zeros((), dtype=torch.int64, device=device)
         state: LayerState = {"batches": count, "solves": count.clone(), "simulated_time": zero}
@@ -72,19 +71,21 @@ class ThermoKFAC(KLClipping, Method):
         return step % self.inverse_update_period == 0
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         for side, moment in (("left", captured.g), ("right", captured.x)):
-            state[side] = self.factor_decay * state[side] + (1 - self.factor_decay) * moment / captured.number
-        state["batches"] = state["batches"] + 1
+            put(state, accept, **{side: state[side].lerp(moment / captured.number, 1 - self.factor_decay)})
+        state["batches"].add_(1 if accept is None else accept)
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
+    def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
+        new: LayerState = {}
         for side in ("left", "right"):
             damped = state[side].clone()
             damped.diagonal().add_(self.damping)
-            values, state[f"{side}_vectors"] = torch.linalg.eigh(rounded(damped, self.bits))
-            state[f"{side}_shift"] = (self.damping - values[0]).clamp(min=0)
-            state[f"{side}_values"] = values + state[f"{side}_shift"]
+            values, vectors = torch.linalg.eigh(rounded(damped, self.bits))
+            shift = (self.damping - values[0]).clamp(min=0)
+            new |= {f"{side}_vectors": vectors, f"{side}_shift": shift, f"{side}_values": values + shift}
+        put(state, accept, **new)
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
@@ -94,8 +95,7 @@ class ThermoKFAC(KLClipping, Method):
             time = time + value.shape[1] * self._duration(state[f"{side}_values"])
             value = self._solve(state, side, value, stream).T
         finite = value.isfinite().all()  # a step that is not finite leaves the state alone
-        state["solves"] = state["solves"] + finite
-        state["simulated_time"] = state["simulated_time"] + torch.where(finite, time, 0)
+        put(state, finite, solves=state["solves"] + 1, simulated_time=state["simulated_time"] + time)
         return value
 
     def _duration(self, values: Tensor) -> Tensor:

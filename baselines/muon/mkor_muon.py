@@ -12,14 +12,14 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core import MKOR
-from mkor_core.capture.statistics import Captured, Statistic
+from mkor_core.capture.statistics import Captured, LayerShape, Statistic
 from mkor_core.maths.products import Gradient
-from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
+from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE_DECAY, Range
 
 
 @dataclass(frozen=True, kw_only=True)
-class MKORMuon(StackedMethod):
+class MKORMuon(HostAssisted, InPlaceMethod):
     """MKOR-Muon with ``base: muon``: ``V = D J_R``, J_R as in MKOR, and no J_L, whose place the polar factor takes.
 
     The polar factor undoes what J_R does along D's right singular vectors: if the mean input is one of them, this is
@@ -75,49 +75,37 @@ class MKORMuon(StackedMethod):
 
     @override
     def refreshes(self, step: int) -> bool:
-        return self._mkor.refreshes(step)
+        return self.accumulates(step)
 
     @override
     def accumulate(
-        self,
-        state: LayerState,
-        captured: Captured,
-        step: int,
-        accept: Tensor | None = None,
-        gradient_norm: Tensor | None = None,
-    ) -> None:
+        self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None
+    ) -> Tensor | None:
         if self.bias == "apart":
             # The last sum of a layer with a bias is the number of rows, exactly.
             last = captured.x[..., -1:]
             last = torch.where(last == captured.number[..., None], 0, last)
             captured = captured._replace(x=torch.cat([captured.x[..., :-1], last], -1))
-        self._mkor.accumulate(state, captured, step, accept)
-
-    @override
-    def refresh(
-        self,
-        state: LayerState,
-        step: int,
-        accept: Tensor | None = None,
-        will_step: Tensor | None = None,
-        host: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        self._mkor.refresh(state, step, accept, will_step, host)
+        return self._mkor.accumulate(state, captured, step, accept)
 
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         return self._mkor.host_inputs(state, step)
 
     @override
-    def apply(
-        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
+    def make_room(
+        self, state: LayerState, step: int, accept: Tensor | None = None, host: Mapping[str, Tensor] | None = None
     ) -> None:
+        self._mkor.make_room(state, step, accept, host)
+
+    @override
+    def apply(self, state: LayerState, grad: Gradient, known: Known) -> None:
         if self.bias == "apart" and grad.bias is not None:
             # The mean's last entry was 0 in all updates, so J_R is block-diagonal.
             right = state["right"]
             state = {**state, "right": right[..., :-1, :-1] if self.window is None else right[..., :-1]}
             grad = Gradient(grad.weight, None)
-        self._mkor.apply(state, grad)
+        self._mkor.apply(state, grad, known)
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Captured, Rows, Statistic
-from mkor_core.maths.linalg import finite_or_gradient, rescale
-from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
+from mkor_core.maths.linalg import rescale
+from mkor_core.method import LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
 from mkor_core.ranks.comm import Triangles
 
@@ -46,10 +45,9 @@ class NewtonMuon(Method):
     @property
     @override
     def statistic(self) -> Statistic:
-        return ROWS
+        return ROWS.summed(self._moments, _shapes)
 
-    @override
-    def condense(self, rows: list[Rows], step: int) -> Captured:
+    def _moments(self, rows: list[Rows], step: int) -> Captured:
         # The triangle of the sum of x x^T, and how many rows do not end in the 1 of a bias; of g, a 0 that is NaN if g
         # is not finite, so that the step does not count.
         x = torch.cat([part.x for part in rows])
@@ -59,11 +57,9 @@ class NewtonMuon(Method):
         return Captured(torch.cat([Triangles().pack(x.T @ x), others]), 0 * gradients, number)
 
     @override
-    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (shape.d_in * (shape.d_in + 1) // 2 + 1,), (1,)
-
-    @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         identity = torch.eye(shape.d_in, dtype=dtype, device=device)
         return {
             "right": FIRST_MOMENT * identity,
@@ -81,14 +77,19 @@ class NewtonMuon(Method):
         return self.accumulates(step)
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         moment = Triangles().unpack(captured.x[:-1], len(state["right"])) / captured.number
-        state["right"] = self.factor_decay * state["right"] + (1 - self.factor_decay) * moment
-        state["batches"] = state["batches"] + 1
-        state["has_bias"] = state["has_bias"] & (captured.x[-1] == 0)
+        put(
+            state,
+            accept,
+            right=state["right"].lerp(moment, 1 - self.factor_decay),
+            has_bias=state["has_bias"] & (captured.x[-1] == 0),
+        )
+        state["batches"].add_(1 if accept is None else accept)
+        put(state, accept, right_inverse=self._inverse(state))
 
-    @override
-    def refresh(self, state: LayerState, step: int) -> None:
+    def _inverse(self, state: LayerState) -> Tensor:
+        """Return the inverse of the damped moment, and 1 in place of a bias that stands apart."""
         moment, kept = state["right"], self._kept(state)
         if self.correction == "debias":
             moment = moment / (1 - self.start_weight(state))
@@ -100,7 +101,7 @@ class NewtonMuon(Method):
         root, status = torch.linalg.cholesky_ex(damped)
         identity = torch.eye(len(kept), dtype=kept.dtype, device=kept.device)
         inverse = torch.where(status == 0, torch.cholesky_inverse(root), identity)
-        state["right_inverse"] = inverse * torch.outer(kept, kept) + torch.diag(1 - kept)
+        return inverse * torch.outer(kept, kept) + torch.diag(1 - kept)
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
@@ -111,20 +112,12 @@ class NewtonMuon(Method):
         return rescale(update * kept, grad * kept) + grad * (1 - kept)
 
     @override
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        return [finite_or_gradient(update.value, update.grad) for update in updates]
-
-    @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
         return {"right": grad @ state["right_inverse"]}
 
     @override
     def start_weight(self, state: LayerState) -> Tensor:
         return torch.pow(self.factor_decay, state["batches"].to(state["right"].dtype))
-
-    @override
-    def refresh_cost(self, shape: LayerShape) -> float:
-        return float(shape.d_in**3)
 
     def _kept(self, state: LayerState) -> Tensor:
         """Return 1 for each column of D that is preconditioned, ``[d_in]``: 0 for a bias that stands apart."""
@@ -133,3 +126,8 @@ class NewtonMuon(Method):
             # A layer without any statistics counts as one without a bias.
             kept[-1] = torch.where(state["has_bias"] & (state["batches"] > 0), 0, kept[-1])
         return kept
+
+
+def _shapes(shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the shapes of what `NewtonMuon` exchanges."""
+    return (shape.d_in * (shape.d_in + 1) // 2 + 1,), (1,)

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Captured, Rows, Statistic
-from mkor_core.engines.kl_clip import kl_clipped
-from mkor_core.maths.linalg import finite_or_gradient
-from mkor_core.method import LayerShape, LayerState, Method, Update
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic, join_rows
+from mkor_core.method import KLClipping, LayerState, Method, put
 
 LEAST_EIGENVALUE = 1e-6
 """Smaller eigenvalues count as 0, as in the released code."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class WakeRegularized(Method):
+class WakeRegularized(KLClipping, Method):
     """See `baselines.natural.kld_wrm.optimizer_for`, whose arguments the fields are."""
 
-    refresh_needs_statistics: ClassVar[bool] = False
     fixed_in_state: ClassVar[tuple[str, ...]] = ("subproblem",)
 
     subproblem: str
@@ -36,26 +33,15 @@ class WakeRegularized(Method):
     lr: Callable[[], float | Tensor]
     """Returns the learning rate of the step."""
 
-    @override
-    def plain_hyperparameters(self) -> dict[str, Any]:
-        return {key: value for key, value in super().plain_hyperparameters().items() if key != "lr"}
-
     @property
     @override
     def statistic(self) -> Statistic:
-        return ROWS
+        return ROWS.summed(_moments, _shapes)
 
     @override
-    def condense(self, rows: list[Rows], step: int) -> Captured:
-        x, g, number = super().condense(rows, step)
-        return Captured(x.T @ x, g.T @ g, number)
-
-    @override
-    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)
-
-    @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         state: LayerState = {
             "batches": torch.zeros((), dtype=torch.int64, device=device),
             "memory": torch.zeros(*shape, dtype=dtype, device=device),
@@ -76,27 +62,30 @@ class WakeRegularized(Method):
         return step % self.inverse_update_period == 0
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         # Gradient rows are scaled by their number n: C = sum (n g)(n g)^T / n. The first moments enter unweighted.
-        old = self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
+        new = 1 - self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
         moments = {"left": captured.g * captured.number, "right": captured.x / captured.number}
         for side, moment in moments.items():
-            state[side] = old * state[side] + (1 - old) * moment
+            put(state, accept, **{side: state[side].lerp(moment, new)})
             if f"{side}_batch" in state:
-                state[f"{side}_batch"] = moment
-        state["batches"] = state["batches"] + 1
+                put(state, accept, **{f"{side}_batch": moment})
+        state["batches"].add_(1 if accept is None else accept)
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
+    def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
+        new: LayerState = {}
         for side in ("left", "right"):
             if self.subproblem == "SO":
-                values, state[f"{side}_vectors"] = torch.linalg.eigh(state[side])
-                state[f"{side}_values"] = torch.where(values < LEAST_EIGENVALUE, 0, values)
+                values, vectors = torch.linalg.eigh(state[side])
+                values = torch.where(values < LEAST_EIGENVALUE, 0, values)
             else:
                 damped = state[side].clone()
                 damped.diagonal().add_(self.damping**0.5)
                 values, vectors = common_basis(damped, state[f"{side}_batch"])
-                state[f"{side}_values"], state[f"{side}_vectors"] = values.clamp(min=0), vectors
+                values = values.clamp(min=0)
+            new |= {f"{side}_values": values, f"{side}_vectors": vectors}
+        put(state, accept, **new)
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
@@ -114,18 +103,11 @@ class WakeRegularized(Method):
                 weights = torch.outer(1 + lr * c, 1 + lr * a)
         value = left @ ((left.T @ target @ right) / weights) @ right.T
         memory = -grad if self.subproblem == "SO" else target - grad - state["left"] @ value @ state["right"]
-        finite = (value.sum() + memory.sum()).isfinite()  # a step that is not finite leaves the state alone
-        state["memory"] = torch.where(finite, memory, state["memory"])
-        state["lr"] = torch.where(finite, lr, state["lr"])
+        # A step that is not finite leaves the state alone.
+        put(state, (value.sum() + memory.sum()).isfinite(), memory=memory, lr=lr)
         if self.subproblem != "SO" and self.rms_clip is not None:
             value = value * (self.rms_clip / value.square().mean().sqrt()).clamp(max=1)
         return value
-
-    @override
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        if self.kl_clip is None:
-            return [finite_or_gradient(update.value, update.grad) for update in updates]
-        return kl_clipped([update._replace(lr=self.lr()) for update in updates], self.kl_clip)
 
     @override
     def has_statistics(self, state: LayerState) -> Tensor:
@@ -139,3 +121,13 @@ def common_basis(metric: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
     values, vectors = torch.linalg.eigh(torch.linalg.solve_triangular(root, half.T, upper=False))
     basis = torch.linalg.solve_triangular(root.T, vectors, upper=True)
     return torch.where(status == 0, values, torch.nan), basis
+
+
+def _moments(rows: list[Rows], _: int) -> Captured:
+    """Return the second moments of the rows, a Conv2d's averaged over its locations, and the number of rows."""
+    joined = join_rows(rows)
+    return Captured(joined.x.T @ joined.x, joined.g.T @ joined.g, joined.number)
+
+
+def _shapes(shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
@@ -10,11 +9,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.blocks import Block
-from mkor_core.capture.statistics import MEAN, Captured, Statistic
-from mkor_core.maths import linalg
-from mkor_core.maths.products import Gradient
-from mkor_core.method import BlockSums, LayerShape, LayerState, Prepared, StackedMethod, cut_to_block
+from mkor_core.capture.statistics import Captured, LayerShape, Statistic
+from mkor_core.maths.inverses import dot
+from mkor_core.maths.products import Cut, Gradient, bilinear
+from mkor_core.method import InPlaceMethod, KLClipping, Known, LayerState, Products, Proposal, cut_state, put
 from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
@@ -22,10 +20,11 @@ EXAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eva(StackedMethod):
+class Eva(KLClipping, InPlaceMethod):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("rows",)
+    works_on_blocks: ClassVar[bool] = True
 
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.03
     factor_decay: Annotated[float, DECAY, "the weight of the old mean"] = 0.05
@@ -39,127 +38,50 @@ class Eva(StackedMethod):
     @property
     @override
     def statistic(self) -> Statistic:
-        return MEAN.first(EXAMPLES)
-
-    @property
-    @override
-    def rank_rows(self) -> bool:
-        return self.rows == "rank"
-
-    @property
-    @override
-    def clip(self) -> float | None:
-        return self.kl_clip
+        return Statistic("mean", examples=EXAMPLES, of_rank=self.rows == "rank")
 
     @override
     def initial_state(
         self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
     ) -> LayerState:
-        return {
-            "left": torch.zeros(*leading, shape.d_out, dtype=dtype, device=device),
-            "right": torch.zeros(*leading, shape.d_in, dtype=dtype, device=device),
-            "batches": torch.zeros(leading, dtype=torch.int64, device=device),
-        }
+        means = {"left": shape.d_out, "right": shape.d_in}
+        state = {side: torch.zeros(*leading, d, dtype=dtype, device=device) for side, d in means.items()}
+        return state | {"batches": torch.zeros(leading, dtype=torch.int64, device=device)}
 
     @override
     def accumulates(self, step: int) -> bool:
         return True
 
     @override
-    def refreshes(self, step: int) -> bool:
-        return False  # the means need no periodic work
-
-    @override
-    def accumulate(
-        self,
-        state: LayerState,
-        captured: Captured,
-        step: int,
-        accept: Tensor | None = None,
-        gradient_norm: Tensor | None = None,
-    ) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         # m <- factor_decay m + (1 - factor_decay) m_batch for both means; the first batch's enter unweighted.
-        batches = state["batches"]
-        accept = torch.ones_like(batches, dtype=torch.bool) if accept is None else accept
-        new = 1 - self.factor_decay * (batches > 0).to(captured.x.dtype)[..., None]
+        new = 1 - self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)[..., None]
         for side, total in (("left", captured.g), ("right", captured.x)):
-            mean = state[side].lerp(total / captured.number[..., None], new)
-            state[side].copy_(torch.where(accept[..., None], mean, state[side]))
-        batches.add_(accept)
+            put(state, accept, **{side: state[side].lerp(total / captured.number[..., None], new)})
+        state["batches"].add_(1 if accept is None else accept)
 
     @override
-    def refresh(
-        self,
-        state: LayerState,
-        step: int,
-        accept: Tensor | None = None,
-        will_step: Tensor | None = None,
-        host: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        pass
+    def products(self, state: LayerState, grad: Gradient, cut: Cut | None = None) -> Products:
+        part = cut_state(state, cut, has_bias=grad.bias is not None)
+        return Products(over_all=bilinear(part["left"], grad, part["right"], cut))
 
     @override
-    def prepare(self, state: LayerState, grad: Gradient) -> Prepared:
-        return self._prepared(state, *_inner_products(state, grad))
-
-    def _prepared(
-        self, state: LayerState, by_weight: Tensor, by_bias: Tensor, of_weight: Tensor, of_bias: Tensor
-    ) -> Prepared:
-        # V = (D - weight g a^T) / damping with weight = (g^T D a) / (|a|^2 |g|^2 + damping), by Sherman-Morrison, so
-        # that sum(V * D) = (|D|^2 - weight g^T D a) / damping, column by column.
-        g, a, has_statistics = state["left"], state["right"], state["batches"] > 0
-        share = (by_weight + by_bias) / (linalg.inner(a, a) * linalg.inner(g, g) + self.damping)
-        in_weight = (of_weight - share * by_weight) / self.damping
-        in_bias = (of_bias - share * by_bias) / self.damping
-        finite = (in_weight + in_bias).isfinite()
-        return Prepared((in_weight, in_bias), ~(finite & has_statistics), (share,))
-
-    @property
-    @override
-    def works_on_blocks(self) -> bool:
-        return True
+    def propose(self, state: LayerState, products: Products) -> Proposal:
+        # V = (D - share g a^T) / damping with share = (g^T D a) / (|a|^2 |g|^2 + damping), by Sherman-Morrison, so
+        # that sum(V * D) = (|D|^2 - share g^T D a) / damping, column by column.
+        by_weight, by_bias, of_weight, of_bias = products.over_all
+        g, a = state["left"], state["right"]
+        share = (by_weight + by_bias) / (dot(a, a) * dot(g, g) + self.damping)
+        inner = (of_weight - share * by_weight) / self.damping, (of_bias - share * by_bias) / self.damping
+        keeps = ~((inner[0] + inner[1]).isfinite() & (state["batches"] > 0))
+        return Proposal(inner, keeps, (share,))
 
     @override
-    def block_sums(self, state: LayerState, grad: Gradient, block: Block) -> BlockSums:
-        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
-        return BlockSums(over_all=_inner_products(cut, grad, counts_bias=block.counts_bias))
-
-    @override
-    def prepare_block(self, state: LayerState, sums: BlockSums) -> Prepared:
-        return self._prepared(state, *sums.over_all)
-
-    @override
-    def apply_to_block(
-        self, state: LayerState, grad: Gradient, block: Block, sums: BlockSums, nu: Tensor | None = None
-    ) -> None:
-        cut = cut_to_block(state, block, has_bias=grad.bias is not None)
-        self.apply(cut, grad, self.prepare_block(state, sums), nu)
-
-    @override
-    def apply(
-        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
-    ) -> None:
-        prepared = prepared or self.prepare(state, grad)
-        (share,) = prepared.tensors
+    def apply(self, state: LayerState, grad: Gradient, known: Known) -> None:
+        _, keeps, (share,) = known.proposal or self.propose(state, known.products)
         whole = torch.full_like(share, 1 / self.damping)
-        scale = torch.where(prepared.keeps, 1, whole if nu is None else nu.to(share.dtype) * whole)
-        keeps, factor = prepared.keeps[..., None], (scale * share)[..., None]
+        scale = torch.where(keeps, 1, whole if known.nu is None else known.nu.to(share.dtype) * whole)
         # Both masked: 0 times what is not finite is not 0.
-        column, row = torch.where(keeps, 0, factor * state["left"]), torch.where(keeps, 0, state["right"])
-        grad.combine_rank_one_(scale, column, row)
-
-
-def _inner_products(
-    state: LayerState, grad: Gradient, *, counts_bias: bool = True
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return ``g^T D a`` over the weight's columns and over the bias's, and ``|D|^2`` over either, each ``[...]``.
-
-    counts_bias: whether the bias's column counts.
-    """
-    g, a = state["left"], state["right"]
-    weight, bias = grad
-    columns = a if bias is None else a[..., :-1]
-    by_weight, of_weight = linalg.inner(g, linalg.matvec(weight, columns)), linalg.square_norm(weight)
-    if bias is None or not counts_bias:
-        return by_weight, torch.zeros_like(by_weight), of_weight, torch.zeros_like(of_weight)
-    return by_weight, linalg.inner(g, bias) * a[..., -1], of_weight, linalg.inner(bias, bias)
+        part = cut_state(state, known.cut, has_bias=grad.bias is not None)
+        column = torch.where(keeps[..., None], 0, (scale * share)[..., None] * part["left"])
+        grad.combine_rank_one_(scale, column, torch.where(keeps[..., None], 0, part["right"]))

@@ -11,14 +11,14 @@ from typing_extensions import override
 
 from baselines.kfac.kaisa import damped_inverse
 from baselines.natural._means import InputMethod
-from mkor_core.capture.statistics import MOMENT, Captured, Statistic
-from mkor_core.maths.linalg import finite_or_gradient, rescale
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
+from mkor_core.maths.linalg import rescale
+from mkor_core.method import Distributed, LayerState, put
 from mkor_core.ranges import FRACTION, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class FOOF(InputMethod):
+class FOOF(Distributed, InputMethod):
     """FOOF: ``V = D (A + damping I)^-1`` with the running second moment A of the inputs; KFAC with C = I.
 
     See https://arxiv.org/abs/2201.12250; the defaults are those of https://github.com/hseung88/mac. A Conv2d's rows are
@@ -48,7 +48,9 @@ class FOOF(InputMethod):
         return ("right_inverse",)
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         return {
             "right": torch.zeros(shape.d_in, shape.d_in, dtype=dtype, device=device),
             "right_inverse": torch.eye(shape.d_in, dtype=dtype, device=device),
@@ -56,19 +58,23 @@ class FOOF(InputMethod):
         }
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
-        state["batches"] = state["batches"] + 1
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
+        state["batches"].add_(1 if accept is None else accept)
         moment = captured.x / captured.number
-        state["right"] = state["right"].lerp(moment, self.new_weight(state["batches"], moment))
+        put(state, accept, right=state["right"].lerp(moment, self.new_weight(state["batches"], moment)))
 
     @override
-    def refresh(self, state: LayerState, step: int) -> None:
-        state["right_inverse"] = damped_inverse(state["right"], self.damping, state["right_inverse"])
+    def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
+        put(state, accept, right_inverse=damped_inverse(state["right"], self.damping, state["right_inverse"]))
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         update = grad @ state["right_inverse"]
-        return rescale(update, grad) if self.rescale else finite_or_gradient(update, grad)
+        return rescale(update, grad) if self.rescale else update
+
+    @override
+    def has_statistics(self, state: LayerState) -> Tensor:
+        return state["batches"] > 0
 
     @override
     def refresh_cost(self, shape: LayerShape) -> float:

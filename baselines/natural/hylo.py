@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Captured, Statistic
-from mkor_core.engines.kl_clip import KLClipping
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Statistic
+from mkor_core.method import KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE
 from mkor_core.transfers import upload
 
@@ -28,7 +27,6 @@ class HyLo(KLClipping, Method):
     row per example, averaged over its locations.
     """
 
-    gathers_rows: ClassVar[bool] = True
     fixed_in_state: ClassVar[tuple[str, ...]] = ("variant",)
 
     variant: Literal["KIS", "KID"] = "KIS"
@@ -46,7 +44,9 @@ class HyLo(KLClipping, Method):
         return ROWS
 
     @override
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> LayerState:
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> LayerState:
         return {
             "left": torch.zeros(0, shape.d_out, dtype=dtype, device=device),
             "right": torch.zeros(0, shape.d_in, dtype=dtype, device=device),
@@ -62,7 +62,7 @@ class HyLo(KLClipping, Method):
         return self.accumulates(step)
 
     @override
-    def accumulate(self, state: LayerState, captured: Captured, step: int) -> None:
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         # The state keeps r = kept rows and the inverse of their small kernel matrix [r, r].
         x, g = captured.x, captured.g * captured.x.shape[0]
         kept = max(int(self.sample_fraction * len(x)), 1)
@@ -77,13 +77,11 @@ class HyLo(KLClipping, Method):
         x, g = x[chosen], g[chosen]
         # torch.linalg.inv would make the host wait to see whether the matrix is singular.
         inverse, status = torch.linalg.inv_ex(kernel(x, g) / kept + middle)
-        for name, new in (("right", x), ("left", g), ("kernel_inverse", inverse)):
+        new = {"right": x, "left": g, "kernel_inverse": inverse}
+        if inverse.shape == state["kernel_inverse"].shape:
             # A singular kernel leaves the layer what it had, except before the first update, or if r changes.
-            state[name] = torch.where(status == 0, new, state[name]) if new.shape == state[name].shape else new
-
-    @override
-    def refresh(self, state: LayerState, step: int) -> None:
-        pass
+            new = {name: torch.where(status == 0, value, state[name]) for name, value in new.items()}
+        put(state, accept, **new)
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ class KLDWRM(Combined):
             model.model,
             WakeRegularized(lr=self._rate, **rule),
             exclude=others,
+            lr=self._rate,
             accumulation_steps=model.accumulation_steps,
         )
         keep_in_state_dict(self, STATE_KEY, self.preconditioner.state_dict, self.preconditioner.load_state_dict)

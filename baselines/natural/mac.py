@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -11,16 +10,16 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.natural._means import InputMethod
-from mkor_core.capture.statistics import MEAN, Captured, Statistic
-from mkor_core.maths import inverses, linalg
-from mkor_core.maths.inverses import WindowedInverse
+from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
+from mkor_core.maths import inverses
+from mkor_core.maths.inverses import dot
 from mkor_core.maths.products import Gradient, precondition_
-from mkor_core.method import LayerShape, LayerState, Prepared, StackedMethod
+from mkor_core.method import InPlaceMethod, Known, LayerState, put
 from mkor_core.ranges import POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class MAC(InputMethod, StackedMethod):
+class MAC(InputMethod, InPlaceMethod):
     """MAC: ``V = D (I - a a^T / (damping + |a|^2)) / damping``, D times the inverse of ``a a^T + damping I``.
 
     a is the running mean input (https://arxiv.org/abs/2506.08464, https://github.com/hseung88/mac). Without memory
@@ -52,41 +51,17 @@ class MAC(InputMethod, StackedMethod):
         }
 
     @override
-    def accumulate(
-        self,
-        state: LayerState,
-        captured: Captured,
-        step: int,
-        accept: Tensor | None = None,
-        gradient_norm: Tensor | None = None,
-    ) -> None:
-        mean, batches = state["mean"], state["batches"]
-        accept = torch.ones_like(batches, dtype=torch.bool) if accept is None else accept
-        batches.add_(accept)
+    def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
+        batches = state["batches"].add_(1 if accept is None else accept)
         a = captured.x / captured.number[..., None]
-        mean.copy_(torch.where(accept[..., None], mean.lerp(a, self.new_weight(batches, mean)[..., None]), mean))
+        put(state, accept, mean=state["mean"].lerp(a, self.new_weight(batches, a)[..., None]))
+        if self.refreshes(step):
+            # J = c (I - a a^T / (damping + |a|^2)): a window of one column.
+            a = state["mean"]
+            c = torch.full_like(a[..., 0], 1 / self.damping if self.scale == "paper" else 1.0)
+            weight = c / (self.damping + dot(a, a))
+            put(state, accept, right=a[..., None, :], right_weights=weight[..., None], right_scale=c)
 
     @override
-    def refresh(
-        self,
-        state: LayerState,
-        step: int,
-        accept: Tensor | None = None,
-        will_step: Tensor | None = None,
-        host: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        # J = c (I - a a^T / (damping + |a|^2)): a window of one column.
-        a, inverse = state["mean"], inverses.from_state(state, "right")
-        assert isinstance(inverse, WindowedInverse)
-        c = torch.full_like(inverse.scale, 1 / self.damping if self.scale == "paper" else 1.0)
-        accept = torch.ones_like(c, dtype=torch.bool) if accept is None else accept
-        weight = c / (self.damping + linalg.inner(a, a))
-        inverse.rows.copy_(torch.where(accept[..., None, None], a[..., None, :], inverse.rows))
-        inverse.weights.copy_(torch.where(accept, weight, inverse.weights[..., 0])[..., None])
-        inverse.scale.copy_(torch.where(accept, c, inverse.scale))
-
-    @override
-    def apply(
-        self, state: LayerState, grad: Gradient, prepared: Prepared | None = None, nu: Tensor | None = None
-    ) -> None:
+    def apply(self, state: LayerState, grad: Gradient, known: Known) -> None:
         precondition_(None, grad, inverses.from_state(state, "right"), rescale=self.scale == "gradient")

@@ -13,7 +13,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from mkor_core.capture.layer import Layer, Supported, find_layer, unsupported_reason
+from mkor_core.capture.layer import Layer, Supported, find_layer, modules_of, unsupported_reason
 
 logger = logging.getLogger(__name__)
 
@@ -58,11 +58,11 @@ class Roster:
         self._patterns = patterns
         self._layers = dict(layers)
         # The modules themselves: the id of one that is gone may be given to another.
-        self._modules = _modules_of(model)
+        self._modules = modules_of(model)
 
     def changes(self) -> Changes | None:
         """Return how the layers differ from those at the last call; None, which is found out fast, if they do not."""
-        modules = _modules_of(self._model)
+        modules = modules_of(self._model)
         if modules == self._modules:
             return None
         known, self._modules = {*self._modules}, modules
@@ -182,18 +182,6 @@ def _matches(modules: Mapping[str, nn.Module], pattern: Pattern) -> list[nn.Modu
     if isinstance(pattern, nn.Module):
         return [module for module in modules.values() if module is pattern]
     return [module for name, module in modules.items() if name and re.search(pattern, name)]
-
-
-def _modules_of(model: nn.Module) -> list[nn.Module]:
-    """Return each module of a model once; faster than ``modules()``, which makes names of them, too."""
-    found: dict[nn.Module, None] = {}
-    waiting: list[nn.Module | None] = [model]
-    while waiting:
-        module = waiting.pop()
-        if module is not None and module not in found:
-            found[module] = None
-            waiting.extend(module._modules.values())
-    return [*found]
 
 
 def refuse_sharded(model: nn.Module) -> None:

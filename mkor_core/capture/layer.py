@@ -54,6 +54,8 @@ class Layer:
 
     block: Block | None = None
     """The part of D that this rank holds; None: all of it."""
+    was_replaced = False
+    """Whether a parameter of the module has given its place to another since the layer was found."""
 
     def __init__(self, name: str, module: Supported) -> None:
         self.name = name
@@ -75,6 +77,7 @@ class Layer:
         known, own = self._known, self.module._parameters
         if known[0] is not own.get("weight") or (self.has_bias and known[1] is not own.get("bias")):
             self._known = known = self._read()
+            self.was_replaced = True
         return known
 
     @property
@@ -124,7 +127,9 @@ class Layer:
     def has_gradient(self) -> bool:
         """Return whether the weight has a gradient that is not sparse."""
         weight = self.weight
-        return weight is not None and weight.grad is not None and not self.has_sparse_gradient()
+        if weight is None or weight.grad is None:
+            return False
+        return weight.grad.layout == torch.strided and not self.has_sparse_gradient()
 
     def has_sparse_gradient(self) -> bool:
         """Return whether a sparse gradient was set; autograd's are dense."""
@@ -274,6 +279,18 @@ def find_layer(name: str, module: Supported) -> Layer:
         TypeError: its parameters are sharded in a way of which D has no blocks.
     """
     return (ShardedLayer if is_dtensor(module._parameters.get("weight")) else Layer)(name, module)
+
+
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """Return each module of a model once; faster than ``modules()``, which makes names of them, too."""
+    found: dict[nn.Module, None] = {}
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is not None and module not in found:
+            found[module] = None
+            waiting.extend(module._modules.values())
+    return [*found]
 
 
 def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:

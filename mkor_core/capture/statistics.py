@@ -7,17 +7,71 @@ ranks, is the gradient matrix D.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple, Self
 
+import torch
 from torch import Tensor
 
 from mkor_core.capture.layer import Layer
+from mkor_core.capture.reductions import average_locations
+
+
+class LayerShape(NamedTuple):
+    """The shape of a layer's gradient matrix D."""
+
+    d_out: int
+    d_in: int
+    """Columns of D, the bias included."""
+
+
+class Captured(NamedTuple):
+    """A layer's statistic of one step, over all micro-batches and ranks, as a method gets it.
+
+    - MEAN: x is the sum of input rows / locations ``[d_in]``, g the sum of raw gradient rows / locations ``[d_out]``,
+      number the multiplicity (Linear: rows; Conv2d: examples). So ``x / number`` is the mean input row, ``g`` the mean
+      *scaled* gradient row and ``g / number`` the mean raw one.
+    - MOMENT: x is ``X^T X / n`` ``[d_in, d_in]`` and g is ``G^T G / n`` ``[d_out, d_out]``, of rows divided by the
+      number of locations, summed over micro-batches and ranks; number counts the summands.
+    - ROWS: what the statistic's `condense` returned, joined or added up over ranks.
+
+    Of a stack of L layers, each has a leading dimension ``[L]``.
+    """
+
+    x: Tensor
+    g: Tensor
+    number: Tensor
+    """Scalar."""
+    norm: Tensor | None = None
+    """``|D|``, a scalar, if the statistic has ``norms``."""
+
+    def is_finite(self) -> Tensor:
+        """Return whether all entries are finite, as a boolean scalar on the device."""
+        return (self.x.sum() + self.g.sum()).isfinite()
+
+
+class Rows(NamedTuple):
+    """The rows of one call of a layer; those of an example's locations are adjacent."""
+
+    x: Tensor
+    """Input rows X, ``[n, d_in (+1)]`` with n = examples * locations."""
+    g: Tensor
+    """Raw gradient rows G, ``[n, d_out]``."""
+    locations: int
+    """Output locations of one example; 1 for a Linear."""
+
+
+Condense = Callable[[list[Rows], int], Captured]
+"""Returns what a rank contributes for a layer, given the rows of its calls and the step (from 0)."""
+
+Shapes = Callable[[LayerShape], tuple[tuple[int, ...], tuple[int, ...]]]
+"""Returns the shapes of x and g."""
 
 
 @dataclass(frozen=True)
 class Statistic:
-    """The quantity to which the hooks reduce a layer's rows."""
+    """The quantity to which a layer's rows are reduced on their way to a method, and how ranks put theirs together."""
 
     kind: Literal["mean", "moment", "rows"]
     """``mean``: the mean rows; ``moment``: the rows' second moments; ``rows``: the rows themselves."""
@@ -28,10 +82,22 @@ class Statistic:
     """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
     sides: Literal["both", "input"] = "both"
     """``input`` takes the means of input rows only."""
+    of_rank: bool = False
+    """Whether gradient rows belong to each rank's own mean loss, not to the global mean loss."""
+    norms: bool = False
+    """Whether the method also gets the norm of D."""
+    message_dtype: torch.dtype | None = None
+    """The dtype in which ranks exchange means; None: the one they are captured in."""
+    condense: Condense | None = None
+    """Of ROWS: what a rank makes of its rows; None: `join_rows`."""
+    shapes: Shapes | None = None
+    """Of ROWS: the shapes of what `condense` returns, which ranks add up; None: they join the rows that it returns."""
 
     def __post_init__(self) -> None:
         if self.kind != "mean" and (self.clamp, self.examples, self.sides) != (None, None, "both"):
             raise ValueError(f"{self}: clamp, examples and sides are for means.")
+        if self.kind != "rows" and (self.condense, self.shapes) != (None, None):
+            raise ValueError(f"{self}: condense and shapes are for rows.")
 
     def clamped(self, limit: float) -> Self:
         """Return the same statistic over rows clamped to ``[-limit, limit]``."""
@@ -45,6 +111,19 @@ class Statistic:
         """Return the same statistic of input rows only."""
         return replace(self, sides="input")
 
+    def summed(self, condense: Condense, shapes: Shapes) -> Self:
+        """Return the statistic of rows that each rank condenses, and that ranks add up."""
+        return replace(self, condense=condense, shapes=shapes)
+
+    def gathered(self, condense: Condense) -> Self:
+        """Return the statistic of rows that each rank condenses to fewer rows, and that ranks join."""
+        return replace(self, condense=condense)
+
+    @property
+    def gathers_rows(self) -> bool:
+        """Whether ranks join rows; otherwise they add up x, g and number."""
+        return self.kind == "rows" and self.shapes is None
+
     @property
     def is_linear(self) -> bool:
         """Whether the statistic is linear in the gradients, so that passes through one forward pass add up."""
@@ -57,31 +136,28 @@ class Statistic:
         by_bias = self.clamp is None and self.examples is None and layer.bias_is_trained
         return self.sides == "both" and not by_bias
 
+    def sum_shapes(self, shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of x and g that ranks add up for a layer; not of rows that they join."""
+        match self.kind:
+            case "mean":
+                return (shape.d_in,), (shape.d_out,)
+            case "moment":
+                return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)
+            case "rows":
+                assert self.shapes is not None
+                return self.shapes(shape)
+
 
 MEAN = Statistic("mean")
 MOMENT = Statistic("moment")
 ROWS = Statistic("rows")
 
 
-class Captured(NamedTuple):
-    """A layer's statistic of one step, over all micro-batches and ranks, as a method gets it.
-
-    - MEAN: x is the sum of input rows / locations ``[d_in]``, g the sum of raw gradient rows / locations ``[d_out]``,
-      number the multiplicity (Linear: rows; Conv2d: examples). So ``x / number`` is the mean input row, ``g`` the mean
-      *scaled* gradient row and ``g / number`` the mean raw one.
-    - MOMENT: x is ``X^T X / n`` ``[d_in, d_in]`` and g is ``G^T G / n`` ``[d_out, d_out]``, of rows divided by the
-      number of locations, summed over micro-batches and ranks; number counts the summands.
-    - ROWS: whatever the method's `condense` returned.
-    """
-
-    x: Tensor
-    g: Tensor
-    number: Tensor
-    """Scalar."""
-
-    def is_finite(self) -> Tensor:
-        """Return whether all entries are finite, as a boolean scalar on the device."""
-        return (self.x.sum() + self.g.sum()).isfinite()
+def join_rows(rows: list[Rows], _: int = 0) -> Captured:
+    """Return the rows of all calls, a Conv2d's averaged over its locations, and their number."""
+    x = torch.cat([average_locations(part.x, part.locations) for part in rows])
+    g = torch.cat([average_locations(part.g, part.locations) for part in rows])
+    return Captured(x, g, torch.full((), len(x), dtype=x.dtype, device=x.device))
 
 
 class Sums(NamedTuple):
@@ -104,14 +180,3 @@ class Sums(NamedTuple):
         """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
         g = bias_gradient if self.g is None else self.g
         return Captured(self.x, g / self.locations if isinstance(self.locations, Tensor) else g, self.number)
-
-
-class Rows(NamedTuple):
-    """The rows of one call of a layer; those of an example's locations are adjacent."""
-
-    x: Tensor
-    """Input rows X, ``[n, d_in (+1)]`` with n = examples * locations."""
-    g: Tensor
-    """Raw gradient rows G, ``[n, d_out]``."""
-    locations: int
-    """Output locations of one example; 1 for a Linear."""

@@ -43,19 +43,20 @@ class Comparisons:
     """The comparison of V with D in the steps for which it is requested; sharded layers are left out."""
 
     def __init__(self) -> None:
-        self._requested = False
+        self.requested = False
+        """Whether the next step is to be compared."""
         self._before: dict[str, Tensor] = {}
         self._measured: dict[str, _Measured] = {}
 
     def request(self) -> None:
         """Compare in the next step, and forget the last comparison."""
-        self._requested, self._measured = True, {}
+        self.requested, self._measured = True, {}
 
     def start(self, layers: Sequence[Layer]) -> None:
         """Keep copies of the gradients of layers, if a comparison is requested."""
-        chosen = [layer for layer in layers if layer.block is None] if self._requested else []
+        chosen = [layer for layer in layers if layer.block is None] if self.requested else []
         self._before = {layer.name: layer.gradient().clone() for layer in chosen}
-        self._requested = False
+        self.requested = False
 
     def finish(self, layers: Sequence[Layer], method: Method, state_of: Callable[[str], LayerState | None]) -> None:
         """Compare the updates of layers with the copies.

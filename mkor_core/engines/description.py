@@ -8,7 +8,8 @@ from dataclasses import fields
 import torch
 
 from mkor_core.capture.layer import Layer, wide_dtype
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import LayerState, Method
 
 
 def describe(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -54,6 +54,13 @@ class Diagnostics:
     def report_failure(self, layer: str) -> None:
         """Log that a decomposition of a layer has failed."""
         self.report(DECOMPOSITION, [layer])
+
+    def guard(self, layer: str, work: Callable[[], None]) -> None:
+        """Do some work on a layer; log that a decomposition has failed, if one does."""
+        try:
+            work()
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            self.report_failure(layer)
 
     def check_weights(self, layers: Iterable[Layer]) -> None:
         """Report layers of which the weight or gradient has become one that cannot be preconditioned, or that are new.

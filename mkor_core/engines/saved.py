@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mkor_core.method import Method
+from mkor_core.method import FollowsLoss, Method, plain_hyperparameters
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ def _check_hyperparameters(saved: object, method: Method) -> None:
         return
     if not isinstance(saved, Mapping):
         raise ValueError(f"The saved state's hyperparameters are no mapping, but {_shown(saved)}.")
-    own = method.plain_hyperparameters()
+    own = plain_hyperparameters(method)
     # An older version may have had other hyperparameters, and its tensors are compared anyway.
     differing = [key for key in own if key in saved and _differ(saved[key], own[key])]
     for key in differing:
@@ -75,14 +75,14 @@ def _check_hyperparameters(saved: object, method: Method) -> None:
 
 
 def _check_losses(saved: object, method: Method) -> None:
-    if not method.follows_loss and saved is None:
+    if not isinstance(method, FollowsLoss) and saved is None:
         return
     match saved:
         case {"history": list() | tuple() as history, "steps": steps, "sum": int() | float()} if (
-            method.follows_loss and _is_count(steps) and all(map(_is_record, history))
+            isinstance(method, FollowsLoss) and _is_count(steps) and all(map(_is_record, history))
         ):
             return
-    expected = "the history of a loss" if method.follows_loss else "None"
+    expected = "the history of a loss" if isinstance(method, FollowsLoss) else "None"
     raise ValueError(f"The saved state's losses are not {expected}, as a {type(method).__name__} has them.")
 
 

@@ -1,8 +1,12 @@
-"""Layers whose gradients and states have the same shapes, and their gradients gathered for a `StackedMethod`."""
+"""The layers' states on one rank, in stacks: layers of one shape share their tensors, with a leading dimension ``[L]``.
+
+Only an `InPlaceMethod` sees stacks of several layers. For any other method each layer is a stack of its own, without a
+leading dimension.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -11,13 +15,9 @@ from torch import Tensor
 
 from mkor_core.capture.blocks import Block
 from mkor_core.capture.layer import Layer, wide_dtype
-from mkor_core.maths.products import Gradient
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import InPlaceMethod, LayerState, Method
 from mkor_core.transfers import Deferred
-
-GradientParts = Mapping[str, Sequence[Tensor]]
-"""By layer, the gradient of the weight and, if D has a column for it, of the bias: what `Layer.gradient_parts` returns,
-or whole gradients in their place. Updates are written into these tensors."""
 
 
 class Kind(NamedTuple):
@@ -30,12 +30,8 @@ class Kind(NamedTuple):
     device: torch.device
     block: Block | None
     """The part of D that this rank holds; None: all of it."""
-
-    @classmethod
-    def of(cls, layer: Layer) -> Kind:
-        """Return a layer's kind."""
-        weight = layer.parameters[0]
-        return cls(LayerShape(layer.d_out, layer.d_in), layer.has_bias, weight.dtype, weight.device, layer.block)
+    name: str | None
+    """That of a layer that is a stack of its own, without a leading dimension."""
 
 
 @dataclass
@@ -46,12 +42,14 @@ class Stack:
     layers: list[Layer]
     state: LayerState
     host: dict[str, Tensor | Deferred] = field(default_factory=dict)
-    """What the next refresh wants on the host."""
-    refreshed: int | None = None
-    """The step of the last refresh, after which `host` was requested; None before the first."""
+    """What the next step that accumulates wants on the host."""
+    requested: int | None = None
+    """The step after which `host` was requested; None before the first."""
 
     def state_of(self, index: int) -> LayerState:
-        """Return one layer's state, as views."""
+        """Return one layer's state, as views; that of a layer alone itself."""
+        if self.kind.name is not None:
+            return self.state
         return {key: tensor[index] for key, tensor in self.state.items()}
 
     def state_for(self, layers: Sequence[Layer]) -> LayerState:
@@ -63,55 +61,185 @@ class Stack:
         return {key: torch.stack([tensor[index] for index in indices]) for key, tensor in self.state.items()}
 
 
-class Unit(NamedTuple):
-    """Gradients that are preconditioned together: those of a stack, or that of one layer."""
+class States:
+    """The states of layers, as far as this rank holds them: made when they are needed, moved with the weights.
 
-    layers: Sequence[Layer]
-    state: LayerState
-    grad: Gradient
-    parts: Sequence[Sequence[Tensor]]
-    """The tensors of `GradientParts` from which ``grad`` was gathered."""
-    block: Block | None
-    """The part of D that ``grad`` is; None: all of it."""
-
-    def write_back(self) -> None:
-        """Copy ``grad`` into the parts that do not share its memory."""
-        if self.grad.weight.dim() == 2:
-            ((*parts,),) = self.parts
-            for part, new in zip(parts, self.grad.parts(), strict=True):
-                if part.data_ptr() != new.data_ptr():
-                    part.copy_(new.view(part.shape))
-            return
-        pairs = [
-            (part, new.view(part.shape))
-            for index, new_tensors in enumerate(self.grad.parts())
-            for part, new in zip([parts[index] for parts in self.parts], new_tensors, strict=True)
-        ]
-        torch._foreach_copy_([part for part, _ in pairs], [new for _, new in pairs])
-
-
-def units(stack: Stack, layers: Sequence[Layer], gradients: GradientParts, block: Block | None) -> Iterable[Unit]:
-    """Yield the gradients of some of a stack's layers: one layer at a time on a CPU, together elsewhere.
-
-    block: the part of D that ``gradients`` are; None: all of it.
+    Args:
+        layers: the model's layers by name.
+        method: makes the states.
+        holds: the layers of which this rank has a state; None: all.
+        part: returns the tensors of a layer's state that this rank has; None: all.
     """
-    dtype = wide_dtype(stack.kind.dtype)
-    if goes_alone(stack.kind.device):
-        indices = {layer.name: index for index, layer in enumerate(stack.layers)}
+
+    def __init__(
+        self,
+        layers: Mapping[str, Layer],
+        method: Method,
+        holds: Container[str] | None = None,
+        part: Callable[[str, LayerState], LayerState] | None = None,
+    ) -> None:
+        self._layers = layers
+        self._method = method
+        self._holds = layers if holds is None else holds
+        self._part = part or (lambda _, state: state)
+        # Rows differ in number between layers, and a decomposition of rows may fail in one of them.
+        self._stands_alone = not isinstance(method, InPlaceMethod) or method.statistic.kind == "rows"
+        self._stacks: dict[Kind, Stack] = {}
+        self._places: dict[str, tuple[torch.dtype, torch.device]] = {}
+        """Precision and device of the weights of the layers that have a state, when they were stacked."""
+
+    @property
+    def stacks(self) -> list[Stack]:
+        """The stacks, in the order of their first layers."""
+        return list(self._stacks.values())
+
+    def prepare(self, layers: Sequence[Layer]) -> None:
+        """Make the states of layers that have none, and move those whose weights have moved."""
+        places = self._places
         for layer in layers:
-            weight, *bias = gradients[layer.name]
-            grad = Gradient(weight.flatten(1).contiguous().to(dtype), bias[0].to(dtype) if bias else None)
-            yield Unit([layer], stack.state_of(indices[layer.name]), grad, [gradients[layer.name]], block)
-        return
-    parts = [gradients[layer.name] for layer in layers]
-    weights = [weight for weight, *_ in parts]
-    rows, *rest = weights[0].shape
-    weight = weights[0].new_empty((len(layers), rows, torch.Size(rest).numel()), dtype=dtype)
-    torch._foreach_copy_([part.view(one.shape) for part, one in zip(weight, weights, strict=True)], weights)
-    biases = torch.stack([one[1] for one in parts]).to(dtype) if stack.kind.has_bias else None
-    yield Unit(layers, stack.state_for(layers), Gradient(weight, biases), parts, block)
+            weight = layer.parameters[0]
+            if places.get(layer.name) != (weight.dtype, weight.device) and layer.name in self._holds:
+                self._restack(layers)
+                return
+
+    def by_layer(self) -> dict[str, LayerState]:
+        """Return the states by layer, in the model's order, as views."""
+        states: dict[str, LayerState] = {}
+        for stack in self._stacks.values():
+            states.update({layer.name: stack.state_of(index) for index, layer in enumerate(stack.layers)})
+        return {name: states[name] for name in self._layers if name in states}
+
+    def get(self, name: str) -> LayerState | None:
+        """Return a layer's state, as views; None if this rank has none."""
+        for stack in self._stacks.values():
+            for index, layer in enumerate(stack.layers):
+                if layer.name == name:
+                    return stack.state_of(index)
+        return None
+
+    def bytes_by_tensor(self, layers: Sequence[Layer]) -> dict[str, int]:
+        """Return the bytes of layers' states by tensor name (``left``, ``right``, ...)."""
+        sizes: dict[str, int] = {}
+        self.prepare(layers)
+        for stack in self._stacks.values():
+            number = len({layer.name for layer in stack.layers} & {layer.name for layer in layers})
+            for key, tensor in stack.state.items():
+                size = tensor.numel() // len(stack.layers) * tensor.element_size()
+                sizes[key] = sizes.get(key, 0) + number * size
+        return sizes
+
+    def non_finite(self) -> list[str]:
+        """Return the layers whose state holds a NaN or an infinity; waits for the device."""
+        wrong: list[str] = []
+        for stack in self._stacks.values():
+            rows = len(stack.layers)
+            flags = [tensor.isfinite().reshape(rows, -1).all(1) for tensor in stack.state.values() if tensor.numel()]
+            finite = torch.stack(flags).all(0).tolist() if flags else [True] * rows
+            wrong += [layer.name for layer, fine in zip(stack.layers, finite, strict=True) if not fine]
+        return [name for name in self._layers if name in wrong]
+
+    def load(self, saved: Mapping[str, LayerState], needed: Iterable[str] = ()) -> None:
+        """Replace the states with copies of saved ones, of which this rank takes its part.
+
+        Args:
+            saved: the states by layer.
+            needed: layers of whose states this rank must have some.
+
+        Raises:
+            ValueError: a layer that the model lacks, a needed one that ``saved`` lacks, or a tensor that is missing,
+                unknown or of another shape.
+        """
+        states: dict[str, LayerState] = {}
+        for saved_name, state in saved.items():
+            name = local_name(self._layers, saved_name)
+            if name not in self._layers:
+                raise ValueError(
+                    f"The saved state has a layer {name!r} that this Preconditioner does not precondition."
+                )
+            if name in self._holds:
+                initial = self._part(name, self.initial(self._layers[name]))
+                states[name] = fitted(name, initial, self._part(name, state))
+        if saved and (missing := [name for name in needed if name not in states]):
+            raise ValueError(
+                f"The saved state lacks layer {missing[0]!r}, which this rank owns: call consolidate() before "
+                "saving it, or save every rank's with torch.distributed.checkpoint."
+            )
+        self._stack(states)
+
+    def clear(self) -> None:
+        """Forget all states."""
+        self._stacks, self._places = {}, {}
+
+    def initial(self, layer: Layer, leading: tuple[int, ...] = ()) -> LayerState:
+        """Return the state before the first step of a layer, or of a stack of layers like it."""
+        weight = layer.parameters[0]
+        shape = LayerShape(layer.d_out, layer.d_in)
+        return self._method.initial_state(shape, wide_dtype(weight.dtype), weight.device, leading)
+
+    def _restack(self, layers: Iterable[Layer]) -> None:
+        """Stack all states anew, with those of some layers as their weights are now."""
+        states = self.by_layer()
+        for layer in layers:
+            name = layer.name
+            if name in self._holds:
+                initial = self._part(name, self.initial(layer))
+                states[name] = fitted(name, initial, states[name]) if name in states else initial
+        self._stack(states)
+
+    def _stack(self, states: Mapping[str, LayerState]) -> None:
+        """Stack the states of layers by their kinds, in the model's order."""
+        groups: dict[Kind, list[Layer]] = {}
+        for name, layer in self._layers.items():
+            if name in states:
+                groups.setdefault(self._kind(layer), []).append(layer)
+        self._stacks = {}
+        for kind, layers in groups.items():
+            if kind.name is not None:
+                self._stacks[kind] = Stack(kind, layers, states[kind.name])
+                continue
+            state = self.initial(layers[0], (len(layers),))
+            for index, layer in enumerate(layers):
+                for key, tensor in states[layer.name].items():
+                    state[key][index].copy_(tensor)
+            self._stacks[kind] = Stack(kind, layers, state)
+        self._places = {layer.name: (kind.dtype, kind.device) for kind, layers in groups.items() for layer in layers}
+
+    def _kind(self, layer: Layer) -> Kind:
+        weight = layer.parameters[0]
+        shape = LayerShape(layer.d_out, layer.d_in)
+        name = layer.name if self._stands_alone else None
+        return Kind(shape, layer.has_bias, weight.dtype, weight.device, layer.block, name)
 
 
-def goes_alone(device: torch.device) -> bool:
-    """Return whether each layer is preconditioned in its own gradient."""
-    return device.type == "cpu"
+def local_name(layers: Container[str], name: str) -> str:
+    """Return this model's name of a saved layer; only one of the two models may be in a data-parallel wrapper."""
+    candidates = (name, name.removeprefix("module."), f"module.{name}", "" if name == "module" else name)
+    return next((candidate for candidate in candidates if candidate in layers), name)
+
+
+def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
+    """Return copies of a layer's saved tensors, with the devices and dtypes of its initial ones.
+
+    Raises:
+        ValueError: a tensor that is missing, unknown, of another shape or of another kind of number.
+    """
+    tensors = dict(saved)
+    if differing := sorted(initial.keys() ^ tensors.keys()):
+        raise ValueError(
+            f"The saved state of layer {name!r} and this method's differ in tensor {differing[0]!r}: "
+            "construct the method with the hyperparameters that it was saved with."
+        )
+    for key, tensor in tensors.items():
+        if not _fits(tensor.shape, initial[key].shape):
+            shapes = f"{tuple(tensor.shape)}, not {tuple(initial[key].shape)}"
+            raise ValueError(f"Tensor {key!r} of layer {name!r} has shape {shapes}.")
+        if tensor.is_complex() or tensor.is_floating_point() != initial[key].is_floating_point():
+            dtypes = f"{tensor.dtype}, which is no form of {initial[key].dtype}"
+            raise ValueError(f"Tensor {key!r} of layer {name!r} has dtype {dtypes}.")
+        tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
+    return tensors
+
+
+def _fits(shape: torch.Size, initial: torch.Size) -> bool:
+    """Return whether a shape suits a state that starts with the shape ``initial``, whose sizes of 0 may grow."""
+    return len(shape) == len(initial) and all(b in (0, a) for a, b in zip(shape, initial, strict=True))

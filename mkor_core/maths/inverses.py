@@ -1,14 +1,17 @@
 """Inverse factors J of MKOR, of one layer or of a stack of layers: dense, or windowed, as a few weighted columns.
 
-Leading dimensions, written as ``...``, number the layers of a stack. Factors are views of a layer state's tensors and
-are updated in place; ``accept`` is a boolean tensor ``[...]``, and a factor for which it is false stays as it is to the
-last bit, so that a step can be skipped without copies.
+A1 to A4 are the equations of `mkor_core.reference`, here in forms that write no temporary of J's size. Leading
+dimensions, written as ``...``, number the layers of a stack. Factors are views of a layer state's tensors and are
+updated in place; ``accept`` is a boolean tensor ``[...]``, and a factor for which it is false stays as it is to the
+last bit, so that a step can be skipped without copies. None is true everywhere. Nothing is read back to the host.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import torch
@@ -18,53 +21,66 @@ from mkor_core.maths import linalg
 from mkor_core.transfers import upload
 
 UpdateRule = Literal["published", "sherman_morrison", "released"]
-"""A2, A3 and A4 of `mkor_core.mkor.MKOR`."""
+"""A2, A3 and A4."""
 
 
-class Rule(NamedTuple):
-    """How a factor is updated."""
+@dataclass(frozen=True)
+class Rule:
+    """How a factor is updated: ``J <- gain J' + weight (J' v)(J' v)^T``, where ``J' = b J + (1 - b) I``."""
 
     name: UpdateRule
     decay: float
     """Gamma, the weight of the old factor."""
     threshold: float
-    """The largest entry of a factor that is not stabilized."""
+    """Epsilon, the largest entry of a factor that is not stabilized."""
     blend: float
-    """The weight of a stabilized factor against the identity."""
+    """Zeta, the weight of a stabilized factor against the identity."""
 
-    def identity_blend(self, diagonal: Tensor, accept: Tensor) -> Tensor:
-        """Return b in ``J' = b J + (1 - b) I``, by the stabilizer and by A4; diagonal: J's ``[..., d]``."""
-        weight = linalg.stabilizer_weight(diagonal, self.threshold, self.blend)
-        # A4 is J' = beta J + (1 - beta) I before the update: two blends with the identity are one.
-        return torch.where(accept, weight * self.decay if self.name == "released" else weight, 1)
+    @cached_property
+    def gain(self) -> float:
+        """What the rule multiplies J' by."""
+        return {"published": self.decay, "sherman_morrison": 1 / self.decay, "released": 1.0}[self.name]
 
-    def gain(self, accept: Tensor, like: Tensor) -> Tensor:
-        """Return the factor by which the update multiplies J' beside its rank-1 term."""
-        gain = {"published": self.decay, "sherman_morrison": 1 / self.decay, "released": 1.0}[self.name]
-        return torch.where(accept, torch.full_like(like, gain), 1)
-
-    @property
+    @cached_property
     def fold_period(self) -> int:
         """A number of updates in which a dense factor's c changes by at most a factor of a million."""
         most = -math.log(self.decay * self.blend)
         return max(1, int(math.log(1e6) / most))
 
-    def signed_weight(self, quadratic: Tensor) -> Tensor:
-        """Return the weight of ``(J' v)(J' v)^T``, for ``quadratic = v^T J' v``: positive for A2, else negative."""
-        match self.name:
-            case "published":
-                return linalg.published_weight(quadratic, self.decay)
-            case "sherman_morrison":
-                return -linalg.sherman_morrison_weight(quadratic, self.decay)
-            case "released":
-                return -linalg.addition_weight(quadratic, 1.0)
+    def blend_weight(self, diagonal: Tensor, accept: Tensor | None) -> Tensor:
+        """Return b ``[...]``, by the stabilizer (A1) and by A4, given J's diagonal ``[..., d]``.
+
+        The largest entry of a positive definite matrix lies on its diagonal. The stabilizer also acts when a diagonal
+        entry is not positive. Only half-precision rounding causes that; left alone the entry grows without bound.
+        """
+        acts = (diagonal.amax(-1) > self.threshold) | (diagonal.amin(-1) <= 0)
+        weight = 1 - (1 - self.blend) * acts.to(diagonal.dtype)
+        if self.name == "released":
+            weight = weight * self.decay  # A4 blends with the identity too: two blends are one
+        return weight if accept is None else torch.where(accept, weight, 1)
+
+    def weight(self, quadratic: Tensor) -> Tensor:
+        """Return the weight of ``(J' v)(J' v)^T`` for ``quadratic = v^T J' v``: positive for A2, else negative.
+
+        It is 0 where rounding has made v^T J' v, and so J', not positive; and NaN for A2 where that has overflowed.
+        Along a persistent mean A2 doubles J at every update, in spite of the stabilizer; a weight of 0, which an
+        infinite v^T J' v would give, would drop the update silently.
+        """
+        gamma = self.decay
+        if self.name == "published":
+            weight = (1 - gamma) / (gamma**2 * (1 + gamma * (1 - gamma) * quadratic))
+            return torch.where(quadratic.isfinite(), torch.where(quadratic > 0, weight, 0), torch.nan)
+        ratio = (1 - gamma) / gamma
+        # (gamma J'^-1 + (1 - gamma) v v^T)^-1 for A3, (J'^-1 + v v^T)^-1 for A4
+        scale, share = (ratio / gamma, ratio) if self.name == "sherman_morrison" else (1.0, 1.0)
+        return torch.where(quadratic > 0, -scale / (1 + share * quadratic), 0)
 
 
 class DenseInverse(NamedTuple):
     """``J = c K``: an inverse factor as a scaled matrix ("Dense factors in place").
 
-    The scalars of an update (the division by gamma, the stabilizer's weight) change c alone, so that K is read twice
-    and written once, and no temporary of its size is made.
+    The scalars of an update (the gain, the stabilizer's weight) change c alone, so that K is read twice and written
+    once, and no temporary of its size is made.
     """
 
     matrix: Tensor
@@ -72,43 +88,29 @@ class DenseInverse(NamedTuple):
     scale: Tensor
     """c ``[...]``, positive."""
 
-    def update_(self, rule: Rule, vector: Tensor, number: int, accept: Tensor) -> None:
+    def update_(self, rule: Rule, vector: Tensor, number: int, accept: Tensor | None = None) -> None:
         """Stabilize J (A1) and update it with v ``[..., d]`` (A2, A3 or A4). O(d^2).
 
         number: that of the update (from 0), which decides when c is multiplied into K.
         """
         if number % rule.fold_period == 0:
             self._fold_(accept)
+        # J' = b c K + (1 - b) I = c' (K + (1 - b) / c' I) with c' = b c
         diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
-        blend = rule.identity_blend(self.scale[..., None] * diagonal, accept)
+        blend = rule.blend_weight(self.scale[..., None] * diagonal, accept)
         scale = self.scale * blend
-        # b c K + (1 - b) I = b c (K + (1 - b) / (b c) I)
         diagonal.add_(((1 - blend) / scale)[..., None])
+        # J = gain c' K' + weight (c' K' v)(c' K' v)^T = (gain c') (K' + weight c' / gain (K' v)(K' v)^T)
         projected, quadratic = self._projected(vector, scale, accept)
-        gain = rule.gain(accept, scale)
+        gain = rule.gain if accept is None else torch.where(accept, torch.full_like(scale, rule.gain), 1)
         self.scale.copy_(scale * gain)
-        # gain b c K + weight (b c K v)(b c K v)^T, divided by the new c = gain b c
-        weight = rule.signed_weight(quadratic) * scale / gain
-        sign = 1 if rule.name == "published" else -1
-        # With the root of the weight in both factors, entries [i, k] and [k, i] are products of the same two numbers.
-        linalg.add_outer_(self.matrix, projected * (sign * weight).sqrt()[..., None], sign)
+        self._add_(projected, rule.weight(quadratic) * scale / gain, 1 if rule.name == "published" else -1)
 
-    def add_(self, vector: Tensor, weight: float, accept: Tensor) -> None:
+    def add_(self, vector: Tensor, weight: float, accept: Tensor | None = None) -> None:
         """Make J the inverse of ``J^-1 + weight v v^T``: a further rank of an update. O(d^2)."""
         projected, quadratic = self._projected(vector, self.scale, accept)
-        root = (linalg.addition_weight(quadratic, weight) * self.scale).sqrt()
-        linalg.add_outer_(self.matrix, projected * root[..., None], -1)
-
-    def _projected(self, vector: Tensor, scale: Tensor, accept: Tensor) -> tuple[Tensor, Tensor]:
-        """Return ``K v`` and ``scale v^T K v``, both 0 where ``accept`` is false."""
-        vector = _masked(vector, accept)
-        projected = linalg.matvec(self.matrix, vector)
-        return projected, scale * linalg.inner(vector, projected)
-
-    def _fold_(self, accept: Tensor) -> None:
-        """Multiply c into K, so that neither overflows nor vanishes."""
-        self.matrix.mul_(torch.where(accept, self.scale, 1)[..., None, None])
-        self.scale.copy_(torch.where(accept, 1, self.scale))
+        change = torch.where(quadratic > 0, -weight / (1 + weight * quadratic), 0)
+        self._add_(projected, change * self.scale, -1)
 
     def to_matrix(self) -> Tensor:
         """Return J ``[..., d, d]``."""
@@ -117,6 +119,26 @@ class DenseInverse(NamedTuple):
     def times(self, matrix: Tensor) -> Tensor:
         """Return ``J M`` ``[..., d, n]``."""
         return self.scale[..., None, None] * (self.matrix @ matrix)
+
+    def _projected(self, vector: Tensor, scale: Tensor, accept: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return ``K v`` and ``scale v^T K v``, both 0 where ``accept`` is false."""
+        vector = _masked(vector, accept)
+        projected = matvec(self.matrix, vector)
+        return projected, scale * dot(vector, projected)
+
+    def _add_(self, vector: Tensor, weight: Tensor, sign: int) -> None:
+        """Add ``weight v v^T`` to K; sign: that of the weight."""
+        # With the root of the weight in both factors, entries [i, k] and [k, i] are products of the same two numbers.
+        add_outer_(self.matrix, vector * (sign * weight).sqrt()[..., None], sign)
+
+    def _fold_(self, accept: Tensor | None) -> None:
+        """Multiply c into K, so that neither overflows nor vanishes."""
+        if accept is None:
+            self.matrix.mul_(self.scale[..., None, None])
+            self.scale.fill_(1)
+        else:
+            self.matrix.mul_(torch.where(accept, self.scale, 1)[..., None, None])
+            self.scale.copy_(torch.where(accept, 1, self.scale))
 
 
 class WindowedInverse(NamedTuple):
@@ -136,21 +158,22 @@ class WindowedInverse(NamedTuple):
     dropped: Tensor
     """The largest eigenvalue ``[...]`` that the last truncation has dropped: a bound on its error of J."""
 
-    def update_(self, rule: Rule, vector: Tensor, number: int, accept: Tensor) -> None:
+    def update_(self, rule: Rule, vector: Tensor, number: int, accept: Tensor | None = None) -> None:
         """Stabilize J (A1) and update it with v ``[..., d]`` (A2, A3 or A4). O(w d).
 
         number: that of the update (from 0), which decides the row to write. If `is_full`, `truncate_` comes first.
         """
-        blend = rule.identity_blend(self._diagonal(), accept)
+        # J' = b (c I - U diag(s) U^T) + (1 - b) I
+        blend = rule.blend_weight(self._diagonal(), accept)
         scale, weights = blend * self.scale + (1 - blend), blend[..., None] * self.weights
+        # J = gain J' + weight (J' v)(J' v)^T: J' v is the new column
         vector = _masked(vector, accept)
-        along = weights * linalg.matvec(self.rows, vector)
-        projected = scale[..., None] * vector - linalg.matvec(self.rows.mT, along)
-        weight = -rule.signed_weight(linalg.inner(vector, projected))
-        gain = rule.gain(accept, scale)
+        projected = scale[..., None] * vector - matvec(self.rows.mT, weights * matvec(self.rows, vector))
+        weight = -rule.weight(dot(vector, projected))
+        gain = rule.gain if accept is None else torch.where(accept, torch.full_like(scale, rule.gain), 1)
         slot = self.slot(number)
         self.scale.copy_(scale * gain)
-        self.weights.copy_(weights * gain[..., None])
+        self.weights.copy_(weights * (gain[..., None] if isinstance(gain, Tensor) else gain))
         self.weights[..., slot].copy_(weight)
         self.rows[..., slot, :].copy_(projected)
 
@@ -164,7 +187,7 @@ class WindowedInverse(NamedTuple):
         window, kept = self._sizes()
         return number if number < window else kept + (number - window) % (window - kept)
 
-    def truncate_(self, gram: Tensor, accept: Tensor) -> None:
+    def truncate_(self, gram: Tensor, accept: Tensor | None = None) -> None:
         """Keep the w / 2 leading eigenpairs of ``U diag(s) U^T``; gram: its `linalg.window_gram`.
 
         The host computes the eigenpairs, since a GPU's routine makes it wait for a report of failure. A gram matrix
@@ -177,7 +200,9 @@ class WindowedInverse(NamedTuple):
             values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
         new = linalg.truncated(self.rows, self.weights, values, vectors, self._sizes()[1])
         for tensor, value in zip((self.rows, self.weights, self.dropped), new, strict=True):
-            tensor.copy_(torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor))
+            if accept is not None:
+                value = torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor)
+            tensor.copy_(value)
 
     def gram(self) -> Tensor:
         """Return what `truncate_` takes."""
@@ -194,7 +219,7 @@ class WindowedInverse(NamedTuple):
 
     def _diagonal(self) -> Tensor:
         """Return J's diagonal ``[..., d]``, ``c - sum_k s_k U_ik^2``."""
-        return self.scale[..., None] - linalg.matvec(self.rows.square().mT, self.weights)
+        return self.scale[..., None] - matvec(self.rows.square().mT, self.weights)
 
     def _sizes(self) -> tuple[int, int]:
         """Return w, and the number of eigenpairs that a truncation keeps."""
@@ -227,13 +252,45 @@ def state_of(inverse: Inverse, name: str) -> dict[str, Tensor]:
     return {name: getattr(inverse, matrix), **{f"{name}_{field}": getattr(inverse, field) for field in others}}
 
 
-def from_state(state: Mapping[str, Tensor], name: str) -> Inverse:
-    """Return the factor ``name`` of a layer's state, dense or windowed as it was stored."""
-    kind = WindowedInverse if f"{name}_weights" in state else DenseInverse
-    _, *others = kind._fields
-    return kind(state[name], *(state[f"{name}_{field}"] for field in others))
+def from_state(state: Mapping[str, Tensor], name: str, dtype: torch.dtype | None = None) -> Inverse:
+    """Return the factor ``name`` of a layer's state, dense or windowed as it was stored.
+
+    A view of the state; in another dtype than the one it is stored in, its matrix or its columns are a copy.
+    """
+    main, scale = state[name], state[f"{name}_scale"]
+    main = main if dtype is None else main.to(dtype)
+    weights = state.get(f"{name}_weights")
+    if weights is None:
+        return DenseInverse(main, scale)
+    return WindowedInverse(main, weights, scale, state[f"{name}_dropped"])
 
 
-def _masked(vector: Tensor, accept: Tensor) -> Tensor:
+def _masked(vector: Tensor, accept: Tensor | None) -> Tensor:
     """Return v ``[..., d]``, and 0 in its place where ``accept`` is false; 0 v would keep a NaN."""
-    return torch.where(accept[..., None], vector, 0)
+    return vector if accept is None else torch.where(accept[..., None], vector, 0)
+
+
+def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
+    """Return ``M v`` ``[..., m]`` for M ``[..., m, n]`` and v ``[..., n]``."""
+    if matrix.dim() == 2:
+        return matrix @ vector
+    if matrix.device.type == "cpu":
+        # A batched product of one column is several times slower than products with a vector.
+        return torch.stack([m @ v for m, v in zip(matrix, vector, strict=True)])
+    return (matrix @ vector[..., None])[..., 0]
+
+
+def dot(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``sum(a * b)`` over the last dimension."""
+    return torch.dot(a, b) if a.dim() == 1 else (a * b).sum(-1)
+
+
+def add_outer_(matrix: Tensor, vector: Tensor, sign: int) -> None:
+    """Add ``sign v v^T`` to M ``[..., d, d]`` in place, without a temporary; exactly symmetric if M is."""
+    if matrix.dim() == 2:
+        matrix.addr_(vector, vector, alpha=sign)
+    elif matrix.device.type == "cpu":
+        for m, v in zip(matrix, vector, strict=True):
+            m.addr_(v, v, alpha=sign)
+    else:
+        matrix.addcmul_(vector[..., :, None], vector[..., None, :], value=sign)

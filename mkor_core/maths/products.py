@@ -13,14 +13,22 @@ import math
 from typing import NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from mkor_core.maths import linalg
-from mkor_core.maths.inverses import DenseInverse, Inverse, WindowedInverse
+from mkor_core.maths.inverses import DenseInverse, Inverse, WindowedInverse, dot, matvec
 
 
 class Cut(Protocol):
-    """How a matrix is cut into blocks, as far as products with one of them must know."""
+    """The place of a block in a matrix that is cut into blocks, as far as products with it must know."""
+
+    @property
+    def rows(self) -> tuple[int, int]:
+        """The first row, and the one after the last."""
+
+    @property
+    def columns(self) -> tuple[int, int]:
+        """The same for the weight's columns."""
 
     @property
     def row_groups(self) -> tuple[object, ...]:
@@ -35,6 +43,12 @@ class Cut(Protocol):
         """Whether the bias's column counts as this block's in a sum over the blocks."""
 
 
+LEAST_INNER = 16
+"""A CPU's product of a smaller inner size takes twice as long as one that is padded to this with zeros (MKL 2024.2)."""
+LARGE = 2**18
+"""Entries of a matrix for which that, and how a product is divided among threads, matters."""
+PARTS = 4
+"""Blocks of columns into which a product of few rows is divided, because a CPU's library uses one thread for it."""
 CANCELLATION = 1e-3
 """Below this share of ``(c_L c_R)^2 |D|^2`` the square norm of V is not computed from small Gram matrices."""
 
@@ -57,8 +71,8 @@ class Gradient(NamedTuple):
 
     def square_norm(self) -> Tensor:
         """Return ``|D|^2`` ``[...]``."""
-        square = linalg.square_norm(self.weight)
-        return square if self.bias is None else square + linalg.inner(self.bias, self.bias)
+        square = square_norm(self.weight)
+        return square if self.bias is None else square + dot(self.bias, self.bias)
 
     def right_product(self, rows: Tensor) -> Tensor:
         """Return ``D U`` ``[..., d_out, w]``; rows: ``U^T`` ``[..., w, d_in]``."""
@@ -73,10 +87,10 @@ class Gradient(NamedTuple):
 
     def combine_(self, columns: Tensor, rows: Gradient, scale: float, factor: float) -> None:
         """Replace D by ``scale D - factor columns rows``; columns: ``[..., d_out, w]``, rows: ``[..., w, d_in]``."""
-        linalg.add_product_(self.weight, columns, rows.weight, scale, -factor)
+        add_product_(self.weight, columns, rows.weight, scale, -factor)
         if self.bias is not None:
             assert rows.bias is not None
-            self.bias.mul_(scale).sub_(linalg.matvec(columns, rows.bias), alpha=factor)
+            self.bias.mul_(scale).sub_(matvec(columns, rows.bias), alpha=factor)
 
     def combine_rank_one_(self, scale: Tensor, column: Tensor, row: Tensor) -> None:
         """Replace D by ``scale D - column row^T``; scale: ``[...]``, column: ``[..., d_out]``, row: ``[..., d_in]``."""
@@ -97,9 +111,7 @@ class Gradient(NamedTuple):
 
     def left_product(self, rows: Tensor) -> Gradient:
         """Return ``U^T D`` ``[..., w, d_in]``; rows: ``U^T`` ``[..., w, d_out]``."""
-        return Gradient(
-            linalg.few_rows_product(rows, self.weight), None if self.bias is None else linalg.matvec(rows, self.bias)
-        )
+        return Gradient(few_rows_product(rows, self.weight), None if self.bias is None else matvec(rows, self.bias))
 
 
 def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool) -> None:
@@ -127,15 +139,15 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
     weight, bias = grad.to(right.matrix.dtype)
     if left is not None:
         weight = left.matrix @ weight
-        bias = None if bias is None else linalg.matvec(left.matrix, bias)
+        bias = None if bias is None else matvec(left.matrix, bias)
     if bias is None:
         value = Gradient(weight @ right.matrix, None)
     else:
         # J_R's blocks, so that D's columns need not be joined: J_R is symmetric, and its last row is its last column.
         border, corner = right.matrix[..., -1, :-1], right.matrix[..., -1, -1]
         product = weight @ right.matrix[..., :-1, :-1]
-        linalg.add_product_(product, bias[..., :, None], border[..., None, :])
-        value = Gradient(product, linalg.matvec(weight, border) + corner[..., None] * bias)
+        add_product_(product, bias[..., :, None], border[..., None, :])
+        value = Gradient(product, matvec(weight, border) + corner[..., None] * bias)
     value = value.to(grad.weight.dtype)
     if rescale:
         square = value.square_norm()
@@ -205,7 +217,7 @@ def _removed(
     weight, bias = torch.cat([fade[..., None] * across.weight - core @ rows.weight, rows.weight], -2), None
     if rows.bias is not None:
         assert across.bias is not None
-        bias = torch.cat([fade * across.bias - linalg.matvec(core, rows.bias), rows.bias], -1)
+        bias = torch.cat([fade * across.bias - matvec(core, rows.bias), rows.bias], -1)
     return columns, Gradient(weight, bias)
 
 
@@ -306,6 +318,23 @@ def precondition_block_(
     _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
 
 
+def bilinear(g: Tensor, grad: Gradient, a: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return ``g^T D a`` over the weight's columns and over the bias's, and ``|D|^2`` over either, each ``[...]``.
+
+    Args:
+        g: ``[..., d_out]``; of a block, its rows.
+        grad: D, or a block of it.
+        a: ``[..., d_in]``; of a block, its columns.
+        cut: the place of the block, whose bias may not count; None: all of D.
+    """
+    weight, bias = grad
+    by_weight = dot(g, matvec(weight, a if bias is None else a[..., :-1]))
+    of_weight = square_norm(weight)
+    if bias is None or (cut is not None and not cut.counts_bias):
+        return by_weight, torch.zeros_like(by_weight), of_weight, torch.zeros_like(of_weight)
+    return by_weight, dot(g, bias) * a[..., -1], of_weight, dot(bias, bias)
+
+
 def rescale_(grad: Gradient, whole: Tensor, square: Tensor) -> None:
     """Multiply V so that its square norm is ``whole`` in place of ``square``; not if the factor is not finite."""
     factor = (whole / square).sqrt()
@@ -342,3 +371,38 @@ def _on_host(grad: Gradient) -> bool:
 def _numbers(*scalars: Tensor) -> list[float]:
     """Return the values of scalars on a CPU."""
     return [float(scalar.tolist()) for scalar in scalars]  # type: ignore[arg-type]
+
+
+def square_norm(matrix: Tensor) -> Tensor:
+    """Return the squared Frobenius norm of M ``[..., m, n]``, as ``[...]``."""
+    if matrix.dim() == 2 and matrix.is_contiguous():
+        # On a CPU, vector_norm in float32 loses four digits at 16 million entries; dot does not.
+        return matrix.view(-1).dot(matrix.view(-1))
+    norm: Tensor = torch.linalg.vector_norm(matrix, dim=(-2, -1))
+    return norm.square()
+
+
+def add_product_(matrix: Tensor, columns: Tensor, rows: Tensor, scale: float = 1.0, factor: float = 1.0) -> None:
+    """Set ``M <- scale M + factor columns rows`` for M ``[..., m, n]``, without a temporary of its size."""
+    inner_size = columns.shape[-1]
+    if inner_size == 1 and scale == 1:
+        matrix.addcmul_(columns.expand_as(matrix), rows.expand_as(matrix), value=factor)
+    elif matrix.dim() == 2:
+        if 1 < inner_size < LEAST_INNER and matrix.device.type == "cpu" and matrix.numel() >= LARGE:
+            unused = LEAST_INNER - inner_size
+            columns, rows = F.pad(columns, (0, unused)), F.pad(rows, (0, 0, 0, unused))
+        if scale != 1 and matrix.numel() >= LARGE:
+            matrix.mul_(scale)  # streams the matrix into the caches, faster than the product's own scaling
+            scale = 1.0
+        matrix.addmm_(columns, rows, beta=scale, alpha=factor)
+    else:
+        matrix.baddbmm_(columns, rows, beta=scale, alpha=factor)
+
+
+def few_rows_product(rows: Tensor, matrix: Tensor) -> Tensor:
+    """Return ``rows M`` ``[..., w, n]`` for a small w; rows: ``[..., w, m]``, M: ``[..., m, n]``."""
+    columns = matrix.shape[-1]
+    if matrix.dim() > 2 or matrix.device.type != "cpu" or matrix.numel() < LARGE or columns % PARTS:
+        return rows @ matrix
+    blocks = matrix.unflatten(1, (PARTS, -1)).transpose(0, 1)
+    return torch.bmm(rows.expand(PARTS, *rows.shape), blocks).transpose(0, 1).flatten(1)

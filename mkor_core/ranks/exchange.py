@@ -10,8 +10,7 @@ from torch.distributed import ProcessGroup
 
 from mkor_core.capture.layer import Layer, ShardedLayer, wide_dtype
 from mkor_core.capture.reductions import mean_locations
-from mkor_core.capture.statistics import Sums
-from mkor_core.method import LayerShape, Method
+from mkor_core.capture.statistics import LayerShape, Statistic, Sums
 from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Coder, Coding
 from mkor_core.ranks.schedule import Schedule
@@ -25,7 +24,7 @@ def exchange(
     captured: Mapping[str, Sums],
     loss: Tensor | None,
     *,
-    method: Method,
+    statistic: Statistic,
     group: ProcessGroup | None,
     scale: Tensor | None = None,
     coder: Coder | None = None,
@@ -42,7 +41,7 @@ def exchange(
         layers: the layers.
         captured: this rank's statistics, by layer.
         loss: this rank's, if the method follows it.
-        method: the method.
+        statistic: what is exchanged.
         group: the ranks.
         scale: the loss scale by which gradients are multiplied; None for 1.
         schedule: of second moments; None: they travel in one message.
@@ -53,46 +52,42 @@ def exchange(
         return dict(captured), loss
     losses = [] if loss is None else [loss / world]
     local = [
-        _with_bias_gradient(layer, captured.get(layer.name) or _blank(layer, method), method, world, scale)
+        _with_bias_gradient(layer, captured.get(layer.name) or _blank(layer, statistic), statistic, world, scale)
         for layer in layers
     ]
-    if method.gathers_rows:
+    if statistic.gathers_rows:
         coding = None if coder is None else coder.coding("rows", comm.rank(group))
         total = _gather(local, group, coding)
         losses = comm.sum_across_ranks(losses, group)
-    elif method.exchange_dtype is not None:
-        total, losses = _add_means(local, losses, method.exchange_dtype, group)
+    elif statistic.message_dtype is not None:
+        total, losses = _add_means(local, losses, statistic.message_dtype, group)
     elif schedule is not None:
         total, losses = _add_scheduled(local, losses, group, schedule)
-    elif method.statistic.kind == "moment":
+    elif statistic.kind == "moment":
         total, losses = _add_symmetric(local, losses, group)
     else:
         total, losses = _add(local, losses, group)
-    by_name = {layer.name: statistic for layer, statistic in zip(layers, total, strict=True)}
-    if method.gathers_rows:
+    by_name = {layer.name: sums for layer, sums in zip(layers, total, strict=True)}
+    if statistic.gathers_rows:
         # The host knows the numbers of rows by now, so layers that no rank used are simply left out.
         by_name = {name: rows for name, rows in by_name.items() if len(rows.x)}
     return by_name, losses[0] if losses else None
 
 
-def _blank(layer: Layer, method: Method) -> Sums:
+def _blank(layer: Layer, statistic: Statistic) -> Sums:
     """Return the statistic of a layer that this rank did not use: zeros, or no rows."""
     weight = layer.parameters[0]
     zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
-    if method.gathers_rows:
+    if statistic.gathers_rows:
         return Sums(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
-    x_shape, g_shape = method.sum_shapes(LayerShape(layer.d_out, layer.d_in))
-    g = zero.expand(g_shape) if method.statistic.sums_gradients(layer) else None
+    x_shape, g_shape = statistic.sum_shapes(LayerShape(layer.d_out, layer.d_in))
+    g = zero.expand(g_shape) if statistic.sums_gradients(layer) else None
     return Sums(zero.expand(x_shape), g, zero, zero if g is None and layer.is_convolution else 1.0)
 
 
-def _with_bias_gradient(layer: Layer, sums: Sums, method: Method, world: int, scale: Tensor | None) -> Sums:
+def _with_bias_gradient(layer: Layer, sums: Sums, statistic: Statistic, world: int, scale: Tensor | None) -> Sums:
     """Return the sums with this rank's part of the gradient of a sharded bias as g, if that has it."""
-    if (
-        not isinstance(layer, ShardedLayer)
-        or method.statistic.sums_gradients(layer)
-        or method.statistic.sides == "input"
-    ):
+    if not isinstance(layer, ShardedLayer) or statistic.sums_gradients(layer) or statistic.sides == "input":
         return sums
     return sums._replace(g=layer.bias_gradient_part(world, scale).to(sums.x.dtype))
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core.capture.layer import Layer
-from mkor_core.method import LayerShape, LayerState, Method
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import Distributed, LayerState
 from mkor_core.ranks import comm
 from mkor_core.ranks.assignment import assign, make_grid
 from mkor_core.ranks.codec import Coder
@@ -26,17 +26,23 @@ class Sharing:
         method: the method.
         group: the ranks.
         coder: gives the messages their codings; None: they travel as they are.
+        fraction: that of the ranks that precondition a layer; None: the method's, or else 1.
 
     Raises:
         ValueError: the method's worker fraction does not fit the number of ranks.
     """
 
     def __init__(
-        self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None, coder: Coder | None = None
+        self,
+        layers: Sequence[Layer],
+        method: Distributed,
+        group: ProcessGroup | None,
+        coder: Coder | None = None,
+        fraction: float | None = None,
     ) -> None:
         self._rank = comm.rank(group)
         self._refreshed = method.refreshed
-        self._grid = make_grid(comm.world_size(group), method.worker_fraction)
+        self._grid = make_grid(comm.world_size(group), fraction or method.worker_fraction or 1.0)
         costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
         self._assignments = assign(costs, self._grid)
         self._group = group
@@ -79,12 +85,16 @@ class Sharing:
             source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
             received = comm.broadcast(bucket, source, self._column_group, coding)
             for (name, key), tensor in zip(keys, received, strict=True):
-                states[name][key] = tensor
+                states[name][key].copy_(tensor)
 
-    def share_updates(self, updates: dict[str, Tensor]) -> None:
-        """Send updates from gradient workers to the other ranks of their row, one broadcast per worker, in place."""
+    def share_updates(self, updates: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the updates of all layers, those of gradient workers sent to the other ranks of their row.
+
+        One broadcast per worker. updates: by layer; of a layer that this rank does not precondition, any of its shape.
+        """
+        shared = dict(updates)
         if self._grid.columns == 1:
-            return
+            return shared
         row = self._rank // self._grid.columns
         for column, source in enumerate(self._grid.row(row)):
             names = [name for name in updates if self._assignments[name].column == column]
@@ -93,7 +103,8 @@ class Sharing:
             received = comm.broadcast(
                 [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group, coding
             )
-            updates.update(zip(names, received, strict=True))
+            shared.update(zip(names, received, strict=True))
+        return shared
 
     def gather(
         self, states: Mapping[str, LayerState], blank: Callable[[str], LayerState], rank: int | None
@@ -112,25 +123,11 @@ class Sharing:
             full = {**blank(name), **state}
             owner = comm.global_rank(self._assignments[name].owner, self._group)
             tensors = [full[key] for key in self._refreshed]
-            # LAPACK returns matrices in column-major order, and the memory layout decides how products are rounded.
-            # Send the layout along and restore it, so that a resumed run equals the uninterrupted one bit by bit.
-            flags = torch.tensor(
-                [_is_column_major(tensor) for tensor in tensors], dtype=torch.int32, device=tensors[0].device
-            )
-            column_major = comm.broadcast([flags], owner, self._group)[0].tolist()
-            received = comm.broadcast(_transposed_where(tensors, column_major), owner, self._group)
+            received = comm.broadcast(tensors, owner, self._group)
             if rank in (None, self._rank):
-                restored = _transposed_where([tensor.cpu() for tensor in received], column_major)
-                whole[name] = {**full, **dict(zip(self._refreshed, restored, strict=True))}
+                on_host = [tensor.to("cpu", copy=True) for tensor in received]
+                whole[name] = {**full, **dict(zip(self._refreshed, on_host, strict=True))}
         return whole
-
-
-def _is_column_major(tensor: Tensor) -> bool:
-    return tensor.dim() == 2 and not tensor.is_contiguous() and tensor.T.is_contiguous()
-
-
-def _transposed_where(tensors: Sequence[Tensor], flags: Sequence[int]) -> list[Tensor]:
-    return [tensor.T if flag else tensor for tensor, flag in zip(tensors, flags, strict=True)]
 
 
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:

@@ -6,7 +6,7 @@ all-to-all each way; a gradient that every rank has whole stays, and its update 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core.capture.layer import Layer, wide_dtype
+from mkor_core.method import LayerState
 from mkor_core.ranks import comm
 from mkor_core.ranks.assignment import Grid, assign
 from mkor_core.ranks.codec import Coder
@@ -108,6 +109,29 @@ class Owners:
     def owner(self, name: str) -> int:
         """Return the owner of a layer."""
         return self._owners[name]
+
+    def gather_states(
+        self, states: Mapping[str, LayerState], initial: Callable[[Layer], LayerState], rank: int | None
+    ) -> dict[str, LayerState]:
+        """Return all layers' states in host memory, each from its owner; a collective call.
+
+        Args:
+            states: those of the layers that this rank owns; of one that is missing, the initial one is sent.
+            initial: returns a layer's initial state.
+            rank: the rank of the group that gets the states, the others nothing; None: every rank gets them.
+        """
+        whole: dict[str, LayerState] = {}
+        for layer in self._layers:
+            state = states.get(layer.name) or initial(layer)
+            source = comm.global_rank(self._owners[layer.name], self._group)
+            received: LayerState = {}
+            for dtype in sorted({tensor.dtype for tensor in state.values()}, key=str):  # one flat broadcast for each
+                keys = [key for key, tensor in state.items() if tensor.dtype == dtype]
+                sent = comm.broadcast([state[key] for key in keys], source, self._group)
+                received.update(zip(keys, sent, strict=True))
+            if rank in (None, self._rank):
+                whole[layer.name] = {key: received[key].to("cpu", copy=True) for key in state}
+        return whole
 
     def terms_of_all(self, terms: Sequence[Tensor]) -> list[Tensor]:
         """Return scalars whose sum is that of the terms of all ranks; a collective call."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from torch.distributed import ProcessGroup
 
 from mkor_core.capture.layer import Layer
-from mkor_core.method import LayerState, Method
+from mkor_core.method import Distributed, LayerState
 from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Coder
 from mkor_core.ranks.schedule import Schedule, balanced
@@ -27,7 +27,7 @@ class Placement:
     """
 
     def __init__(
-        self, layers: Sequence[Layer], method: Method, group: ProcessGroup | None, schedule: Schedule, coder: Coder
+        self, layers: Sequence[Layer], method: Distributed, group: ProcessGroup | None, schedule: Schedule, coder: Coder
     ) -> None:
         dimensions = {(layer.name, side): d for layer in layers for side, d in zip(SIDES, _sides(layer), strict=True)}
         self._places = balanced(dimensions, comm.world_size(group), schedule.everywhere_below)
@@ -53,7 +53,7 @@ class Placement:
             source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
             received = comm.broadcast(bucket, source, self._group, coding)
             for (name, key), tensor in zip(keys, received, strict=True):
-                states[name][key] = tensor
+                states[name][key].copy_(tensor)
 
 
 def _sides(layer: Layer) -> tuple[int, int]:

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 from baselines import HyLo, method_class
 from baselines.kfac.cgfac import CGFAC, block_product, conjugate_gradients, kron_product
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import Captured, LayerShape
+from mkor_core.method import LayerState
 from tests.support import reference
 from tests.support.matrices import random
 

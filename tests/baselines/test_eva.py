@@ -9,9 +9,9 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured
+from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.engines.kl_clip import kl_clipped, split_rates
-from mkor_core.method import LayerShape, Update
+from mkor_core.method import Update
 from tests.support import reference
 
 DAMPING, DECAY, EXAMPLES = 0.03, 0.3, 16

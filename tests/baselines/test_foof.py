@@ -10,8 +10,7 @@ from torch.testing import assert_close
 from baselines import KAISA
 from baselines.natural.foof import FOOF
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import Captured, LayerShape
 from tests.support import reference
 from tests.support.matrices import random, spd
 

@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from baselines import HyLo
 from baselines.natural.hylo import interpolated_middle, kernel, sample_without_replacement
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import Captured, LayerShape
+from mkor_core.method import LayerState
 from tests.support import reference
 
 DAMPING = 1e-3

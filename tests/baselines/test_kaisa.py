@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from baselines import KAISA
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured
+from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.engines.kl_clip import kl_clipped
-from mkor_core.method import LayerShape, Update
+from mkor_core.method import Update
 from tests.support import reference
 
 DAMPING, DECAY = 0.03, 0.9

@@ -11,8 +11,8 @@ from torch.testing import assert_close
 
 from baselines import KAISA, build
 from baselines.natural._wake import WakeRegularized, common_basis
-from mkor_core.capture.statistics import Captured, Rows
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import Captured, LayerShape, Rows
+from mkor_core.method import LayerState
 from tests.support import reference
 from tests.support.matrices import random, spd
 

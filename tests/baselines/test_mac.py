@@ -9,8 +9,7 @@ from torch.testing import assert_close
 
 from baselines.natural.mac import MAC
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture.statistics import Captured
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import Captured, LayerShape
 from tests.support import reference
 from tests.support.matrices import random
 

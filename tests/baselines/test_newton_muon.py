@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from baselines.muon._polar import polar_factor
 from baselines.muon.newton_muon import NewtonMuon
 from mkor_core import Preconditioner
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import LayerShape
 from tests.support.matrices import random
 
 

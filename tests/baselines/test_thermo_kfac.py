@@ -12,8 +12,8 @@ from torch.testing import assert_close
 from baselines import KAISA
 from baselines.kfac._analog import drawn_mean, gaussian, mean_variance, rounded, simulated_mean
 from baselines.kfac.thermo_kfac import ThermoKFAC
-from mkor_core.capture.statistics import Captured
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.capture.statistics import Captured, LayerShape
+from mkor_core.method import LayerState
 from tests.support.matrices import random, spd
 
 SHAPE = LayerShape(3, 5)

@@ -9,7 +9,7 @@ from torch import nn
 
 from baselines import build
 from mkor_core.capture.discovery import find_layers
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import LayerShape
 from workflow.bench import workloads
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run

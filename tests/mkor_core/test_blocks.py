@@ -25,11 +25,11 @@ from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture.blocks import WHOLE, Block, Share, place_gradient
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.losses import LossHistory
-from mkor_core.capture.statistics import MEAN, Captured, Statistic
+from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
 from mkor_core.capture.sums import Capture
 from mkor_core.engines import choice as engines
 from mkor_core.maths.products import Gradient, counted_part, rescale_
-from mkor_core.method import BlockSums, LayerShape, StackedMethod, Update
+from mkor_core.method import BlockSums, StackedMethod, Update
 
 D_OUT, D_W = 6, 5
 METHODS: dict[str, StackedMethod] = {

@@ -16,7 +16,7 @@ from torch.testing import assert_close
 from baselines import KAISA, available, limits
 from mkor_core import MKOR
 from mkor_core.capture.layer import Layer
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import LayerShape
 from mkor_core.ranks import comm
 from mkor_core.ranks import kaisa as sharing
 from mkor_core.ranks.assignment import Assignment, Grid, assign, make_grid

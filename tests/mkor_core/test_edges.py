@@ -18,8 +18,9 @@ from baselines import KAISA, Eva, HyLo, build
 from baselines.natural.hylo import interpolated_middle
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.capture.layer import Layer
+from mkor_core.capture.statistics import LayerShape
 from mkor_core.engines.states import LayerStates
-from mkor_core.method import LayerShape, Method
+from mkor_core.method import Method
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=1),

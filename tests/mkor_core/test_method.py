@@ -11,9 +11,9 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core.capture.statistics import MEAN, ROWS, Captured, Rows, Statistic
+from mkor_core.capture.statistics import MEAN, ROWS, Captured, LayerShape, Rows, Statistic
 from mkor_core.maths.products import Gradient
-from mkor_core.method import LayerShape, LayerState, StackedMethod
+from mkor_core.method import LayerState, StackedMethod
 
 
 def test_the_rows_of_all_calls_are_joined_with_a_convolutions_averaged_over_its_locations():

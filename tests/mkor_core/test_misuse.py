@@ -21,9 +21,8 @@ from torch.testing import assert_close
 from baselines import KAISA, build, method_class
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
-from mkor_core.capture.statistics import Sums
+from mkor_core.capture.statistics import LayerShape, Sums
 from mkor_core.engines.diagnostics import Diagnostics
-from mkor_core.method import LayerShape
 from mkor_core.reference import sherman_morrison
 from tests.support import reference
 from tests.support.hyperparameters import hyperparameters

@@ -12,10 +12,9 @@ from torch.testing import assert_close
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, MKORH, Preconditioner
-from mkor_core.capture.statistics import Captured
+from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.maths import inverses
 from mkor_core.maths.products import Gradient
-from mkor_core.method import LayerShape
 from mkor_core.reference import RULES
 from tests.support import reference
 

@@ -16,8 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limits, method_class
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
-from mkor_core.capture.statistics import Sums
-from mkor_core.method import LayerShape, Method
+from mkor_core.capture.statistics import LayerShape, Sums
+from mkor_core.method import Method
 from mkor_core.ranks import comm
 from mkor_core.ranks.exchange import exchange
 from mkor_core.ranks.kaisa import Sharing

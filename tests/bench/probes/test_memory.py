@@ -12,7 +12,7 @@ from baselines.kfac.kaisa import KAISA
 from baselines.natural.eva import Eva
 from baselines.natural.hylo import HyLo
 from mkor_core import MKOR, Method
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import LayerShape
 from tests.support.small_models import autoencoder, images, tokens
 from workflow.bench.probes import _ranks, memory
 from workflow.bench.probes._optimizers import optimizers

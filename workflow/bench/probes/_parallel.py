@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mkor_core import Preconditioner
+from mkor_core.method import Distributed
 from mkor_core.ranks import comm
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._timed_loop import SAFE_RATE
@@ -27,5 +28,5 @@ def preconditioner_of(setup: Setup, network: nn.Module) -> Preconditioner:
     """Return the preconditioner of a model that `parallelize` returned."""
     assert setup.method is not None
     # KAISA shares layers out by itself unless their gradients are sharded.
-    by_owners = setup.placement == "owners" and not setup.method.refreshed
+    by_owners = setup.placement == "owners" and not isinstance(setup.method, Distributed)
     return Preconditioner(network, setup.method, lr=SAFE_RATE, owners=True if by_owners else None)

@@ -23,8 +23,8 @@ from typing import Final, Literal
 import torch
 
 from mkor_core import Method
-from mkor_core.engines.kl_clip import KLClipping
-from mkor_core.method import LayerShape, StackedMethod
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import Distributed, InPlaceMethod, KLClipping
 from mkor_core.mkor import MKOR
 from mkor_core.ranks.assignment import assign, make_grid
 from workflow.bench.analysis.fits import cycle_mean
@@ -61,8 +61,9 @@ class Setup:
         is_sharded = label.endswith("_sharded")
         variant = label.removesuffix("_sharded").removesuffix("_ddp")
         method = method_of(variant.removesuffix("_owners"), period)
-        at_owners = variant.endswith("_owners") or (method is not None and method.worker_fraction < 1)
-        in_blocks = method is None or (isinstance(method, StackedMethod) and method.works_on_blocks)
+        fraction = method.worker_fraction if isinstance(method, Distributed) else None
+        at_owners = variant.endswith("_owners") or (fraction or 1) < 1
+        in_blocks = method is None or (isinstance(method, InPlaceMethod) and method.works_on_blocks)
         if at_owners or (is_sharded and not in_blocks):
             return cls(label, method, is_sharded, "owners")
         return cls(label, method, is_sharded, "blocks" if is_sharded else "replicated")
@@ -114,7 +115,7 @@ def _owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
 def owner_cost(method: Method, layer: Layer) -> float:
     """Return the cost by which a layer is assigned: of a refresh, if only owners refresh; else of ``J_L D J_R``."""
     shape = LayerShape(layer.m, layer.n + layer.has_bias)
-    return method.refresh_cost(shape) if method.refreshed else float(numbers(layer) * sum(shape))
+    return method.refresh_cost(shape) if isinstance(method, Distributed) else float(numbers(layer) * sum(shape))
 
 
 @cache
@@ -140,7 +141,7 @@ def clip_bytes(setup: Setup) -> int:
 def refreshed_bytes(setup: Setup, layers: Layers) -> int:
     """Return the bytes of some layers that their owners broadcast in a step that refreshes."""
     method = setup.method
-    if method is None or setup.placement != "replicated":
+    if not isinstance(method, Distributed) or setup.placement != "replicated":
         return 0
     return sum(state_by_tensor(method, layers).get(name, 0) for name in method.refreshed)
 
@@ -236,7 +237,7 @@ def state_bytes(setup: Setup, layers: Layers, ranks: int, rank: int) -> int:
     if setup.placement != "owners":
         return sum(everywhere.values())
     own = state_by_tensor(method, owned(method, layers, ranks).get(rank, ()))
-    if not method.refreshed:
+    if not isinstance(method, Distributed):
         return sum(own.values())
     return sum(own.get(name, 0) if name in method.refreshed else size for name, size in everywhere.items())
 

@@ -17,8 +17,7 @@ from baselines import build_optimizer
 from mkor_core import Method
 from mkor_core.attachment import STATE_KEY
 from mkor_core.capture.discovery import find_layers
-from mkor_core.capture.statistics import Captured, Rows
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import Captured, LayerShape, Rows, join_rows
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer
 
@@ -41,7 +40,7 @@ def captured(method: Method, x: Tensor, g: Tensor) -> Captured:
         case "moment":
             return Captured(x.T @ x / n, g.T @ g / n, x.new_tensor(1.0))
         case "rows":
-            return method.condense([Rows(x, g, 1)], 0)
+            return (method.statistic.condense or join_rows)([Rows(x, g, 1)], 0)
 
 
 def preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:

@@ -26,6 +26,7 @@ from typing import Final, NamedTuple
 
 import torch
 
+from mkor_core.method import FollowsLoss
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
@@ -71,14 +72,15 @@ def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
     assert method is not None  # see `rows`
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)
-    sizes = {"all_reduce": FLOAT32_BYTES if method.follows_loss else 0}
+    sizes = {"all_reduce": FLOAT32_BYTES if isinstance(method, FollowsLoss) else 0}
     numbers = statistic.x.numel() + (0 if method.statistic.sides == "input" else statistic.g.numel())
-    if method.gathers_rows:
+    if method.statistic.gathers_rows:
         sizes["all_gather"] = FLOAT32_BYTES * numbers
     else:
         if method.statistic.kind == "moment":
             numbers = d * (d + 1)  # two upper triangles
-        number = FLOAT32_BYTES if method.exchange_dtype is None else method.exchange_dtype.itemsize
+        dtype = method.statistic.message_dtype
+        number = FLOAT32_BYTES if dtype is None else dtype.itemsize
         sizes["all_reduce"] += FLOAT32_BYTES + number * numbers
     own = (layer,) if rank == 0 else ()
     sizes["all_reduce"] += _sharding.block_bytes(setup, (layer,)) + _sharding.clip_bytes(setup)

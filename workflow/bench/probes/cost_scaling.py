@@ -28,7 +28,8 @@ from typing import Final, NamedTuple
 import torch
 
 from mkor_core import Method
-from mkor_core.method import LayerShape
+from mkor_core.capture.statistics import LayerShape
+from mkor_core.method import HostAssisted
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _turns
 from workflow.bench.probes._optimizers import method_of
@@ -71,6 +72,8 @@ def factor_update(method: Method, d: int, device: torch.device) -> Call:
 
     def update() -> None:
         step = next(steps)
+        if isinstance(method, HostAssisted):
+            method.make_room(state, step)
         method.accumulate(state, statistic, step)
         method.refresh(state, step)
 

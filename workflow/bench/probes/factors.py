@@ -36,10 +36,10 @@ from baselines import build
 from mkor_core import MKOR
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.layer import Layer
-from mkor_core.capture.statistics import Captured
+from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.maths import inverses
 from mkor_core.maths.inverses import WindowedInverse
-from mkor_core.method import LayerShape, LayerState
+from mkor_core.method import LayerState
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
 from workflow.bench.probes._models import ProbeModel, alexnet, probe_models
@@ -133,8 +133,8 @@ class Factors:
         for name, grad in gradients.items():
             a, g = (vectors[name][f"{side}_vectors"][:, 0].double() for side in ("right", "left"))
             state, norm = self._states[name], torch.linalg.vector_norm(grad)
-            self._method.accumulate(state, Captured(a, g, torch.ones_like(norm)), step, gradient_norm=norm)
-            self._method.refresh(state, step)
+            self._method.make_room(state, step)
+            self._method.accumulate(state, Captured(a, g, torch.ones_like(norm), norm), step)
 
     def inverse(self, name: str, side: str) -> WindowedInverse:
         """Return a layer's J of one side."""

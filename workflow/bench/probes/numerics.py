@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Final, NamedTuple, get_args, get_type_hints
 
 import torch
@@ -68,7 +69,7 @@ def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) 
 def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
     """Yield C21's rows: one update of a random inverse factor, against the average that it should invert."""
     decay = method.decay
-    unstabilized = method.rule._replace(threshold=torch.inf)
+    unstabilized = replace(method.rule, threshold=torch.inf)
     for dimension, trial in itertools.product(dimensions, range(TRIALS)):
         generator = torch.Generator().manual_seed(trial)
         basis = torch.randn(dimension, dimension, generator=generator, dtype=torch.float64)

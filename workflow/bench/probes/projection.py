@@ -32,6 +32,7 @@ from typing import Final, NamedTuple
 
 from baselines import KAISA
 from mkor_core import MKOR, Method
+from mkor_core.method import Distributed
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _costs, _links, _sharding
 from workflow.bench.probes._costs import FLOAT, Layer, Machine
@@ -196,7 +197,7 @@ def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
     method = setup.method
     if method is None:
         return 0.0
-    by_owners = setup.placement == "owners" or bool(method.refreshed)
+    by_owners = setup.placement == "owners" or isinstance(method, Distributed)
     ms = slowest_ms(setup, model, ranks, lambda layer: refresh_ms(method, layer, system), by_owners=by_owners)
     return ms * _sharding.share_of_steps(method.refreshes)
 

@@ -31,6 +31,7 @@ from typing import Final, NamedTuple
 import torch
 
 from baselines import method_class
+from mkor_core.method import FollowsLoss
 from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.data.folder import DataNotFound
@@ -146,7 +147,7 @@ class Contender:
         # A step takes equally long at a hundredth of the rate, and training cannot diverge meanwhile.
         values["lr"] /= 100
         cls = method_class(self.run.method)
-        if cls is not None and cls.follows_loss:
+        if cls is not None and issubclass(cls, FollowsLoss):
             values["warmup_steps"] = 10**9
         return TimedOptimizer(self.run.id, self.run.method, values)
 

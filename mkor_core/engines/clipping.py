@@ -2,46 +2,41 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from mkor_core.maths.linalg import finite_or_gradient
-from mkor_core.method import LearningRate, Update
+from mkor_core.method import LearningRate
 from mkor_core.transfers import upload
 
 TermsOfAll = Callable[[Sequence[Tensor]], list[Tensor]]
+"""Returns scalars with the sum of the terms of all ranks, given those of this rank's layers."""
 
 
-class KLClipping(ABC):
-    """Mixin for a `mkor_core.method.Method` whose field ``kl_clip`` has a default; list it before `Method`."""
+class Update(NamedTuple):
+    """One layer's update, before it is clipped."""
 
-    @property
-    @abstractmethod
-    def kl_clip(self) -> float | None:
-        """Bound on ``|sum(V * D) lr^2|`` over all layers; None leaves the updates as they are."""
-
-    @property
-    def needs_lr(self) -> bool:
-        """Whether the updates are clipped, which requires the learning rate."""
-        return self.kl_clip is not None
-
-    def finish(self, updates: Sequence[Update], terms_of_all: TermsOfAll = list) -> list[Tensor]:
-        """Return the updates of all layers, clipped together; D for one that is not finite.
-
-        terms_of_all: see `kl_clipped`.
-        """
-        if self.kl_clip is not None:
-            return kl_clipped(updates, self.kl_clip, terms_of_all)
-        return [finite_or_gradient(update.value, update.grad) for update in updates]
+    grad: Tensor
+    """The gradient D, ``[d_out, d_in]``."""
+    value: Tensor
+    """The update V, ``[d_out, d_in]``."""
+    lr: LearningRate
+    has_statistics: Tensor | bool = True
+    """Whether the layer has statistics, which only the device may know. Where not, `value` is `grad`, and stays so."""
 
 
-def kl_clipped(updates: Sequence[Update], kl_clip: float, terms_of_all: TermsOfAll = list) -> list[Tensor]:
+def finished(updates: Sequence[Update], clip: float | None, terms_of_all: TermsOfAll = list) -> list[Tensor]:
+    """Return the final updates of all layers: clipped together if there is a bound; D for one that is not finite."""
+    if clip is not None:
+        return kl_clipped(updates, clip, terms_of_all)
+    return [finite_or_gradient(update.value, update.grad) for update in updates]
+
+
+def kl_clipped(updates: Sequence[Update], bound: float, terms_of_all: TermsOfAll = list) -> list[Tensor]:
     """Return the updates times `clip_factor`; layers without statistics, or whose term is not finite, get D.
-
-    terms_of_all: returns scalars with the sum of the terms of all ranks, given those of this rank's layers.
 
     Raises:
         ValueError: a layer's learning rate is unknown.
@@ -55,7 +50,7 @@ def kl_clipped(updates: Sequence[Update], kl_clip: float, terms_of_all: TermsOfA
         terms.append(torch.where(takes_part[-1], term, 0))
     if not (terms := terms_of_all(terms)):
         return []
-    nu = clip_factor(terms, kl_clip)
+    nu = clip_factor(terms, bound)
     return [
         torch.where(clips, update.value * nu.to(update.value.device), update.grad)
         for clips, update in zip(takes_part, updates, strict=True)
