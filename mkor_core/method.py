@@ -202,6 +202,11 @@ class HostAssisted(ABC):
     The tensors are copied to the host while the device works on the steps in between.
     """
 
+    @property
+    def needs_host(self) -> bool:
+        """Whether there are such tensors; if not, nothing here is called."""
+        return True
+
     @abstractmethod
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the tensors that `make_room` will want on the host in the next step that accumulates after ``step``.

@@ -15,7 +15,7 @@ from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Stati
 from mkor_core.maths import inverses, linalg
 from mkor_core.maths.inverses import DenseInverse, Rule, WindowedInverse
 from mkor_core.maths.products import BlockProducts, Cut, Gradient, block_products, precondition_, precondition_block_
-from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, Products, cut_state, put
+from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, Products, cut_state
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload
 
@@ -149,8 +149,9 @@ class MKOR(HostAssisted, InPlaceMethod):
     ) -> Tensor | None:
         """Update both inverse factors with the mean rows g and a, or with the leading directions of their moments."""
         vectors = self._mean_vectors(captured) if self.rank == 1 else self._directions(captured, step)
-        # In the factors' dtype, as they travel between ranks.
-        put(state, accept, **{f"{side}_vectors": new for side, new in vectors.items()})
+        for side, new in vectors.items():
+            stored = state[f"{side}_vectors"]  # in the factors' dtype, as they travel between ranks
+            stored.copy_(new if accept is None else torch.where(accept[..., None, None], new, stored))
         self.update_factors(state, step, accept)
         return None if self.gradient_norm is None else ~state["left_vectors"][..., 0].any(-1)
 
@@ -173,11 +174,14 @@ class MKOR(HostAssisted, InPlaceMethod):
                 state[side].copy_(inverse[0])
         state["updates"].add_(1 if accept is None else accept)
 
+    @property
+    @override
+    def needs_host(self) -> bool:
+        return self.window is not None
+
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the gram matrices of the windows that are full before the next update; the host decomposes them."""
-        if self.window is None:
-            return {}
         number = step // self.inverse_update_period + 1
         return {side: window.gram() for side in self.factors if (window := _window(state, side)).is_full(number)}
 

@@ -128,6 +128,7 @@ class Preconditioner:
         self._skipped: DeferredScalar | None = None
         """Not 0 if the fused optimizer skipped the last step; None if that is known already."""
         self._comparisons = Comparisons()
+        self._clips = method.clip is not None
 
     def __repr__(self) -> str:
         states = None if self._released else self._states.by_layer()
@@ -165,7 +166,7 @@ class Preconditioner:
         if self.switch_step is not None:
             return
         layers = self._active_layers()
-        with_gradient = [layer for layer in layers if layer.has_gradient()]
+        with_gradient = [*filter(Layer.has_gradient, layers)]
         if not with_gradient and not self._capture.reached:  # no backward pass: this is not a training step
             self._diagnostics.check_weights(self._layers.values())
             return
@@ -290,13 +291,12 @@ class Preconditioner:
         self._whole = {}
         self._settle_step()
         self._coder.step = self._step
-        will_step = self._optimizer_will_step()
+        will_step, scale = self._read_optimizer()
         loss = None if self._losses is None else self._losses.take(self._any_weight())
         for layer in layers:
             if isinstance(layer, ShardedLayer):
                 layer.place_gradients()
         self._states.prepare(layers)
-        scale = self._grad_scale_of_step
         accumulates = self.method.accumulates(self._step)
         statistics: dict[str, Sums] = {}
         if accumulates:
@@ -345,16 +345,22 @@ class Preconditioner:
             self._step = 0
             self._capture.enabled = True
 
-    def _optimizer_will_step(self) -> Tensor | None:
-        """Return whether the optimizer will take this step: None for yes, a device scalar if it is fused."""
+    def _read_optimizer(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return what a fused optimizer has been told by a gradient scaler, as device scalars.
+
+        Returns:
+            Whether the optimizer will take this step; None for yes. The loss scale by which gradients are still
+            multiplied, because it unscales them itself; None if they are unscaled.
+        """
         optimizer = None if self._attachment is None else self._attachment.optimizer
+        scale: Tensor | None = getattr(optimizer, "grad_scale", None)
         found_inf: Tensor | None = getattr(optimizer, "found_inf", None)
         if found_inf is None:
-            return None
-        # A fused optimizer decides on the device whether to skip a step with infinite gradients. The host must not wait
-        # for that, so it reads the decision in the next step (see `_settle_step`).
+            return None, scale
+        # The device decides whether to skip a step with infinite gradients. The host must not wait for that, so it
+        # reads the decision in the next step (see `_settle_step`).
         self._skipped = DeferredScalar(found_inf)
-        return found_inf == 0
+        return found_inf == 0, scale
 
     def _settle_step(self) -> None:
         """Subtract the last step if it was skipped; an unfused optimizer would not have called `step` at all."""
@@ -412,11 +418,13 @@ class Preconditioner:
         if self._exchange is not None:
             with self.phases("communication"):
                 statistics, loss = self._exchange(layers, statistics, loss, scale=scale)
-        unusual = len(with_gradient) < len(self._layers) or any(layer.was_replaced for layer in layers)
+        unusual, missed = len(with_gradient) < len(self._layers), False
+        for layer in with_gradient:
+            unusual, missed = unusual or layer.was_replaced, missed or layer.name not in reached
         if unusual or modules_of(self._model) != self._modules:
             self._diagnostics.check_weights(self._layers.values())
             self._modules = modules_of(self._model)
-        if any(layer.name not in reached for layer in with_gradient):
+        if missed:
             self._diagnostics.check_coverage(layers, reached, statistics)
         if self._losses is not None:
             self._losses.record(loss)
@@ -424,20 +432,13 @@ class Preconditioner:
 
     def _precondition(self, layers: Sequence[Layer], scale: Tensor | None) -> None:
         """Replace the gradients D of layers by the updates V."""
-        rates = {} if self.method.clip is None else self._learning_rates(layers)
+        rates = self._learning_rates(layers) if self._clips else {}
         if not self._comparisons.requested:
             self._engine.precondition(layers, rates, scale)
             return
         self._comparisons.start(layers)
         self._engine.precondition(layers, rates, scale)
         self._comparisons.finish(layers, self.method, self._work.state_of)
-
-    @property
-    def _grad_scale_of_step(self) -> Tensor | None:
-        """The loss scale by which gradients are still multiplied in a step; None if they are unscaled."""
-        optimizer = None if self._attachment is None else self._attachment.optimizer
-        scale: Tensor | None = getattr(optimizer, "grad_scale", None)
-        return scale
 
     def _learning_rates(self, layers: Sequence[Layer]) -> dict[str, LearningRate]:
         """Return the layers' learning rates.

@@ -88,6 +88,11 @@ class MKORMuon(HostAssisted, InPlaceMethod):
             captured = captured._replace(x=torch.cat([captured.x[..., :-1], last], -1))
         return self._mkor.accumulate(state, captured, step, accept)
 
+    @property
+    @override
+    def needs_host(self) -> bool:
+        return self.window is not None
+
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         return self._mkor.host_inputs(state, step)

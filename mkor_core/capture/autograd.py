@@ -12,6 +12,8 @@ from torch import Tensor
 
 from mkor_core.capture.blocks import local
 
+_NOTHING = nullcontext()
+
 Precision = Literal["highest", "high", "medium"]
 """The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,
 bfloat16."""
@@ -38,15 +40,23 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context manager in which nothing is cast to a lower precision on a device."""
-    return nullcontext() if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
+    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return _NOTHING
+    return torch.autocast(device.type, enabled=False)
+
+
+_PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
+"""The settings of cuBLAS and of oneDNN; the former has nothing below TF32."""
+
+_LIBRARIES: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
+_HAS_SETTINGS = all(hasattr(library, "fp32_precision") for library in _LIBRARIES)
+"""Whether each library has a setting of its own, as from torch 2.9 on."""
 
 
 @contextmanager
-def matmul_precision(precision: str) -> Iterator[None]:
+def matmul_precision(precision: Precision) -> Iterator[None]:
     """Compute float32 matrix products in a precision, in the words of `torch.set_float32_matmul_precision`."""
-    libraries: list[Any] = [torch.backends.cuda, torch.backends.mkldnn]
-    settings = [library.matmul for library in libraries if hasattr(getattr(library, "matmul", None), "fp32_precision")]
-    if not settings:  # before torch 2.9
+    if not _HAS_SETTINGS:
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)
         try:
@@ -55,18 +65,13 @@ def matmul_precision(precision: str) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
         return
     # The old functions raise an error where a program has used the new settings.
-    previous = [setting.fp32_precision for setting in settings]
-    for setting, name in zip(settings, _PRECISIONS[precision], strict=False):
-        setting.fp32_precision = name
+    cublas, onednn = _LIBRARIES
+    previous = cublas.fp32_precision, onednn.fp32_precision
+    cublas.fp32_precision, onednn.fp32_precision = _PRECISIONS[precision]
     try:
         yield
     finally:
-        for setting, name in zip(settings, previous, strict=True):
-            setting.fp32_precision = name
-
-
-_PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
-"""The settings of cuBLAS and of oneDNN; the former has nothing below TF32."""
+        cublas.fp32_precision, onednn.fp32_precision = previous
 
 
 def adds_to_grad(weight: Tensor) -> bool:
@@ -95,7 +100,7 @@ class Passes:
         weights: returns, by name, the weights to which passes have added since the last step.
     """
 
-    def __init__(self, weights: Callable[[], Mapping[str, Tensor | None]]) -> None:
+    def __init__(self, weights: Callable[[], dict[str, Tensor | None]]) -> None:
         self.number = 0
         """The passes so far that have told of a gradient."""
         self._weights = weights
@@ -119,17 +124,18 @@ class Passes:
         queue(leave)
         touched = self._touched(self._weights())
         self._stamps = {}  # none, if an exception ends this pass
-        return _cleared(touched)
+        return _cleared(touched) if touched else set()
 
     def cleared(self) -> set[str]:
         """Return, while no pass is running, the weights whose ``.grad`` was cleared since the last one."""
         # torch.func.functional_call may have put other weights in the place of those to which the pass has added.
-        weights = {
-            name: self._stamps[name].weight if name in self._stamps else w for name, w in self._weights().items()
-        }
+        weights = self._weights()
+        for name in weights.keys() & self._stamps.keys():
+            weights[name] = self._stamps[name].weight
         touched = self._touched(weights)
-        self._stamps |= {name: _Stamp(weight) for name, weight in touched.items()}  # read each change once
-        return _cleared(touched)
+        for name, weight in touched.items():
+            self._stamps[name] = _Stamp(weight)  # read each change once
+        return _cleared(touched) if touched else set()
 
     def changed(self, name: str) -> bool:
         """Return whether a weight's ``.grad`` was replaced or written to since the last pass, which added to it."""
@@ -142,16 +148,19 @@ class Passes:
 
     def _leave(self) -> None:
         self._running = None
-        self._stamps = {name: _Stamp(weight) for name, weight in self._weights().items()}
+        self._stamps = stamps = {}
+        for name, weight in self._weights().items():
+            stamps[name] = _Stamp(weight)
 
     def _touched(self, weights: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
         """Return the weights whose ``.grad`` was replaced or written to since the last pass, or may have been."""
         # Under FSDP a pass that does not synchronize leaves no .grad, so that none is missing afterwards.
-        return {
-            name: weight
-            for name, weight in weights.items()
-            if name not in self._stamps or not self._stamps[name].fits(weight)
-        }
+        touched = {}
+        for name, weight in weights.items():
+            stamp = self._stamps.get(name)
+            if stamp is None or not stamp.fits(weight):
+                touched[name] = weight
+        return touched
 
 
 class _Stamp:
@@ -161,26 +170,22 @@ class _Stamp:
 
     def __init__(self, weight: Tensor | None) -> None:
         self.weight = weight
-        grad = _grad(weight)
+        grad = None if weight is None else weight.grad
         # Not its id, which the next .grad may have.
         self._grad = None if grad is None else weakref.ref(grad)
         self._version = 0 if grad is None else grad._version
 
     def fits(self, weight: Tensor | None) -> bool:
         """Return whether ``weight.grad`` has neither been replaced nor written to since."""
-        grad = _grad(weight)
+        grad = None if weight is None else weight.grad
         if grad is None or self._grad is None:
             return grad is None and self._grad is None
         return self._grad() is grad and self._version == grad._version
 
 
-def _grad(weight: Tensor | None) -> Tensor | None:
-    return None if weight is None else weight.grad
-
-
 def _cleared(touched: Mapping[str, Tensor | None]) -> set[str]:
     """Return which weights were cleared, of those whose ``.grad`` was replaced or written to."""
-    grads = {name: _grad(weight) for name, weight in touched.items()}
+    grads = {name: None if weight is None else weight.grad for name, weight in touched.items()}
     # A DTensor of which this rank holds no entries does not tell.
     tells = any(grad is None or local(grad).numel() > 0 for grad in grads.values())
     if tells and all(map(is_zero, grads.values())):

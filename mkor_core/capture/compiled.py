@@ -58,15 +58,16 @@ class GraphNumbers:
     """Numbers that graphs read from tensors ``[1]``: for each of Python's, a graph of its own would be compiled."""
 
     def __init__(self) -> None:
-        self._micro_batch: int | None = None
+        self.index: int | None = None
+        """The same number as `micro_batch`."""
         self.micro_batch: Tensor | None = None
         """The index of a step's next micro-batch."""
         self.loss_scale: Tensor | None = None
 
     def set_micro_batch(self, index: int, like: Tensor) -> None:
         """Set the index, on the device of ``like``."""
-        if index != self._micro_batch:
-            self._micro_batch = index
+        if index != self.index:
+            self.index = index
             # A new tensor: a graph that awaits its backward pass may hold the old one.
             self.micro_batch = torch.full((1,), index, device=like.device)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor_core.capture import autograd
-from mkor_core.capture.blocks import Share, local, share_of
+from mkor_core.capture.blocks import WHOLE, Share, local, share_of
 from mkor_core.capture.layer import Layer
 
 FORGOTTEN = 10
@@ -63,7 +63,7 @@ class Hooks(ABC, Generic[Pending]):
         self._divides_batch = divides_batch
         self._phases = phases
         self._warned: set[str] = set()
-        self._passes = autograd.Passes(lambda: {name: self._layers[name].weight for name in self._pending})
+        self._passes = autograd.Passes(self._weights)
         on_forward = self.on_forward if self.traces else torch.compiler.disable(self.on_forward)
         # Before hooks that are there already, which may replace the output.
         self._handles: list[RemovableHandle] = [
@@ -107,21 +107,23 @@ class Hooks(ABC, Generic[Pending]):
             The tensor to use in place of the output; None for the output itself.
         """
         weight = layer.module._parameters.get("weight")
-        if not self._captures(layer) or layer.weight is None or weight is None or autograd.in_transform():
+        if not (self.enabled and layer.module.training and weight is not None and weight.requires_grad):
+            return None
+        if layer.weight is None or autograd.in_transform():
             return None
         # A checkpointed layer runs forward again inside the backward pass, which starts no micro-batch.
         if not autograd.in_backward():
-            self._see_cleared(layer.name)
-            self._forward_ran = True
-            self._passes.close()
+            self._see_forward(layer.name)
         # No gradient will reach this output: evaluation, or the first forward of a reentrant checkpoint. Or there are
         # no rows: a hook of the user's has replaced the output, or the input is sparse or nested.
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad):
             return None
-        dtype = autograd.autocast_dtype(inputs.device) or inputs.dtype
+        cast = autograd.autocast_dtype(inputs.device)
+        # A plain tensor is no part of one that ranks divide.
+        part, share = (inputs, WHOLE) if type(inputs) is Tensor else (local(inputs), share_of(inputs))
         with torch.no_grad(), self._phases("capture"), autograd.without_autocast(inputs.device):
-            locations = layer.locations(output)
-            on_gradient = self._take_input(layer, local(inputs), locations, dtype, share_of(inputs))
+            locations = layer.locations(output) if layer.is_convolution else 1
+            on_gradient = self._take_input(layer, part, locations, cast or inputs.dtype, share)
         # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module hook sees.
         # A Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
         shape = output.shape
@@ -134,8 +136,10 @@ class Hooks(ABC, Generic[Pending]):
             if is_own and autograd.adds_to_grad(weight):
                 with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
                     self._enter_micro_batch()
-                    share = share_of(grad)
-                    on_gradient(layer.with_batch_dimension(local(grad.reshape(shape))), share)
+                    grad = grad.reshape(shape)
+                    rows, share = (grad, WHOLE) if type(grad) is Tensor else (local(grad), share_of(grad))
+                    has_batch = rows.dim() >= layer.batched_dimensions
+                    on_gradient(rows if has_batch else layer.with_batch_dimension(rows), share)
 
         hooked.register_hook(take_gradient)
         return None
@@ -158,13 +162,17 @@ class Hooks(ABC, Generic[Pending]):
     def _close_micro_batch(self, pending: Pending) -> None:
         """Add what a micro-batch has brought to the step's total."""
 
-    def _captures(self, layer: Layer) -> bool:
-        """Return whether calls of a layer are captured now."""
-        return self.enabled and layer.module.training and layer.module.weight.requires_grad
+    def _weights(self) -> dict[str, Tensor | None]:
+        """Return the weights of the layers with statistics in this step."""
+        weights: dict[str, Tensor | None] = {}
+        for name in self._pending:
+            weights[name] = self._layers[name].weight
+        return weights
 
     def _enter_micro_batch(self, *, compiled: bool = False) -> None:
         """Tell of a gradient; compiled: of a compiled graph, whose forward pass does not tell and is assumed."""
-        self._forget_cleared()
+        if cleared := self._passes.enter():
+            self._forget(cleared)
         if self._counted_pass == self._passes.number:
             return
         self._counted_pass = self._passes.number
@@ -196,13 +204,17 @@ class Hooks(ABC, Generic[Pending]):
                 "attach() it to the optimizer, or call step() between backward() and optimizer.step()."
             )
 
-    def _see_cleared(self, name: str) -> None:
-        """Forget, in a layer's forward pass, what has been cleared: the micro-batch that begins may be the first."""
+    def _see_forward(self, name: str) -> None:
+        """Tell of a layer's forward pass; forget what was cleared: the micro-batch that begins may be the first."""
+        if not self._pending:
+            self._micro_batch = -1
         # Once in a forward pass, and again if it was given up and gradients were cleared since.
-        if not self._forward_ran or self._passes.changed(name):
+        elif not self._forward_ran or self._passes.changed(name):
             self._forget(self._passes.cleared())
             if not self._pending:
                 self._micro_batch = -1
+        self._forward_ran = True
+        self._passes.close()
 
     def _forget_cleared(self) -> None:
         """Forget, in a backward pass, the layers whose ``.grad`` was cleared before it.

@@ -62,21 +62,23 @@ class Layer:
         self.module = module
         self.has_bias = module.bias is not None and module.bias.requires_grad
         self.is_convolution = isinstance(module, nn.Conv2d)
-        self._batched_dimensions = 4 if self.is_convolution else 2
+        self.batched_dimensions = 4 if self.is_convolution else 2
+        """The least number of dimensions of an input with a batch dimension."""
         self.d_out = module.weight.shape[0]
         self.d_w = module.weight.shape[1:].numel()
         """Columns of the weight's part of D."""
         self.d_in = self.d_w + self.has_bias
         """Columns of D, the bias included."""
-        self._known: list[Any] = self._read()
+        self.known: list[Any] = self._read()
+        """The parameters, as they were when `parameters` or `weight` was last asked for: once in a step is enough."""
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The parameters that D covers, as the optimizer has them: the weight, then the bias."""
         # Asked several times in every step, so the list is kept while the module has the same parameters.
-        known, own = self._known, self.module._parameters
+        known, own = self.known, self.module._parameters
         if known[0] is not own.get("weight") or (self.has_bias and known[1] is not own.get("bias")):
-            self._known = known = self._read()
+            self.known = known = self._read()
             self.was_replaced = True
         return known
 
@@ -87,10 +89,10 @@ class Layer:
         None if it or the bias has become complex or, by prune for instance, a function of others.
         """
         parameters: list[Any] = self.parameters
+        weight: nn.Parameter = parameters[0]
         for parameter in parameters:
             if parameter is None or not parameter.is_floating_point():
                 return None
-        weight: nn.Parameter = parameters[0]
         return weight
 
     @property
@@ -116,34 +118,37 @@ class Layer:
 
         Of a sharded bias only this rank's rows.
         """
-        bias = self._parameter("bias")
-        if bias is None or bias.grad is None:
-            weight = self.parameters[0]
+        parameters = self.parameters
+        grad: Any = parameters[1].grad if self.has_bias else None
+        if grad is None:
+            weight = parameters[0]
             rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
             return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
-        gradient = local(bias.grad).to_dense().to(wide_dtype(bias.grad.dtype))
+        own: Tensor = grad if self.block is None else local(grad)
+        gradient = own.to_dense().to(wide_dtype(own.dtype))
         return gradient if scale is None else gradient / scale
 
     def has_gradient(self) -> bool:
-        """Return whether the weight has a gradient that is not sparse."""
-        weight = self.weight
-        if weight is None or weight.grad is None:
+        """Return whether the weight has a gradient, and neither it nor the bias's is sparse; see `known`."""
+        grad = self.known[0].grad
+        if grad is None or grad.layout != torch.strided:
             return False
-        return weight.grad.layout == torch.strided and not self.has_sparse_gradient()
+        grad = self.known[-1].grad
+        return grad is None or grad.layout == torch.strided
 
     def has_sparse_gradient(self) -> bool:
         """Return whether a sparse gradient was set; autograd's are dense."""
         if self.weight is None:
             return False
-        return any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter in self._known)
+        return any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter in self.known)
 
     def gradient_parts(self) -> list[Tensor]:
         """Return the gradients of the weight and, if D has a column for it, of the bias, each as the optimizer has it.
 
-        Of sharded parameters this rank's parts; zeros for a gradient that is missing.
+        Of sharded parameters this rank's parts; zeros for a gradient that is missing. See `known`.
         """
         parts = []
-        for parameter in self.parameters:
+        for parameter in self.known:
             grad = parameter.grad
             parts.append(torch.zeros_like(parameter) if grad is None else grad)
         return parts
@@ -175,7 +180,7 @@ class Layer:
 
     def batch_size(self, inputs: Tensor) -> int:
         """Return the number of examples of an input or output, 1 if it has no batch dimension."""
-        return inputs.shape[0] if inputs.dim() >= self._batched_dimensions else 1
+        return inputs.shape[0] if inputs.dim() >= self.batched_dimensions else 1
 
     def multiplicity(self, inputs: Tensor) -> int:
         """Return the number of examples of a Conv2d's input or output, or of rows of a Linear's."""
@@ -215,7 +220,7 @@ class Layer:
 
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:
         """Return an input or output of the layer with a leading batch dimension, added if it has none."""
-        return tensor if tensor.dim() >= self._batched_dimensions else tensor[None]
+        return tensor if tensor.dim() >= self.batched_dimensions else tensor[None]
 
 
 class ShardedLayer(Layer):
@@ -237,8 +242,8 @@ class ShardedLayer(Layer):
     @property
     @override
     def parameters(self) -> list[nn.Parameter]:
-        self._known = self._read()  # the module holds shards or whole parameters, by turns
-        return self._known
+        self.known = self._read()  # the module holds shards or whole parameters, by turns
+        return self.known
 
     @override
     def _parameter(self, key: str) -> Any:

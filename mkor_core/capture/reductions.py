@@ -20,49 +20,14 @@ Parts = dict[str, Tensor]
 """A layer's sums by name: x, g, number."""
 
 
+Cut = Callable[[int, float, Tensor], Tensor]
+"""Returns a vector of a length, filled with a number, in the `wide_dtype` and on the device of a tensor."""
+
+
 def add_parts(total: Parts, parts: Parts) -> None:
     """Add sums to a total, in which some of them may still be missing. No tensor is changed in place."""
     for name, value in parts.items():
         total[name] = total[name] + value if name in total else value
-
-
-class PendingSums:
-    """One layer's sums while a step's micro-batches arrive."""
-
-    def __init__(self) -> None:
-        self.total: Parts = {}
-        self.batch: Parts = {}
-        """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
-
-    def close_micro_batch(self) -> None:
-        """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
-        if self.batch:
-            rows = self.batch["number"]
-            x, g = (self.batch[side] / rows for side in "xg")
-            add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
-            self.batch = {}
-
-
-class Vectors:
-    """Vectors of one number, cut from buffers of many: one kernel fills them all."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-        self._free: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
-
-    def cut(self, length: int, number: float, like: Tensor) -> Tensor:
-        """Return a vector ``[length]`` of ``number``, in `wide_dtype` and on the device of ``like``."""
-        dtype = wide_dtype(like.dtype)
-        key = (number, dtype, like.device)
-        free = self._free.get(key)
-        if free is None or len(free) < length:
-            free = torch.full((max(self._size, length),), number, dtype=dtype, device=like.device)
-        vector, self._free[key] = free[:length], free[length:]
-        return vector
-
-    def clear(self) -> None:
-        """Forget the buffers."""
-        self._free = {}
 
 
 def average_locations(rows: Tensor, locations: int) -> Tensor:
@@ -109,7 +74,7 @@ def input_vector(
     locations: int,
     limit: float | None = None,
     taken: Taken = None,
-    vectors: Vectors | None = None,
+    cut: Cut | None = None,
     share: Share = WHOLE,
 ) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
@@ -120,7 +85,7 @@ def input_vector(
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
         taken: the examples that count.
-        vectors: where the result is cut from; None for a tensor of its own.
+        cut: returns the vector to fill; None for one of its own.
         share: the columns of the rows that ``inputs`` has; the others are 0 here.
 
     Returns:
@@ -129,10 +94,10 @@ def input_vector(
     """
     inputs = first_examples(inputs, taken)
     number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
-    if vectors is None:
+    if cut is None:
         vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
     else:
-        vector = vectors.cut(d_w + 1, number, inputs)
+        vector = cut(d_w + 1, number, inputs)
     if isinstance(taken, Tensor):
         vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
     part = vector[:d_w]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -26,10 +27,8 @@ from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.reductions import (
     GradScale,
     Parts,
-    PendingSums,
     Scale,
     Taken,
-    Vectors,
     add_parts,
     divisor,
     first_examples,
@@ -39,6 +38,42 @@ from mkor_core.capture.reductions import (
     moments,
 )
 from mkor_core.capture.statistics import Statistic, Sums
+
+
+@dataclass
+class PendingSums:
+    """One layer's sums while a step's micro-batches arrive."""
+
+    total: Parts = field(default_factory=dict)
+    batch: Parts = field(default_factory=dict)
+    """The current micro-batch's ``X^T X``, ``G^T G`` and number of rows; a layer may be called several times."""
+
+    def close_micro_batch(self) -> None:
+        """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
+        if self.batch:
+            rows = self.batch["number"]
+            x, g = (self.batch[side] / rows for side in "xg")
+            add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
+            self.batch = {}
+
+
+class Vectors:
+    """Vectors of one number, cut from buffers of many: one kernel fills them all."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.free: dict[tuple[float, torch.dtype, torch.device], Tensor] = {}
+        """What is left of the buffers, by number, precision and device."""
+
+    def cut(self, length: int, number: float, like: Tensor) -> Tensor:
+        """Return a vector ``[length]`` of ``number``, in `wide_dtype` and on the device of ``like``."""
+        dtype = wide_dtype(like.dtype)
+        key = (number, dtype, like.device)
+        free = self.free.get(key)
+        if free is None or len(free) < length:
+            free = torch.full((max(self._size, length),), number, dtype=dtype, device=like.device)
+        vector, self.free[key] = free[:length], free[length:]
+        return vector
 
 
 class _LastSum(NamedTuple):
@@ -106,7 +141,11 @@ class Capture(Hooks[PendingSums]):
         self._ghosts: dict[str, Ghosts] = {}
         self._graph_numbers = GraphNumbers()
         self._weight_handles: dict[str, RemovableHandle] = {}
+        self._places: dict[str, tuple[torch.dtype, torch.device]] = {}
+        """Precision and device of the layers' weights when their leaves for graphs were made."""
         divides_batch = statistic.clamp is not None or statistic.examples is not None
+        self._takes_rows = statistic.kind == "mean" and statistic.clamp is None and sharers == 1
+        """Whether rows enter a mean as they are."""
         super().__init__(layers, micro_batches=micro_batches, divides_batch=divides_batch, phases=phases)
         self._make_ghosts()
 
@@ -114,7 +153,8 @@ class Capture(Hooks[PendingSums]):
         """Return and forget the sums of every layer that took part in this step, by name."""
         taken: dict[str, Sums] = {}
         for name, pending in self._pending.items():
-            pending.close_micro_batch()
+            if pending.batch:
+                pending.close_micro_batch()
             if pending.total:
                 taken[name] = self._sums(self._layers[name], pending.total)
         self.drop()
@@ -124,8 +164,9 @@ class Capture(Hooks[PendingSums]):
     @override
     def drop(self) -> None:
         super().drop()
-        self._vectors.clear()
-        self._graph_numbers.set_micro_batch(0, self._any_weight())
+        self._vectors.free = {}
+        if self._graph_numbers.index != 0:
+            self._graph_numbers.set_micro_batch(0, self._any_weight())
         if self._statistic.clamp is not None:  # graphs cannot call it
             self._graph_numbers.set_loss_scale(self._grad_scale(), self._any_weight())
         for handle in self._weight_handles.values():
@@ -144,6 +185,8 @@ class Capture(Hooks[PendingSums]):
     def _take_input(
         self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
     ) -> Callable[[Tensor, Share], None]:
+        if self._takes_rows and share is WHOLE and not layer.is_convolution:
+            return self._take_linear(layer, inputs)
         examples = self._examples_taken(layer.batch_size(inputs))
         call = _Call(layer, locations, self._statistic.sums_gradients(layer), share.shared_by(self._sharers))
         kept = self._kept(call, inputs, dtype, examples)
@@ -169,11 +212,45 @@ class Capture(Hooks[PendingSums]):
 
         return add
 
+    def _take_linear(self, layer: Layer, inputs: Tensor) -> Callable[[Tensor, Share], None]:
+        """Do what `_take_input` does, for plain means of the rows of a Linear: the case that must be fast."""
+        statistic, last = self._statistic, self._last_sum
+        taken = None if statistic.examples is None else self._examples_taken(layer.batch_size(inputs))
+        if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
+            rows = inputs.detach() if taken is None else layer.with_batch_dimension(inputs.detach())[:taken]
+            d_w, axes = rows.shape[-1], tuple(range(rows.dim() - 1))
+            vector = self._vectors.cut(d_w + 1, rows.numel() // max(d_w, 1), rows)
+            torch.sum(rows, axes, dtype=vector.dtype, out=vector[:d_w])
+            last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
+        vector = last.vector
+        bias = layer.module._parameters["bias"] if layer.has_bias and taken is None else None
+        # The gradient of a trained bias is the sum of the gradient rows of all examples.
+        sums_gradients = statistic.sides == "both" and (bias is None or not bias.requires_grad)
+        added: PendingSums | None = None
+
+        def add(grad: Tensor, _: Share) -> None:
+            nonlocal added
+            pending = self._pending.get(layer.name)
+            if pending is None:
+                pending = self._pending[layer.name] = PendingSums()
+            came_before, added = added is pending, pending
+            if grad.numel() == 0 or taken == 0:  # the micro-batch is empty, or no example is taken
+                return
+            total = pending.total
+            if not came_before:
+                total["x"] = total["x"] + vector if "x" in total else vector
+            if sums_gradients:
+                self._add(pending, {"g": layer.gradient_sum(grad[:taken])})
+
+        return add
+
     def _trace(self, layer: Layer, inputs: Tensor, output: Tensor) -> Tensor | None:
         """Do the same inside a graph that is compiled."""
         # torch.func.functional_call replaces parameters by tensors that are none.
         weight = layer.module._parameters.get("weight")
-        if not (self._captures(layer) and layer.weight is not None and isinstance(weight, nn.Parameter)):
+        if not (self.enabled and layer.module.training and isinstance(weight, nn.Parameter) and weight.requires_grad):
+            return None
+        if layer.weight is None:
             return None
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_dtensor(inputs):
             return None
@@ -206,9 +283,13 @@ class Capture(Hooks[PendingSums]):
     def _make_ghosts(self) -> None:
         """Make the leaves that are missing, or that a layer has left for another device or precision."""
         for name, layer in self._layers.items():
-            if name not in self._ghosts or not self._ghosts[name].fit(layer.module.weight):
+            weight = layer.module._parameters.get("weight")
+            if weight is None or self._places.get(name) == (weight.dtype, weight.device):
+                continue
+            self._places[name] = weight.dtype, weight.device
+            if name not in self._ghosts or not self._ghosts[name].fit(weight):
                 take = partial(self._take_compiled, layer)
-                self._ghosts[name] = Ghosts(self._shapes(layer), layer.module.weight, take)
+                self._ghosts[name] = Ghosts(self._shapes(layer), weight, take)
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
@@ -229,13 +310,13 @@ class Capture(Hooks[PendingSums]):
             return batch.to(dtype)
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
-        vectors = None if torch.compiler.is_compiling() else self._vectors
+        cut = None if torch.compiler.is_compiling() else self._vectors.cut
         is_alone = torch.compiler.is_compiling() or layer.is_convolution or limit is not None or share != WHOLE
         if is_alone or isinstance(taken, Tensor):
-            return input_vector(layer, batch, locations, limit, taken, vectors, share)
+            return input_vector(layer, batch, locations, limit, taken, cut, share)
         last = self._last_sum
         if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
-            vector = input_vector(layer, batch, locations, taken=taken, vectors=self._vectors)
+            vector = input_vector(layer, batch, locations, taken=taken, cut=cut)
             last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         return last.vector
 
@@ -283,10 +364,13 @@ class Capture(Hooks[PendingSums]):
         return {"x": (layer.d_w + 1 + layer.is_convolution,), "g": (layer.d_out,)}
 
     def _sums(self, layer: Layer, total: Parts) -> Sums:
-        weight = layer.module.weight if layer.weight is None else layer.weight  # FSDP's may be wider
-        total = {name: part.to(weight.device, wide_dtype(weight.dtype)) for name, part in total.items()}
+        own = layer.weight
+        weight: Tensor = layer.module.weight if own is None else own  # FSDP's may be wider
+        dtype = wide_dtype(weight.dtype)
+        x, g = total["x"].to(weight.device, dtype), total.get("g")
+        g = None if g is None else g.to(weight.device, dtype)
         if self._statistic.kind == "moment":
-            return Sums(total["x"], total["g"], total["number"][0])
-        vector, g, number = total["x"], total.get("g"), total["x"][layer.d_w]
-        locations = mean_locations(vector[-1], number) if g is None and layer.is_convolution else 1.0
-        return Sums(vector[: layer.d_in], g, number, locations)
+            return Sums(x, g, total["number"].to(weight.device, dtype)[0])
+        number = x[layer.d_w]
+        locations = mean_locations(x[-1], number) if g is None and layer.is_convolution else 1.0
+        return Sums(x[: layer.d_in], g, number, locations)

@@ -88,6 +88,8 @@ class Engine:
         self._states = states
         self._method = method
         self._refreshes = type(method).refresh is not Method.refresh
+        self._assisted = method if isinstance(method, HostAssisted) and method.needs_host else None
+        self._wants_norms = method.statistic.norms
         self._diagnostics = diagnostics
         self._phases = phases
         self._preconditioning = preconditioning
@@ -113,13 +115,13 @@ class Engine:
             scale: the loss scale by which the gradients are multiplied; None for 1.
         """
         stacks = self._states.stacks
-        norms = self._gradient_norms(layers, scale) if statistics and self._method.statistic.norms else None
+        norms = self._gradient_norms(layers, scale) if statistics and self._wants_norms else None
         with self._phases("factor"):
             reports: list[_Report] = []
             for stack in stacks:
                 captured = joined(stack, statistics, norms, scale)
-                if captured is not None:
-                    reports.append(self._accumulate(stack, captured, step, will_step))
+                if captured is not None and (report := self._accumulate(stack, captured, step, will_step)) is not None:
+                    reports.append(report)
             if reports:
                 self._hand_on(reports, will_step)
             if not self._refreshes or not self._method.refreshes(step):
@@ -140,7 +142,9 @@ class Engine:
         """
         gradients: GradientParts
         if self._owners is None:
-            gradients = {layer.name: layer.gradient_parts() for layer in layers}
+            gradients = own = {}
+            for layer in layers:
+                own[layer.name] = layer.gradient_parts()
             self._preconditioning.precondition(self._states, gradients, rates, scale)
             return
         with self._phases("communication"):
@@ -149,37 +153,34 @@ class Engine:
         with self._phases("communication"):
             self._owners.scatter(layers, gradients)
 
-    def _accumulate(self, stack: Stack, captured: Captured, step: int, will_step: Tensor | None) -> _Report:
-        """Fold the statistics of a stack into its state, for those of its layers of which they count."""
-        method, lead = self._method, captured.number.dim()
+    def _accumulate(self, stack: Stack, captured: Captured, step: int, will_step: Tensor | None) -> _Report | None:
+        """Fold the statistics of a stack into its state, for those of its layers of which they count.
+
+        Returns:
+            What may have to be reported; None if the host knows, without waiting, that there is nothing.
+        """
+        lead = captured.number.dim()
         finite = (captured.x.flatten(lead).sum(-1) + captured.g.flatten(lead).sum(-1)).isfinite()
         # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        noise: Tensor | None = None
-        if isinstance(method, HostAssisted):
+        if self._assisted is not None:
             # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
             is_later = stack.requested is not None and stack.requested < step
-            method.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
+            self._assisted.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
         # Where the host knows that all layers count, nothing need be masked; a layer alone that does not is left out.
-        if not goes_alone(accept.device):
-            noise = self._guarded(stack, captured, step, accept)
-        elif bool(accept.all()):
-            noise = self._guarded(stack, captured, step, None)
-        elif lead:
-            noise = self._guarded(stack, captured, step, accept)
-        if isinstance(method, HostAssisted):
-            stack.host, stack.requested = _requested(method.host_inputs(stack.state, step)), step
-        return _Report(stack, finite, accept, noise)
-
-    def _guarded(self, stack: Stack, captured: Captured, step: int, accept: Tensor | None) -> Tensor | None:
-        """Call `Method.accumulate`; a decomposition that fails is reported."""
-        try:
-            return self._method.accumulate(stack.state, captured, step, accept)
-        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            self._diagnostics.report_failure(stack.layers[0].name)
-            return None
+        host_reads = goes_alone(accept.device)
+        all_count = host_reads and bool(accept.all())
+        noise: Tensor | None = None
+        if all_count or not host_reads or lead:
+            try:
+                noise = self._method.accumulate(stack.state, captured, step, None if all_count else accept)
+            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+                self._diagnostics.report_failure(stack.layers[0].name)
+        if self._assisted is not None:
+            stack.host, stack.requested = _requested(self._assisted.host_inputs(stack.state, step)), step
+        return None if all_count and noise is None else _Report(stack, finite, accept, noise)
 
     def refresh_stack(self, stack: Stack, step: int, accept: Tensor | None) -> None:
         """Call `Method.refresh`; a decomposition that fails is reported."""
@@ -190,8 +191,6 @@ class Engine:
 
     def _hand_on(self, reports: Sequence[_Report], will_step: Tensor | None) -> None:
         """Report layers whose statistics are not finite, or were noise."""
-        if all(report.is_fine() for report in reports):
-            return
         names = [layer.name for report in reports for layer in report.stack.layers]
         # A step that the optimizer skips may have infinite statistics.
         wrong = [~r.finite if will_step is None else ~r.finite & will_step for r in reports]
@@ -220,10 +219,6 @@ class _Report(NamedTuple):
     """Which are updated."""
     noise: Tensor | None
     """What `Method.accumulate` returned."""
-
-    def is_fine(self) -> bool:
-        """Return whether the host knows, without waiting, that there is nothing to report."""
-        return goes_alone(self.finite.device) and self.noise is None and bool(self.finite.all())
 
 
 class InPlace:
@@ -267,7 +262,9 @@ class Unit(NamedTuple):
                 parts[1].copy_(bias)
             return
         targets = [parts[0] for parts in self.parts]
-        sources = [part.view(target.shape) for part, target in zip(weight.unbind(), targets, strict=True)]
+        sources = [*weight.unbind()]
+        if any(target.dim() > 2 for target in targets):
+            sources = [part.view(target.shape) for part, target in zip(sources, targets, strict=True)]
         if bias is not None:
             targets += [parts[1] for parts in self.parts]
             sources += bias.unbind()
@@ -279,7 +276,6 @@ def units(stack: Stack, gradients: GradientParts, block: Block | None = None) ->
 
     block: the part of D that ``gradients`` are; None: all of it.
     """
-    layers = [layer for layer in stack.layers if layer.name in gradients]
     dtype = wide_dtype(stack.kind.dtype)
     if goes_alone(stack.kind.device) or stack.kind.name is not None:
         found = []
@@ -290,14 +286,17 @@ def units(stack: Stack, gradients: GradientParts, block: Block | None = None) ->
                 grad = Gradient(parts[0].flatten(1).contiguous().to(dtype), bias)
                 found.append(Unit([layer], stack.state_of(index), grad, [parts], block))
         return found
+    layers = [layer for layer in stack.layers if layer.name in gradients]
     if not layers:
         return []
     parts_of = [gradients[layer.name] for layer in layers]
     weights = [parts[0] for parts in parts_of]
     rows, *rest = weights[0].shape
-    weight = weights[0].new_empty((len(layers), rows, torch.Size(rest).numel()), dtype=dtype)
-    copies = [part.view(one.shape) for part, one in zip(weight.unbind(), weights, strict=True)]
-    torch._foreach_copy_(copies, weights)
+    if all(one.dim() == 2 and one.dtype == dtype for one in weights):
+        weight = torch.stack(weights)
+    else:
+        weight = weights[0].new_empty((len(layers), rows, torch.Size(rest).numel()), dtype=dtype)
+        torch._foreach_copy_([part.view(one.shape) for part, one in zip(weight, weights, strict=True)], weights)
     biases = torch.stack([parts[1] for parts in parts_of]).to(dtype) if stack.kind.has_bias else None
     return [Unit(layers, stack.state_for(layers), Gradient(weight, biases), parts_of, block)]
 
@@ -318,9 +317,12 @@ def joined(
         norms: ``|D|`` by layer, if the method wants to know them.
         scale: the loss scale by which gradients are multiplied; None for 1.
     """
-    layers = stack.layers
-    known = [statistics.get(layer.name) for layer in layers]
-    sums = [one for one in known if one is not None]
+    layers, sums, missing = stack.layers, list[Sums](), 0
+    for layer in layers:
+        if (one := statistics.get(layer.name)) is not None:
+            sums.append(one)
+        else:
+            missing += 1
     if not sums:
         return None
     if stack.kind.name is not None:
@@ -328,18 +330,25 @@ def joined(
         rows = layer.bias_gradient(scale) if one.g is None else one.g
         rows = rows / one.locations if isinstance(one.locations, Tensor) else rows
         return Captured(one.x, rows, one.number, None if norms is None else norms[layer.name])
-    if len(sums) < len(known):
+    if missing:
         first = sums[0]
         no_g = None if first.g is None else torch.zeros_like(first.g)
         blank = Sums(torch.zeros_like(first.x), no_g, torch.zeros_like(first.number), first.locations)
-        sums = [blank if one is None else one for one in known]
-    x, number = torch.stack([one.x for one in sums]), torch.stack([one.number for one in sums])
-    if any(one.g is not None or isinstance(one.locations, Tensor) for one in sums):
-        g = torch.stack([one.complete(layer.bias_gradient(scale)).g for one, layer in zip(sums, layers, strict=True)])
+        sums = [statistics.get(layer.name, blank) for layer in layers]
+    x, g, number, by_bias = [], [], [], True
+    for one, layer in zip(sums, layers, strict=True):
+        x.append(one.x)
+        number.append(one.number)
+        by_bias = by_bias and one.g is None and not isinstance(one.locations, Tensor)
+        g.append(layer.bias_gradient() if one.g is None else one.g)
+    all_x, all_norms = torch.stack(x), None if norms is None else torch.stack([norms[layer.name] for layer in layers])
+    if by_bias:
+        all_g = torch.stack(g).to(all_x.dtype)
+        all_g = all_g if scale is None else all_g / scale
     else:
-        g = torch.stack([layer.bias_gradient() for layer in layers]).to(x.dtype)
-        g = g if scale is None else g / scale
-    return Captured(x, g, number, None if norms is None else torch.stack([norms[layer.name] for layer in layers]))
+        complete = [one.complete(layer.bias_gradient(scale)).g for one, layer in zip(sums, layers, strict=True)]
+        all_g = torch.stack(complete)
+    return Captured(all_x, all_g, torch.stack(number), all_norms)
 
 
 def _square_norm(layer: Layer) -> Tensor:

@@ -50,7 +50,10 @@ class Stack:
         """Return one layer's state, as views; that of a layer alone itself."""
         if self.kind.name is not None:
             return self.state
-        return {key: tensor[index] for key, tensor in self.state.items()}
+        views: LayerState = {}
+        for key, tensor in self.state.items():
+            views[key] = tensor[index]
+        return views
 
     def state_for(self, layers: Sequence[Layer]) -> LayerState:
         """Return the state of some of the layers, in the stack's order; copied unless they are all."""
@@ -84,20 +87,16 @@ class States:
         self._part = part or (lambda _, state: state)
         # Rows differ in number between layers, and a decomposition of rows may fail in one of them.
         self._stands_alone = not isinstance(method, InPlaceMethod) or method.statistic.kind == "rows"
-        self._stacks: dict[Kind, Stack] = {}
+        self.stacks: list[Stack] = []
+        """The stacks, in the order of their first layers."""
         self._places: dict[str, tuple[torch.dtype, torch.device]] = {}
         """Precision and device of the weights of the layers that have a state, when they were stacked."""
-
-    @property
-    def stacks(self) -> list[Stack]:
-        """The stacks, in the order of their first layers."""
-        return list(self._stacks.values())
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Make the states of layers that have none, and move those whose weights have moved."""
         places = self._places
         for layer in layers:
-            weight = layer.parameters[0]
+            weight = layer.known[0]
             if places.get(layer.name) != (weight.dtype, weight.device) and layer.name in self._holds:
                 self._restack(layers)
                 return
@@ -105,13 +104,13 @@ class States:
     def by_layer(self) -> dict[str, LayerState]:
         """Return the states by layer, in the model's order, as views."""
         states: dict[str, LayerState] = {}
-        for stack in self._stacks.values():
+        for stack in self.stacks:
             states.update({layer.name: stack.state_of(index) for index, layer in enumerate(stack.layers)})
         return {name: states[name] for name in self._layers if name in states}
 
     def get(self, name: str) -> LayerState | None:
         """Return a layer's state, as views; None if this rank has none."""
-        for stack in self._stacks.values():
+        for stack in self.stacks:
             for index, layer in enumerate(stack.layers):
                 if layer.name == name:
                     return stack.state_of(index)
@@ -121,7 +120,7 @@ class States:
         """Return the bytes of layers' states by tensor name (``left``, ``right``, ...)."""
         sizes: dict[str, int] = {}
         self.prepare(layers)
-        for stack in self._stacks.values():
+        for stack in self.stacks:
             number = len({layer.name for layer in stack.layers} & {layer.name for layer in layers})
             for key, tensor in stack.state.items():
                 size = tensor.numel() // len(stack.layers) * tensor.element_size()
@@ -131,7 +130,7 @@ class States:
     def non_finite(self) -> list[str]:
         """Return the layers whose state holds a NaN or an infinity; waits for the device."""
         wrong: list[str] = []
-        for stack in self._stacks.values():
+        for stack in self.stacks:
             rows = len(stack.layers)
             flags = [tensor.isfinite().reshape(rows, -1).all(1) for tensor in stack.state.values() if tensor.numel()]
             finite = torch.stack(flags).all(0).tolist() if flags else [True] * rows
@@ -168,7 +167,7 @@ class States:
 
     def clear(self) -> None:
         """Forget all states."""
-        self._stacks, self._places = {}, {}
+        self.stacks, self._places = [], {}
 
     def initial(self, layer: Layer, leading: tuple[int, ...] = ()) -> LayerState:
         """Return the state before the first step of a layer, or of a stack of layers like it."""
@@ -192,16 +191,16 @@ class States:
         for name, layer in self._layers.items():
             if name in states:
                 groups.setdefault(self._kind(layer), []).append(layer)
-        self._stacks = {}
+        self.stacks = []
         for kind, layers in groups.items():
             if kind.name is not None:
-                self._stacks[kind] = Stack(kind, layers, states[kind.name])
+                self.stacks.append(Stack(kind, layers, states[kind.name]))
                 continue
             state = self.initial(layers[0], (len(layers),))
             for index, layer in enumerate(layers):
                 for key, tensor in states[layer.name].items():
                     state[key][index].copy_(tensor)
-            self._stacks[kind] = Stack(kind, layers, state)
+            self.stacks.append(Stack(kind, layers, state))
         self._places = {layer.name: (kind.dtype, kind.device) for kind, layers in groups.items() for layer in layers}
 
     def _kind(self, layer: Layer) -> Kind:

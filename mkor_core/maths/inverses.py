@@ -20,6 +20,9 @@ from torch import Tensor
 from mkor_core.maths import linalg
 from mkor_core.transfers import upload
 
+LONG = 4096
+"""Entries of a matrix from which products with vectors, one by one, are faster on a CPU than a batched product."""
+
 UpdateRule = Literal["published", "sherman_morrison", "released"]
 """A2, A3 and A4."""
 
@@ -274,9 +277,12 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return ``M v`` ``[..., m]`` for M ``[..., m, n]`` and v ``[..., n]``."""
     if matrix.dim() == 2:
         return matrix @ vector
-    if matrix.device.type == "cpu":
+    if matrix.device.type == "cpu" and matrix[0].numel() >= LONG:
         # A batched product of one column is several times slower than products with a vector.
-        return torch.stack([m @ v for m, v in zip(matrix, vector, strict=True)])
+        products = []
+        for m, v in zip(matrix, vector, strict=True):
+            products.append(m @ v)
+        return torch.stack(products)
     return (matrix @ vector[..., None])[..., 0]
 
 

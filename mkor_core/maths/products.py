@@ -136,7 +136,8 @@ def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, resca
 
 def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, rescale: bool) -> None:
     # Products are computed in the factors' dtype, which may be narrower than D's.
-    weight, bias = grad.to(right.matrix.dtype)
+    dtype = right.matrix.dtype
+    weight, bias = grad if grad.weight.dtype == dtype else grad.to(dtype)
     if left is not None:
         weight = left.matrix @ weight
         bias = None if bias is None else matvec(left.matrix, bias)
@@ -148,22 +149,23 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         product = weight @ right.matrix[..., :-1, :-1]
         add_product_(product, bias[..., :, None], border[..., None, :])
         value = Gradient(product, matvec(weight, border) + corner[..., None] * bias)
-    value = value.to(grad.weight.dtype)
+    value = value if grad.weight.dtype == dtype else value.to(grad.weight.dtype)
+    square = value.square_norm()
     if rescale:
-        square = value.square_norm()
         factor = (grad.square_norm() / square).sqrt()
         usable = square.isfinite() & factor.isfinite()
     else:
         factor = right.scale if left is None else left.scale * right.scale
-        usable = (factor * value.square_norm()).isfinite()
-    if _on_host(grad) and not _numbers(usable)[0]:
+        usable = (factor * square).isfinite()
+    if _on_host(grad):
+        if usable:
+            for old, new in zip(grad, value, strict=True):
+                if old is not None and new is not None:
+                    torch.mul(new, factor, out=old)
         return
     for old, new in zip(grad.parts(), value.parts(), strict=True):
         shape = factor.shape + (1,) * (old.dim() - factor.dim())
-        if _on_host(grad):
-            torch.mul(new, factor, out=old)
-        else:
-            torch.where(usable.view(shape), new.mul_(factor.view(shape)), old, out=old)
+        torch.where(usable.view(shape), new.mul_(factor.view(shape)), old, out=old)
 
 
 def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
