@@ -10,6 +10,8 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core.capture.statistics import Captured, LayerShape, Statistic
+from mkor_core.maths import linalg
+from mkor_core.maths.linalg import product
 from mkor_core.method import Distributed, KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, POSITIVE
 
@@ -61,13 +63,13 @@ class KAISA(KLClipping, Distributed, Method):
     ) -> LayerState:
         state: LayerState = {"batches": torch.zeros((), dtype=torch.int64, device=device)}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
-            identity = torch.eye(d, dtype=dtype, device=device)
+            identity = linalg.identity(d, dtype, device)
             state[side] = identity
             if self.compute_method == "eigen":
-                state[f"{side}_vectors"] = identity.clone()
+                state[f"{side}_vectors"] = linalg.identity(d, dtype, device)
                 state[f"{side}_values"] = torch.ones(d, dtype=dtype, device=device)
             else:
-                state[f"{side}_inverse"] = identity / (1 + self.damping)
+                state[f"{side}_inverse"] = linalg.identity(d, dtype, device).div_(1 + self.damping)
         return state
 
     @override
@@ -105,11 +107,12 @@ class KAISA(KLClipping, Distributed, Method):
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         if self.compute_method == "inverse":
-            return state["left_inverse"] @ grad @ state["right_inverse"]
+            return product(product(state["left_inverse"], grad), state["right_inverse"])
         # V = Q_C [(Q_C^T D Q_A) / (d_C d_A^T + damping)] Q_A^T for C = Q_C diag(d_C) Q_C^T, A = Q_A diag(d_A) Q_A^T
         left, right = state["left_vectors"], state["right_vectors"]
-        eigenvalues = torch.outer(state["left_values"], state["right_values"])
-        return left @ ((left.T @ grad @ right) / (eigenvalues + self.damping)) @ right.T
+        rotated = product(product(left.T, grad), right)
+        rotated.div_(torch.outer(state["left_values"], state["right_values"]).add_(self.damping))
+        return product(product(left, rotated), right.T)
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:

@@ -159,9 +159,16 @@ class Layer:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return D, given the gradients of the weight and, if it has a column, of the bias."""
-        columns = [part.flatten(1) if part.dim() > 1 else part[:, None] for part in parts]
-        matrix = torch.cat(columns, 1) if self.has_bias else columns[0]
-        return matrix.to(wide_dtype(matrix.dtype))
+        weight = parts[0].flatten(1)
+        dtype = wide_dtype(weight.dtype)
+        if not self.has_bias:
+            return weight.to(dtype)
+        # Rows of d_in + 1 numbers would not start where a GPU loads wide words: they are a multiple of 16 bytes apart.
+        width = -(-self.d_in * dtype.itemsize // 16) * 16 // dtype.itemsize
+        matrix = weight.new_zeros(self.d_out, width, dtype=dtype)[:, : self.d_in]
+        matrix[:, :-1] = weight
+        matrix[:, -1] = parts[1]
+        return matrix
 
     def write_gradient(self, matrix: Tensor) -> None:
         """Copy a matrix ``[d_out, d_in (+1)]`` into the parameters' gradients, in place."""

@@ -188,7 +188,7 @@ class Capture(Hooks[PendingSums]):
         if self._takes_rows and share is WHOLE and not layer.is_convolution:
             return self._take_linear(layer, inputs)
         examples = self._examples_taken(layer.batch_size(inputs))
-        call = _Call(layer, locations, self._statistic.sums_gradients(layer), share.shared_by(self._sharers))
+        call = _Call(layer, locations, self._statistic.sums_gradients(layer), self._share(share))
         kept = self._kept(call, inputs, dtype, examples)
         added: PendingSums | None = None  # the step's sums to which this call has been added
 
@@ -199,7 +199,7 @@ class Capture(Hooks[PendingSums]):
             if examples == 0 or layer.multiplicity(grad) == 0:  # no example is taken, or the micro-batch is empty
                 return
             scale = None if self._statistic.clamp is None else self._grad_scale()
-            parts = self._reduced(call, kept, grad, examples, scale, share.shared_by(self._sharers))
+            parts = self._reduced(call, kept, grad, examples, scale, self._share(share))
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
             if came_before and self._statistic.is_linear:
                 del parts["x"]
@@ -255,7 +255,7 @@ class Capture(Hooks[PendingSums]):
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_dtensor(inputs):
             return None
         taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._graph_numbers.loss_scale
-        share = WHOLE.shared_by(self._sharers)
+        share = self._share(WHOLE)
         call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer), share)
         kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
@@ -290,6 +290,10 @@ class Capture(Hooks[PendingSums]):
             if name not in self._ghosts or not self._ghosts[name].fit(weight):
                 take = partial(self._take_compiled, layer)
                 self._ghosts[name] = Ghosts(self._shapes(layer), weight, take)
+
+    def _share(self, share: Share) -> Share:
+        """Return a share of a batch that the ranks of tensor parallelism share."""
+        return share if self._sharers == 1 else share.shared_by(self._sharers)
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight

@@ -235,7 +235,11 @@ def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
         if tensor.is_complex() or tensor.is_floating_point() != initial[key].is_floating_point():
             dtypes = f"{tensor.dtype}, which is no form of {initial[key].dtype}"
             raise ValueError(f"Tensor {key!r} of layer {name!r} has dtype {dtypes}.")
-        tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
+        if tensor.shape == initial[key].shape:
+            # In the memory layout of the first state, which decides how products are rounded.
+            tensors[key] = initial[key].clone().copy_(tensor.detach())
+        else:
+            tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
     return tensors
 
 

@@ -242,10 +242,8 @@ def identity(
     """
     one = torch.ones(leading, dtype=torch.promote_types(dtype, torch.float32), device=device)
     if window is None:
-        matrix = torch.zeros(*leading, dimension, dimension, dtype=dtype, device=device)
-        matrix.diagonal(dim1=-2, dim2=-1).fill_(1)
-        return DenseInverse(matrix, one)
-    rows = torch.zeros(*leading, window, dimension, dtype=dtype, device=device)
+        return DenseInverse(linalg.identity(dimension, dtype, device, leading), one)
+    rows = linalg.aligned((*leading, window, dimension), dtype, device)
     return WindowedInverse(rows, one.new_zeros(*leading, window), one, torch.zeros_like(one))
 
 
