@@ -154,13 +154,11 @@ def plain_hyperparameters(method: Method) -> dict[str, Any]:
     }
 
 
-class KLClipping(ABC):
+class KLClipping:
     """Mixin of a `Method` with a hyperparameter ``kl_clip``, which is its clip; list it before `Method`."""
 
-    @property
-    @abstractmethod
-    def kl_clip(self) -> float | None:
-        """The bound on all layers' updates together; None leaves them as they are."""
+    kl_clip: float | None
+    """The bound on all layers' updates together; None leaves them as they are."""
 
     @property
     def clip(self) -> float | None:

@@ -217,7 +217,8 @@ class Capture(Hooks[PendingSums]):
         statistic, last = self._statistic, self._last_sum
         taken = None if statistic.examples is None else self._examples_taken(layer.batch_size(inputs))
         if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
-            rows = inputs.detach() if taken is None else layer.with_batch_dimension(inputs.detach())[:taken]
+            rows = inputs.detach() if inputs.dim() > 1 else inputs.detach()[None]
+            rows = rows if taken is None else rows[:taken]
             d_w, axes = rows.shape[-1], tuple(range(rows.dim() - 1))
             vector = self._vectors.cut(d_w + 1, rows.numel() // max(d_w, 1), rows)
             torch.sum(rows, axes, dtype=vector.dtype, out=vector[:d_w])

@@ -171,7 +171,7 @@ class Engine:
             self._assisted.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
         # Where the host knows that all layers count, nothing need be masked; a layer alone that does not is left out.
         host_reads = goes_alone(accept.device)
-        all_count = host_reads and bool(accept.all())
+        all_count = host_reads and bool(accept.all().tolist())
         noise: Tensor | None = None
         if all_count or not host_reads or lead:
             try:

@@ -217,7 +217,7 @@ def local_name(layers: Container[str], name: str) -> str:
 
 
 def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
-    """Return copies of a layer's saved tensors, with the devices and dtypes of its initial ones.
+    """Return copies of a layer's saved tensors, in the place of its initial ones where they have their shapes.
 
     Raises:
         ValueError: a tensor that is missing, unknown, of another shape or of another kind of number.
@@ -237,7 +237,7 @@ def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
             raise ValueError(f"Tensor {key!r} of layer {name!r} has dtype {dtypes}.")
         if tensor.shape == initial[key].shape:
             # In the memory layout of the first state, which decides how products are rounded.
-            tensors[key] = initial[key].clone().copy_(tensor.detach())
+            tensors[key] = initial[key].copy_(tensor.detach())
         else:
             tensors[key] = tensor.detach().to(initial[key].device, initial[key].dtype, copy=True)
     return tensors

@@ -158,7 +158,7 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         factor = right.scale if left is None else left.scale * right.scale
         usable = (factor * square).isfinite()
     if _on_host(grad):
-        if usable:
+        if _numbers(usable)[0]:
             for old, new in zip(grad, value, strict=True):
                 if old is not None and new is not None:
                     torch.mul(new, factor, out=old)
