@@ -22,7 +22,7 @@ from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import Sums
 from mkor_core.engines.choice import make_capture, make_engine
 from mkor_core.engines.comparison import Comparison, Comparisons
-from mkor_core.engines.description import describe
+from mkor_core.engines.description import describe, warn
 from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.kl_clip import known
 from mkor_core.engines.saved import check_state
@@ -36,15 +36,13 @@ from mkor_core.transfers import DeferredScalar
 
 
 class Preconditioner:
-    """Preconditions the gradients of a model's Linear and Conv2d layers before an optimizer steps.
+    """Preconditions the gradients of a model's linear layers and convolutions before an optimizer steps.
 
     ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call `step`
     between the backward pass and ``optimizer.step()``. A trainer that clips gradients does so before that.
 
-    Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
-    the first two kinds are logged once, by name, and ``print(preconditioner)`` lists all with the reason, beside the
-    bytes of state. A layer without a gradient in a step is left alone. The parameters may be sharded by
-    ``fully_shard``, tensor parallelism or both, before the preconditioner is made.
+    Other modules keep their plain gradient: ``print(preconditioner)`` says why, a warning if they are a good part of
+    the model. Parameters may be sharded by ``fully_shard``, tensor parallelism or both before.
 
     Args:
         model: the model, which may be in a data-parallel wrapper.
@@ -101,7 +99,8 @@ class Preconditioner:
         self._lr = lr
         self._precision = precision
         self._group = process_group
-        self._layers, self._left_out, roster = select_layers(model, exclude)
+        self._layers, self._left_out, roster, coverage = select_layers(model, exclude)
+        warn(method, self._layers, self._left_out, coverage)
         self._diagnostics = Diagnostics(type(method).__name__, roster)
         self._capture = make_capture(
             self._layers, method, model, accumulation_steps, partial(loss_scale, grad_scale), self._phase, process_group

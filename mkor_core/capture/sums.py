@@ -230,7 +230,7 @@ class Capture(Hooks[PendingSums]):
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
         vectors = None if torch.compiler.is_compiling() else self._vectors
-        is_alone = torch.compiler.is_compiling() or layer.is_convolution or limit is not None or share != WHOLE
+        is_alone = torch.compiler.is_compiling() or not layer.sums_inputs or limit is not None or share != WHOLE
         if is_alone or isinstance(taken, Tensor):
             return input_vector(layer, batch, locations, limit, taken, vectors, share)
         last = self._last_sum

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture.layer import Layer, unsupported_reason
+from mkor_core.capture.discovery import unsupported_reason
+from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import average_locations
 from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Rows, Statistic

@@ -29,7 +29,7 @@ Preconditioned, with the shape of D, which has a column for a bias:
   {0-3}.0: Linear 4 x 5 (4 modules)
   4: Linear 50 x 4
 Left to the base optimizer:
-  {0-3}.1: LayerNorm is neither Linear nor Conv2d (4 modules)
+  {0-3}.1: LayerNorm is no Linear, Conv1d, Conv2d or Conv3d (4 modules)
   5: excluded"""
     before = text.replace("SHOWN", "state allocated in the first step: 11.2 kB, less if ranks share it")
     assert repr(preconditioner) == before
