@@ -300,11 +300,12 @@ class Doubled(Conv1D):
 def test_only_the_conv1d_of_transformers_with_its_own_forward_is_transposed():
     assert unsupported_reason(Renamed(3, 2)) is None
     assert unsupported_reason(Doubled(3, 2)) == "Doubled computes its output in a forward of its own"
-    namesake = type("Conv1D", (nn.Module,), {"__init__": Conv1D.__init__, "forward": Conv1D.forward})
     other = Conv1D(3, 2)
     other.nf = 4
     assert unsupported_reason(other) == "Conv1D computes its output in a forward of its own"
-    assert namesake.__module__ != Conv1D.__module__
+    namesake = type("Conv1D", (nn.Module,), {"forward": Conv1D.forward})()
+    namesake.weight = nn.Parameter(torch.ones(2, 3))
+    assert unsupported_reason(namesake) == "Conv1D uses its weight [2, 3] itself, without calling a layer"
 
 
 def test_a_transposed_layer_that_is_called_by_keyword_is_captured():
