@@ -232,7 +232,7 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
         if isinstance(parameter, UninitializedParameter):
             return "it is uninitialized: run a forward pass first"
         if is_dtensor(parameter) and (isinstance(module, ExpertLinear) or not isinstance(module, Supported)):
-            return f"its {key} is sharded, which a {type(module).__name__} does not support"
+            return f"its {key} is sharded, which {type(module).__name__} does not support"
         if not parameter.is_floating_point():
             return f"its {key} is {parameter.dtype}, not real floating-point"
         if parameter.numel() == 0:

@@ -175,7 +175,8 @@ def _listed(names: Sequence[str]) -> str:
     for name in names:
         groups.setdefault(_pattern(name), []).append(name)
     first, *others = groups.values()
-    return _joined(first) + (f" and {sum(map(len, others))} other modules" if others else "")
+    number = sum(map(len, others))
+    return _joined(first) + (f" and {number} other module{'s' if number > 1 else ''}" if others else "")
 
 
 def _pattern(name: str) -> tuple[str, ...]:

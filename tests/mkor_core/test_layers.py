@@ -21,6 +21,7 @@ from transformers.pytorch_utils import Conv1D
 from baselines import KAISA, Eva, HyLo
 from baselines.natural.foof import FOOF
 from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
+from mkor_core.capture import discovery
 from mkor_core.capture.discovery import select_layers, unsupported_reason
 from mkor_core.engines import stacks
 
@@ -314,3 +315,14 @@ def test_a_transposed_layer_that_is_called_by_keyword_is_captured():
     layer(x=drawn(5, 4)).sum().backward()
     preconditioner.step()
     assert_close(preconditioner.state_dict()["layers"][""]["right_vectors"][:4, 0], drawn(5, 4).mean(0))
+
+
+def test_sharded_weights_of_another_form_than_d_are_left_out(monkeypatch):
+    """The rows of D are no blocks of such a weight."""
+    model = nn.Sequential(Conv1D(3, 4), ExpertLinear(2, 3, 3), nn.Linear(3, 2))
+    monkeypatch.setattr(discovery, "is_dtensor", lambda parameter: True)
+    left_out = select_layers(model, ()).left_out
+    assert left_out == {
+        "0": "its weight is sharded, which Conv1D does not support",
+        "1": "its weight is sharded, which ExpertLinear does not support",
+    }
