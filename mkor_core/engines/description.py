@@ -18,7 +18,7 @@ SHOWN = 3
 """The groups of modules that a warning names."""
 LARGEST_RATIO = 10
 """Bytes of state for each byte of a weight, above which a layer is worth a warning."""
-LARGE = 2**28
+LARGE = 250_000_000
 """Bytes of state of a layer below which it never is: the head of a small model has a large ratio, too."""
 
 

@@ -100,7 +100,8 @@ def strided(layer: nn.Module) -> nn.Module:
     twin = copy.deepcopy(layer)
     weight = layer.weight.detach()
     if weight.dim() > 2:
-        return twin.to(memory_format=torch.channels_last)
+        twin.weight = nn.Parameter(weight.contiguous(memory_format=torch.channels_last))
+        return twin
     twin.weight = nn.Parameter(weight.mT.contiguous().mT)
     assert not twin.weight.is_contiguous()
     return twin
