@@ -100,12 +100,18 @@ class Roster:
 
 
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
-    """Return the layers of `select_layers`, which raises the errors, that have a whole parameter each: no experts.
+    """Return the layers of `select_layers` that have a whole weight each, and so are no experts.
 
     For optimizers that treat the parameters of layers in their own way.
+
+    Raises:
+        ValueError: as `select_layers`, or there are experts only.
     """
-    layers = select_layers(model, exclude).layers
-    return {name: layer for name, layer in layers.items() if not isinstance(layer.module, ExpertLinear)}
+    found = select_layers(model, exclude).layers
+    layers = {name: layer for name, layer in found.items() if not isinstance(layer.module, ExpertLinear)}
+    if not layers:
+        raise ValueError("The model has no layer with a weight of its own, but only experts, which share one.")
+    return layers
 
 
 def select_layers(model: nn.Module, exclude: Exclude) -> Selection:

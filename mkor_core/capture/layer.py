@@ -178,7 +178,7 @@ class Layer:
 
     def locations(self, output: Tensor) -> int:
         """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""
-        return output.shape[output.dim() - self._axes :].numel()
+        return output.shape[output.dim() - self._axes :].numel() if self.is_convolution else 1
 
     def batch_size(self, inputs: Tensor) -> int:
         """Return the number of examples of an input or output, 1 if it has no batch dimension."""

@@ -22,7 +22,7 @@ from baselines import KAISA, Eva, HyLo
 from baselines.natural.foof import FOOF
 from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture import discovery
-from mkor_core.capture.discovery import select_layers, unsupported_reason
+from mkor_core.capture.discovery import find_layers, select_layers, unsupported_reason
 from mkor_core.engines import stacks
 
 METHODS: list[Method] = [
@@ -286,6 +286,13 @@ def test_experts_start_as_linear_layers_do():
     assert layer.weight.shape == (50, 20, 16)
     assert layer.bias.shape == (50, 20)
     assert ExpertLinear(2, 3, 4, bias=False).bias is None
+
+
+def test_optimizers_that_treat_whole_parameters_are_given_no_experts():
+    experts = ExpertLinear(2, 3, 3)
+    assert [*find_layers(nn.Sequential(experts, nn.Linear(3, 2)), ())] == ["1"]
+    with pytest.raises(ValueError, match="only experts, which share one"):
+        find_layers(experts, ())
 
 
 class Renamed(Conv1D):
