@@ -50,6 +50,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
     pytest.mark.filterwarnings("ignore:A step has more backward passes"),
     pytest.mark.filterwarnings("ignore:.*captures nothing in evaluation mode"),
+    pytest.mark.filterwarnings("ignore:.* preconditions"),
 ]
 
 
