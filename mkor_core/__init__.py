@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mkor_core.experts import ExpertLinear
 from mkor_core.maths.knee import KneePointScheduler
 from mkor_core.method import Method
 from mkor_core.mkor import MKOR
@@ -15,6 +16,16 @@ from mkor_core.preconditioner import Preconditioner
 from mkor_core.ranks.codec import Codec
 from mkor_core.ranks.schedule import Schedule
 
-__all__ = ["MKOR", "MKORH", "Codec", "KneePointScheduler", "Method", "Preconditioner", "Schedule", "__version__"]
+__all__ = [
+    "MKOR",
+    "MKORH",
+    "Codec",
+    "ExpertLinear",
+    "KneePointScheduler",
+    "Method",
+    "Preconditioner",
+    "Schedule",
+    "__version__",
+]
 
 __version__ = Path(__file__).with_name("VERSION").read_text(encoding="utf-8").strip()

@@ -23,7 +23,7 @@ from mkor_core.capture.statistics import Sums, join_rows
 from mkor_core.engines.choice import choose_capture, choose_work
 from mkor_core.engines.clipping import known
 from mkor_core.engines.comparison import Comparison, Comparisons
-from mkor_core.engines.description import describe
+from mkor_core.engines.description import describe, warn
 from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.saved import check_state
 from mkor_core.method import FollowsLoss, LayerState, LearningRate, Method, plain_hyperparameters
@@ -36,15 +36,13 @@ from mkor_core.transfers import DeferredScalar
 
 
 class Preconditioner:
-    """Preconditions the gradients of a model's Linear and Conv2d layers before an optimizer steps.
+    """Preconditions the gradients of a model's linear layers and convolutions before an optimizer steps.
 
     ``Preconditioner(model, MKOR()).attach(optimizer)`` is all that a training loop needs; without `attach`, call `step`
     between the backward pass and ``optimizer.step()``. A trainer that clips gradients does so before that.
 
-    Layers that are not supported, share their weight with another module, or are excluded keep their plain gradient;
-    the first two kinds are logged once, by name, and ``print(preconditioner)`` lists all with the reason, beside the
-    bytes of state. A layer without a gradient in a step is left alone. The parameters may be sharded by
-    ``fully_shard``, tensor parallelism or both, before the preconditioner is made.
+    Other modules keep their plain gradient: ``print(preconditioner)`` says why, a warning if they are a good part of
+    the model. Parameters may be sharded by ``fully_shard``, tensor parallelism or both before.
 
     Args:
         model: the model, which may be in a data-parallel wrapper.
@@ -103,7 +101,8 @@ class Preconditioner:
         self._lr = lr
         self._precision = precision
         self._group = process_group
-        self._layers, self._left_out, roster = select_layers(model, exclude)
+        self._layers, self._left_out, roster, coverage = select_layers(model, exclude)
+        warn(method, self._layers, self._left_out, coverage)
         self._modules = modules_of(model)
         self._diagnostics = Diagnostics(type(method).__name__, roster)
         phases = self._phase

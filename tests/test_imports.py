@@ -24,7 +24,7 @@ CORE: dict[str, set[str]] = {
 """The rooms of mkor_core, and what each may import. Maths, capture and ranks' collectives know nothing of methods."""
 
 CORE_ROOMS = {
-    **dict.fromkeys(("ranges", "transfers", "torchvision_operators"), "leaves"),
+    **dict.fromkeys(("experts", "ranges", "transfers", "torchvision_operators"), "leaves"),
     **dict.fromkeys(("attachment", "preconditioner"), "step"),
     **dict.fromkeys(("mkor", "mkor_h", "reference"), "mkor"),
 }

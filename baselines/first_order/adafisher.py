@@ -14,6 +14,7 @@ from baselines.parts.closures import ClosureOptimizer
 from baselines.parts.groups import decay_matrices_only
 from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines.parts.layered import LayeredModel
+from mkor_core.capture.layer import TransposedLayer
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "adafisher"
@@ -109,7 +110,8 @@ class AdaFisher(ClosureOptimizer):
             return 1.0
         layer, is_bias = self._places[id(weight)]
         s, h = self._factors.used(layer.name)
-        return (torch.outer(s, h[layer.d_w :] if is_bias else h[: layer.d_w]) + damping).view(weight.shape)
+        fisher = torch.outer(s, h[layer.d_w :] if is_bias else h[: layer.d_w]) + damping
+        return fisher.mT if isinstance(layer, TransposedLayer) and not is_bias else fisher.view(weight.shape)
 
     def _move(self, weight: Tensor, group: Mapping[str, Any]) -> None:
         decay, momentum = group["weight_decay"], group["momentum"]

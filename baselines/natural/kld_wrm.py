@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import SGD
 from typing_extensions import override
 
@@ -15,6 +15,7 @@ from baselines.parts.groups import decay_matrices_only
 from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines.parts.layered import LayeredModel
 from mkor_core import Preconditioner
+from mkor_core.capture.layer import kind_of
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "kld_wrm"
@@ -76,7 +77,7 @@ class KLDWRM(Combined):
     ) -> None:
         super().__init__(SGD(groups, lr=lr, momentum=momentum))
         known = {layer.module for layer in model.layers.values()}
-        others = [m for m in model.model.modules() if isinstance(m, nn.Linear | nn.Conv2d) and m not in known]
+        others = [module for module in model.model.modules() if kind_of(module) is not None and module not in known]
         self.preconditioner = Preconditioner(
             model.model,
             WakeRegularized(lr=self._rate, **rule),

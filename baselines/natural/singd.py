@@ -106,7 +106,9 @@ def _layer_parameters(model: LayeredModel, structure: str) -> list[nn.Parameter]
     """
     if model.is_parallel or comm.world_size() > 1:
         raise ValueError(f"singd cannot train data-parallel: {LIMITS['data_parallel']}.")
-    layers = [[*layer.module.parameters()] for layer in model.layers.values()]
+    # The package knows no other modules, and would step their parameters as they are.
+    modules = [layer.module for layer in model.layers.values() if isinstance(layer.module, nn.Linear | nn.Conv2d)]
+    layers = [[*module.parameters()] for module in modules]
     trainable = [parameter for layer in layers if all(p.requires_grad for p in layer) for parameter in layer]
     if not trainable:
         raise ValueError("singd has no layer to train: each has a frozen parameter.")

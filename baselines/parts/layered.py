@@ -21,7 +21,7 @@ class LayeredModel:
     model: nn.Module
     """The model without its DataParallel or DistributedDataParallel wrapper."""
     layers: Mapping[str, Layer]
-    """The layers that a second-order method would precondition, by name: Linear or Conv2d, not excluded, and not
+    """The layers that a second-order method would precondition, by name: kinds that it knows, not excluded, and not
     sharing their weight with another module (a tied embedding)."""
     accumulation_steps: int
     """Micro-batches (backward passes) in a step; the loss of each is divided by their number."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from math import prod
 from typing import NamedTuple, cast
 
 from torch import nn
@@ -13,12 +13,15 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.nn.utils.parametrize import ParametrizationList, is_parametrized
 
-from mkor_core.capture.layer import Layer, Supported, find_layer, modules_of, unsupported_reason
-
-logger = logging.getLogger(__name__)
+from mkor_core.capture.blocks import is_dtensor
+from mkor_core.capture.layer import Convolution, Layer, Supported, is_transposed, kind_of, layers_of, modules_of
+from mkor_core.experts import ExpertLinear
 
 Pattern = str | re.Pattern[str] | nn.Module
 Exclude = Pattern | Iterable[Pattern]
+
+EMBEDDINGS = (nn.Embedding, nn.EmbeddingBag)
+"""Tables in which rows are looked up: no matrix is multiplied, so that nobody expects them to be preconditioned."""
 
 EXCLUDED = "excluded"
 """The reason for which a module is left out by the caller's wish."""
@@ -33,6 +36,17 @@ class Selection(NamedTuple):
     """The others, each with the reason."""
     roster: Roster
     """All modules, to find out later which have come and gone."""
+    coverage: Coverage
+
+
+class Coverage(NamedTuple):
+    """The entries of a model's trainable parameters, without those of excluded modules alone."""
+
+    all: int
+    preconditioned: int
+    matrices: dict[str, int]
+    """Those of matrices that are left out and are no embeddings, by the module's name in `Selection.left_out`; 0 for a
+    module whose parameters do not exist yet."""
 
 
 class Changes(NamedTuple):
@@ -86,15 +100,22 @@ class Roster:
 
 
 def find_layers(model: nn.Module, exclude: Exclude) -> dict[str, Layer]:
-    """Return the layers of `select_layers`, which raises the errors."""
-    return select_layers(model, exclude).layers
+    """Return the layers of `select_layers` that have a whole weight each, and so are no experts.
+
+    For optimizers that treat the parameters of layers in their own way.
+
+    Raises:
+        ValueError: as `select_layers`, or there are experts only.
+    """
+    found = select_layers(model, exclude).layers
+    layers = {name: layer for name, layer in found.items() if not isinstance(layer.module, ExpertLinear)}
+    if not layers:
+        raise ValueError("The model has no layer with a weight of its own, but only experts, which share one.")
+    return layers
 
 
 def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
     """Return the layers to precondition and what is left out.
-
-    Modules with parameters of their own that are left out without being excluded are logged in one line, each with the
-    reason.
 
     Raises:
         ValueError: ``exclude`` has a pattern that matches no module or a module of another model, or no layer is left.
@@ -113,18 +134,79 @@ def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
             continue
         reason = unsupported_reason(module) or _unsuitable_parameters(name, module, users)
         if reason is None:
-            layers[name] = find_layer(name, cast("Supported", module))
+            layers |= layers_of(name, cast("Supported", module))
         else:
             left_out[name] = reason
-    unfit = [f"{name or 'the model itself'} ({why})" for name, why in left_out.items() if why != EXCLUDED]
-    if unfit:
-        logger.info("Left to the base optimizer: %s.", "; ".join(unfit))
     if not layers:
+        unfit = [f"{name or 'the model itself'} ({why})" for name, why in left_out.items() if why != EXCLUDED]
         reasons = f": {'; '.join(unfit)}" if unfit else ""
-        raise ValueError(
-            f"The model has no Linear or Conv2d layer to precondition, or all of them are excluded{reasons}."
+        raise ValueError(f"The model has no Linear or convolution to precondition, or all are excluded{reasons}.")
+    return Selection(layers, left_out, Roster(model, patterns, layers), _coverage(modules, layers, left_out))
+
+
+def unsupported_reason(module: nn.Module) -> str | None:
+    """Return why a module with parameters cannot be preconditioned, whatever they are; None if it can."""
+    name, kind = type(module).__name__, kind_of(module)
+    if kind is None:
+        return _why_no_layer(module)
+    if isinstance(module, Convolution) and module.groups > 1:
+        return f"{name} with groups={module.groups} > 1"
+    # Of a subclass, the forward may be another. A method's __func__ is the function of its class; a function that was
+    # set on the module has none.
+    functions = ("forward", "_conv_forward") if isinstance(module, Convolution) else ("forward",)
+    is_known = all(getattr(getattr(module, key), "__func__", None) is getattr(kind, key) for key in functions)
+    weight = module._parameters.get("weight")
+    if is_transposed(kind) and weight is not None:
+        is_known = is_known and weight.shape[1:] == (getattr(module, "nf", None),)
+    return None if is_known else f"{name} computes its output in a forward of its own"
+
+
+def _why_no_layer(module: nn.Module) -> str:
+    """Return why a module is left out that is of no kind that is preconditioned."""
+    name = type(module).__name__
+    if isinstance(module, nn.MultiheadAttention):
+        return (
+            f"{name} multiplies by its packed weights itself, without calling a layer; an attention with a Linear for "
+            "each of q, k and v is preconditioned"
         )
-    return Selection(layers, left_out, Roster(model, patterns, layers))
+    own = {
+        key: [*value.shape] for key, value in module._parameters.items() if value is not None and not _is_small(value)
+    }
+    if own and not isinstance(module, EMBEDDINGS) and not type(module).__module__.startswith("torch.nn."):
+        key, shape = max(own.items(), key=lambda item: prod(item[1]))
+        advice = "; for experts there is mkor_core.ExpertLinear" if len(shape) == 3 and shape[0] > 1 else ""
+        return f"{name} uses its {key} {shape} itself, without calling a layer{advice}"
+    return f"{name} is no Linear, Conv1d, Conv2d or Conv3d"
+
+
+def _is_small(parameter: nn.Parameter) -> bool:
+    """Return whether a parameter is no matrix: empty, a vector of any number of dimensions, or not initialized."""
+    return isinstance(parameter, UninitializedParameter) or parameter.numel() <= max(parameter.shape, default=1)
+
+
+def _coverage(modules: Mapping[str, nn.Module], layers: Mapping[str, Layer], left_out: Mapping[str, str]) -> Coverage:
+    """Count the parameters of a model's modules, each once if several share it."""
+    holders: dict[nn.Parameter, list[str]] = {}
+    for name, module in modules.items():
+        for parameter in module.parameters(recurse=False):
+            # What a parametrized weight is computed from belongs to a module inside that of the weight.
+            holders.setdefault(parameter, []).append(name.partition("parametrizations")[0].removesuffix("."))
+    covered = {id(parameter) for layer in layers.values() for parameter in layer.parameters}
+    everything, preconditioned = 0, 0
+    matrices: dict[str, int] = {}
+    for parameter, names in holders.items():
+        chosen = [name for name in names if left_out.get(name) != EXCLUDED]
+        if not parameter.requires_grad or not chosen:
+            continue
+        if isinstance(parameter, UninitializedParameter):
+            matrices.setdefault(chosen[0], 0)
+            continue
+        everything += parameter.numel()
+        if id(parameter) in covered:
+            preconditioned += parameter.numel()
+        elif not _is_small(parameter) and not any(isinstance(modules[name], EMBEDDINGS) for name in names):
+            matrices[chosen[0]] = matrices.get(chosen[0], 0) + parameter.numel()
+    return Coverage(everything, preconditioned, matrices)
 
 
 def _has_parameters(module: nn.Module) -> bool:
@@ -144,7 +226,7 @@ def _users_of_parameters(modules: Mapping[str, nn.Module]) -> dict[int, list[str
 
 
 def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Sequence[str]]) -> str | None:
-    """Return why a Linear or Conv2d cannot be preconditioned because of its weight or bias; None if it can."""
+    """Return why a layer cannot be preconditioned because of its weight or bias; None if it can."""
     for key in ("weight", "bias"):
         # Not getattr, which would compute a parametrized weight.
         if key not in module._parameters:
@@ -155,6 +237,8 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
             continue
         if isinstance(parameter, UninitializedParameter):
             return "it is uninitialized: run a forward pass first"
+        if is_dtensor(parameter) and (isinstance(module, ExpertLinear) or not isinstance(module, Supported)):
+            return f"its {key} is sharded, which {type(module).__name__} does not support"
         if not parameter.is_floating_point():
             return f"its {key} is {parameter.dtype}, not real floating-point"
         if parameter.numel() == 0:
@@ -162,7 +246,7 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
         if sharing := [user for user in users[id(parameter)] if user != name]:
             return f"its {key} is shared with {', '.join(sharing)}"
     if isinstance(module, NonDynamicallyQuantizableLinear):
-        return "MultiheadAttention uses its weight without calling it"
+        return "MultiheadAttention multiplies by its weight itself, without calling it"
     return None
 
 

@@ -247,7 +247,7 @@ class _ForwardHook:
     ) -> Tensor | None:
         if self._on_forward is None:
             return None
-        return self._on_forward(args[0] if args else kwargs["input"], output)
+        return self._on_forward(args[0] if args else next(iter(kwargs.values())), output)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
         message = "A copy of a model under a Preconditioner is not preconditioned: make a new Preconditioner for it."

@@ -1,8 +1,11 @@
-"""Linear and Conv2d layers as matrices: input rows X, output-gradient rows G, and one gradient matrix D.
+"""Linear layers and convolutions as matrices: input rows X, output-gradient rows G, and one gradient matrix D.
 
-A Linear on ``[..., d_in]`` has one row per leading index (so tokens are rows). A Conv2d has one row per output
-location, the unfolded patch, with ``d_in = C kh kw``. With a trainable bias every input row gets a trailing 1, so that
-``D = G^T X = [dL/dW, dL/db]`` for gradient rows G of the loss L.
+A Linear on ``[..., d_in]`` has one row per leading index (so tokens are rows). A convolution has one row per output
+location, the unfolded patch: ``d_in = C kh kw`` for a Conv2d. With a trainable bias every input row gets a trailing 1,
+so that ``D = G^T X = [dL/dW, dL/db]`` for gradient rows G of the loss L.
+
+D has this form also where a parameter has another: the Conv1D of Hugging Face's GPT-2 holds W transposed, and an
+`mkor_core.experts.ExpertLinear` holds W for each of its experts, which are layers of their own.
 """
 
 from __future__ import annotations
@@ -16,8 +19,25 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mkor_core.capture.blocks import Block, block_of, is_dtensor, local, place_gradient
+from mkor_core.experts import ExpertLinear
 
-Supported = nn.Linear | nn.Conv2d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+Supported = nn.Linear | Convolution | ExpertLinear
+"""The modules whose layers are preconditioned, and the Conv1D of transformers, which need not be installed."""
+
+_KINDS: tuple[type[nn.Module], ...] = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, ExpertLinear)
+_TRANSPOSED = ("transformers.pytorch_utils", "transformers.modeling_utils")
+"""Where the versions of transformers define Conv1D, a Linear whose weight is ``[d_in, d_out]``."""
+
+
+def kind_of(module: nn.Module) -> type[nn.Module] | None:
+    """Return the class of a module whose layers are preconditioned, which may be its base; None: it has no such."""
+    return next((cls for cls in type(module).__mro__ if cls in _KINDS or is_transposed(cls)), None)
+
+
+def is_transposed(kind: type[nn.Module]) -> bool:
+    """Return whether a class is the Conv1D of transformers."""
+    return kind.__name__ == "Conv1D" and kind.__module__ in _TRANSPOSED
 
 
 def wide_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -25,31 +45,11 @@ def wide_dtype(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def unsupported_reason(module: nn.Module) -> str | None:
-    """Return why a module with a weight cannot be preconditioned; None if it can."""
-    if not isinstance(module, nn.Linear | nn.Conv2d):
-        return f"{type(module).__name__} is neither Linear nor Conv2d"
-    if isinstance(module, nn.Conv2d) and module.groups > 1:
-        return f"Conv2d with groups={module.groups} > 1"
-    if not _computes_like_torch(module):
-        return f"{type(module).__name__} computes its output in a forward of its own"
-    return None
-
-
-def _computes_like_torch(module: Supported) -> bool:
-    """Return whether a module's forward is that of nn.Linear or nn.Conv2d: not a subclass's, nor set on the module."""
-    # A method's __func__ is the function of its class; a function that was set on the module has none.
-    if isinstance(module, nn.Conv2d):
-        own = (nn.Conv2d.forward, nn.Conv2d._conv_forward)
-        return tuple(getattr(f, "__func__", None) for f in (module.forward, module._conv_forward)) == own
-    return getattr(module.forward, "__func__", None) is nn.Linear.forward
-
-
 class Layer:
-    """A Linear or Conv2d with its rows and its gradient matrix ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
+    """A layer with its rows and its gradient matrix ``D = [dL/dW, dL/db]``, ``[d_out, d_in (+1)]``.
 
     A bias that is frozen at construction is left out of D. One that is frozen later keeps its column, which is zero.
-    Parameters are whole on every rank; `find_layer` makes a `ShardedLayer` of others.
+    Parameters are whole on every rank, and D's rows are their first dimension; `layers_of` makes subclasses of others.
     """
 
     block: Block | None = None
@@ -61,11 +61,15 @@ class Layer:
         self.name = name
         self.module = module
         self.has_bias = module.bias is not None and module.bias.requires_grad
-        self.is_convolution = isinstance(module, nn.Conv2d)
-        self.batched_dimensions = 4 if self.is_convolution else 2
+        self._axes = len(module.kernel_size) if isinstance(module, Convolution) else 0
+        """Those along which a kernel moves: height and width for a Conv2d."""
+        self.is_convolution = self._axes > 0
+        self.sums_inputs = not self.is_convolution
+        """Whether the sum of the input rows is that of all inputs, so that layers called with one tensor share it."""
+        self.batched_dimensions = 2 + self._axes
         """The least number of dimensions of an input with a batch dimension."""
-        self.d_out = module.weight.shape[0]
-        self.d_w = module.weight.shape[1:].numel()
+        self.d_out, *columns = self._part(module.weight).shape
+        self.d_w = torch.Size(columns).numel()
         """Columns of the weight's part of D."""
         self.d_in = self.d_w + self.has_bias
         """Columns of D, the bias included."""
@@ -125,7 +129,7 @@ class Layer:
             rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
             return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
         own: Tensor = grad if self.block is None else local(grad)
-        gradient = own.to_dense().to(wide_dtype(own.dtype))
+        gradient = self._part(own.to_dense()).to(wide_dtype(own.dtype))
         return gradient if scale is None else gradient / scale
 
     def has_gradient(self) -> bool:
@@ -143,15 +147,21 @@ class Layer:
         return any(parameter.grad is not None and parameter.grad.layout != torch.strided for parameter in self.known)
 
     def gradient_parts(self) -> list[Tensor]:
-        """Return the gradients of the weight and, if D has a column for it, of the bias, each as the optimizer has it.
+        """Return the gradients of the weight and, if D has a column for it, of the bias, to be changed in place.
 
-        Of sharded parameters this rank's parts; zeros for a gradient that is missing. See `known`.
+        The weight's has D's rows as its first dimension: it is a view, whose memory need not be contiguous, where the
+        parameter has another form. Of sharded parameters this rank's parts; zeros for a gradient that is missing. See
+        `known`.
         """
         parts = []
         for parameter in self.known:
             grad = parameter.grad
-            parts.append(torch.zeros_like(parameter) if grad is None else grad)
+            parts.append(self._part(torch.zeros_like(parameter) if grad is None else grad))
         return parts
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        """Return the layer's part of a parameter or its gradient, with D's rows as its first dimension; a view."""
+        return tensor
 
     def gradient(self) -> Tensor:
         """Return D ``[d_out, d_in (+1)]`` in float32, or in float64 if the parameters are."""
@@ -176,21 +186,24 @@ class Layer:
             part.copy_(new)
 
     def split(self, matrix: Tensor) -> list[Tensor]:
-        """Return the parts of a matrix like D for the weight and, if it has a column, for the bias, in their shapes."""
-        shapes = [parameter.shape for parameter in self.parameters]
+        """Return the parts of a matrix like D for the weight and, if it has a column, for the bias.
+
+        They have the shapes of `gradient_parts`.
+        """
+        shapes = [self._part(parameter).shape for parameter in self.parameters]
         parts = matrix.split([shape[1:].numel() for shape in shapes], 1)
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def locations(self, output: Tensor) -> int:
         """Return the number of output locations of one example: height x width for a Conv2d, 1 for a Linear."""
-        return output.shape[-1] * output.shape[-2] if self.is_convolution else 1
+        return output.shape[output.dim() - self._axes :].numel() if self.is_convolution else 1
 
     def batch_size(self, inputs: Tensor) -> int:
         """Return the number of examples of an input or output, 1 if it has no batch dimension."""
         return inputs.shape[0] if inputs.dim() >= self.batched_dimensions else 1
 
     def multiplicity(self, inputs: Tensor) -> int:
-        """Return the number of examples of a Conv2d's input or output, or of rows of a Linear's."""
+        """Return the number of examples of a convolution's input or output, or of rows of a Linear's."""
         return inputs.shape[0] if self.is_convolution else inputs.shape[:-1].numel()
 
     def input_rows(self, inputs: Tensor) -> Tensor:
@@ -200,33 +213,34 @@ class Layer:
 
     def patches(self, inputs: Tensor) -> Tensor:
         """Return the rows of X without the trailing 1 of a bias, ``[n, d_w]``."""
-        if not isinstance(self.module, nn.Conv2d):
+        if not isinstance(self.module, Convolution):
             # Not -1 rows: a tensor-parallel rank may have no columns.
             return inputs.reshape(self.multiplicity(inputs), inputs.shape[-1])
-        # [batch, C, out h, out w, kh, kw] -> [batch * locations, C kh kw], in one copy
-        return _patches(self.module, inputs).permute(0, 2, 3, 1, 4, 5).flatten(3).flatten(0, 2)
+        # Of a Conv2d: [batch, C, out h, out w, kh, kw] -> [batch * locations, C kh kw], in one copy.
+        n = self._axes
+        return _patches(self.module, inputs).movedim(1, 1 + n).flatten(1 + n).flatten(0, n)
 
     def gradient_rows(self, grad: Tensor) -> Tensor:
         """Return G ``[n, d_out]`` of the gradient with respect to the layer's output."""
         if self.is_convolution:
-            # [batch, d_out, height, width] -> [batch * locations, d_out]
+            # Of a Conv2d: [batch, d_out, height, width] -> [batch * locations, d_out].
             return grad.flatten(2).transpose(1, 2).flatten(0, 1)
         return grad.reshape(self.multiplicity(grad), grad.shape[-1])
 
     def patch_sum(self, images: Tensor) -> Tensor:
-        """Return the sum of a Conv2d's patches ``[d_w]`` in `wide_dtype`, without forming them."""
-        assert isinstance(self.module, nn.Conv2d)
+        """Return the sum of a convolution's patches ``[d_w]`` in `wide_dtype`, without forming them."""
+        assert isinstance(self.module, Convolution)
         # Taking patches is linear in the images, so the images can be summed first.
         image = images.sum(0, keepdim=True, dtype=wide_dtype(images.dtype))
-        return _patches(self.module, image).sum((0, 2, 3)).flatten()
+        return _patches(self.module, image).sum((0, *range(2, 2 + self._axes))).flatten()
 
     def gradient_sum(self, grad: Tensor) -> Tensor:
         """Return the sum of the rows of G ``[d_out]`` in `wide_dtype`."""
-        axes = (0, 2, 3) if self.is_convolution else tuple(range(grad.dim() - 1))
+        axes = (0, *range(2, grad.dim())) if self.is_convolution else tuple(range(grad.dim() - 1))
         return grad.sum(axes, dtype=wide_dtype(grad.dtype))
 
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:
-        """Return an input or output of the layer with a leading batch dimension, added if it has none."""
+        """Return the layer's part of its module's input or output, with a batch dimension, added if it has none."""
         return tensor if tensor.dim() >= self.batched_dimensions else tensor[None]
 
 
@@ -284,13 +298,52 @@ class ShardedLayer(Layer):
             place_gradient(parameter)
 
 
-def find_layer(name: str, module: Supported) -> Layer:
-    """Return a module as a layer.
+class TransposedLayer(Layer):
+    """A layer whose weight is ``[d_in, d_out]``."""
+
+    @override
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor.mT if tensor.dim() == 2 else tensor  # the bias is a vector
+
+
+class ExpertLayer(Layer):
+    """One expert of an `ExpertLinear`.
+
+    ``parameters`` are those of all experts, as the optimizer has them.
+    """
+
+    def __init__(self, name: str, module: ExpertLinear, expert: int) -> None:
+        self._expert = expert
+        super().__init__(name, module)
+        self.sums_inputs = False
+        self.batched_dimensions += 2  # more than any input has: `with_batch_dimension` takes the expert's part of all
+
+    @override
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor[self._expert]
+
+    @override
+    def batch_size(self, inputs: Tensor) -> int:
+        return inputs.shape[1]
+
+    @override
+    def with_batch_dimension(self, tensor: Tensor) -> Tensor:
+        return tensor[self._expert]
+
+
+def layers_of(name: str, module: Supported) -> dict[str, Layer]:
+    """Return the layers of a module by name: the module itself, or each expert of an `ExpertLinear`, ``name.0``.
 
     Raises:
         TypeError: its parameters are sharded in a way of which D has no blocks.
     """
-    return (ShardedLayer if is_dtensor(module._parameters.get("weight")) else Layer)(name, module)
+    if isinstance(module, ExpertLinear):
+        names = [f"{name}.{expert}" if name else str(expert) for expert in range(len(module.weight))]
+        return {own: ExpertLayer(own, module, expert) for expert, own in enumerate(names)}
+    if is_dtensor(module._parameters.get("weight")):
+        return {name: ShardedLayer(name, module)}
+    kind = kind_of(module)
+    return {name: (TransposedLayer if kind is not None and is_transposed(kind) else Layer)(name, module)}
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
@@ -305,13 +358,14 @@ def modules_of(model: nn.Module) -> list[nn.Module]:
     return [*found]
 
 
-def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
-    """Return the patches of images ``[batch, C, h, w]`` as ``[batch, C, out h, out w, kh, kw]``, a strided view.
+def _patches(module: Convolution, images: Tensor) -> Tensor:
+    """Return the patches of images ``[batch, C, *in]`` as ``[batch, C, *out, *kernel]``, a strided view.
 
-    `torch.nn.functional.unfold` would launch a kernel for every image on a GPU.
+    `torch.nn.functional.unfold` has two axes only, and would launch a kernel for every image on a GPU.
     """
-    margins = []  # left, right, top, bottom: F.pad takes the last dimension first
-    for axis in (1, 0):
+    axes = range(len(module.kernel_size))
+    margins = []  # left, right, top, bottom of a Conv2d: F.pad takes the last dimension first
+    for axis in reversed(axes):
         if isinstance(module.padding, str):  # "same" or "valid"
             total = module.dilation[axis] * (module.kernel_size[axis] - 1) if module.padding == "same" else 0
             margins += [total // 2, total - total // 2]
@@ -319,7 +373,7 @@ def _patches(module: nn.Conv2d, images: Tensor) -> Tensor:
             margins += [module.padding[axis]] * 2
     if any(margins):
         images = F.pad(images, margins, "constant" if module.padding_mode == "zeros" else module.padding_mode)
-    for axis in (0, 1):
+    for axis in axes:
         reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
-        images = images.unfold(2 + axis, reach, module.stride[axis])
-    return images[..., :: module.dilation[0], :: module.dilation[1]]
+        images = images.unfold(2 + axis, reach, module.stride[axis])[..., :: module.dilation[axis]]
+    return images

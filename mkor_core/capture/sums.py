@@ -185,7 +185,7 @@ class Capture(Hooks[PendingSums]):
     def _take_input(
         self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
     ) -> Callable[[Tensor, Share], None]:
-        if self._takes_rows and share is WHOLE and not layer.is_convolution:
+        if self._takes_rows and share is WHOLE and layer.sums_inputs:
             return self._take_linear(layer, inputs)
         examples = self._examples_taken(layer.batch_size(inputs))
         call = _Call(layer, locations, self._statistic.sums_gradients(layer), self._share(share))
@@ -316,7 +316,7 @@ class Capture(Hooks[PendingSums]):
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
         cut = None if torch.compiler.is_compiling() else self._vectors.cut
-        is_alone = torch.compiler.is_compiling() or layer.is_convolution or limit is not None or share != WHOLE
+        is_alone = torch.compiler.is_compiling() or not layer.sums_inputs or limit is not None or share != WHOLE
         if is_alone or isinstance(taken, Tensor):
             return input_vector(layer, batch, locations, limit, taken, cut, share)
         last = self._last_sum

@@ -1,15 +1,26 @@
-"""The text that ``print(preconditioner)`` shows: layers, modules that are left out and why, and bytes of state."""
+"""What a preconditioner tells of itself: the text of ``print``, and the warnings when it is made."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import fields
 
 import torch
 
+from mkor_core.capture.discovery import Coverage
 from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.statistics import LayerShape
 from mkor_core.method import LayerState, Method
+
+LEFT_OUT = 0.05
+"""The share of a model's matrices, embeddings aside, above which those that are left out are worth a warning."""
+SHOWN = 3
+"""The groups of modules that a warning names."""
+LARGEST_RATIO = 10
+"""Bytes of state for each byte of a weight, above which a layer is worth a warning."""
+LARGE = 250_000_000
+"""Bytes of state of a layer below which it never is: the head of a small model has a large ratio, too."""
 
 
 def describe(
@@ -36,14 +47,80 @@ def describe(
         planned = sum(_bytes(_planned(method, layer)) for layer in active)
         state = "state allocated in the first step" + (f": {_size(planned)}, less if ranks share it" if planned else "")
     names = [layer.name for layer in active]
-    kinds = {name: f"{type(layers[name].module).__name__} {layers[name].d_out} x {layers[name].d_in}" for name in names}
+    kinds = {name: _kind(layers[name]) for name in names}
     others = dict(left_out)
     others.update({name: _reason(layer) for name, layer in layers.items() if name not in kinds})
     lines = [f"Preconditioner with {_short(method)}: {len(kinds)} layers, {state}"]
-    lines += ["Preconditioned, with the shape of D, which has a column for a bias:", *_listed(kinds)]
+    lines += ["Preconditioned, with the shape of D, which has a column for a bias:", *_lines(kinds)]
     if others:
-        lines += ["Left to the base optimizer:", *_listed(others)]
+        lines += ["Left to the base optimizer:", *_lines(others)]
     return "\n".join(lines)
+
+
+def warn(method: Method, layers: Mapping[str, Layer], left_out: Mapping[str, str], coverage: Coverage) -> None:
+    """Warn of what a user would not expect: a good part of the model is left out, or states dwarf their weights.
+
+    Args:
+        method: the method.
+        layers: the layers that were found, by name.
+        left_out: the reasons for which other modules with parameters were left out, by name.
+        coverage: the numbers of parameters.
+    """
+    for message in (_left_out(method, left_out, coverage), oversized(method, layers)):
+        if message is not None:
+            warnings.warn(message, stacklevel=3)
+
+
+def _left_out(method: Method, left_out: Mapping[str, str], coverage: Coverage) -> str | None:
+    """Return which matrices are left out, with the share of each group of modules and the reason; None: few are."""
+    missing = sum(coverage.matrices.values())
+    if missing <= LEFT_OUT * (coverage.preconditioned + missing) and 0 not in coverage.matrices.values():
+        return None
+    by_reason: dict[str, list[str]] = {}
+    for name in sorted(coverage.matrices, key=lambda name: -coverage.matrices[name]):
+        by_reason.setdefault(left_out.get(name, "it has more parameters than a layer"), []).append(name)
+    sizes = {reason: sum(coverage.matrices[name] for name in names) for reason, names in by_reason.items()}
+    shown = sorted(by_reason, key=lambda reason: -sizes[reason])[:SHOWN]
+    # A lazy module's parameters have no size yet.
+    shares = {reason: _share(size, coverage) if size else "an unknown share" for reason, size in sizes.items()}
+    lines = [f"{shares[reason]}: {_listed(by_reason[reason])}: {reason}" for reason in shown]
+    if others := missing - sum(sizes[reason] for reason in shown):
+        lines.append(f"{_share(others, coverage)}: other modules")
+    if rest := coverage.all - coverage.preconditioned - missing:
+        lines.append(f"{_share(rest, coverage)}: embeddings, norms and biases")
+    first = (
+        f"{type(method).__name__} preconditions {_share(coverage.preconditioned, coverage)} of the {coverage.all:,} "
+        "parameters that are trained. Left to the base optimizer:"
+    )
+    last = "If this is meant, name the modules in exclude=; print(preconditioner) lists all of them."
+    return "\n  ".join([first, *lines]) + f"\n{last}"
+
+
+def oversized(method: Method, layers: Mapping[str, Layer]) -> str | None:
+    """Return which trained layers have a state that would dwarf their weights, and the remedy; None: none has.
+
+    Allocates nothing.
+    """
+    kinds: dict[str, str] = {}
+    sizes: list[int] = []
+    for name, layer in layers.items():
+        weight = layer.parameters[0]
+        state, own = _bytes(_planned(method, layer)), layer.d_out * layer.d_w * weight.element_size()
+        if weight.requires_grad and state >= LARGE and state > LARGEST_RATIO * own:
+            kinds[name] = f"{_kind(layer)}, {_size(state)} of state for {_size(own)} of weight"
+            sizes.append(state)
+    if not kinds:
+        return None
+    lines, name = _lines(kinds), type(method).__name__
+    more = [f"  {len(lines) - SHOWN} other kinds of layers"] if len(lines) > SHOWN else []
+    has_window = any(field.name == "window" for field in fields(method))
+    first = (
+        f"{name} will allocate {_size(sum(sizes))} for layers whose state is more than {LARGEST_RATIO} times as large "
+        "as their weight:"
+    )
+    last = f"{name}(window=...) keeps columns in place of matrices; " if has_window else ""
+    last += "exclude= leaves a layer to the base optimizer."
+    return "\n".join([first, *lines[:SHOWN], *more, last])
 
 
 def _short(method: Method) -> str:
@@ -71,17 +148,47 @@ def _reason(layer: Layer) -> str:
     return "the attached optimizer does not have its weight"
 
 
-def _listed(texts: Mapping[str, str]) -> list[str]:
+def _kind(layer: Layer) -> str:
+    """Return what a layer is: ``Linear 4 x 5``."""
+    return f"{type(layer.module).__name__} {layer.d_out} x {layer.d_in}"
+
+
+def _share(number: int, coverage: Coverage) -> str:
+    """Return a share of all trained parameters, ``under 1 %`` where 0 % would say that there are none."""
+    percent = round(100 * number / coverage.all) if number else 0
+    return f"{percent} %" if percent or not number else "under 1 %"
+
+
+def _lines(texts: Mapping[str, str]) -> list[str]:
     """Return lines ``name: text``, one for all modules that differ only in numbers in their names."""
-    groups: dict[tuple[str, ...], list[list[str]]] = {}
+    by_text: dict[tuple[str, ...], list[str]] = {}
     for name, text in texts.items():
-        parts = name.split(".")
-        groups.setdefault((*("*" if part.isdecimal() else part for part in parts), text), []).append(parts)
+        by_text.setdefault((*_pattern(name), text), []).append(name)
     return [
-        f"  {'.'.join(map(_numbers, zip(*names, strict=True))) or 'the model itself'}: {key[-1]}"
-        + (f" ({len(names)} modules)" if len(names) > 1 else "")
-        for key, names in groups.items()
+        f"  {_joined(names)}: {key[-1]}" + (f" ({len(names)} modules)" if len(names) > 1 else "")
+        for key, names in by_text.items()
     ]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the names of modules in few words."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for name in names:
+        groups.setdefault(_pattern(name), []).append(name)
+    first, *others = groups.values()
+    number = sum(map(len, others))
+    return _joined(first) + (f" and {number} other module{'s' if number > 1 else ''}" if others else "")
+
+
+def _pattern(name: str) -> tuple[str, ...]:
+    """Return the parts of a name, which those of the same group have in common, without their numbers."""
+    return tuple("*" if part.isdecimal() else part for part in name.split("."))
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Return one name for a group: ``blocks.{0-2,4}.norm``."""
+    parts = zip(*(name.split(".") for name in names), strict=True)
+    return ".".join(map(_numbers, parts)) or "the model itself"
 
 
 def _numbers(parts: Iterable[str]) -> str:

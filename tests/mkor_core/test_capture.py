@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
 
-from mkor_core import MKOR, Preconditioner
-from mkor_core.capture.layer import Layer, unsupported_reason
+from mkor_core import MKOR, ExpertLinear, Preconditioner
+from mkor_core.capture.discovery import find_layers, unsupported_reason
+from mkor_core.capture.layer import Layer, layers_of
 from mkor_core.capture.reductions import average_locations
 from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Rows, Statistic
@@ -28,12 +30,21 @@ CONVOLUTIONS = {
     "valid padding": {"padding": "valid"},
     "dilation": {"dilation": 2},
     "all": {"stride": 2, "padding": 1, "dilation": (1, 2), "bias": False},
+    "one axis": {"of": nn.Conv1d, "kernel_size": 2, "stride": 2, "padding": 1, "dilation": 3},
+    "one axis, no bias": {"of": nn.Conv1d, "bias": False},
+    "three axes": {"of": nn.Conv3d, "kernel_size": (1, 3, 2), "stride": (2, 1, 3), "padding": (1, 0, 2)},
+    "three axes, no bias": {"of": nn.Conv3d, "kernel_size": 2, "dilation": (1, 2, 3), "bias": False},
 }
 PADDED = {
     "same": {"padding": "same", "kernel_size": 4},
     "reflect": {"padding": 1, "padding_mode": "reflect"},
     "circular same": {"padding": "same", "padding_mode": "circular", "dilation": 2},
+    "one axis, same": {"of": nn.Conv1d, "padding": "same", "kernel_size": 4},
+    "one axis, replicate": {"of": nn.Conv1d, "padding": 2, "padding_mode": "replicate"},
+    "three axes, same": {"of": nn.Conv3d, "padding": "same", "kernel_size": (2, 4, 3)},
+    "three axes, reflect": {"of": nn.Conv3d, "padding": (2, 1, 0), "padding_mode": "reflect"},
 }
+KINDS = ("linear", "transposed", "one axis", "convolution", "three axes")
 
 
 def linear(**options: object) -> nn.Linear:
@@ -41,22 +52,37 @@ def linear(**options: object) -> nn.Linear:
     return nn.Linear(5, 3, dtype=torch.float64, **options)
 
 
-def convolution(**options: object) -> nn.Conv2d:
+def convolution(of: Any = nn.Conv2d, **options: object) -> Any:
     torch.manual_seed(0)
-    return nn.Conv2d(2, 3, **{"kernel_size": 3, **options}, dtype=torch.float64)
+    return of(2, 3, **{"kernel_size": 3, **options}, dtype=torch.float64)
+
+
+def layer_of(kind: str, **options: object) -> Any:
+    """Return a layer; options: of one that is a convolution."""
+    if kind == "linear":
+        return linear()
+    if kind == "transposed":
+        torch.manual_seed(0)
+        return Conv1D(3, 5).double()
+    return convolution({"one axis": nn.Conv1d, "convolution": nn.Conv2d, "three axes": nn.Conv3d}[kind], **options)
 
 
 def capture(model: nn.Module, statistic: Statistic, **options: object) -> tuple[Any, dict[str, Layer]]:
-    layers = {
-        name: Layer(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)
-    }
+    layers = find_layers(model, ())
     if statistic == ROWS:
         return RowCapture(layers, **options), layers
     return Capture(layers, statistic, **options), layers
 
 
-def images(number: int = 4) -> Tensor:
-    return torch.randn(number, 2, 7, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+def images(number: int = 4, axes: int = 2) -> Tensor:
+    shape = (5, 7, 6)[3 - axes :]
+    return torch.randn(number, 2, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+
+
+def inputs_of(layer: nn.Module, number: int = 4) -> Tensor:
+    """Return a batch for a layer; that of a linear one has tokens."""
+    kernel = getattr(layer, "kernel_size", None)
+    return vectors(number, 6) if kernel is None else images(number, len(kernel))
 
 
 def vectors(*shape: int) -> Tensor:
@@ -89,7 +115,7 @@ def test_rows_of_a_linear_give_its_gradient(shape, bias):
 def test_rows_of_a_convolution_give_its_gradient(options):
     model = nn.Sequential(convolution(**options), nn.ReLU(inplace=True))
     hooks, layers = capture(model, ROWS)
-    model(images()).square().mean().backward()
+    model(inputs_of(model[0])).square().mean().backward()
     rows = take_rows(hooks)
     assert_close(rows.g.T @ rows.x, layers["0"].gradient())
 
@@ -98,37 +124,38 @@ def test_rows_of_a_convolution_give_its_gradient(options):
 def test_a_convolutions_rows_are_its_unfolded_patches(options):
     layer = convolution(**options)
     hooks, _ = capture(nn.Sequential(layer), ROWS)
-    output = layer(images())
+    batch = inputs_of(layer)
+    output = layer(batch)
     output.retain_grad()
     output.square().mean().backward()
-    x, g = reference.rows_of(layer, images(), output.grad)
+    x, g = reference.rows_of(layer, batch, output.grad)
     rows = take_rows(hooks)
     assert_close(rows.x, x)
     assert_close(rows.g, g)
-    assert rows.locations == len(x) // len(images())
+    assert rows.locations == len(x) // len(batch)
 
 
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_means_are_the_means_of_the_rows(kind):
     """x / number is the mean input row; g is the mean gradient row times the rows (Linear) or examples (Conv2d)."""
-    model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1, stride=2))
-    inputs = vectors(4, 6) if kind == "linear" else images()
+    model = nn.Sequential(layer_of(kind, padding=1, stride=2))
+    inputs = inputs_of(model[0])
     by_rows, _ = capture(model, ROWS)
     by_means, _ = capture(model, MEAN)
     model(inputs).square().mean().backward()
     rows, means = take_rows(by_rows), take_sums(by_means)
-    multiplicity = len(rows.x) if kind == "linear" else len(inputs)
+    multiplicity = len(rows.x) if kind in ("linear", "transposed") else len(inputs)
     assert means.number == multiplicity
     assert_close(means.x / means.number, rows.x.mean(0))
     assert_close(means.g, rows.g.mean(0) * multiplicity)
 
 
 @pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(0.3), MEAN.first(1), MOMENT], ids=str)
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_example_without_a_batch_dimension_is_a_batch_of_one(kind, statistic):
     """Also a convolution whose output is not square."""
-    model = nn.Sequential(linear() if kind == "linear" else convolution())
-    (example,) = vectors(1) if kind == "linear" else images(1)
+    model = nn.Sequential(layer_of(kind))
+    (example,) = vectors(1) if kind in ("linear", "transposed") else inputs_of(model[0], 1)
     taken = []
     for inputs in (example, example[None]):
         hooks, _ = capture(model, statistic)
@@ -153,16 +180,16 @@ def test_the_scaled_mean_of_a_linears_gradient_rows_is_its_bias_gradient():
     assert_close(take_sums(hooks).g, model[0].bias.grad)
 
 
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("micro_batches", "ranks"), [(1, 1), (3, 4)], ids=str)
 def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
     """Gradient rows are scaled by the global batch before they are clamped, a convolution's after they are averaged.
 
     The 1 that a bias appends to input rows is not clamped.
     """
-    limit = 0.9
-    model = nn.Sequential(linear() if kind == "linear" else convolution())
-    inputs = vectors(9) if kind == "linear" else images()
+    limit = 0.3 if kind == "three axes" else 0.9
+    model = nn.Sequential(layer_of(kind))
+    inputs = vectors(9) if kind in ("linear", "transposed") else inputs_of(model[0])
     by_rows, _ = capture(model, ROWS, shares=ranks)
     by_means, _ = capture(model, MEAN.clamped(limit), micro_batches=micro_batches, shares=ranks, place=0)
     (model(inputs).square().sum() / micro_batches).backward()
@@ -176,12 +203,12 @@ def test_clamped_means_are_taken_over_clamped_rows(kind, micro_batches, ranks):
     assert 0 < (clamped.abs() == limit).sum() < clamped.numel()
 
 
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_moments_are_those_of_the_rows(kind):
-    model = nn.Sequential(linear() if kind == "linear" else convolution(padding=1))
+    model = nn.Sequential(layer_of(kind, padding=1))
     by_rows, _ = capture(model, ROWS)
     by_moments, _ = capture(model, MOMENT)
-    model(vectors(4, 6) if kind == "linear" else images()).square().mean().backward()
+    model(inputs_of(model[0])).square().mean().backward()
     rows, moments = take_rows(by_rows), take_sums(by_moments)
     x, g = rows.x / rows.locations, rows.g / rows.locations
     assert_close(moments.x, x.T @ x / len(x))
@@ -382,15 +409,15 @@ def test_remove_removes_every_hook():
     assert not model[0]._forward_hooks
 
 
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_written_gradient_reads_back(kind):
-    layer = Layer("layer", linear() if kind == "linear" else convolution())
-    layer.module(vectors(8) if kind == "linear" else images()).sum().backward()
+    (layer,) = layers_of("layer", layer_of(kind)).values()
+    layer.module(inputs_of(layer.module)).sum().backward()
     matrix = torch.arange(layer.d_out * layer.d_in, dtype=torch.float64).view(layer.d_out, layer.d_in)
     layer.write_gradient(matrix)
     assert_close(layer.gradient(), matrix, rtol=0, atol=0)
-    assert layer.module.weight.grad is not None
-    assert_close(layer.module.weight.grad.flatten(1), matrix[:, :-1], rtol=0, atol=0)
+    weight = layer.module.weight.grad
+    assert_close(weight.mT if kind == "transposed" else weight.flatten(1), matrix[:, :-1], rtol=0, atol=0)
 
 
 def test_an_unsupported_module_has_a_reason():
@@ -447,7 +474,34 @@ def test_buffers_of_sums_are_cut_for_a_whole_step_and_given_back_after_it():
     assert hooks._vectors._free == {}
 
 
-@pytest.mark.parametrize(("module", "shape"), [(linear, (5,)), (convolution, (2, 7, 6))], ids=["linear", "convolution"])
-def test_an_input_without_a_batch_dimension_is_one_example(module, shape):
-    layer = Layer("layer", module())
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_input_without_a_batch_dimension_is_one_example(kind):
+    (layer,) = layers_of("layer", layer_of(kind)).values()
+    shape = (5,) if kind in ("linear", "transposed") else inputs_of(layer.module).shape[1:]
     assert [layer.batch_size(torch.ones(shape)), layer.batch_size(torch.ones(3, *shape))] == [1, 3]
+
+
+@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(0.3), MEAN.first(2), MOMENT, ROWS], ids=str)
+def test_experts_have_the_rows_of_linear_layers(statistic):
+    """Layers that are called with one tensor share its sum; experts, which have parts of it, do not."""
+    experts = ExpertLinear(3, 5, 4, dtype=torch.float64)
+    linears = nn.ModuleList(nn.Linear(5, 4, dtype=torch.float64) for _ in range(3))
+    for expert, layer in enumerate(linears):
+        layer.weight.data, layer.bias.data = experts.weight.data[expert], experts.bias.data[expert]
+    layers = layers_of("", experts)
+    own: Any = RowCapture(layers) if statistic == ROWS else Capture(layers, statistic)
+    truth, _ = capture(linears, statistic)
+    experts(vectors(3, 6)).square().mean().backward()
+    outputs = [layer(rows) for layer, rows in zip(linears, vectors(3, 6), strict=True)]
+    torch.stack(outputs).square().mean().backward()
+    if statistic == ROWS:
+        assert_close(
+            [[*map(tuple, rows)] for rows in own.take_rows().values()],
+            [[*map(tuple, rows)] for rows in truth.take_rows().values()],
+        )
+    else:
+        sums, expected = own.take(), truth.take()
+        for name, layer in layers.items():
+            bias = linears[int(name)].bias.grad
+            assert_close(layer.bias_gradient(), bias)
+            assert_close(tuple(sums[name].complete(bias)), tuple(expected[name].complete(bias)))

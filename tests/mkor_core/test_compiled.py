@@ -18,10 +18,12 @@ from torch._dynamo.backends.debugging import aot_eager
 from torch.func import functional_call
 from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
+from transformers.pytorch_utils import Conv1D
 
 from baselines import KAISA, Eva
-from mkor_core import MKOR, Method, Preconditioner
+from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture.compiled import Ghosts
+from mkor_core.capture.discovery import select_layers
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import MEAN, MOMENT, Statistic, Sums
 from mkor_core.capture.sums import Capture
@@ -58,13 +60,14 @@ def _forget_graphs() -> Iterator[None]:
 
 
 class Network(nn.Module):
-    """Layers with and without a bias, one of which is called twice, and inplace activations."""
+    """Layers of several kinds, with and without a bias, one of which is called twice, and inplace activations."""
 
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.convolution = nn.Conv2d(1, 2, 3, stride=2)
         self.twice = nn.Linear(8, 8)
+        self.transposed, self.experts = Conv1D(8, 8), ExpertLinear(2, 8, 8)
         self.head = nn.Linear(8, 2, bias=False)
         self.double()
 
@@ -72,7 +75,8 @@ class Network(nn.Module):
         return torch.relu_(self.convolution(images)).flatten(1)
 
     def rows(self, rows: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.twice(torch.relu_(self.twice(rows)))))
+        hidden = self.transposed(torch.tanh(self.twice(torch.relu_(self.twice(rows)))))
+        return self.head(self.experts(torch.stack([hidden, -hidden])).mean(0))
 
     def forward(self, images: Tensor) -> Tensor:
         return self.rows(self.images(images))
@@ -267,7 +271,7 @@ def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompil
     sizes = ((3, 4), (4, 0))
     for traced in sums:
         model = Network()
-        layers = {name: Layer(name, module) for name, module in model.named_children()}
+        layers = select_layers(model, ()).layers
         options: dict[str, Any] = {"micro_batches": 2, "shares": world, "place": world - 1}
         hooks = Capture(layers, statistic, grad_scale=lambda: 8.0, **options)
         for step in range(2):
@@ -279,10 +283,10 @@ def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompil
                 (8 * (output - 1).square().sum()).backward()
             sums[traced] |= {f"{name} in step {step}": taken for name, taken in hooks.take().items()}
         hooks.remove()
-    assert len(sums[True]) == 6
+    assert len(sums[True]) == 2 * len(layers)
     for key in sums[True].keys() - sums[False].keys():  # none of the rank's examples is taken
         assert sums[True][key].number == 0
-    assert len(sums[False]) == (0 if statistic.examples in (2, 5) and world == 2 else 6)
+    assert len(sums[False]) == (0 if statistic.examples in (2, 5) and world == 2 else 2 * len(layers))
     for key, (x, g, number, locations) in sums[False].items():
         other = sums[True][key]
         assert_close([other.x, other.number], [x, number])

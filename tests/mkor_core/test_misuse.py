@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -51,6 +50,7 @@ from tests.support.odd_modules import ODD, WithOdd
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:A step has more backward passes"),
+    pytest.mark.filterwarnings("ignore:MKOR preconditions"),
     pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated"),
 ]
 
@@ -369,15 +369,13 @@ def test_rows_that_overflow_hylos_kernel_do_not_raise():
 
 
 @pytest.mark.parametrize("odd", ODD)
-def test_odd_modules_are_left_to_the_base_optimizer_and_logged_by_name(odd, caplog):
+def test_odd_modules_are_left_to_the_base_optimizer_and_printed_by_name(odd):
     base, trained = (WithOdd(ODD[odd], torch.float64) for _ in range(2))
-    with caplog.at_level(logging.INFO, "mkor_core"):
-        optimizer, preconditioner = build("mkor", trained, {"lr": 0.1})
+    optimizer, preconditioner = build("mkor", trained, {"lr": 0.1})
     assert preconditioner is not None
     assert preconditioner.layers == ("first", "head")
-    (record,) = caplog.records
-    assert ODD[odd].reason in record.getMessage()
-    assert "ParametrizationList" not in record.getMessage()
+    assert f"Left to the base optimizer:\n  {ODD[odd].reason}" in repr(preconditioner)
+    assert "ParametrizationList" not in repr(preconditioner)
     for model, stepped in ((base, build("sgd", base, {"lr": 0.1})[0]), (trained, optimizer)):
         model(inputs("linear", 0)).backward()
         stepped.step()
@@ -386,18 +384,21 @@ def test_odd_modules_are_left_to_the_base_optimizer_and_logged_by_name(odd, capl
 
 
 @pytest.mark.parametrize("shared", ["weight", "bias"])
-def test_layers_that_share_a_parameter_are_left_out_by_name(shared, caplog):
+def test_layers_that_share_a_parameter_are_left_out_by_name(shared):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     setattr(model[1], shared, getattr(model[0], shared))
-    with caplog.at_level(logging.INFO, "mkor_core"):
-        assert Preconditioner(model, MKOR()).layers == ("2",)
-    message = f"0 (its {shared} is shared with 1); 1 (its {shared} is shared with 0)"
-    assert caplog.records[0].getMessage() == f"Left to the base optimizer: {message}."
+    with pytest.warns(UserWarning, match=r"MKOR preconditions \d\d % of the"):
+        preconditioner = Preconditioner(model, MKOR())
+    assert preconditioner.layers == ("2",)
+    assert repr(preconditioner).splitlines()[-2:] == [
+        f"  0: its {shared} is shared with 1",
+        f"  1: its {shared} is shared with 0",
+    ]
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
 def test_a_model_of_complex_layers_is_refused_by_name(name):
-    with pytest.raises(ValueError, match=r"no Linear or Conv2d .*: 0 \(its weight is torch.complex64, not real"):
+    with pytest.raises(ValueError, match=r"no Linear or convolution .*: 0 \(its weight is torch.complex64, not real"):
         build(name, nn.Sequential(nn.Linear(2, 2, dtype=torch.complex64)), {"lr": 0.1})
 
 

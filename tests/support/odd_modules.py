@@ -1,4 +1,4 @@
-"""Modules that look like layers to precondition and are not, with the reasons that the log must give."""
+"""Modules that look like layers to precondition and are not, with the reasons that ``print`` must give."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations, parametrize, prune
 
 IMAGES = (6, 4, 1, 1)
+NO_LAYER = "is no Linear, Conv1d, Conv2d or Conv3d"
 
 
 class TupleLinear(nn.Linear):
@@ -65,7 +66,7 @@ def _parametrized_bias() -> nn.Module:
 
 
 class Odd(NamedTuple):
-    """How to make a module, the reason for which it is left out, and how to call it with ``[6, 4]``."""
+    """How to make a module, the lines of ``print`` on why it is left out, and how to call it with ``[6, 4]``."""
 
     make: Callable[[], nn.Module]
     reason: str
@@ -83,60 +84,59 @@ def _complex(module: nn.Module, inputs: Tensor) -> Tensor:
 
 
 ODD: dict[str, Odd] = {
-    "LSTM": Odd(lambda: nn.LSTM(4, 4), "odd (LSTM is neither Linear nor Conv2d)", lambda m, x: m(x)[0]),
-    "GRUCell": Odd(lambda: nn.GRUCell(4, 4), "odd (GRUCell is neither Linear nor Conv2d)"),
-    "parameter": Odd(Shifted, "odd (Shifted is neither Linear nor Conv2d)"),
-    "Bilinear": Odd(lambda: nn.Bilinear(4, 4, 4), "odd (Bilinear is neither Linear nor Conv2d)", lambda m, x: m(x, x)),
-    "ConvTranspose2d": Odd(
-        lambda: nn.ConvTranspose2d(4, 4, 1), "odd (ConvTranspose2d is neither Linear nor Conv2d)", _as_image
-    ),
-    "groups": Odd(lambda: nn.Conv2d(4, 4, 1, groups=2), "odd (Conv2d with groups=2 > 1)", _as_image),
+    "LSTM": Odd(lambda: nn.LSTM(4, 4), f"odd: LSTM {NO_LAYER}", lambda m, x: m(x)[0]),
+    "GRUCell": Odd(lambda: nn.GRUCell(4, 4), f"odd: GRUCell {NO_LAYER}"),
+    "parameter": Odd(Shifted, f"odd: Shifted {NO_LAYER}"),
+    "Bilinear": Odd(lambda: nn.Bilinear(4, 4, 4), f"odd: Bilinear {NO_LAYER}", lambda m, x: m(x, x)),
+    "ConvTranspose2d": Odd(lambda: nn.ConvTranspose2d(4, 4, 1), f"odd: ConvTranspose2d {NO_LAYER}", _as_image),
+    "groups": Odd(lambda: nn.Conv2d(4, 4, 1, groups=2), "odd: Conv2d with groups=2 > 1", _as_image),
     "weight_norm": Odd(
-        lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "odd (its weight is computed from weight_g and weight_v)"
+        lambda: nn.utils.weight_norm(nn.Linear(4, 4)), "odd: its weight is computed from weight_g and weight_v"
     ),
     "parametrized weight_norm": Odd(
-        lambda: parametrizations.weight_norm(nn.Linear(4, 4)), "odd (its weight is computed from other parameters)"
+        lambda: parametrizations.weight_norm(nn.Linear(4, 4)), "odd: its weight is computed from other parameters"
     ),
     "spectral_norm": Odd(
-        lambda: nn.utils.spectral_norm(nn.Linear(4, 4)), "odd (its weight is computed from weight_orig)"
+        lambda: nn.utils.spectral_norm(nn.Linear(4, 4)), "odd: its weight is computed from weight_orig"
     ),
     "parametrized spectral_norm": Odd(
         lambda: parametrizations.spectral_norm(nn.Conv2d(4, 4, 1)),
-        "odd (its weight is computed from other parameters)",
+        "odd: its weight is computed from other parameters",
         _as_image,
     ),
     "prune": Odd(
-        lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), "odd (its weight is computed from weight_orig)"
+        lambda: prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5), "odd: its weight is computed from weight_orig"
     ),
     "pruned bias": Odd(
-        lambda: prune.l1_unstructured(nn.Linear(4, 4), "bias", 0.5), "odd (its bias is computed from bias_orig)"
+        lambda: prune.l1_unstructured(nn.Linear(4, 4), "bias", 0.5), "odd: its bias is computed from bias_orig"
     ),
-    "parametrized bias": Odd(_parametrized_bias, "odd (its bias is computed from other parameters)"),
+    "parametrized bias": Odd(_parametrized_bias, "odd: its bias is computed from other parameters"),
     "attention": Odd(
         lambda: nn.MultiheadAttention(4, 2),
-        "odd (MultiheadAttention is neither Linear nor Conv2d); "
-        "odd.out_proj (MultiheadAttention uses its weight without calling it)",
+        "odd: MultiheadAttention multiplies by its packed weights itself, without calling a layer; an attention with a "
+        "Linear for each of q, k and v is preconditioned\n"
+        "  odd.out_proj: MultiheadAttention multiplies by its weight itself, without calling it",
         lambda m, x: m(x, x, x)[0],
     ),
     "complex": Odd(
-        lambda: nn.Linear(4, 4, dtype=torch.complex128), "odd (its weight is torch.complex128, not real", _complex
+        lambda: nn.Linear(4, 4, dtype=torch.complex128), "odd: its weight is torch.complex128, not real", _complex
     ),
     "complex convolution": Odd(
         lambda: nn.Conv2d(4, 4, 1, dtype=torch.complex128),
-        "odd (its weight is torch.complex128, not real",
+        "odd: its weight is torch.complex128, not real",
         lambda m, x: _complex(m, x.reshape(IMAGES)),
     ),
     "tuple": Odd(
-        lambda: TupleLinear(4, 4), "odd (TupleLinear computes its output in a forward of its own)", lambda m, x: m(x)[0]
+        lambda: TupleLinear(4, 4), "odd: TupleLinear computes its output in a forward of its own", lambda m, x: m(x)[0]
     ),
-    "2 W x": Odd(lambda: DoubledLinear(4, 4), "odd (DoubledLinear computes its output in a forward of its own)"),
+    "2 W x": Odd(lambda: DoubledLinear(4, 4), "odd: DoubledLinear computes its output in a forward of its own"),
     "2 W x of a convolution": Odd(
-        lambda: DoubledConv2d(4, 4, 1), "odd (DoubledConv2d computes its output in a forward of its own)", _as_image
+        lambda: DoubledConv2d(4, 4, 1), "odd: DoubledConv2d computes its output in a forward of its own", _as_image
     ),
-    "forward of an instance": Odd(_overridden, "odd (Linear computes its output in a forward of its own)"),
-    "no outputs": Odd(lambda: nn.Linear(4, 0), "odd (its weight is empty)"),
-    "no inputs": Odd(lambda: nn.Linear(0, 4), "odd (its weight is empty)", lambda m, x: m(x[:, :0])),
-    "no channels": Odd(lambda: nn.Conv2d(0, 4, 1), "odd (its weight is empty)", lambda m, x: m.bias * x.mean()),
+    "forward of an instance": Odd(_overridden, "odd: Linear computes its output in a forward of its own"),
+    "no outputs": Odd(lambda: nn.Linear(4, 0), "odd: its weight is empty"),
+    "no inputs": Odd(lambda: nn.Linear(0, 4), "odd: its weight is empty", lambda m, x: m(x[:, :0])),
+    "no channels": Odd(lambda: nn.Conv2d(0, 4, 1), "odd: its weight is empty", lambda m, x: m.bias * x.mean()),
 }
 
 

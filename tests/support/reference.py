@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -23,22 +26,23 @@ def kfac_solve(c: Tensor, grad: Tensor, a: Tensor, damping: float) -> Tensor:
     return torch.linalg.solve(matrix, grad.flatten()).reshape(grad.shape)
 
 
-def rows_of(layer: nn.Linear | nn.Conv2d, inputs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return X and G of a layer by explicit loops over examples and output locations."""
+def rows_of(layer: Any, inputs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """Return X and G of a linear layer or a convolution by explicit loops over examples and output locations."""
     xs: list[Tensor] = []
     gs: list[Tensor] = []
-    if isinstance(layer, nn.Linear):
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
         xs, gs = list(inputs.reshape(-1, inputs.shape[-1])), list(grad.reshape(-1, grad.shape[-1]))
     else:
-        padding = layer.padding if isinstance(layer.padding, tuple) else (0, 0)
-        padded = torch.nn.functional.pad(inputs, (padding[1], padding[1], padding[0], padding[0]))
-        (kh, kw), (sh, sw), (dh, dw) = layer.kernel_size, layer.stride, layer.dilation
+        padding = layer.padding if isinstance(layer.padding, tuple) else (0,) * len(layer.kernel_size)
+        padded = torch.nn.functional.pad(inputs, [margin for both in reversed(padding) for margin in (both, both)])
+        axes = list(zip(layer.kernel_size, layer.stride, layer.dilation, strict=True))
         for n in range(inputs.shape[0]):
-            for i in range(grad.shape[2]):
-                for j in range(grad.shape[3]):
-                    top, start = i * sh, j * sw
-                    patch = padded[n, :, top : top + dh * (kh - 1) + 1 : dh, start : start + dw * (kw - 1) + 1 : dw]
-                    xs.append(patch.flatten())
-                    gs.append(grad[n, :, i, j])
+            for place in product(*map(range, grad.shape[2:])):
+                windows = [
+                    slice(i * stride, i * stride + dilation * (size - 1) + 1, dilation)
+                    for i, (size, stride, dilation) in zip(place, axes, strict=True)
+                ]
+                xs.append(padded[(n, slice(None), *windows)].flatten())
+                gs.append(grad[(n, slice(None), *place)])
     x, g = torch.stack(xs), torch.stack(gs)
     return (torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer.bias is not None else x), g
