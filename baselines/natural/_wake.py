@@ -26,7 +26,7 @@ class WakeRegularized(KLClipping, Method):
     subproblem: str
     damping: float
     factor_decay: float
-    kl_clip: float | None
+    kl_clip: float | None = None
     rms_clip: float | None
     factor_update_period: int
     inverse_update_period: int

@@ -97,4 +97,4 @@ def test_a_rank_takes_its_layers_from_a_checkpoint_and_leaves_the_others(monkeyp
     assert set(state["dp_kfac"]["layers"]) == set(OWNERS)
     monkeypatch.setattr(saved._owners, "owns", lambda name: name == "2")
     saved.load_state_dict(state)
-    assert set(saved._states.saved()) == {"2"}
+    assert set(saved._states.by_layer()) == {"2"}

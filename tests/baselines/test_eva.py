@@ -10,8 +10,7 @@ from torch.testing import assert_close
 from baselines import KAISA, Eva
 from mkor_core import Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
-from mkor_core.engines.kl_clip import kl_clipped, split_rates
-from mkor_core.method import Update
+from mkor_core.engines.clipping import Update, kl_clipped, split_rates
 from tests.support import reference
 
 DAMPING, DECAY, EXAMPLES = 0.03, 0.3, 16
@@ -116,4 +115,5 @@ def test_the_clip_of_a_stack_takes_the_rates_of_weights_and_of_biases(rates, of_
 
 @pytest.mark.parametrize("cls", [Eva, KAISA])
 def test_rows_are_those_of_the_global_loss_unless_each_ranks_are_asked_for(cls: type[Eva | KAISA]):
-    assert [cls().rank_rows, cls(rows="global").rank_rows, cls(rows="rank").rank_rows] == [False, False, True]
+    methods = cls(), cls(rows="global"), cls(rows="rank")
+    assert [method.statistic.of_rank for method in methods] == [False, False, True]

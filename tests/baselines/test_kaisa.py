@@ -12,8 +12,7 @@ from torch.testing import assert_close
 from baselines import KAISA
 from mkor_core import Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
-from mkor_core.engines.kl_clip import kl_clipped
-from mkor_core.method import Update
+from mkor_core.engines.clipping import Update, kl_clipped
 from tests.support import reference
 
 DAMPING, DECAY = 0.03, 0.9
@@ -86,9 +85,10 @@ def test_a_refresh_computes_what_ranks_send_from_factors_that_start_at_i(method)
     """The first state is that of a refresh without statistics."""
     kaisa = KAISA(compute_method=method, damping=DAMPING)
     state = kaisa.initial_state(LayerShape(2, 3), torch.float64, torch.device("cpu"))
-    refreshed = dict(state)
+    refreshed = {name: tensor.clone() for name, tensor in state.items()}
+    versions = {name: tensor._version for name, tensor in refreshed.items()}
     kaisa.refresh(refreshed, 0)
-    assert {name for name in state if refreshed[name] is not state[name]} == set(kaisa.refreshed)
+    assert {name for name in state if refreshed[name]._version != versions[name]} == set(kaisa.refreshed)
     grad = torch.arange(6, dtype=torch.float64).view(2, 3)
     assert_close(kaisa.precondition(state, grad), kaisa.precondition(refreshed, grad))
     assert not kaisa.has_statistics(state)
@@ -130,7 +130,7 @@ def test_a_singular_factor_keeps_the_inverse_that_it_had():
     """The host does not look whether it is singular. Truth: the inverse of the other factor, by torch."""
     method = KAISA(compute_method="inverse", damping=DAMPING)
     state = method.initial_state(LayerShape(3, 4), torch.float64, torch.device("cpu"))
-    before = state["left_inverse"]
+    before = state["left_inverse"].clone()
     state["left"] = -DAMPING * torch.eye(3).double()
     state["right"] = torch.diag(torch.arange(1.0, 5)).double()
     method.refresh(state, 0)
@@ -207,19 +207,22 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     """A fused optimizer tells on the device whether it skips a step. What is not finite is told at the next update."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
     preconditioner = Preconditioner(model, KAISA(factor_update_period=1, inverse_update_period=1, kl_clip=None))
-    layers, engine = list(preconditioner._layers.values()), preconditioner._engine
+    layers, engine, states = list(preconditioner._layers.values()), preconditioner._engine, preconditioner._states
+    states.prepare(layers)
     for step, scale in enumerate((value, 1.0)):
         model(torch.full((5, 4), scale, dtype=torch.float64)).square().mean().backward()
         sums = preconditioner._capture.take()
-        assert engine.update(layers, sums, step, torch.tensor(will_step), None) is True
-        assert engine.update(layers, {}, step, torch.tensor(will_step), None) is False
+        engine.update(layers, sums, step, torch.tensor(will_step), None)
+        before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
+        engine.update(layers, {}, step, torch.tensor(will_step), None)
+        assert_close(states.by_layer()["0"], before, rtol=0, atol=0)
     told = [record.getMessage() for record in caplog.records]
     message = "KAISA: layers '0' have statistics that are not finite, which are left out."
     assert told == ([message] if will_step and value != 1.0 else [])
     counted = 0 if not will_step else 2 if value == 1.0 else 1
-    assert engine.saved()["0"]["batches"] == counted
+    assert states.by_layer()["0"]["batches"] == counted
     preconditioner.remove()
-    assert engine.saved() == {}
+    assert states.by_layer() == {}
 
 
 @pytest.mark.parametrize("kl_clip", [1e-6, 1e9])
@@ -230,10 +233,11 @@ def test_a_loss_scale_multiplies_updates_that_are_clipped(kl_clip):
     layers = list(preconditioner._layers.values())
     model(torch.ones(5, 4)).square().mean().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    preconditioner._states.prepare(layers)
     preconditioner._engine.update(layers, preconditioner._capture.take(), 0, None, None)
     for scale in (None, torch.tensor(4.0)):
         for parameter, grad in zip(model.parameters(), gradients, strict=True):
             parameter.grad.copy_(grad if scale is None else grad * scale)
-        preconditioner._engine.precondition(layers, [0.5], scale)
+        preconditioner._engine.precondition(layers, {"": 0.5}, scale)
         clipped.append([parameter.grad.clone() for parameter in model.parameters()])
     assert_close([4 * update for update in clipped[0]], clipped[1])

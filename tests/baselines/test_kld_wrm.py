@@ -122,7 +122,7 @@ def test_the_root_mean_square_of_q_is_bounded(subproblem, bounded):
 def test_a_step_that_is_not_finite_leaves_the_state_alone():
     method, state = rule([0.1])
     updated(method, state, spd(2, 0), spd(3, 1), random(*SHAPE))
-    before = dict(state)
+    before = {name: tensor.clone() for name, tensor in state.items()}
     method.precondition(state, torch.full(SHAPE, torch.nan).double())
     assert_close(state, before)
 
@@ -130,9 +130,12 @@ def test_a_step_that_is_not_finite_leaves_the_state_alone():
 def test_moments_are_those_of_rows_of_examples_averaged_over_locations():
     method, _ = rule([0.1])
     x, g = random(6, 3), random(6, 2, seed=1)
-    found = method.condense([Rows(x, g, 2)], 0)
+    statistic = method.statistic
+    assert statistic.condense is not None
+    found = statistic.condense([Rows(x, g, 2)], 0)
     x, g = (part.view(3, 2, -1).mean(1) for part in (x, g))
-    assert_close([*found], [x.T @ x, g.T @ g, torch.tensor(3.0).double()])
+    assert_close([*found[:3]], [x.T @ x, g.T @ g, torch.tensor(3.0).double()])
+    assert statistic.sum_shapes(SHAPE) == (found.x.shape, found.g.shape)
 
 
 def test_the_optimizer_takes_the_rule_s_step_at_each_rate():

@@ -84,10 +84,8 @@ def test_a_layer_of_a_stack_that_is_not_accepted_keeps_its_state():
     before = {key: tensor.clone() for key, tensor in stack.items()}
     sums, number = random(4), torch.tensor(2.0, dtype=torch.float64)
     method.accumulate(alone, Captured(sums, random(3), number), 0)
-    method.refresh(alone, 0)
     accept = torch.tensor([True, False])
     method.accumulate(stack, Captured(sums.expand(2, -1), random(2, 3), number.expand(2)), 0, accept)
-    method.refresh(stack, 0, accept)
     for key, tensor in stack.items():
         assert_close(tensor[0], alone[key])
         assert torch.equal(tensor[1], before[key][1])

@@ -12,7 +12,8 @@ from torch.testing import assert_close
 from baselines.muon._polar import polar_factor
 from baselines.muon.newton_muon import NewtonMuon
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import LayerShape
+from mkor_core.capture.statistics import Captured, LayerShape
+from mkor_core.ranks.comm import Triangles
 from tests.support.matrices import random
 
 
@@ -29,6 +30,11 @@ def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, P
         if len(found) == 1:
             preconditioner.step()
     return found[0], found[1], preconditioner
+
+
+def captured(moment: Tensor) -> Captured:
+    """Return the statistic of rows with a second moment, and without a bias."""
+    return Captured(torch.cat([Triangles().pack(moment), moment.new_ones(1)]), moment.new_zeros(1), torch.tensor(1.0))
 
 
 @pytest.mark.parametrize("has_bias", [False, True])
@@ -64,10 +70,9 @@ def test_a_moment_that_commutes_with_d_t_d_leaves_the_polar_factor_alone():
     u, v = torch.linalg.qr(random(4, 4))[0], torch.linalg.qr(random(4, 4, seed=1))[0]
     scales = torch.tensor([3.0, 1.0, 0.5, 0.2], dtype=torch.float64)
     grad, moment = u @ torch.diag(scales) @ v.T, v @ torch.diag(scales.flip(0)) @ v.T
-    method = NewtonMuon(damping=1e-9, bias="joint")
+    method = NewtonMuon(damping=1e-9, bias="joint", factor_decay=0.0)
     state = method.initial_state(LayerShape(4, 4), torch.float64, torch.device("cpu"))
-    state["right"] = moment
-    method.refresh(state, 0)
+    method.accumulate(state, captured(moment), 0)
     update = method.precondition(state, grad)
     assert (update / update.norm() - grad / grad.norm()).norm() > 0.2
     assert_close(polar_factor(update, "exact"), polar_factor(grad, "exact"))
@@ -93,8 +98,7 @@ def test_a_joint_bias_centers_the_inputs():
 
 
 def test_a_failed_decomposition_gives_the_identity():
-    method = NewtonMuon(bias="joint")
+    method = NewtonMuon(bias="joint", factor_decay=0.0)
     state = method.initial_state(LayerShape(2, 3), torch.float64, torch.device("cpu"))
-    state["right"] = -torch.eye(3).double()
-    method.refresh(state, 0)
+    method.accumulate(state, captured(-torch.eye(3).double()), 0)
     assert_close(state["right_inverse"], torch.eye(3).double(), rtol=0, atol=0)

@@ -13,6 +13,7 @@ from baselines.kfac._low_rank import Pairs, brand, clipped, leading, randomized_
 from baselines.kfac.b_kfac import BKFAC
 from baselines.kfac.rs_kfac import RSKFAC
 from mkor_core import Method, Preconditioner
+from mkor_core.method import plain_hyperparameters
 from tests.support.matrices import random
 
 
@@ -106,7 +107,7 @@ def test_an_update_of_full_rank_is_kfacs(sketch):
 def test_the_thesis_code_starts_from_0_and_damps_more():
     layer, inputs = linear(), random(7, 4)
     method = RSKFAC(factor_decay=0.8, factor_update_period=1, inverse_update_period=1, update_clip=None)
-    method = RSKFAC(**{**method.plain_hyperparameters(), "thesis_code": True, "rank": 2})
+    method = RSKFAC(**{**plain_hyperparameters(method), "thesis_code": True, "rank": 2})
     grad, update, _, g = step(layer, inputs, method, steps=2)
     x, truth = with_ones(inputs), grad
     for moment, side in ((7 * g.T @ g, 0), (x.T @ x / 7, 1)):

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from baselines import available, limits, method_class
+from mkor_core.method import FollowsLoss
 from tests.support.hyperparameters import options, variations
 from tests.support.killing import SMALL, STEPS, Command, Fork, Subject, kill
 from tests.support.records import read_summary
@@ -33,7 +34,7 @@ def _settings() -> dict[str, tuple[str, dict[str, Any], dict[str, Any]]]:
     for name in available():
         method = method_class(name)
         # A method that switches itself off does so in the middle of the run.
-        switch = {"knee_beta": 1e6, "warmup_steps": STEPS // 2} if method and method.follows_loss else {}
+        switch = {"knee_beta": 1e6, "warmup_steps": STEPS // 2} if method and issubclass(method, FollowsLoss) else {}
         changes = {"lr": LEARNING_RATE, **switch}
         for label, hyperparameters in variations(name, **changes).items():
             found[label] = (name, hyperparameters, {})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
@@ -29,10 +29,10 @@ from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
 from mkor_core.capture.sums import Capture
 from mkor_core.engines import choice as engines
 from mkor_core.maths.products import Gradient, counted_part, rescale_
-from mkor_core.method import BlockSums, StackedMethod, Update
+from mkor_core.method import InPlaceMethod, Known, Products
 
 D_OUT, D_W = 6, 5
-METHODS: dict[str, StackedMethod] = {
+METHODS: dict[str, InPlaceMethod] = {
     "window": MKOR(window=4, inverse_update_period=1),
     "window, input side": MKOR(window=4, inverse_update_period=1, sides="input"),
     "window, not rescaled": MKOR(window=4, inverse_update_period=1, rescale=False),
@@ -40,15 +40,13 @@ METHODS: dict[str, StackedMethod] = {
 }
 
 
-def state_after_updates(method: StackedMethod, has_bias: bool) -> Any:
+def state_after_updates(method: InPlaceMethod, has_bias: bool) -> Any:
     shape, generator = LayerShape(D_OUT, D_W + has_bias), torch.Generator().manual_seed(0)
     state = method.initial_state(shape, torch.float64, torch.device("cpu"))
     for step in range(3):
         x = torch.randn(shape.d_in, generator=generator, dtype=torch.float64)
         g = torch.randn(shape.d_out, generator=generator, dtype=torch.float64)
         method.accumulate(state, Captured(x, g, torch.ones((), dtype=torch.float64)), step)
-        if method.refreshes(step):
-            method.refresh(state, step)
     return state
 
 
@@ -71,23 +69,23 @@ def test_blocks_of_any_cut_give_the_blocks_of_the_update(name, has_bias, row_cut
         torch.randn(D_OUT, D_W, dtype=torch.float64), torch.randn(D_OUT, dtype=torch.float64) if has_bias else None
     )
     truth = Gradient(*(None if part is None else part.clone() for part in whole))
-    method.apply(state, truth)
+    method.apply(state, truth, Known(method.products(state, truth)))
     rows, columns = slices(D_OUT, row_cuts), slices(D_W, column_cuts)
     others = [cast("Any", ("others",)) if len(cuts) > 1 else () for cuts in (rows, columns)]
     places = [(i, j) for i in range(len(rows)) for j in range(len(columns))]
     blocks = {(i, j): Block(rows[i], columns[j], *others, counts_bias=j == 0, row_shards=len(rows)) for i, j in places}
     grads = {place: cut(whole, block) for place, block in blocks.items()}
-    sums = {place: method.block_sums(state, grads[place], block) for place, block in blocks.items()}
+    sums = {place: method.products(state, grads[place], block) for place, block in blocks.items()}
     if name in ("window", "window, not rescaled"):
         assert all(bool(one.over_all) == (len(rows) > 1 and len(columns) > 1) for one in sums.values())
     before = sum(counted_part(grads[place], block).square_norm() for place, block in blocks.items())
     for (i, j), block in blocks.items():
-        total = BlockSums(
+        total = Products(
             added([sums[k, j].over_rows for k in range(len(rows))]),
             added([sums[i, k].over_columns for k in range(len(columns))]),
             added([one.over_all for one in sums.values()]),
         )
-        method.apply_to_block(state, grads[i, j], block, total)
+        method.apply(state, grads[i, j], Known(total, cut=block))
     after = sum(counted_part(grads[place], block).square_norm() for place, block in blocks.items())
     for place, block in blocks.items():
         if method.keeps_norm:
@@ -115,7 +113,7 @@ def test_a_state_that_is_not_finite_leaves_blocks_as_they_are(name):
     weight, bias = torch.randn(3, D_W, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
     block = Block((0, 3), (0, D_W), cast("Any", ("others",)), (), counts_bias=True, row_shards=2)
     grad = Gradient(weight.clone(), bias.clone())
-    method.apply_to_block(state, grad, block, method.block_sums(state, grad, block))
+    method.apply(state, grad, Known(method.products(state, grad, block), cut=block))
     assert_close([grad.weight, grad.bias], [weight, bias], rtol=0, atol=0)
 
 
@@ -193,37 +191,26 @@ class Shortened(Method):
     def statistic(self) -> Statistic:
         return MEAN
 
-    def initial_state(self, shape: LayerShape, dtype: torch.dtype, device: torch.device) -> dict[str, Tensor]:
-        return {"half": torch.full((), 0.5, dtype=dtype, device=device)}
+    def initial_state(
+        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
+    ) -> dict[str, Tensor]:
+        return {"half": torch.full(leading, 0.5, dtype=dtype, device=device)}
 
     def accumulates(self, step: int) -> bool:
         return True
 
-    def refreshes(self, step: int) -> bool:
-        return False
-
-    def accumulate(self, state: dict[str, Tensor], captured: Captured, step: int) -> None:
-        pass
-
-    def refresh(self, state: dict[str, Tensor], step: int) -> None:
+    def accumulate(
+        self, state: dict[str, Tensor], captured: Captured, step: int, accept: Tensor | None = None
+    ) -> None:
         pass
 
     def precondition(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:
         return state["half"] * grad
 
 
-class Finishing(Shortened):
-    """A method that needs the updates of all layers together."""
-
-    def finish(self, updates: Sequence[Update]) -> list[Tensor]:
-        return [update.value for update in updates]
-
-
 @pytest.mark.usefixtures("one_rank")
-def test_a_method_that_finishes_all_updates_together_has_no_owners():
+def test_a_method_that_returns_its_updates_trains_with_owners_as_without():
     assert_close(train(network(), Shortened(), owners=True), train(network(), Shortened()), rtol=1e-12, atol=1e-12)
-    with pytest.raises(TypeError, match=r"Finishing.finish needs the updates of all layers"):
-        Preconditioner(network(), Finishing(), owners=True)
 
 
 @pytest.mark.usefixtures("one_rank")

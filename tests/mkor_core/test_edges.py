@@ -19,7 +19,8 @@ from baselines.natural.hylo import interpolated_middle
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import LayerShape
-from mkor_core.engines.states import LayerStates
+from mkor_core.engines.diagnostics import Diagnostics
+from mkor_core.engines.stacks import States
 from mkor_core.method import Method
 
 METHODS: list[Method] = [
@@ -348,31 +349,6 @@ def test_a_step_without_a_backward_pass_does_not_count():
     assert preconditioner.state_dict()["step"] == 0
 
 
-@pytest.mark.parametrize("rows", [3, 5])
-@pytest.mark.parametrize("accept", [None, torch.tensor(True), torch.tensor(False)], ids=str)
-def test_a_change_that_is_not_accepted_is_undone_also_if_it_changes_the_number_of_rows(rows, accept):
-    states = LayerStates({"one": Layer("one", nn.Linear(2, 2))}, MKOR(), None, lambda name: None)
-    new = torch.ones(rows, 3)
-    before = states["one"]["right"]
-    assert before.shape == (3, 3)
-    assert states.change("one", accept, lambda state: state.update(right=new))
-    undone = accept is not None and not accept
-    assert_close(states["one"]["right"], before if undone else new, rtol=0, atol=0)
-
-
-def test_a_change_in_which_a_decomposition_fails_is_undone_and_reported():
-    failed: list[str] = []
-    states = LayerStates({"one": Layer("one", nn.Linear(2, 2))}, MKOR(), None, failed.append)
-
-    def change(state: dict[str, Tensor]) -> None:
-        state["right"] = torch.zeros(3, 3)
-        raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
-
-    assert not states.change("one", None, change)
-    assert failed == ["one"]
-    assert_close(states["one"]["right"], torch.eye(3))
-
-
 def test_a_loaded_state_is_a_copy():
     one, other = (Preconditioner(model := network(), MKOR()) for _ in range(2))
     model(inputs()).square().mean().backward()
@@ -386,7 +362,7 @@ def test_a_loaded_state_is_a_copy():
 @pytest.mark.parametrize("shape", [(3,), (3, 3, 1)], ids=str)
 def test_a_saved_tensor_of_another_number_of_dimensions_is_refused(shape):
     state = {"one": {**MKOR().initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))}}
-    states = LayerStates({"one": Layer("one", nn.Linear(2, 2))}, MKOR(), None, lambda name: None)
+    states = States({"one": Layer("one", nn.Linear(2, 2))}, MKOR())
     states.load(state)
     state["one"]["right"] = torch.ones(shape)
     with pytest.raises(ValueError, match=re.escape(f"Tensor 'right' of layer 'one' has shape {shape}, not (3, 3)")):

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from mkor_core.maths import inverses, linalg
+from mkor_core.maths import inverses
 from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse
 from mkor_core.reference import RULES, stabilized
 from tests.support.matrices import spd
+from tests.support.recorded_products import RecordedProducts
 
 EPS, ZETA, DECAY = 2.1, 0.8, 0.9
 CPU = torch.device("cpu")
@@ -264,4 +265,71 @@ def test_the_scale_has_its_fixed_point_at_two_and_the_default_threshold_beside_i
     assert pytest.approx(DECAY * 2.0) == ZETA * 2.0 + 1 - ZETA
     assert max(seen) < EPS / DECAY
     assert abs(EPS - 2.0) > 0.05
-    assert linalg.stabilizer_weight(inverse.to_matrix().diagonal(), EPS, ZETA) in (1.0, ZETA)
+    assert rule_of("sherman_morrison").blend_weight(inverse.to_matrix().diagonal(), None) in (1.0, ZETA)
+
+
+@pytest.mark.parametrize("quadratic", [0.0, -0.5])
+@pytest.mark.parametrize("name", RULES)
+def test_an_update_along_which_a_factor_is_not_positive_is_left_out(name, quadratic):
+    assert rule_of(name).weight(torch.tensor(quadratic)) == 0
+
+
+@pytest.mark.parametrize("diagonal", [0.0, -0.5])
+def test_a_further_rank_along_which_a_factor_is_not_positive_is_left_out(diagonal):
+    dense = DenseInverse(diagonal * torch.eye(2), torch.tensor(2.0))
+    dense.add_(torch.ones(2), 0.9)
+    assert_close(dense.to_matrix(), 2 * diagonal * torch.eye(2), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rules_weight_is_that_of_the_dense_recurrence(name):
+    """Truth: J = I and v = 2 e_1, so that the entry [0, 0] alone differs from ``gain``."""
+    rule, v = rule_of(name, threshold=torch.inf), torch.tensor([2.0, 0.0], dtype=torch.float64)
+    dense = RULES[name](torch.eye(2, dtype=torch.float64), v, DECAY)
+    blend = rule.blend_weight(torch.ones(2, dtype=torch.float64), None)
+    weight = rule.weight(torch.tensor(4.0, dtype=torch.float64))
+    assert blend == (DECAY if name == "released" else 1)
+    assert (weight > 0) == (name == "published")
+    assert_close(dense[0, 0], rule.gain + 4 * weight)
+    assert_close(dense[1, 1], torch.tensor(rule.gain, dtype=torch.float64))
+
+
+def test_an_overflow_of_the_published_rule_is_not_silent():
+    assert rule_of("published").weight(torch.tensor(torch.inf)).isnan()
+
+
+@pytest.mark.parametrize(
+    ("diagonal", "acts"),
+    [((1.0, 2.0), False), ((1.0, 2.1), True), ((1.0, 0.0), True), ((1.0, -0.1), True), ((1.0, 0.1), False)],
+)
+@pytest.mark.parametrize("name", RULES)
+def test_the_stabilizer_acts_above_the_threshold_and_on_entries_that_are_not_positive(name, diagonal, acts):
+    """A4 blends with the identity in every update; a factor whose update is not accepted is not blended."""
+    rule, entries = rule_of(name, threshold=2.0), torch.tensor(diagonal, dtype=torch.float64)
+    expected = (ZETA if acts else 1.0) * (DECAY if name == "released" else 1.0)
+    assert_close(rule.blend_weight(entries, None), torch.tensor(expected, dtype=torch.float64))
+    masked = rule.blend_weight(entries.expand(2, -1), torch.tensor([True, False]))
+    assert_close(masked, torch.tensor([expected, 1.0], dtype=torch.float64))
+
+
+def test_inner_products_are_those_of_the_last_dimension():
+    a, b = torch.arange(24.0).view(2, 3, 4), torch.ones(2, 3, 4)
+    assert_close(inverses.dot(a, b), a.sum(2))
+    assert_close(inverses.dot(a[0, 0], b[0, 0]), a[0, 0].sum())
+
+
+@pytest.mark.parametrize(
+    ("device", "names"), [("cpu", ["mv"] * 3 + ["addr_"] * 3), ("meta", ["bmm", "addcmul_"])], ids=["cpu", "meta"]
+)
+def test_a_cpu_multiplies_the_layers_of_a_stack_one_by_one_and_other_devices_together(device, names):
+    generator = torch.Generator().manual_seed(0)
+    matrix, vector = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4, 4), (3, 4)))
+    matrix, vector = matrix.to(device), vector.to(device)
+    outer = matrix.clone()
+    with RecordedProducts() as products:
+        product = inverses.matvec(matrix, vector)
+        inverses.add_outer_(outer, vector, -1)
+    assert products.names == names
+    if device == "cpu":
+        assert_close(product, torch.einsum("lij,lj->li", matrix, vector))
+        assert_close(outer, matrix - torch.einsum("li,lj->lij", vector, vector))

@@ -15,6 +15,7 @@ from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.maths import inverses
 from mkor_core.maths.products import Gradient
+from mkor_core.method import Known, Products
 from mkor_core.reference import RULES
 from tests.support import reference
 
@@ -125,18 +126,20 @@ def test_half_precision_factors_stay_finite_and_close(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("window", [None, 8])
+@pytest.mark.parametrize(("window", "dimensions"), [(None, (4, 6)), (2, (4, 6)), (8, (20, 30))])
 @pytest.mark.parametrize("rule", ["sherman_morrison", "released"])
-def test_ten_thousand_half_precision_updates_stay_finite(rule, window, dtype):
+def test_ten_thousand_half_precision_updates_stay_finite(rule, window, dimensions, dtype):
+    """Windows are shorter than the sides of D: c in ``c I - U diag(s) U^T`` grows if they span all of a side."""
     method = MKOR(update_rule=rule, factor_dtype=dtype, window=window, inverse_update_period=1)
-    state = method.initial_state(LayerShape(4, 6), torch.float32, torch.device("cpu"))
+    state = method.initial_state(LayerShape(*dimensions), torch.float32, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)
     for step in range(10_000):
         scale = 10.0 ** (step % 7 - 4)
-        for side, dimension in (("left", 4), ("right", 6)):
+        for side, dimension in zip(("left", "right"), dimensions, strict=True):
             vectors = scale * torch.randn(dimension, 1, generator=generator)
             state[f"{side}_vectors"] = vectors.to(dtype)
-        method.refresh(state, step)
+        method.make_room(state, step)
+        method.update_factors(state, step)
     assert all(tensor.isfinite().all() for tensor in state.values())
 
 
@@ -145,7 +148,7 @@ def test_a_vector_that_overflows_half_precision_products_keeps_its_update():
     method = MKOR(factor_dtype=torch.float16)
     state = method.initial_state(LayerShape(2, 400), torch.float32, torch.device("cpu"))
     state["right_vectors"] = torch.full((400, 1), 50.0, dtype=torch.float16)
-    method.refresh(state, 0)
+    method.update_factors(state, 0)
     direction = torch.ones(400) / 20
     along = direction @ inverses.from_state(state, "right").to_matrix().float() @ direction
     assert along < 0.01  # 1/0.9 without the update
@@ -192,9 +195,8 @@ def test_a_scale_on_g_updates_the_left_factor_as_a_scaled_loss_would_and_leaves_
     states = []
     for method, factor in ((MKOR(gradient_scale=8.0), 1), (MKOR(), 8), (MKOR(), 1)):
         state = method.initial_state(LayerShape(3, 5), torch.float64, torch.device("cpu"))
-        for step, (x, g, number) in enumerate(rows):
+        for step, (x, g, number, _) in enumerate(rows):
             method.accumulate(state, Captured(x, factor * g, number), step)
-            method.refresh(state, step)
         states.append(state)
     scaled, truth, plain = states
     for side in ("left", "right"):
@@ -218,7 +220,7 @@ def test_the_old_factors_weight_is_that_of_the_paper_or_of_the_released_code_unl
 def test_vectors_travel_in_half_precision_only_if_the_factors_are():
     dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
     expected = [None, None, torch.bfloat16, torch.float16]
-    assert [MKOR(factor_dtype=dtype).exchange_dtype for dtype in dtypes] == expected
+    assert [MKOR(factor_dtype=dtype).statistic.message_dtype for dtype in dtypes] == expected
 
 
 def test_mkor_h_switches_at_the_knee():
@@ -279,7 +281,8 @@ def test_the_windowed_update_preconditions_like_its_dense_matrix():
     for step in range(5):
         for side, dimension in (("left", 4), ("right", 6)):
             state[f"{side}_vectors"] = torch.randn(dimension, 1, generator=generator, dtype=torch.float64)
-        method.refresh(state, step)
+        method.make_room(state, step)
+        method.update_factors(state, step)
     assert state["updates"] == 5
     dense = {side: inverses.from_state(state, side).to_matrix() for side in ("left", "right")}
     grad = torch.randn(4, 6, generator=generator, dtype=torch.float64)
@@ -299,11 +302,10 @@ def test_a_mean_gradient_below_a_share_of_the_gradients_norm_is_noise(norm, grad
     x[..., 1], g[..., 2] = 500.0, norm
     number = torch.full(leading, 5.0, dtype=torch.float64)
     of_gradient = None if gradient_norm is None else torch.full(leading, gradient_norm, dtype=torch.float64)
-    method.accumulate(state, Captured(x, g, number), 0, None, of_gradient)
+    noise = method.accumulate(state, Captured(x, g, number, of_gradient), 0)
     truth = torch.zeros(*leading, 4, dtype=torch.float64)
     truth[..., 2] = 3.0 if counts else 0.0
     assert_close(state["left_vectors"][..., 0], truth)
-    noise = method.noise(state)
     assert noise is not None
     assert torch.equal(noise, torch.full(leading, not counts))
 
@@ -336,5 +338,5 @@ def test_products_are_bfloat16_where_dense_factors_are_and_the_device_is_fast_at
     method = MKOR(factor_dtype=stored, window=window)
     state = method.initial_state(LayerShape(3, 4), torch.float32, torch.device(device), (2,))
     with ProductDtypes() as products:
-        method.apply(state, Gradient(torch.ones(2, 3, 4, device=device), None))
+        method.apply(state, Gradient(torch.ones(2, 3, 4, device=device), None), Known(Products()))
     assert products.dtypes == {dtype}

@@ -13,6 +13,7 @@ from mkor_core.maths import inverses, products
 from mkor_core.maths.inverses import Inverse, Rule, WindowedInverse
 from mkor_core.maths.products import Gradient, precondition_
 from tests.support import reference
+from tests.support.recorded_products import RecordedProducts
 
 CPU = torch.device("cpu")
 
@@ -149,3 +150,30 @@ def test_the_update_is_a_descent_direction(seed, window):
     before = grad.weight.clone()
     precondition_(factor(4, window, seed), grad, factor(6, window, seed + 1), rescale=False)
     assert (before * grad.weight).sum() > 0
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("inner_size", [1, 2])
+@pytest.mark.parametrize("leading", [(), (3,)])
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_product_is_added_to_a_scaled_matrix_in_place(rows, leading, inner_size, scale):
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((*leading, rows, 5), (*leading, rows, inner_size), (*leading, inner_size, 5))
+    matrix, left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+    truth = scale * matrix - 3 * left @ right
+    products.add_product_(matrix, left, right, scale, -3.0)
+    assert_close(matrix, truth)
+
+
+@pytest.mark.parametrize(("inner_size", "padded"), [(1, 1), (2, 16), (15, 16), (16, 16), (17, 17)])
+def test_a_large_product_of_a_small_inner_size_is_padded_on_a_cpu(inner_size, padded, monkeypatch):
+    monkeypatch.setattr(products, "LARGE", 20)
+    generator = torch.Generator().manual_seed(0)
+    for matrix_columns, expected in ((5, padded), (4, inner_size)):
+        shapes = ((4, matrix_columns), (4, inner_size), (inner_size, matrix_columns))
+        matrix, columns, rows = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
+        truth = 0.5 * matrix - 3 * columns @ rows
+        with RecordedProducts() as recorded:
+            products.add_product_(matrix, columns, rows, 0.5, -3.0)
+        assert_close(matrix, truth)
+        assert recorded.sizes == [expected]

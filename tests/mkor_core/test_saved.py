@@ -16,6 +16,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, MKORH, Method, Preconditioner
+from mkor_core.method import plain_hyperparameters
 
 State = dict[str, Any]
 
@@ -140,7 +141,7 @@ def test_a_state_whose_tensors_mean_something_else_is_refused(source: Method, ta
 
 def test_what_a_method_fixes_in_its_state_are_hyperparameters_of_it():
     for method in (MKOR(), MKORH(), KAISA(), Eva(), HyLo()):
-        assert set(method.fixed_in_state) <= method.plain_hyperparameters().keys()
+        assert set(method.fixed_in_state) <= plain_hyperparameters(method).keys()
 
 
 def test_hyperparameters_that_say_what_to_do_next_may_change_which_is_logged(caplog: pytest.LogCaptureFixture):

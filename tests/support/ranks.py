@@ -17,7 +17,7 @@ from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limit
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import LayerShape, Sums
-from mkor_core.method import Method
+from mkor_core.method import Method, put
 from mkor_core.ranks import comm
 from mkor_core.ranks.exchange import exchange
 from mkor_core.ranks.kaisa import Sharing
@@ -247,7 +247,7 @@ def with_biases(method: Method, rank: int) -> dict[str, Sums]:
     local = {"convolution": convolution, "linear": Sums(torch.ones(3), None, number)}
     if rank == 0:
         del local["linear"]
-    return exchange(layers, local, None, method=method, group=None)[0]
+    return exchange(layers, local, None, statistic=method.statistic, group=None)[0]
 
 
 def consolidated(rank: int) -> list[set[str]]:
@@ -272,13 +272,14 @@ def consolidated(rank: int) -> list[set[str]]:
 
 
 def gathered(rank: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
-    """Return a layer's gathered tensors with their strides; rank 0 has them, one of them in column-major order."""
+    """Return a layer's gathered tensors with their strides; rank 0 has them, as refreshes leave them in its state."""
     method, layer = KAISA(grad_worker_fraction=0.5), Layer("one", nn.Linear(2, 2))
     sharing = Sharing([layer], method, None)
     blank = method.initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))
-    own = {"left_vectors": torch.arange(4.0).view(2, 2).T, "right_vectors": torch.arange(9.0).view(3, 3)}
+    own = {key: tensor.clone() for key, tensor in blank.items()}
+    put(own, None, left_vectors=torch.arange(4.0).view(2, 2).T, right_vectors=torch.arange(9.0).view(3, 3))
     assert sharing.owns("one") == (rank == 0)
-    whole = sharing.gather({"one": sharing.local_part("one", blank | own)}, lambda name: dict(blank), None)["one"]
+    whole = sharing.gather({"one": sharing.local_part("one", own)}, lambda name: dict(blank), None)["one"]
     return {name: (tensor, tensor.stride()) for name, tensor in whole.items()}
 
 
@@ -310,7 +311,7 @@ def communicate(rank: int, world: int, folder: str) -> None:
     layers = [Layer(name, module) for name, module in modules.items()]
     for kind, method in EXCHANGES.items():
         calls[kind] = lambda kind=kind, method=method: exchange(
-            layers, captured(kind, rank), torch.tensor(rank + 1.0), method=method, group=None
+            layers, captured(kind, rank), torch.tensor(rank + 1.0), statistic=method.statistic, group=None
         )
     for kind, method in ROWS.items():
         calls[kind] = lambda method=method: one_step(method, rank)[0].state_dict()["layers"][""]

@@ -31,7 +31,7 @@ from baselines import KAISA, Eva, HyLo
 from baselines.natural.foof import FOOF
 from baselines.natural.mac import MAC
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core.engines import stacks
+from mkor_core.engines import engine
 from mkor_core.ranks import comm
 
 BATCH, STEPS, FEW = 24, 20, 6
@@ -285,7 +285,7 @@ def run_ways(rank: int, world: int, folder: str) -> None:
             training.step(step)
         results[f"{case}, mixed"] = training.weights()
     for case in IN_WAYS:  # as on a GPU, where the gradients of a stack are gathered
-        with mock.patch.object(stacks, "goes_alone", return_value=False):
+        with mock.patch.object(engine, "goes_alone", return_value=False):
             training = Training(case, "fsdp", place)
             for step in range(FEW):
                 training.step(step)
