@@ -464,14 +464,14 @@ def test_buffers_of_sums_are_cut_for_a_whole_step_and_given_back_after_it():
     model = nn.Sequential(linear(), nn.Linear(3, 3).double())
     hooks, _ = capture(model, MEAN)
     hidden = model[0](vectors(4))
-    (rest,) = hooks._vectors._free.values()
+    (rest,) = hooks._vectors.free.values()
     assert len(rest) == 3 + 1
     model[1](hidden).sum().backward()
-    assert len(*hooks._vectors._free.values()) == 0
+    assert len(*hooks._vectors.free.values()) == 0
     hooks.take()
     model[0](vectors(4)).sum().backward()
     hooks.drop()
-    assert hooks._vectors._free == {}
+    assert hooks._vectors.free == {}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,7 +23,7 @@ from baselines.natural.foof import FOOF
 from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture import discovery
 from mkor_core.capture.discovery import find_layers, select_layers, unsupported_reason
-from mkor_core.engines import stacks
+from mkor_core.engines import engine
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=2),
@@ -208,7 +208,7 @@ def train(model: nn.Module, method: Method | None, shape: tuple[int, ...]) -> tu
 @pytest.mark.parametrize("kind", PAIRS)
 def test_layers_that_compute_the_same_train_alike(kind, method, gathered, monkeypatch):
     """Also where a stack's gradients are gathered and scattered, as on a GPU."""
-    monkeypatch.setattr(stacks, "goes_alone", lambda device: not gathered)
+    monkeypatch.setattr(engine, "goes_alone", lambda device: not gathered)
     model, twin = pair(kind)
     shape = PAIRS[kind].inputs
     trained, states = train(model, method, shape)
