@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from mkor_core.attached_state import Source, StateInOptimizer
+from mkor_core.capture.autograd import is_zero
 from mkor_core.capture.layer import Layer
 from mkor_core.method import LearningRate, Method
+from mkor_core.saved_in_optimizer import without_preconditioner
 
-STATE_KEY = "preconditioner"
-"""The entry of an optimizer's state dict that holds the preconditioner's."""
 COPIED = "The copy of an optimizer is not preconditioned: attach a new Preconditioner to it."
 
 
@@ -24,10 +26,10 @@ class Attachment:
 
     Args:
         optimizer: a torch optimizer, or a wrapper that keeps it as ``.optimizer`` (accelerate's).
+        source: what the optimizer's state dict keeps of the preconditioner.
         step: preconditions the gradients; called before every step of the optimizer with the value of its closure, or
             None if it has none.
-        save: returns the preconditioner's state dict.
-        load: restores it; called with None if the optimizer's state dict holds none, to start anew.
+        has_captured: returns whether a backward pass has brought statistics for the next step.
 
     Raises:
         TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
@@ -35,25 +37,19 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        step: Callable[[Any], None],
-        save: Callable[[], dict[str, Any]],
-        load: Callable[[Mapping[str, Any] | None], None],
+        self, optimizer: Optimizer, source: Source, step: Callable[[Any], None], has_captured: Callable[[], bool]
     ) -> None:
         self._optimizer = _unwrapped(optimizer)
         if any(isinstance(_owner(hook), Attachment) for hook in self._optimizer._optimizer_step_pre_hooks.values()):
             raise RuntimeError("The optimizer already has a Preconditioner: a second one would precondition twice.")
         self._step = step
-        self._save = save
-        self._load = load
+        self._has_captured = has_captured
+        self.state = StateInOptimizer(self._optimizer, source)
+        """The preconditioner's state in the optimizer's."""
         _warn_of_copies(self._optimizer)
-        self._handles = [
-            self._optimizer.register_step_pre_hook(self._before_step),
-            self._optimizer.register_state_dict_post_hook(self._save_into),
-            self._optimizer.register_load_state_dict_pre_hook(self._load_from),
-        ]
+        self._handle = self._optimizer.register_step_pre_hook(self._before_step)
+        self._watching: RemovableHandle | None = None
+        """The hook after steps, until they have shown of which parameters the optimizer keeps state."""
 
     @property
     def parameter_ids(self) -> set[int]:
@@ -82,16 +78,25 @@ class Attachment:
         return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
 
     def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        """Remove the hooks, and what the optimizer's state has of the preconditioner."""
+        self._handle.remove()
+        if self._watching is not None:
+            self._watching.remove()
+        self.state.remove()
         for name in ("__deepcopy__", "__reduce_ex__"):
             self._optimizer.__dict__.pop(name, None)
 
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if self.state.is_settled:
+            if self._watching is not None:
+                self._watching.remove()
+                self._watching = None
+        elif self._watching is None:
+            self._watching = optimizer.register_step_post_hook(lambda *_: self.state.after_step())
+        if not optimizer.state and self._only_makes_state(optimizer):
+            return None
         # args[0] is the optimizer; the closure of step(closure) may be positional or a keyword.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -108,16 +113,14 @@ class Attachment:
             return (args[0], evaluate_then_precondition, *args[2:]), kwargs
         return args, {**kwargs, "closure": evaluate_then_precondition}
 
-    def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state[STATE_KEY] = self._save()
+    def _only_makes_state(self, optimizer: Optimizer) -> bool:
+        """Return whether a step is the one by which `torch.distributed.checkpoint` makes an optimizer's first state.
 
-    def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        if STATE_KEY not in state:
-            warnings.warn(
-                "The optimizer's state dict holds no preconditioner state: the preconditioner starts anew.",
-                stacklevel=2,
-            )
-        self._load(state.get(STATE_KEY))
+        It has gradients and learning rates of 0, to change nothing, and counts as little here.
+        """
+        if self._has_captured() or any(float(group.get("lr", 0)) for group in optimizer.param_groups):
+            return False
+        return all(is_zero(p.grad) for group in optimizer.param_groups for p in group["params"])
 
 
 def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) -> None:
@@ -169,12 +172,12 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
         warnings.warn(COPIED, stacklevel=3)
         duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
         memo[id(optimizer)] = duplicate
-        duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        duplicate.__setstate__(copy.deepcopy(without_preconditioner(optimizer.__getstate__()), memo))
         return duplicate
 
     def reduce_without_hooks(protocol: SupportsIndex) -> tuple[Any, ...]:
-        make, arguments, *rest = cast("tuple[Any, ...]", type(optimizer).__reduce_ex__(optimizer, protocol))
-        return _loaded_without_hooks, (make, arguments), *rest
+        make, arguments, state, *rest = cast("tuple[Any, ...]", type(optimizer).__reduce_ex__(optimizer, protocol))
+        return _loaded_without_hooks, (make, arguments), without_preconditioner(state), *rest
 
     # On the instance: deepcopy and pickle look there too, and other optimizers of the class stay as they are.
     optimizer.__dict__.update(__deepcopy__=copy_without_hooks, __reduce_ex__=reduce_without_hooks)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Annotated, Any, Self
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
+from mkor_core.attached_state import Source
 from mkor_core.attachment import Attachment, check_target
 from mkor_core.capture.autograd import Precision, matmul_precision, without_autocast
 from mkor_core.capture.discovery import Exclude, refuse_sharded, select_layers
@@ -130,8 +131,7 @@ class Preconditioner:
 
         With a closure, the gradients that it computes are preconditioned before the optimizer uses them. A wrapper that
         keeps the true optimizer as ``.optimizer`` (accelerate's) is unwrapped. Layers whose weight the optimizer does
-        not step are left alone. ``copy.deepcopy`` of the optimizer, or loading a pickle of it,
-        warns, since the copy has no hooks.
+        not step are left alone. A deep copy of the optimizer, or loading a pickle of it, warns: it has no hooks.
 
         Raises:
             TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
@@ -141,9 +141,9 @@ class Preconditioner:
         if self._attachment is not None:
             raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
         check_target(optimizer, self._layers.values(), self.method)
-        self._attachment = Attachment(
-            optimizer, step=self._step_with_loss, save=self.state_dict, load=self._load_or_restart
-        )
+        loads, is_over = self._load_or_restart, lambda: self._released
+        source = Source(self._layers, self._engine, self.method.refreshed, self.state_dict, loads, is_over)
+        self._attachment = Attachment(optimizer, source, self._step_with_loss, lambda: bool(self._capture.reached))
         return self
 
     @torch.no_grad()
@@ -253,20 +253,7 @@ class Preconditioner:
                 a layer that the model lacks, or a tensor of another shape or kind of number.
             RuntimeError: MKOR-H has switched, so its hooks are gone, but had not when the state was saved.
         """
-        check_state(state, self.method)
-        if self.switch_step is not None and state["switch_step"] is None:
-            raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
-        self._read_stepped()
-        self._engine.load(state["layers"], self._active_layers())
-        self._step = state["step"]
-        self._skipped = None
-        self._capture.drop()
-        self._capture.enabled = self.method.accumulates(self._step)
-        if self._losses:
-            self._losses.load_state_dict(state["losses"])
-        if state["switch_step"] is not None:
-            self.switch_step = state["switch_step"]
-            self._release()
+        self._load_or_restart(state)
 
     def _phase(self, name: str) -> AbstractContextManager[object]:
         return self.phases(name)  # looked up at every call: a clock may be set later
@@ -301,13 +288,26 @@ class Preconditioner:
             self._losses.put("closure", loss)
         self.step()
 
-    def _load_or_restart(self, state: Mapping[str, Any] | None) -> None:
-        if state is not None:
-            self.load_state_dict(state)
-        else:
+    def _load_or_restart(self, state: Mapping[str, Any] | None, required: Collection[str] | None = None) -> None:
+        """Restore a state, which must have the required layers, None for all that are trained; or start anew."""
+        if state is None:
             self._engine.clear()
-            self._step = 0
-            self._capture.enabled = True
+            self._step, self._capture.enabled = 0, True
+            return
+        check_state(state, self.method)
+        if self.switch_step is not None and state["switch_step"] is None:
+            raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
+        self._read_stepped()
+        layers = self._active_layers()
+        self._engine.load(state["layers"], [one for one in layers if required is None or one.name in required])
+        self._step, self._skipped = state["step"], None
+        self._capture.drop()
+        self._capture.enabled = self.method.accumulates(self._step)
+        if self._losses:
+            self._losses.load_state_dict(state["losses"])
+        if state["switch_step"] is not None:
+            self.switch_step = state["switch_step"]
+            self._release()
 
     def _optimizer_will_step(self) -> Tensor | None:
         """Return whether the optimizer will take this step: None for yes, a device scalar if it is fused."""

@@ -24,8 +24,8 @@ CORE: dict[str, set[str]] = {
 """The rooms of mkor_core, and what each may import. Maths, capture and ranks' collectives know nothing of methods."""
 
 CORE_ROOMS = {
-    **dict.fromkeys(("ranges", "transfers", "torchvision_operators"), "leaves"),
-    **dict.fromkeys(("attachment", "preconditioner"), "step"),
+    **dict.fromkeys(("ranges", "saved_in_optimizer", "transfers", "torchvision_operators"), "leaves"),
+    **dict.fromkeys(("attached_state", "attachment", "preconditioner"), "step"),
     **dict.fromkeys(("mkor", "mkor_h", "reference"), "mkor"),
 }
 """The rooms of modules at the top of mkor_core; another is a room of its own."""
