@@ -95,12 +95,11 @@ class Attachment:
                 self._watching = None
         elif self._watching is None:
             self._watching = optimizer.register_step_post_hook(lambda *_: self.state.after_step())
-        if not optimizer.state and self._only_makes_state(optimizer):
-            return None
         # args[0] is the optimizer; the closure of step(closure) may be positional or a keyword.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
-            self._step(None)
+            if optimizer.state or not self._only_makes_state(optimizer):
+                self._step(None)
             return None
 
         # This hook runs before the closure's backward pass, so preconditioning must wait until it has been evaluated.
