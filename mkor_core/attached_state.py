@@ -25,8 +25,8 @@ from mkor_core.method import LayerState
 from mkor_core.ranks import comm
 from mkor_core.saved_in_optimizer import (
     KEY,
-    PREFIX,
     StateDict,
+    entries_of,
     is_ours,
     saved_counters,
     saved_tensors,
@@ -121,9 +121,8 @@ class StateInOptimizer:
         if self._optimizer.state or False in self._keeps:
             states = self._held()
             for weight, layer in self._begun():
-                if names := states.get(layer.name):
-                    own = self._optimizer.state.setdefault(weight, {})
-                    own.update({PREFIX + name: NOTHING for name in names})
+                if tensors := states.get(layer.name):
+                    self._optimizer.state.setdefault(weight, {}).update(dict.fromkeys(entries_of(tensors), NOTHING))
 
     def after_step(self) -> None:
         """Mark what a step of the optimizer has shown."""

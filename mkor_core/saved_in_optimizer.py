@@ -5,15 +5,16 @@ saves and loads the optimizer's state takes ours along, `torch.distributed.check
 
     {
         "state": {
-            0: {"exp_avg": ..., "preconditioner_left": J_L, "preconditioner_right": J_R, ...},  # a layer's weight
+            0: {"exp_avg": ..., "preconditioner_left": J_L, "preconditioner_updates()": [20], ...},  # a layer's weight
             1: {"exp_avg": ...},  # its bias
         },
         "param_groups": [{"lr": 0.1, "preconditioner": '{"format": 1, "method": "MKOR", "step": 20, ...}', ...}],
     }
 
 - ``state[weight]["preconditioner_" + name]``: the tensor ``name`` of the layer that has this weight, a view of the one
-  that the preconditioner works with, in its own dtype, whatever that of the weight. A rank has those of the layers that
-  it keeps.
+  that the preconditioner works with, in its own dtype, whatever that of the weight. A scalar has the shape ``[1]`` and
+  ``()`` after its name: a full state dict is not loaded by a rank that lacks one of its scalars, and ranks keep
+  different layers.
 - ``param_groups[i]["preconditioner"]``: the rest of `Preconditioner.state_dict` as JSON, the same in every group: the
   method, its hyperparameters, the step, the step of MKOR-H's switch, and its losses. It is one piece of text because
   `torch.distributed.checkpoint` loads text of any length into a new run's state, but only tensors of equal shapes and
@@ -39,6 +40,8 @@ KEY = "preconditioner"
 """The entry of a parameter group; in states of earlier versions, of the state dict itself."""
 PREFIX = "preconditioner_"
 """What the names of our tensors in a parameter's state begin with."""
+SCALAR = "()"
+"""What the name of a scalar ends with."""
 FORMAT = 1
 StateDict = Mapping[str, Any]
 """An optimizer's state dict."""
@@ -79,15 +82,30 @@ def saved_counters(state: StateDict) -> dict[str, Any] | None:
 def saved_tensors(state: StateDict) -> ByParameter:
     """Return a preconditioner's tensors by parameter, without those of the third entry of earlier versions."""
     return {
-        parameter: {
+        parameter: dict(
+            _tensor_of(name, value)
+            for name, value in entries.items()
             # From a flattened state that lacks an entry torch makes an empty mapping of it.
-            key.removeprefix(PREFIX): value
-            for key, value in entries.items()
-            if is_ours(key) and not (isinstance(value, Mapping) and not value)
-        }
+            if is_ours(name) and not (isinstance(value, Mapping) and not value)
+        )
         for parameter, entries in state.get("state", {}).items()
         if isinstance(entries, Mapping) and any(map(is_ours, entries))
     }
+
+
+def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the entries in a weight's state that its layer's tensors make, as views."""
+    scalars = {f"{PREFIX}{name}{SCALAR}": tensor.view(1) for name, tensor in tensors.items() if tensor.dim() == 0}
+    return {**{PREFIX + name: tensor for name, tensor in tensors.items() if tensor.dim() > 0}, **scalars}
+
+
+def _tensor_of(entry: str, value: Any) -> tuple[str, Any]:
+    """Return the name and tensor that an entry of a weight's state stands for."""
+    name = entry.removeprefix(PREFIX)
+    if not name.endswith(SCALAR):
+        return name, value
+    is_scalar = isinstance(value, Tensor) and value.shape == (1,)
+    return name.removesuffix(SCALAR), value.reshape(()) if is_scalar else value
 
 
 def without_preconditioner(state: StateDict) -> dict[str, Any]:
@@ -111,8 +129,7 @@ def with_preconditioner(state: StateDict, counters: Mapping[str, Any], tensors: 
     """
     joined = without_preconditioner(state)
     for parameter, named in tensors.items():
-        ours = {PREFIX + name: tensor for name, tensor in named.items()}
-        joined["state"][parameter] = {**joined["state"].get(parameter, {}), **ours}
+        joined["state"][parameter] = {**joined["state"].get(parameter, {}), **entries_of(named)}
     # A method of a user may have hyperparameters that JSON lacks; their text is compared instead.
     text = json.dumps({"format": FORMAT, **counters}, default=str)
     for group in joined["param_groups"]:

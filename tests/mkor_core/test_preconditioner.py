@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from baselines import KAISA, build
 from mkor_core import MKOR, MKORH, Preconditioner
+from mkor_core.saved_in_optimizer import saved_tensors
 
 METHODS: list[tuple[str, dict[str, Any]]] = [
     ("mkor", {"inverse_update_period": 3}),
@@ -91,8 +92,7 @@ def test_loading_twice_is_as_good_as_once():
     clone.load_state_dict(state)
     assert preconditioner is not None
     for name, tensors in preconditioner.state_dict()["layers"].items():
-        saved = state["state"][{"0": 0, "3": 2, "5": 4}[name]]
-        assert_close(tensors, {key: saved[f"preconditioner_{key}"] for key in tensors}, rtol=0, atol=0)
+        assert_close(tensors, saved_tensors(state)[{"0": 0, "3": 2, "5": 4}[name]], rtol=0, atol=0)
 
 
 def test_a_closures_gradients_are_preconditioned_before_the_optimizer_uses_them():

@@ -94,3 +94,55 @@ def run_leg(rank: int, world: int, folder: str, leg: int) -> None:
     if rank == 0 and leg == len(WORLDS) - 1:
         torch.save(ends, f"{folder}/ends.pt")
     dist.destroy_process_group()
+
+
+FULL_CASES = ("dense", "window", "kaisa")
+FULL_KINDS = ("fsdp", "ddp")
+
+
+def run_full_saving(rank: int, world: int, folder: str) -> None:
+    """Train a leg, and let the first rank save the full state dict, which torch loads in the nested form alone."""
+    place = start(rank, world, folder)
+    refusals = []
+    for kind in FULL_KINDS:
+        for case in FULL_CASES:
+            run = Run(case, kind, place)
+            for step in range(STEPS):
+                run.step(step)
+            if kind == "ddp" and case == "kaisa":
+                try:
+                    get_optimizer_state_dict(run.network, run.optimizer, options=StateDictOptions(full_state_dict=True))
+                except RuntimeError as refused:
+                    refusals.append(str(refused))
+                run.preconditioner.consolidate(0)
+            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+            model = get_model_state_dict(run.network, options=options)
+            optimizer = get_optimizer_state_dict(run.network, run.optimizer, options=options)
+            if rank == 0:
+                torch.save({"model": model, "optimizer": optimizer}, f"{folder}/{kind}-{case}.pt")
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, refusals)
+    if rank == 0:
+        torch.save(everyone, f"{folder}/refusals.pt")
+    dist.destroy_process_group()
+
+
+def run_full_loading(rank: int, world: int, folder: str, *, broadcast: bool) -> None:
+    """Resume from full state dicts, read by the first rank or by all."""
+    place = start(rank, world, f"{folder}/{broadcast}")
+    options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
+    ends: dict[tuple[str, str], Any] = {}
+    for kind in FULL_KINDS:
+        for case in FULL_CASES:
+            run = Run(case, kind, place)
+            state: dict[str, Any] = {"model": {}, "optimizer": {}}
+            if rank == 0 or not broadcast:
+                state = torch.load(f"{folder}/{kind}-{case}.pt", weights_only=True)
+            set_model_state_dict(run.network, state["model"], options=options)
+            set_optimizer_state_dict(run.network, run.optimizer, state["optimizer"], options=options)
+            for step in range(STEPS, len(WORLDS) * STEPS):
+                run.step(step)
+            ends[kind, case] = run.end()
+    if rank == 0:
+        torch.save(ends, f"{folder}/{broadcast}/ends.pt")
+    dist.destroy_process_group()
