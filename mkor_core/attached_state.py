@@ -29,6 +29,7 @@ from mkor_core.saved_in_optimizer import (
     entries_of,
     is_ours,
     saved_counters,
+    saved_entries,
     saved_tensors,
     with_preconditioner,
     without_preconditioner,
@@ -240,14 +241,12 @@ class StateInOptimizer:
                 named = self._named(state)
             except ValueError:
                 return plain  # torch refuses it next
-            self._load_entries(counters, state, plain.get("state", {}), named)
+            self._load_entries(counters, state, named)
         return plain
 
-    def _load_entries(
-        self, counters: dict[str, Any], state: StateDict, own: Mapping[Any, Any], named: list[tuple[Tensor, Any]]
-    ) -> None:
-        """Load a state of the present form; own: the optimizer's own part of it."""
-        tensors, layers = saved_tensors(state), self._layers()
+    def _load_entries(self, counters: dict[str, Any], state: StateDict, named: list[tuple[Tensor, Any]]) -> None:
+        """Load a state of the present form."""
+        tensors, own, layers = saved_tensors(state), saved_entries(without_preconditioner(state)), self._layers()
         layer_of = {name: layers[id(parameter)] for parameter, name in named if id(parameter) in layers}
         if foreign := sorted(map(str, tensors.keys() - layer_of.keys())):
             raise ValueError(
@@ -259,12 +258,12 @@ class StateInOptimizer:
         """The layers that some rank must have had a state of."""
         for group in state["param_groups"]:
             names = group["params"]
-            has_state, has_ours = any(own.get(name) for name in names), any(tensors.get(name) for name in names)
+            has_state, has_ours = any(name in own for name in names), any(name in tensors for name in names)
             keeps.append(True if has_state else False if has_ours else None)
             begun.update(
                 layer_of[name].name
                 for name in names
-                if name in layer_of and (own.get(name) if has_state else has_ours) and _is_trained(layer_of[name])
+                if name in layer_of and (name in own if has_state else has_ours) and _is_trained(layer_of[name])
             )
         found = {layer_of[name].name: of_layer for name, of_layer in tensors.items()}
         missing = begun - found.keys()

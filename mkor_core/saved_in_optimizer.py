@@ -82,15 +82,23 @@ def saved_counters(state: StateDict) -> dict[str, Any] | None:
 def saved_tensors(state: StateDict) -> ByParameter:
     """Return a preconditioner's tensors by parameter, without those of the third entry of earlier versions."""
     return {
-        parameter: dict(
-            _tensor_of(name, value)
-            for name, value in entries.items()
-            # From a flattened state that lacks an entry torch makes an empty mapping of it.
-            if is_ours(name) and not (isinstance(value, Mapping) and not value)
-        )
-        for parameter, entries in state.get("state", {}).items()
-        if isinstance(entries, Mapping) and any(map(is_ours, entries))
+        parameter: dict(_tensor_of(name, value) for name, value in entries.items() if is_ours(name))
+        for parameter, entries in saved_entries(state).items()
+        if any(map(is_ours, entries))
     }
+
+
+def saved_entries(state: StateDict) -> dict[Any, dict[str, Any]]:
+    """Return all entries by parameter, the optimizer's own too.
+
+    Without the empty mappings that torch makes of what a flattened state lacks, and parameters that have nothing else.
+    """
+    found = {
+        parameter: {k: v for k, v in entries.items() if not (isinstance(v, Mapping) and not v)}
+        for parameter, entries in state.get("state", {}).items()
+        if isinstance(entries, Mapping)
+    }
+    return {parameter: entries for parameter, entries in found.items() if entries}
 
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
