@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, SupportsIndex, cast
 
 import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
+from torch.utils.hooks import RemovableHandle
 
+from mkor_core.capture.autograd import is_zero
 from mkor_core.capture.layer import Layer
 from mkor_core.method import LearningRate, Method, plain_hyperparameters
+from mkor_core.saving.attached import Source, StateInOptimizer
+from mkor_core.saving.entries import without_preconditioner
 
-STATE_KEY = "preconditioner"
-"""The entry of an optimizer's state dict that holds the preconditioner's."""
+STEPPED_BY = "_preconditioned_by"
+"""The attribute of an optimizer that names its attachment."""
+StepHook = Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], tuple[tuple[Any, ...], dict[str, Any]] | None]
 COPIED = "The copy of an optimizer is not preconditioned: attach a new Preconditioner to it."
 
 
@@ -24,9 +29,9 @@ class Attachment:
 
     Args:
         optimizer: a torch optimizer, or a wrapper that keeps it as ``.optimizer`` (accelerate's).
+        source: what the optimizer's state dict keeps of the preconditioner.
         before_step: preconditions the gradients: a pre-hook of the optimizer's step.
-        save: returns the preconditioner's state dict.
-        load: restores it; called with None if the optimizer's state dict holds none, to start anew.
+        has_captured: returns whether a backward pass has brought statistics for the next step.
 
     Raises:
         TypeError: not a torch optimizer, or LBFGS, which evaluates its closure many times per step.
@@ -34,25 +39,34 @@ class Attachment:
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        *,
-        before_step: Callable[[Optimizer, tuple[Any, ...], dict[str, Any]], Any],
-        save: Callable[[], dict[str, Any]],
-        load: Callable[[Mapping[str, Any] | None], None],
+        self, optimizer: Optimizer, source: Source, before_step: StepHook, has_captured: Callable[[], bool]
     ) -> None:
         self.optimizer = _unwrapped(optimizer)
         """The torch optimizer itself."""
-        if any(hasattr(_owner(hook), "consolidate") for hook in self.optimizer._optimizer_step_pre_hooks.values()):
+        if STEPPED_BY in self.optimizer.__dict__:
             raise RuntimeError("The optimizer already has a Preconditioner: a second one would precondition twice.")
-        self._save = save
-        self._load = load
+        self.optimizer.__dict__[STEPPED_BY] = self
+        self._has_captured = has_captured
+        self.state = StateInOptimizer(self.optimizer, source)
+        """The preconditioner's state in the optimizer's."""
         _warn_of_copies(self.optimizer)
-        self._handles = [
-            self.optimizer.register_step_pre_hook(before_step),
-            self.optimizer.register_state_dict_post_hook(self._save_into),
-            self.optimizer.register_load_state_dict_pre_hook(self._load_from),
-        ]
+        self._handles = [self.optimizer.register_step_pre_hook(before_step)]
+        self._after_step: RemovableHandle | None = None
+        self.is_watching = True
+        """Whether the next step must call `watch`, because it is not known yet what state the optimizer keeps."""
+        self.groups = 0
+        """The parameter groups of which it is known."""
+
+    def watch(self, *, has_closure: bool) -> bool:
+        """Watch what state the optimizer keeps, before a step; return whether the step only makes its first state."""
+        if self.state.is_settled:
+            if self._after_step is not None:
+                self._after_step.remove()
+            self._after_step, self.is_watching, self.groups = None, False, len(self.optimizer.param_groups)
+        elif self._after_step is None:
+            self.is_watching = True
+            self._after_step = self.optimizer.register_step_post_hook(lambda *_: self.state.after_step())
+        return not has_closure and not self.optimizer.state and self._only_makes_state(self.optimizer)
 
     def learning_rates(self, layers: Sequence[Layer]) -> list[LearningRate]:
         """Return the learning rates of layers, from the parameter groups of their weights and biases."""
@@ -60,26 +74,24 @@ class Attachment:
         return [_rate(layer, [rates.get(id(parameter)) for parameter in layer.parameters]) for layer in layers]
 
     def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
+        """Remove the hooks, and what the optimizer's state has of the preconditioner."""
+        for handle in [*self._handles, *([] if self._after_step is None else [self._after_step])]:
             handle.remove()
-        self._handles = []
-        for name in ("__deepcopy__", "__reduce_ex__"):
+        self.state.remove()
+        for name in ("__deepcopy__", "__reduce_ex__", STEPPED_BY):
             self.optimizer.__dict__.pop(name, None)
 
-    def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        state[STATE_KEY] = self._save()
+    def _only_makes_state(self, optimizer: Optimizer) -> bool:
+        """Return whether a step is the one by which `torch.distributed.checkpoint` makes an optimizer's first state.
 
-    def _load_from(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
-        if STATE_KEY not in state:
-            warnings.warn(
-                "The optimizer's state dict holds no preconditioner state: the preconditioner starts anew.",
-                stacklevel=2,
-            )
-        self._load(state.get(STATE_KEY))
+        It has gradients and learning rates of 0, to change nothing, and counts as little here.
+        """
+        if self._has_captured() or any(float(group.get("lr", 0)) for group in optimizer.param_groups):
+            return False
+        return all(is_zero(p.grad) for group in optimizer.param_groups for p in group["params"])
 
 
-def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) -> None:
+def check_target(optimizer: Optimizer, layers: Iterable[Layer], methods: Iterable[Method]) -> None:
     """Refuse an optimizer on which a preconditioner would have no effect, and warn of options that have none.
 
     Raises:
@@ -93,16 +105,17 @@ def check_target(optimizer: Optimizer, layers: Iterable[Layer], method: Method) 
             f"This {type(target).__name__} steps no weight of a layer that is preconditioned: make it of the "
             "parameters of the Preconditioner's model."
         )
-    # What the optimizer reads itself, such as momentum, is among its defaults.
-    foreign = plain_hyperparameters(method).keys() - target.defaults.keys()
-    if named := sorted(foreign & {key for group in target.param_groups for key in group}):
-        name = type(method).__name__
-        given = ", ".join(f"{key}=..." for key in named)
-        warnings.warn(
-            f"Parameter groups have {', '.join(map(repr, named))}, which nothing reads there: hyperparameters of "
-            f"{name} are the same for all layers and belong in {name}({given}).",
-            stacklevel=3,
-        )
+    for method in methods:
+        # What the optimizer reads itself, such as momentum, is among its defaults.
+        foreign = plain_hyperparameters(method).keys() - target.defaults.keys()
+        if named := sorted(foreign & {key for group in target.param_groups for key in group}):
+            name = type(method).__name__
+            given = ", ".join(f"{key}=..." for key in named)
+            warnings.warn(
+                f"Parameter groups have {', '.join(map(repr, named))}, which nothing reads there: hyperparameters of "
+                f"{name} are the same for all layers and belong in {name}({given}).",
+                stacklevel=3,
+            )
 
 
 def _unwrapped(optimizer: Optimizer) -> Optimizer:
@@ -117,10 +130,6 @@ def _unwrapped(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-def _owner(hook: Callable[..., Any]) -> object:
-    return getattr(hook, "__self__", None)
-
-
 def _warn_of_copies(optimizer: Optimizer) -> None:
     """Make ``copy.deepcopy(optimizer)``, and loading a pickle of it, warn that the copy has no hooks."""
 
@@ -128,12 +137,12 @@ def _warn_of_copies(optimizer: Optimizer) -> None:
         warnings.warn(COPIED, stacklevel=3)
         duplicate: Optimizer = type(optimizer).__new__(type(optimizer))
         memo[id(optimizer)] = duplicate
-        duplicate.__setstate__(copy.deepcopy(optimizer.__getstate__(), memo))
+        duplicate.__setstate__(copy.deepcopy(without_preconditioner(optimizer.__getstate__()), memo))
         return duplicate
 
     def reduce_without_hooks(protocol: SupportsIndex) -> tuple[Any, ...]:
-        make, arguments, *rest = cast("tuple[Any, ...]", type(optimizer).__reduce_ex__(optimizer, protocol))
-        return _loaded_without_hooks, (make, arguments), *rest
+        make, arguments, state, *rest = cast("tuple[Any, ...]", type(optimizer).__reduce_ex__(optimizer, protocol))
+        return _loaded_without_hooks, (make, arguments), without_preconditioner(state), *rest
 
     # On the instance: deepcopy and pickle look there too, and other optimizers of the class stay as they are.
     optimizer.__dict__.update(__deepcopy__=copy_without_hooks, __reduce_ex__=reduce_without_hooks)

@@ -34,6 +34,7 @@ LONGEST = (
     "figures/test_artefacts.py",
     "baselines/test_methods.py",
     "mkor_core/test_sharded.py",
+    "mkor_core/test_state_on_ranks.py",
     "training/test_train.py",
     "docs/test_adding_an_optimizer.py",
     "support/test_source_code.py",

@@ -18,14 +18,15 @@ CORE: dict[str, set[str]] = {
     "method": {"leaves", "maths", "capture"},
     "ranks": {"leaves", "capture", "method"},
     "engines": {"leaves", "maths", "capture", "method", "ranks"},
-    "step": {"leaves", "maths", "capture", "method", "ranks", "engines"},
+    "saving": {"leaves", "capture", "method", "ranks"},
+    "step": {"leaves", "maths", "capture", "method", "ranks", "engines", "saving"},
     "mkor": {"leaves", "maths", "capture", "method"},
 }
 """The rooms of mkor_core, and what each may import. Maths, capture and ranks' collectives know nothing of methods."""
 
 CORE_ROOMS = {
     **dict.fromkeys(("experts", "ranges", "transfers", "torchvision_operators"), "leaves"),
-    **dict.fromkeys(("attachment", "preconditioner"), "step"),
+    **dict.fromkeys(("applied", "attachment", "preconditioner"), "step"),
     **dict.fromkeys(("mkor", "mkor_h", "reference"), "mkor"),
 }
 """The rooms of modules at the top of mkor_core; another is a room of its own."""

@@ -119,7 +119,8 @@ class _Shampoo(ScalableShampoo):
             for parameter, index in zip(group["params"], saved_group["params"], strict=True):
                 if index in state_dict["state"]:
                     saved = state_dict["state"][index]
-                    states[index] = self._initial_state(parameter, saved_group) | {"momentum": saved["momentum"]}
+                    fresh = self._initial_state(parameter, saved_group)
+                    states[index] = {**saved, **fresh, "momentum": saved["momentum"]}
                     for holder in ("pre_conditioner", "graft"):
                         for name, value in saved[holder].items():
                             setattr(states[index][holder], name, _copied(value, parameter.device))

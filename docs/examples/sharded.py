@@ -12,7 +12,6 @@ import argparse
 import os
 import sys
 import tempfile
-import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -150,24 +149,14 @@ class Training:
             return 0
         state = self.state(0)
         dcp.load(state, checkpoint_id=folder / f"{last}")  # type: ignore[attr-defined]
-        with warnings.catch_warnings():
-            # The optimizer's state of `get_state_dict` has no entry of the preconditioner, which is loaded below.
-            warnings.filterwarnings("ignore", message=".*holds no preconditioner state")
-            set_state_dict(
-                self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-            )
-        if self.preconditioner is not None:
-            self.preconditioner.load_state_dict(state["preconditioner"])
+        set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
         return int(state["step"])
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a checkpoint holds."""
+        """Return what a checkpoint holds; the preconditioner's state is in the optimizer's."""
         # An optimizer without a state is stepped for this, with zero gradients and a learning rate of 0.
         model, optimizer = get_state_dict(self.model, self.optimizer)
-        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "step": step}
-        if self.preconditioner is not None:
-            state["preconditioner"] = self.preconditioner.state_dict()
-        return state
+        return {"model": model, "optimizer": optimizer, "step": step}
 
     def memory(self) -> dict[str, int]:
         """Return the bytes of what this rank holds between two steps."""

@@ -119,6 +119,10 @@ class Statistic:
         """Return the statistic of rows that each rank condenses to fewer rows, and that ranks join."""
         return replace(self, condense=condense)
 
+    def without_functions(self) -> Self:
+        """Return the statistic without `condense` and `shapes`, to be compared with another."""
+        return replace(self, condense=None, shapes=None)
+
     @property
     def gathers_rows(self) -> bool:
         """Whether ranks join rows; otherwise they add up x, g and number."""

@@ -34,7 +34,7 @@ class ByValue:
         sharing: Sharing | None = None,
         terms_of_all: TermsOfAll | None = None,
     ) -> None:
-        self._method = method
+        self.method = method
         self._layers = layers
         self._phases = phases
         self._sharing = sharing
@@ -44,7 +44,7 @@ class ByValue:
         self, states: States, gradients: GradientParts, rates: Mapping[str, LearningRate], scale: Tensor | None
     ) -> None:
         """See `mkor_core.engines.engine.Preconditioning`; a collective call if updates are shared."""
-        method, updates = self._method, dict[str, Update]()
+        method, updates = self.method, dict[str, Update]()
         with self._phases("precondition"):
             for name, state in states.by_layer().items():
                 if name not in gradients or (known := method.has_statistics(state)) is False:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.distributed import ProcessGroup
@@ -47,6 +47,13 @@ class Work(NamedTuple):
     """Returns the state of a layer that this rank preconditions; None of others."""
     needed: frozenset[str]
     """Layers of which this rank alone has the state."""
+    users: tuple[Any, ...]
+    """The objects that carry the method in an attribute of this name."""
+
+    def use(self, method: Method) -> None:
+        """Go on with a method of the same class and other hyperparameters."""
+        for user in self.users:
+            user.method = method
 
 
 def choose_capture(
@@ -154,6 +161,7 @@ def choose_work(
         _consolidation(states, sharing, chosen if in_place else None, layers),
         partial(_state_of, states, sharing, chosen),
         alone,
+        tuple(user for user in (states, engine, inner, refreshing) if user is not None),
     )
 
 

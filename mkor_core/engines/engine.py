@@ -13,7 +13,7 @@ is in the objects that are given to the engine when it is made (`mkor_core.engin
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, Protocol
 
 import torch
@@ -31,6 +31,19 @@ from mkor_core.transfers import Deferred
 
 Phases = Callable[[str], AbstractContextManager[object]]
 """Returns the context manager of a phase of the work, given its name."""
+
+
+class PhasesOfWork:
+    """The context managers of the phases of the work, which a clock may set later."""
+
+    def __init__(self) -> None:
+        self.of: Phases = nullcontext
+        """Returns that of a phase: capture, communication, factor or precondition."""
+
+    def __call__(self, name: str) -> AbstractContextManager[object]:
+        """Return that of a phase."""
+        return self.of(name)
+
 
 GradientParts = Mapping[str, Sequence[Tensor]]
 """By layer, the gradient of the weight and, if D has a column for it, of the bias: what `Layer.gradient_parts` returns,
@@ -86,9 +99,9 @@ class Engine:
         sum_squares: Callable[[Sequence[Layer], Sequence[Tensor]], list[Tensor]] | None = None,
     ) -> None:
         self._states = states
-        self._method = method
+        self.method = method
         self._refreshes = type(method).refresh is not Method.refresh
-        self._assisted = method if isinstance(method, HostAssisted) and method.needs_host else None
+        self._is_assisted = isinstance(method, HostAssisted) and method.needs_host
         self._wants_norms = method.statistic.norms
         self._diagnostics = diagnostics
         self._phases = phases
@@ -124,7 +137,7 @@ class Engine:
                     reports.append(report)
             if reports:
                 self._hand_on(reports, will_step)
-            if not self._refreshes or not self._method.refreshes(step):
+            if not self._refreshes or not self.method.refreshes(step):
                 return
             if self._refreshing is None:
                 for stack in stacks:
@@ -165,27 +178,29 @@ class Engine:
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        if self._assisted is not None:
+        if self._is_assisted:
+            assert isinstance(self.method, HostAssisted)
             # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
             is_later = stack.requested is not None and stack.requested < step
-            self._assisted.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
+            self.method.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
         # Where the host knows that all layers count, nothing need be masked; a layer alone that does not is left out.
         host_reads = goes_alone(accept.device)
         all_count = host_reads and bool(accept.all().tolist())
         noise: Tensor | None = None
         if all_count or not host_reads or lead:
             try:
-                noise = self._method.accumulate(stack.state, captured, step, None if all_count else accept)
+                noise = self.method.accumulate(stack.state, captured, step, None if all_count else accept)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 self._diagnostics.report_failure(stack.layers[0].name)
-        if self._assisted is not None:
-            stack.host, stack.requested = _requested(self._assisted.host_inputs(stack.state, step)), step
+        if self._is_assisted:
+            assert isinstance(self.method, HostAssisted)
+            stack.host, stack.requested = _requested(self.method.host_inputs(stack.state, step)), step
         return None if all_count and noise is None else _Report(stack, finite, accept, noise)
 
     def refresh_stack(self, stack: Stack, step: int, accept: Tensor | None) -> None:
         """Call `Method.refresh`; a decomposition that fails is reported."""
         try:
-            self._method.refresh(stack.state, step, accept)
+            self.method.refresh(stack.state, step, accept)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
             self._diagnostics.report_failure(stack.layers[0].name)
 
@@ -225,14 +240,14 @@ class InPlace:
     """The preconditioning of an `InPlaceMethod` without a clip, where gradients are whole."""
 
     def __init__(self, method: InPlaceMethod, phases: Phases) -> None:
-        self._method = method
+        self.method = method
         self._phases = phases
 
     def precondition(
         self, states: States, gradients: GradientParts, rates: Mapping[str, LearningRate], scale: Tensor | None
     ) -> None:
         """See `Preconditioning`. V is linear in D, so that the loss scale does not matter."""
-        method = self._method
+        method = self.method
         with self._phases("precondition"):
             for stack in states.stacks:
                 for unit in units(stack, gradients):  # one stack's gradients live at a time

@@ -35,7 +35,7 @@ class JointInPlace:
     def __init__(
         self, method: InPlaceMethod, phases: Phases, *, cuts: bool, terms_of_all: TermsOfAll | None = None
     ) -> None:
-        self._method = method
+        self.method = method
         self._phases = phases
         self._cuts = cuts
         self._terms_of_all = terms_of_all
@@ -44,7 +44,7 @@ class JointInPlace:
         self, states: States, gradients: GradientParts, rates: Mapping[str, LearningRate], scale: Tensor | None
     ) -> None:
         """See `mkor_core.engines.engine.Preconditioning`; a collective call if gradients are blocks."""
-        method = self._method
+        method = self.method
         with self._phases("precondition"):
             found = [
                 unit
@@ -90,7 +90,7 @@ class JointInPlace:
     ) -> tuple[Tensor, list[Proposal]]:
         """Return the factor by which all updates are shortened, and the proposals from which it follows."""
         with self._phases("precondition"):
-            proposals = [self._method.propose(unit.state, one) for unit, one in zip(found, products, strict=True)]
+            proposals = [self.method.propose(unit.state, one) for unit, one in zip(found, products, strict=True)]
             terms = [_term(unit, one, rates, scale) for unit, one in zip(found, proposals, strict=True)]
         if self._terms_of_all is not None:
             with self._phases("communication"):
@@ -99,7 +99,7 @@ class JointInPlace:
 
     def _square_norm(self, unit: Unit) -> Tensor | None:
         """Return the square norm of a block, if V is to have that of D; None of a whole D, which `apply` sees to."""
-        if unit.block is None or not self._method.keeps_norm:
+        if unit.block is None or not self.method.keeps_norm:
             return None
         return counted_part(unit.grad, unit.block).square_norm()
 

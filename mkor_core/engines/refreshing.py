@@ -20,7 +20,7 @@ class SharedRefreshing:
     """Each layer is refreshed by its owner, which sends the tensors to the layer's gradient workers."""
 
     def __init__(self, method: Method, sharing: Sharing, diagnostics: Diagnostics, phases: Phases) -> None:
-        self._method = method
+        self.method = method
         self._sharing = sharing
         self._diagnostics = diagnostics
         self._phases = phases
@@ -32,7 +32,7 @@ class SharedRefreshing:
             for layer in layers:
                 if self._sharing.owns(layer.name):
                     state = by_layer[layer.name]
-                    self._diagnostics.guard(layer.name, partial(self._method.refresh, state, step, accept))
+                    self._diagnostics.guard(layer.name, partial(self.method.refresh, state, step, accept))
         with self._phases("communication"):
             self._sharing.share_refreshed(by_layer, [layer.name for layer in layers])
 
@@ -41,7 +41,7 @@ class PlacedRefreshing:
     """Each factor is refreshed where a `Placement` says, and sent to all other ranks."""
 
     def __init__(self, method: Distributed, placement: Placement, diagnostics: Diagnostics, phases: Phases) -> None:
-        self._method = method
+        self.method = method
         self._placement = placement
         self._diagnostics = diagnostics
         self._phases = phases
@@ -53,7 +53,7 @@ class PlacedRefreshing:
             for name, state in by_layer.items():
                 for side in SIDES:
                     if self._placement.computes(name, side):
-                        work = partial(self._method.refresh_side, state, side, step, accept)
+                        work = partial(self.method.refresh_side, state, side, step, accept)
                         self._diagnostics.guard(name, work)
         with self._phases("communication"):
             self._placement.share(by_layer)

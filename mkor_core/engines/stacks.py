@@ -82,7 +82,7 @@ class States:
         part: Callable[[str, LayerState], LayerState] | None = None,
     ) -> None:
         self._layers = layers
-        self._method = method
+        self.method = method
         self._holds = layers if holds is None else holds
         self._part = part or (lambda _, state: state)
         # Rows differ in number between layers, and a decomposition of rows may fail in one of them.
@@ -173,7 +173,7 @@ class States:
         """Return the state before the first step of a layer, or of a stack of layers like it."""
         weight = layer.parameters[0]
         shape = LayerShape(layer.d_out, layer.d_in)
-        return self._method.initial_state(shape, wide_dtype(weight.dtype), weight.device, leading)
+        return self.method.initial_state(shape, wide_dtype(weight.dtype), weight.device, leading)
 
     def _restack(self, layers: Iterable[Layer]) -> None:
         """Stack all states anew, with those of some layers as their weights are now."""

@@ -145,9 +145,7 @@ def run_snippets(folder: Path) -> dict[str, list[Tensor]]:
             steps(names, 0, 3)
             exec(saving, names)
         else:
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", ".*holds no preconditioner state")
-                exec(loading, names)
+            exec(loading, names)
         steps(names, 3, 6)
         weights[way] = [whole(parameter) for parameter in model.parameters()]
     return weights

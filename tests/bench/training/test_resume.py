@@ -17,11 +17,13 @@ from hypothesis import assume, event, given, settings
 from hypothesis import strategies as st
 
 from baselines import available
+from mkor_core.saving.entries import saved_counters, with_counters
 from tests.support import tally
 from tests.support.experiments import TIMES, block, load, make_folder, optimizer, rows, write
 from tests.support.fuzzing import FUZZ, MISPLACED, MOST, changed_bytes, changed_values
 from tests.support.hyperparameters import options as fast_options
 from tests.support.numbers import within
+from tests.support.old_states import in_old_form
 from tests.support.records import read_summary
 from workflow.bench import workloads
 from workflow.bench.plan.runs import Run
@@ -125,6 +127,17 @@ def put(value: Any, *path: Any) -> Damage:
     return damage
 
 
+def counters(**values: Any) -> Damage:
+    """Change what a preconditioner saves beside its tensors."""
+
+    def damage(saved: Any) -> None:
+        read = saved_counters(saved["optimizer"])
+        assert read is not None
+        saved["optimizer"] = with_counters(saved["optimizer"], {**read, **values})
+
+    return damage
+
+
 WEIGHT, GROUP = "0.weight", ("optimizer", "param_groups", 0)
 CONTENTS: dict[str, tuple[Damage, str]] = {
     "no ranks": (without("ranks"), "no list of ranks"),
@@ -151,12 +164,18 @@ CONTENTS: dict[str, tuple[Damage, str]] = {
     "a weight of another shape": (put(torch.zeros(2, 2), "model", WEIGHT), r"model['0.weight'] is not a tensor"),
     "a weight of another type": (put(3.0, "model", WEIGHT), r"model['0.weight'] is not a tensor"),
     "no optimizer": (put(None, "optimizer"), "optimizer's state has not the entries"),
-    "no preconditioner": (without("optimizer", "preconditioner"), "optimizer's state has not the entries"),
-    "a preconditioner of later steps": (put(10**9, "optimizer", "preconditioner", "step"), "first 8 steps"),
-    "a preconditioner that switched": (put(2, "optimizer", "preconditioner", "switch_step"), "another switch_step"),
+    "no preconditioner": (without(*GROUP, "preconditioner"), "preconditioner's state is not of one of the first 8"),
+    "a preconditioner that is a number": (put(3, *GROUP, "preconditioner"), "is not the text that a Preconditioner"),
+    "a preconditioner of a later format": (counters(format=2), "has the format 2: a later version has saved it"),
+    "a preconditioner of later steps": (counters(step=10**9), "first 8 steps"),
+    "a preconditioner that switched": (counters(switch_step=2), "another switch_step"),
     "factors of another shape": (
-        lambda saved: next(iter(saved["optimizer"]["preconditioner"]["layers"].values())).update(left=torch.eye(2)),
+        put(torch.eye(2), "optimizer", "state", 0, "preconditioner_left"),
         "has shape (2, 2)",
+    ),
+    "a factor of another parameter": (
+        put(torch.eye(2), "optimizer", "state", 1, "preconditioner_left"),
+        "has tensors of parameter '1', which is no weight of a layer",
     ),
     "no learning rate": (without(*GROUP, "lr"), "parameter group 0 lacks an entry"),
     "a learning rate that is no number": (put("fast", *GROUP, "lr"), "parameter group 0['lr'] is of type str"),
@@ -194,6 +213,18 @@ def test_content_that_does_not_fit_leads_to_the_checkpoint_before_it_and_then_to
         assert message in said[0]
         assert case.slices == slices
         case.assert_undisturbed()
+
+
+def test_a_checkpoint_of_an_earlier_version_is_resumed(case: Case):
+    """Its optimizer's state has a third entry, with the layers by name. Truth: the undisturbed run, bit for bit."""
+    case.restore()
+    for file, step in case.checkpoints:
+        saved = case.saved(file)
+        saved["optimizer"] = in_old_form(saved["optimizer"], {0: "0", 2: "2", 4: "4", 6: "6"})
+        checkpoint.save(file, case.run.id, step, saved, keep_previous=False)
+    assert case.resume() == []
+    assert case.slices == 2
+    case.assert_undisturbed()
 
 
 HEADERS: dict[str, Callable[[str], bytes]] = {

@@ -61,12 +61,17 @@ class Setup:
         is_sharded = label.endswith("_sharded")
         variant = label.removesuffix("_sharded").removesuffix("_ddp")
         method = method_of(variant.removesuffix("_owners"), period)
-        fraction = method.worker_fraction if isinstance(method, Distributed) else None
-        at_owners = variant.endswith("_owners") or (fraction or 1) < 1
+        at_owners = variant.endswith("_owners") or _worker_fraction(method) < 1
         in_blocks = method is None or (isinstance(method, InPlaceMethod) and method.works_on_blocks)
         if at_owners or (is_sharded and not in_blocks):
             return cls(label, method, is_sharded, "owners")
         return cls(label, method, is_sharded, "blocks" if is_sharded else "replicated")
+
+
+def _worker_fraction(method: Method | None) -> float:
+    if not isinstance(method, Distributed):
+        return 1.0
+    return method.worker_fraction or 1.0
 
 
 def numbers(layer: Layer) -> int:

@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from baselines import build_optimizer
 from mkor_core import Method
-from mkor_core.attachment import STATE_KEY
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.statistics import Captured, LayerShape, Rows, join_rows
+from mkor_core.saving.entries import without_preconditioner
 from workflow.bench.probes._models import ProbeModel
 from workflow.bench.probes._optimizers import TimedOptimizer
 
@@ -71,7 +71,7 @@ def _preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[s
 
 def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
     """Return the bytes of a first-order optimizer's state by tensor, summed over parameters."""
-    state = optimizer.state_dict()
+    state = without_preconditioner(optimizer.state_dict())
     sizes: dict[str, int] = {}
     for of_parameter in state["state"].values():
         for name, value in of_parameter.items():
@@ -79,7 +79,7 @@ def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
                 sizes[name] = sizes.get(name, 0) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     for name, value in state.items():
         # Some optimizers keep more than tensors of single parameters, e.g. SINGD its factors by layer.
-        if name not in ("state", "param_groups", STATE_KEY) and (tensors := list(_tensors(value))):
+        if name not in ("state", "param_groups") and (tensors := list(_tensors(value))):
             sizes[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
     return sizes
 

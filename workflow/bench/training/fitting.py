@@ -9,6 +9,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mkor_core.saving.entries import without_preconditioner
+
 
 class MisfitError(ValueError):
     """A saved state that is not of the object that is to take it; the message names the first difference."""
@@ -43,10 +45,10 @@ def require_optimizer_state(saved: object, optimizer: Optimizer) -> None:
 
     An optimizer fills its state in its first steps, so a new one shows only its groups. For the rest, tensors in a
     parameter's state are scalars or of the parameter's shape, and all parameters of a group have entries of the same
-    names and types.
+    names and types. A preconditioner's entries are left to it.
     """
-    fresh = optimizer.state_dict()
-    if not isinstance(saved, dict) or saved.keys() != fresh.keys():
+    fresh = without_preconditioner(optimizer.state_dict())
+    if not isinstance(saved, dict) or (saved := without_preconditioner(saved)).keys() != fresh.keys():
         raise MisfitError(f"the optimizer's state has not the entries {', '.join(sorted(fresh))}")
     groups, states = saved["param_groups"], saved["state"]
     if not isinstance(groups, list) or not isinstance(states, dict) or len(groups) != len(fresh["param_groups"]):

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mkor_core.attachment import STATE_KEY
 from mkor_core.ranks import comm
+from mkor_core.saving.entries import saved_counters, with_counters
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.build import Parts, Setting
 from workflow.bench.training.checkpoint_header import DamagedError
@@ -89,10 +89,9 @@ class TrainingState:
         require_optimizer_state(saved["optimizer"], parts.optimizer)
         if parts.preconditioner is not None:
             # The optimizer's state is the first rank's; the losses that a preconditioner follows differ by rank.
-            saved["optimizer"][STATE_KEY]["losses"] = of_rank["followed_losses"]
-            require_preconditioner_state(
-                saved["optimizer"][STATE_KEY], self.account.steps_done, self.account.switch_step
-            )
+            counters = {**(saved_counters(saved["optimizer"]) or {}), "losses": of_rank["followed_losses"]}
+            require_preconditioner_state(counters, self.account.steps_done, self.account.switch_step)
+            saved["optimizer"] = with_counters(saved["optimizer"], counters)
         parts.optimizer.load_state_dict(saved["optimizer"])
         for name, part in (("scheduler", parts.scheduler), ("scaler", parts.precision.scaler)):
             require_like(saved[name], part.state_dict() if part else None, name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 
 ENTRIES = ("method", "step", "switch_step", "layers")
 """What every saved state has."""
-OTHER_ENTRIES = ("hyperparameters", "losses")
-"""What a saved state may lack: older ones have no hyperparameters, and few methods follow losses."""
+OTHER_ENTRIES = ("changed", "hyperparameters", "losses")
+"""What a saved state may lack: older ones have no hyperparameters, few methods follow losses or change."""
 
 
 def check_state(state: Mapping[str, Any], method: Method) -> None:
@@ -35,6 +35,19 @@ def check_state(state: Mapping[str, Any], method: Method) -> None:
     _check_hyperparameters(state.get("hyperparameters"), method)
     _check_losses(state.get("losses"), method)
     _check_layers(state["layers"])
+
+
+def check_several(state: object, patterns: Sequence[str]) -> None:
+    """Refuse a state that cannot be one of several methods, each of which `check_state` then checks.
+
+    Raises:
+        ValueError: it is no mapping with states of methods of these patterns, and of layers.
+    """
+    methods = state.get("methods") if isinstance(state, Mapping) else None
+    if not isinstance(methods, Mapping) or not all(isinstance(one, Mapping) for one in methods.values()):
+        raise ValueError("The saved state is not one of several methods.")
+    if list(methods) != list(patterns):
+        raise ValueError(f"The state was saved with methods for {list(methods)}, not for {list(patterns)}.")
 
 
 def _check_entries(state: object, method: str) -> None:
