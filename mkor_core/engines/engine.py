@@ -189,14 +189,14 @@ class Engine:
             self._diagnostics.report_failure(stack.layers[0].name)
 
     def _hand_on(self, reports: Sequence[_Report], will_step: Tensor | None) -> None:
-        """Report layers whose statistics are not finite, or were noise."""
+        """Note layers whose statistics are not finite, or were noise; report those of the last update."""
+        self._diagnostics.settle()
         if all(report.is_fine() for report in reports):
             return
         names = [layer.name for report in reports for layer in report.stack.layers]
         # A step that the optimizer skips may have infinite statistics.
         wrong = [~r.finite if will_step is None else ~r.finite & will_step for r in reports]
         noisy = [r.accept & r.noise for r in reports if r.noise is not None]
-        self._diagnostics.settle()
         self._diagnostics.note(NOT_FINITE, names, wrong)
         self._diagnostics.note(NOISE, names, noisy)
 

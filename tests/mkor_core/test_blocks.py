@@ -199,9 +199,7 @@ class Shortened(Method):
     def accumulates(self, step: int) -> bool:
         return True
 
-    def accumulate(
-        self, state: dict[str, Tensor], captured: Captured, step: int, accept: Tensor | None = None
-    ) -> None:
+    def accumulate(self, state: dict[str, Tensor], captured: Captured, step: int, accept: Tensor | None = None) -> None:
         pass
 
     def precondition(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:

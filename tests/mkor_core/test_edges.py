@@ -19,7 +19,6 @@ from baselines.natural.hylo import interpolated_middle
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import LayerShape
-from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.stacks import States
 from mkor_core.method import Method
 
