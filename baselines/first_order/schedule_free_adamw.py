@@ -12,7 +12,7 @@ from typing_extensions import override
 from baselines.parts.layered import LayeredModel
 from baselines.parts.matrices import MatrixOptimizer, State, tensor_groups
 from mkor_core.capture.layer import wide_dtype
-from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE, POSITIVE_DECAY
+from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE, POSITIVE_DECAY, Range
 
 
 def optimizer_for(
@@ -23,7 +23,9 @@ def optimizer_for(
     beta2: Annotated[float, DECAY, "the weight of the old second moment"] = 0.999,
     eps: Annotated[float, POSITIVE, "the number added to the denominator"] = 1e-8,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the multiple of matrices added to the update"] = 0.0,
-    power: Annotated[float, NOT_NEGATIVE, "the power of the step by which it counts in the average"] = 0.0,
+    power: Annotated[
+        float, Range(at_least=0, largest=30), "the power of the step by which it counts in the average"
+    ] = 0.0,
 ) -> ScheduleFreeAdamW:
     """Return schedule-free AdamW over all parameters; vectors (biases, norms) are not decayed.
 

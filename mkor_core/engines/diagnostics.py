@@ -41,7 +41,7 @@ class Diagnostics:
         self._roster = roster
         self._reported: set[tuple[str, str]] = set()
         self._warned_of_evaluation = False
-        self._flags: dict[str, tuple[list[str], Deferred]] = {}
+        self.flags: dict[str, tuple[list[str], Deferred]] = {}
         """What `settle` is to report, each with layers and flags on their way to the host."""
 
     def report(self, what: str, layers: Iterable[str]) -> None:
@@ -135,13 +135,13 @@ class Diagnostics:
         """Take boolean device tensors that, joined, say for which layers `settle` is to report something."""
         if flags and not any(part.is_meta for part in flags):
             joined = torch.cat([part.reshape(-1).to(flags[0].device) for part in flags])
-            self._flags[what] = [*layers], Deferred(joined)
+            self.flags[what] = [*layers], Deferred(joined)
 
     def settle(self) -> None:
         """Report what was noted in the last update."""
-        for what, (layers, flags) in self._flags.items():
+        for what, (layers, flags) in self.flags.items():
             self.report(what, [layer for layer, flag in zip(layers, flags.on_host().tolist(), strict=True) if flag])
-        self._flags = {}
+        self.flags = {}
 
 
 def _some(names: Sequence[str]) -> str:

@@ -130,6 +130,8 @@ class Engine:
         stacks = self._states.stacks
         norms = self._gradient_norms(layers, scale) if statistics and self._wants_norms else None
         with self._phases("factor"):
+            if statistics and self._diagnostics.flags:
+                self._diagnostics.settle()
             reports: list[_Report] = []
             for stack in stacks:
                 captured = joined(stack, statistics, norms, scale)
@@ -205,12 +207,11 @@ class Engine:
             self._diagnostics.report_failure(stack.layers[0].name)
 
     def _hand_on(self, reports: Sequence[_Report], will_step: Tensor | None) -> None:
-        """Report layers whose statistics are not finite, or were noise."""
+        """Note layers whose statistics are not finite, or were noise, to be reported at the next update."""
         names = [layer.name for report in reports for layer in report.stack.layers]
         # A step that the optimizer skips may have infinite statistics.
         wrong = [~r.finite if will_step is None else ~r.finite & will_step for r in reports]
         noisy = [r.accept & r.noise for r in reports if r.noise is not None]
-        self._diagnostics.settle()
         self._diagnostics.note(NOT_FINITE, names, wrong)
         self._diagnostics.note(NOISE, names, noisy)
 

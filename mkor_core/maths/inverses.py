@@ -174,11 +174,16 @@ class WindowedInverse(NamedTuple):
         projected = scale[..., None] * vector - matvec(self.rows.mT, weights * matvec(self.rows, vector))
         weight = -rule.weight(dot(vector, projected))
         gain = rule.gain if accept is None else torch.where(accept, torch.full_like(scale, rule.gain), 1)
-        slot = self.slot(number)
         self.scale.copy_(scale * gain)
         self.weights.copy_(weights * (gain[..., None] if isinstance(gain, Tensor) else gain))
-        self.weights[..., slot].copy_(weight)
-        self.rows[..., slot, :].copy_(projected)
+        slot = self.slot(number)
+        own_weight, row = self.weights[..., slot], self.rows[..., slot, :]
+        if accept is None:
+            own_weight.copy_(weight)
+            row.copy_(projected)
+        else:  # a window that has not been truncated, because the step is skipped, has a column there
+            torch.where(accept, weight, own_weight, out=own_weight)
+            torch.where(accept[..., None], projected, row, out=row)
 
     def is_full(self, number: int) -> bool:
         """Return whether all w rows are in use before an update (from 0)."""

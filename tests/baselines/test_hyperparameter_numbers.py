@@ -65,6 +65,7 @@ def refusal(name: str, chosen: dict[str, Any]) -> str | None:
 @example(place=("mkor", "window"), value=1024)
 @example(place=("mkor", "rank"), value=1024)
 @example(place=("muon", "newton_schulz_steps"), value=10**9)
+@example(place=("schedule_free_adamw", "power"), value=647)
 @example(place=("sgd", "lr"), value=1e39)
 @example(place=("sgd", "lr"), value=10**5000)
 @example(place=("mkor", "stabilizer_threshold"), value=2**64)

@@ -237,6 +237,11 @@ def test_gathered_tensors_have_their_owners_values_and_layout(communicated):
         assert_close(gathered["left_values"], (torch.ones(2), (1,)))
 
 
+def test_ranks_name_the_phase_in_which_they_communicate(communicated):
+    for results in communicated:
+        assert results["phases"][0] == ["capture", "communication", "factor", "precondition"]
+
+
 @pytest.mark.parametrize("kind", ["mean", "moment"])
 def test_a_layer_that_no_rank_used_keeps_its_state(communicated, kind):
     initial = ranks.EXCHANGES[kind].initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))

@@ -1,4 +1,4 @@
-"""The engine of stacked methods. Truth: the same training layer by layer, and layers that are alone in their stack."""
+"""Layers in stacks. Truth: the same training layer by layer, and layers that are alone in their stack."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch.testing import assert_close
 
 from baselines import Eva
 from mkor_core import MKOR, Preconditioner
-from mkor_core.engines import stacked, stacks
+from mkor_core.engines import engine as engines
 from mkor_core.maths import linalg
-from mkor_core.method import StackedMethod
+from mkor_core.method import InPlaceMethod
 from workflow.bench import workloads
 
-METHODS: list[StackedMethod] = [
+METHODS: list[InPlaceMethod] = [
     MKOR(inverse_update_period=2),
     MKOR(inverse_update_period=1, window=4),
     MKOR(inverse_update_period=1, window=3, update_rule="released"),
@@ -52,7 +52,7 @@ class Mixed(nn.Module):
 
 
 def trained(
-    method: StackedMethod, steps: int = 7, dtype: torch.dtype = torch.float64, frozen: str = ""
+    method: InPlaceMethod, steps: int = 7, dtype: torch.dtype = torch.float64, frozen: str = ""
 ) -> tuple[list[Tensor], Preconditioner]:
     model = Mixed().to(dtype)
     for name, parameter in model.named_parameters():
@@ -76,7 +76,7 @@ def trained(
 def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
     """On a GPU the gradients of a stack are gathered; on a CPU each layer is preconditioned in place."""
     alone, _ = trained(method, frozen=frozen)
-    monkeypatch.setattr(stacks, "goes_alone", lambda device: False)
+    monkeypatch.setattr(engines, "goes_alone", lambda device: False)
     together, _ = trained(method, frozen=frozen)
     assert_close(together, alone, rtol=1e-10, atol=1e-12)
 
@@ -85,7 +85,7 @@ def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_of_any_precision_and_layout_are_written_back(dtype, together, monkeypatch):
     """A bfloat16 gradient, or one in channels_last, is no view of what is preconditioned."""
-    monkeypatch.setattr(stacks, "goes_alone", lambda device: not together)
+    monkeypatch.setattr(engines, "goes_alone", lambda device: not together)
     torch.manual_seed(0)
     model = nn.Conv2d(4, 6, 3).to(dtype).to(memory_format=torch.channels_last)
     truth = nn.Conv2d(4, 6, 3)
@@ -131,11 +131,9 @@ def test_what_the_host_computes_ahead_changes_nothing(window, monkeypatch):
     """Gram matrices are requested after an update for the next one; a loaded state computes them when it needs them."""
     method = MKOR(inverse_update_period=1, window=window)
     ahead, _ = trained(method, 9)
-    monkeypatch.setattr(MKOR, "host_inputs", lambda self, state, step: {})
-    monkeypatch.setattr(stacked, "_on_host", lambda value: pytest.fail("nothing was requested"))
-    original = MKOR.refresh
+    original = MKOR.make_room
     monkeypatch.setattr(
-        MKOR, "refresh", lambda self, state, step, a=None, w=None, host=None: original(self, state, step, a, w)
+        MKOR, "make_room", lambda self, state, step, accept=None, host=None: original(self, state, step, accept)
     )
     assert_close(trained(method, 9)[0], ahead, rtol=0, atol=0)
 
@@ -176,7 +174,7 @@ def test_a_stack_takes_every_layer_of_one_shape(chosen):
         output.square().sum().backward()
         rows.append(output.grad.flatten(2).mean(2).sum(0) if output.dim() == 4 else output.grad.sum(0))
     preconditioner.step()
-    assert len(preconditioner._engine._stacks) == 1
+    assert len(preconditioner._states.stacks) == 1
     states = preconditioner.state_dict()["layers"]
     for name, expected in enumerate(rows):
         assert_close(states[str(name)]["left_vectors"][:, 0], expected)
@@ -185,7 +183,7 @@ def test_a_stack_takes_every_layer_of_one_shape(chosen):
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_layers_are_preconditioned_one_by_one_on_a_cpu_only(device, monkeypatch):
     seen = []
-    monkeypatch.setattr(MKOR, "apply", lambda self, state, grad: seen.append(tuple(grad.weight.shape)))
+    monkeypatch.setattr(MKOR, "apply", lambda self, state, grad, known: seen.append(tuple(grad.weight.shape)))
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(device)
     preconditioner = Preconditioner(model, MKOR())
     model(torch.ones(2, 4, device=device)).square().sum().backward()
@@ -196,23 +194,24 @@ def test_layers_are_preconditioned_one_by_one_on_a_cpu_only(device, monkeypatch)
 def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested_is_not(monkeypatch):
     """The optimizer may skip a step, which then comes again. What lies on the host already is not copied."""
     hosts = []
-    original = MKOR.refresh
+    original = MKOR.make_room
 
-    def refresh(self, state, step, accept=None, will_step=None, host=None):
+    def make_room(self, state, step, accept=None, host=None):
         hosts.append(host is not None)
-        original(self, state, step, accept, will_step, host)
+        original(self, state, step, accept, host)
 
-    monkeypatch.setattr(MKOR, "refresh", refresh)
+    monkeypatch.setattr(MKOR, "make_room", make_room)
     model = nn.Linear(3, 3)
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, window=2))
+    layers = list(preconditioner._layers.values())
+    preconditioner._states.prepare(layers)
     for step in (3, 3, 4, 4, 5):
         model(torch.ones(4, 3)).square().sum().backward()
-        preconditioner._engine.update(
-            list(preconditioner._layers.values()), preconditioner._capture.take(), step, None, None
-        )
+        preconditioner._engine.update(layers, preconditioner._capture.take(), step, None, None)
     assert hosts == [False, False, True, False, True]
     tensor = torch.ones(1)
-    assert stacked._requested(tensor) is tensor
+    assert engines._requested({"right": tensor})["right"] is tensor
+    assert engines._on_host({"right": tensor})["right"] is tensor
 
 
 @pytest.mark.parametrize("will_step", [True, False])
@@ -221,22 +220,25 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     """What is not finite is told at the next update. Truth: the number of updates."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-    layers, engine = list(preconditioner._layers.values()), preconditioner._engine
+    layers, engine, states = list(preconditioner._layers.values()), preconditioner._engine, preconditioner._states
+    states.prepare(layers)
     for step, scale in enumerate((value, 1.0)):
         model.zero_grad()
         model(torch.full((1, 4), scale, dtype=torch.float64)).square().mean().backward()
         sums = preconditioner._capture.take()
-        assert engine.update(layers, sums, step, torch.tensor(will_step), None) is True
-        assert engine.update(layers, {}, step, torch.tensor(will_step), None) is False
+        engine.update(layers, sums, step, torch.tensor(will_step), None)
+        before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
+        engine.update(layers, {}, step, torch.tensor(will_step), None)
+        assert_close(states.by_layer()["0"], before, rtol=0, atol=0)
     message = "MKOR: layers '0' have statistics that are not finite, which are left out."
     assert [record.getMessage() for record in caplog.records] == ([message] if will_step and value != 1.0 else [])
-    state = engine.saved()["0"]
+    state = states.by_layer()["0"]
     assert state["updates"] == (0 if not will_step else 2 if value == 1.0 else 1)
     assert state["left_vectors"].any() == will_step
-    assert engine.non_finite() == []
+    assert states.non_finite() == []
     state["right"][1, 2] = torch.nan
-    assert engine.non_finite() == ["0"]
-    assert [type(size) for size in engine.bytes_by_tensor(layers).values()] == [int] * 7
+    assert states.non_finite() == ["0"]
+    assert [type(size) for size in states.bytes_by_tensor(layers).values()] == [int] * 7
 
 
 @pytest.mark.parametrize("scale", [None, 4.0])
@@ -244,13 +246,10 @@ def test_the_gradient_of_a_bias_is_unscaled_before_it_is_a_statistic(scale):
     model = nn.Linear(4, 3)
     preconditioner = Preconditioner(model, MKOR())
     model(torch.ones(5, 4)).square().mean().backward()
-    preconditioner._engine.update(
-        list(preconditioner._layers.values()),
-        preconditioner._capture.take(),
-        0,
-        None,
-        None if scale is None else torch.tensor(scale),
-    )
+    layers = list(preconditioner._layers.values())
+    preconditioner._states.prepare(layers)
+    scaled_by = None if scale is None else torch.tensor(scale)
+    preconditioner._engine.update(layers, preconditioner._capture.take(), 0, None, scaled_by)
     (state,) = preconditioner.state_dict()["layers"].values()
     assert_close(state["left_vectors"][:, 0], model.bias.grad / (scale or 1.0))
 
@@ -262,11 +261,12 @@ def test_a_loss_scale_multiplies_updates_that_are_clipped_together():
     (layer,) = preconditioner._layers.values()
     (100 * model(torch.ones(5, 4)).square().mean()).backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
+    preconditioner._states.prepare([layer])
     preconditioner._engine.update([layer], preconditioner._capture.take(), 0, None, None)
     for scale in (None, torch.tensor(4.0)):
         for parameter, grad in zip(model.parameters(), gradients, strict=True):
             parameter.grad.copy_(grad if scale is None else grad * scale)
-        preconditioner._engine.precondition([layer], [0.5], scale)
+        preconditioner._engine.precondition([layer], {"": 0.5}, scale)
         clipped.append([parameter.grad.clone() for parameter in model.parameters()])
     assert_close([4 * update for update in clipped[0]], clipped[1])
 

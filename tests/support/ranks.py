@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -283,6 +283,21 @@ def gathered(rank: int) -> dict[str, tuple[Tensor, tuple[int, ...]]]:
     return {name: (tensor, tensor.stride()) for name, tensor in whole.items()}
 
 
+def phases(rank: int) -> list[str]:
+    """Return the phases that a step names."""
+    model, names = nn.Linear(3, 2), list[str]()
+    preconditioner = Preconditioner(model, MKOR())
+
+    def phase(name: str) -> AbstractContextManager[None]:
+        names.append(name)
+        return nullcontext()
+
+    preconditioner.phases = phase
+    model(torch.ones(4, 3) + rank).square().mean().backward()
+    preconditioner.step()
+    return sorted({*names})
+
+
 def unused_state(method: Method, rank: int) -> dict[str, Tensor]:
     """Return the state of a layer that no rank uses in a step, in which the other is."""
     model = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
@@ -321,6 +336,7 @@ def communicate(rank: int, world: int, folder: str) -> None:
         calls[f"{kind} with biases"] = lambda kind=kind: with_biases(EXCHANGES[kind], rank)
     calls["consolidated"] = lambda: consolidated(rank)
     calls["gathered"] = lambda: gathered(rank)
+    calls["phases"] = lambda: phases(rank)
     results = {}
     for name, call in calls.items():
         comm.reset_bytes_sent()
