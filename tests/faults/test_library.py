@@ -17,6 +17,7 @@ from torch.testing import assert_close
 
 import baselines
 import mkor_core
+from mkor_core.saved_in_optimizer import without_preconditioner
 from tests.support.misuses import (
     DISTURBANCES,
     IGNORED,
@@ -143,15 +144,11 @@ def test_a_step_that_is_not_finite_leaves_factors_and_gradients_alone(
         before = {name: dict(state) for name, state in trained.preconditioner.state_dict()["layers"].items()}
         base = Session("sgd", {}, kind, dtype)
         base.model.load_state_dict(trained.model.state_dict())
-        base.optimizer.load_state_dict(_without_preconditioner(trained.optimizer.state_dict()))
+        base.optimizer.load_state_dict(without_preconditioner(trained.optimizer.state_dict()))
         weights = misused(lambda step=step, one=trained: run(one, step, steps=1))
         assert_close(weights, run(base, step, steps=1), equal_nan=True, **EXACTLY)
         assert_close(trained.preconditioner.state_dict()["layers"], before, **EXACTLY)
         assert any("have statistics that are not finite" in record.getMessage() for record in caplog.records)
-
-
-def _without_preconditioner(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in state.items() if key != "preconditioner"}
 
 
 @every_setting

@@ -391,6 +391,20 @@ def test_a_state_without_a_preconditioner_starts_one_anew_with_a_warning(form):
     second.train(0, 2)
 
 
+def test_a_flattened_state_without_a_preconditioner_is_loaded_before_attach():
+    """Afterwards torch misses an entry of the parameter groups, as of any that a later version of an optimizer has."""
+    first, second, third = (Run(METHODS["dense"], "adamw") for _ in range(3))
+    first.preconditioner.remove()
+    first.train(0, 3)
+    state = state_of(first, "flattened")
+    with pytest.raises(KeyError, match="preconditioner"):
+        restore(second, dict(state), "flattened")
+    third.preconditioner.remove()
+    restore(third, dict(state), "flattened")
+    Preconditioner(third.layers, METHODS["dense"]).attach(third.optimizer)
+    third.train(0, 2)
+
+
 def test_removing_it_leaves_the_optimizer_as_it_was():
     run, plain = Run(METHODS["dense"]), SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     run.train(0, 3)

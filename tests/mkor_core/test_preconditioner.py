@@ -297,7 +297,7 @@ def test_after_remove_the_optimizer_is_the_plain_one():
         loss_of(network_, 0).backward()
         stepper.step()
     assert_close([*model.parameters()], [*plain.parameters()], rtol=0, atol=0)
-    assert "preconditioner" not in optimizer.state_dict()
+    assert "preconditioner" not in optimizer.state_dict()["param_groups"][0]
 
 
 def test_remove_frees_the_state_and_takes_mkor_hs_hook_off_the_model():
