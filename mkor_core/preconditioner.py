@@ -235,7 +235,7 @@ class Preconditioner:
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": self._losses.state_dict() if self._losses else None,
-            "layers": dict(self._whole) or self._states.by_layer(),
+            "layers": {name: dict(state) for name, state in (self._whole or self._states.by_layer()).items()},
         }
 
     def consolidate(self, rank: int | None = None) -> None:
