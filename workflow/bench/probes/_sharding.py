@@ -61,7 +61,7 @@ class Setup:
         is_sharded = label.endswith("_sharded")
         variant = label.removesuffix("_sharded").removesuffix("_ddp")
         method = method_of(variant.removesuffix("_owners"), period)
-        fraction = method.worker_fraction if isinstance(method, Distributed) else None
+        fraction = method.worker_fraction if method is not None and isinstance(method, Distributed) else None
         at_owners = variant.endswith("_owners") or (fraction or 1) < 1
         in_blocks = method is None or (isinstance(method, InPlaceMethod) and method.works_on_blocks)
         if at_owners or (is_sharded and not in_blocks):
