@@ -31,7 +31,7 @@ from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Codec, Coder
 from mkor_core.ranks.exchange import exchange
 from mkor_core.ranks.schedule import Schedule
-from mkor_core.saving.checks import check_state
+from mkor_core.saving.checks import check_state, saved_changes
 from mkor_core.transfers import DeferredScalar
 
 
@@ -138,7 +138,7 @@ class AppliedMethod:
     @property
     def any_weight(self) -> Tensor:
         """A weight, for its device and precision."""
-        return next(iter(self.layers.values())).known[0]  # type: ignore[no-any-return]
+        return next(iter(self.layers.values())).module.weight
 
     @property
     def precision(self) -> Precision:
@@ -164,22 +164,30 @@ class AppliedMethod:
 
     def set(self, changes: Mapping[str, Any]) -> None:
         """Change hyperparameters from the next step on; see `Preconditioner.set`."""
-        name, fixed = type(self.method).__name__, self.method.fixed_in_state
-        if wrong := [key for key in changes if key in fixed]:
-            raise ValueError(f"{name}'s {wrong[0]} gives its state a meaning, so it cannot change while it trains.")
-        try:
-            method = replace(self.method, **changes)
-        except TypeError:
-            known_names = ", ".join(plain_hyperparameters(self.method))
-            raise ValueError(f"{name} has no hyperparameter {next(iter(changes))!r}; it has {known_names}.") from None
-        if method.statistic.without_functions() != self.method.statistic.without_functions():
-            raise ValueError(f"{name}: {', '.join(changes)} would change what the hooks capture: make a new one.")
-        if (method.clip is None) != (self.method.clip is None):
-            raise ValueError(f"{name}: a clip can change while it trains, but neither come nor go.")
-        self.method = method
-        self.work.use(method)
+        self.method = self._changed_method(changes)
+        self.work.use(self.method)
         self._changed |= changes
-        self.capture.enabled = self.capture.enabled or method.accumulates(self._step)
+        self.capture.enabled = self.capture.enabled or self.method.accumulates(self._step)
+
+    def _changed_method(self, changes: Mapping[str, Any]) -> Method:
+        """Return the method with other hyperparameters.
+
+        Raises:
+            ValueError: it cannot go on with them.
+        """
+        old, name = self.method, type(self.method).__name__
+        own = plain_hyperparameters(old)
+        for key in changes:
+            if key not in own:
+                raise ValueError(f"{name} has no hyperparameter {key!r}; it has {', '.join(own)}.")
+            if key in old.fixed_in_state:
+                raise ValueError(f"{name}'s {key} gives its state a meaning, so it cannot change while it trains.")
+        method = replace(old, **changes)
+        if method.statistic.without_functions() != old.statistic.without_functions():
+            raise ValueError(f"{name}: {', '.join(changes)} would change what the hooks capture: make a new one.")
+        if (method.clip is None) != (old.clip is None):
+            raise ValueError(f"{name}: a clip can change while it trains, but neither come nor go.")
+        return method
 
     def saved(self) -> dict[str, Any]:
         """Return the state; see `Preconditioner.state_dict`."""
@@ -193,7 +201,7 @@ class AppliedMethod:
             "step": self._step,
             "switch_step": self.switch_step,
             "losses": None if self.losses is None else self.losses.state_dict(),
-            "layers": self.saved_layers(),
+            "layers": {name: dict(state) for name, state in self.saved_layers().items()},
         }
         return state | ({"changed": dict(self._changed)} if self._changed else {})
 
@@ -202,14 +210,15 @@ class AppliedMethod:
 
         required: the layers that it must have if this rank alone keeps them; None: all that are trained.
         """
-        if changed := state.get("changed"):
-            self.set(changed)
-        check_state(state, self.method)
+        changed = saved_changes(state)
+        check_state(state, self._changed_method(changed) if changed else self.method)
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
         needed = [layer.name for layer in self.active_layers() if layer.name in self.work.needed]
         self.states.load(state["layers"], [name for name in needed if required is None or name in required])
         self._whole, self._skipped, self._step = {}, None, state["step"]
+        if changed:
+            self.set(changed)
         self.capture.drop()
         self.capture.enabled = self.method.accumulates(self._step)
         if self.losses is not None:

@@ -182,6 +182,8 @@ class MKOR(HostAssisted, InPlaceMethod):
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the gram matrices of the windows that are full before the next update; the host decomposes them."""
+        if self.window is None:
+            return {}
         number = step // self.inverse_update_period + 1
         return {side: window.gram() for side in self.factors if (window := _window(state, side)).is_full(number)}
 

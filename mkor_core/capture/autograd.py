@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -48,15 +48,12 @@ def without_autocast(device: torch.device) -> AbstractContextManager[object]:
 _PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}
 """The settings of cuBLAS and of oneDNN; the former has nothing below TF32."""
 
-_LIBRARIES: tuple[Any, ...] = (torch.backends.cuda.matmul, getattr(torch.backends.mkldnn, "matmul", None))
-_HAS_SETTINGS = all(hasattr(library, "fp32_precision") for library in _LIBRARIES)
-"""Whether each library has a setting of its own, as from torch 2.9 on."""
-
 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
     """Compute float32 matrix products in a precision, in the words of `torch.set_float32_matmul_precision`."""
-    if not _HAS_SETTINGS:
+    cublas, onednn = getattr(torch.backends.cuda, "matmul", None), getattr(torch.backends.mkldnn, "matmul", None)
+    if not (hasattr(cublas, "fp32_precision") and hasattr(onednn, "fp32_precision")):  # before torch 2.9
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)
         try:
@@ -65,7 +62,6 @@ def matmul_precision(precision: Precision) -> Iterator[None]:
             torch.set_float32_matmul_precision(before)
         return
     # The old functions raise an error where a program has used the new settings.
-    cublas, onednn = _LIBRARIES
     previous = cublas.fp32_precision, onednn.fp32_precision
     cublas.fp32_precision, onednn.fp32_precision = _PRECISIONS[precision]
     try:

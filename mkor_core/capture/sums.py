@@ -220,7 +220,7 @@ class Capture(Hooks[PendingSums]):
             rows = inputs.detach() if inputs.dim() > 1 else inputs.detach()[None]
             rows = rows if taken is None else rows[:taken]
             d_w, axes = rows.shape[-1], tuple(range(rows.dim() - 1))
-            vector = self._vectors.cut(d_w + 1, rows.numel() // max(d_w, 1), rows)
+            vector = self._vectors.cut(d_w + 1, rows.shape[:-1].numel(), rows)
             torch.sum(rows, axes, dtype=vector.dtype, out=vector[:d_w])
             last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
         vector = last.vector
@@ -235,7 +235,7 @@ class Capture(Hooks[PendingSums]):
             if pending is None:
                 pending = self._pending[layer.name] = PendingSums()
             came_before, added = added is pending, pending
-            if grad.numel() == 0 or taken == 0:  # the micro-batch is empty, or no example is taken
+            if 0 in grad.shape[:-1] or taken == 0:  # the micro-batch is empty, or no example is taken
                 return
             total = pending.total
             if not came_before:

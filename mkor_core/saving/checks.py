@@ -37,6 +37,18 @@ def check_state(state: Mapping[str, Any], method: Method) -> None:
     _check_layers(state["layers"])
 
 
+def saved_changes(state: object) -> Mapping[str, Any]:
+    """Return the hyperparameters that had been changed while the saved method trained.
+
+    Raises:
+        ValueError: they are no mapping from names.
+    """
+    changed = state.get("changed", {}) if isinstance(state, Mapping) else {}
+    if not isinstance(changed, Mapping) or not all(isinstance(key, str) for key in changed):
+        raise ValueError(f"The saved state's changed hyperparameters are no mapping, but {_shown(changed)}.")
+    return changed
+
+
 def check_several(state: object, patterns: Sequence[str]) -> None:
     """Refuse a state that cannot be one of several methods, each of which `check_state` then checks.
 

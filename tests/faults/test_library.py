@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import baselines
 import mkor_core
-from mkor_core.saved_in_optimizer import without_preconditioner
+from mkor_core.saving.entries import without_preconditioner
 from tests.support.misuses import (
     DISTURBANCES,
     IGNORED,

@@ -358,6 +358,15 @@ def test_a_loaded_state_is_a_copy():
     assert saved["layers"]["0"]["left"].any()
 
 
+@pytest.mark.parametrize("method", METHODS, ids=str)
+def test_what_is_removed_from_a_state_dict_stays_in_the_preconditioner(method):
+    preconditioner = Preconditioner(model := network(), method)
+    model(inputs()).square().mean().backward()
+    preconditioner.step()
+    preconditioner.state_dict()["layers"]["0"].clear()
+    assert preconditioner.state_dict()["layers"]["0"].keys() == preconditioner.state_dict()["layers"]["2"].keys()
+
+
 @pytest.mark.parametrize("shape", [(3,), (3, 3, 1)], ids=str)
 def test_a_saved_tensor_of_another_number_of_dimensions_is_refused(shape):
     state = {"one": {**MKOR().initial_state(LayerShape(2, 3), torch.float32, torch.device("cpu"))}}
