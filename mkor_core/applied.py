@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.distributed import ProcessGroup
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mkor_core.attachment import Attachment
@@ -17,38 +15,17 @@ from mkor_core.capture.autograd import Precision, autocast_dtype, matmul_precisi
 from mkor_core.capture.discovery import Roster
 from mkor_core.capture.layer import Layer, ShardedLayer, modules_of
 from mkor_core.capture.losses import LossHistory
-from mkor_core.capture.reductions import GradScale
 from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import Sums, join_rows
-from mkor_core.engines.choice import choose_capture, choose_work
+from mkor_core.engines.choice import Setting, choose_capture, choose_exchange, choose_work
 from mkor_core.engines.clipping import known
 from mkor_core.engines.comparison import Comparisons
 from mkor_core.engines.diagnostics import Diagnostics
-from mkor_core.engines.engine import Phases
 from mkor_core.engines.stacks import local_name
 from mkor_core.method import FollowsLoss, LayerState, LearningRate, Method, plain_hyperparameters
-from mkor_core.ranks import comm
-from mkor_core.ranks.codec import Codec, Coder
-from mkor_core.ranks.exchange import exchange
-from mkor_core.ranks.schedule import Schedule
+from mkor_core.ranks.codec import Coder
 from mkor_core.saving.checks import check_state, saved_changes
 from mkor_core.transfers import DeferredScalar
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What a preconditioner's methods have in common; see `mkor_core.Preconditioner`."""
-
-    model: nn.Module
-    phases: Phases
-    lr: float | Callable[[], float | Tensor] | None
-    accumulation_steps: int
-    grad_scale: GradScale
-    group: ProcessGroup | None
-    precision: Precision | None
-    owners: bool | None
-    codec: Codec | None
-    schedule: Schedule | None
 
 
 class AppliedMethod:
@@ -77,37 +54,12 @@ class AppliedMethod:
         self.losses = (
             LossHistory(setting.model, setting.accumulation_steps) if isinstance(method, FollowsLoss) else None
         )
-        self.capture = choose_capture(
-            self.layers,
-            method,
-            setting.model,
-            setting.accumulation_steps,
-            setting.grad_scale,
-            setting.phases,
-            setting.group,
-        )
+        self.capture = choose_capture(self.layers, method, setting)
         self._setting = setting
         self._modules = modules_of(setting.model)
-        self._coder = coder = Coder(setting.codec)
-        self._exchange: Callable[..., tuple[dict[str, Sums], Tensor | None]] | None = None
-        if comm.world_size(setting.group) > 1:
-            self._exchange = partial(
-                exchange,
-                statistic=method.statistic,
-                group=setting.group,
-                coder=coder,
-                schedule=setting.schedule,
-            )
-        self.work = choose_work(
-            self.layers,
-            method,
-            self.diagnostics,
-            setting.phases,
-            setting.group,
-            setting.owners,
-            coder,
-            setting.schedule,
-        )
+        self._coder = Coder(setting.codec)
+        self._exchange = choose_exchange(method, setting, self._coder)
+        self.work = choose_work(self.layers, method, self.diagnostics, setting, self._coder)
         self.states, self._engine = self.work.states, self.work.engine
         self._clips = method.clip is not None
         self._whole: dict[str, LayerState] = {}

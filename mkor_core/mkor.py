@@ -13,8 +13,9 @@ from typing_extensions import override
 
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
 from mkor_core.maths import inverses, linalg
+from mkor_core.maths.block_products import BlockProducts, block_products, precondition_block_
 from mkor_core.maths.inverses import DenseInverse, Rule, WindowedInverse
-from mkor_core.maths.products import BlockProducts, Cut, Gradient, block_products, precondition_, precondition_block_
+from mkor_core.maths.products import Cut, Gradient, precondition_
 from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, Products, cut_state
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload

@@ -13,12 +13,13 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 from torch.optim import Optimizer
 
-from mkor_core.applied import AppliedMethod, Setting, step_hook
+from mkor_core.applied import AppliedMethod, step_hook
 from mkor_core.attachment import Attachment, check_target
 from mkor_core.capture.autograd import Precision
 from mkor_core.capture.discovery import Exclude, refuse_sharded, select_layers
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import loss_scale
+from mkor_core.engines.choice import Setting
 from mkor_core.engines.comparison import Comparison
 from mkor_core.engines.description import describe, oversized, warn
 from mkor_core.engines.engine import Phases, PhasesOfWork

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -52,7 +52,8 @@ _PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": 
 @contextmanager
 def matmul_precision(precision: Precision) -> Iterator[None]:
     """Compute float32 matrix products in a precision, in the words of `torch.set_float32_matmul_precision`."""
-    cublas, onednn = getattr(torch.backends.cuda, "matmul", None), getattr(torch.backends.mkldnn, "matmul", None)
+    cublas: Any = getattr(torch.backends.cuda, "matmul", None)
+    onednn: Any = getattr(torch.backends.mkldnn, "matmul", None)
     if not (hasattr(cublas, "fp32_precision") and hasattr(onednn, "fp32_precision")):  # before torch 2.9
         before = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(precision)

@@ -6,17 +6,20 @@ ranks, shards and owners need comes as objects around them, so that no step asks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from mkor_core.capture.autograd import Precision
 from mkor_core.capture.blocks import ranks_of_a_batch
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import GradScale
 from mkor_core.capture.rows import RowCapture
+from mkor_core.capture.statistics import Sums
 from mkor_core.capture.sums import Capture
 from mkor_core.engines.by_value import ByValue
 from mkor_core.engines.diagnostics import Diagnostics
@@ -26,14 +29,36 @@ from mkor_core.engines.refreshing import PlacedRefreshing, SharedRefreshing
 from mkor_core.engines.stacks import States
 from mkor_core.method import Distributed, InPlaceMethod, LayerState, Method
 from mkor_core.ranks import comm
-from mkor_core.ranks.codec import Coder
+from mkor_core.ranks.codec import Codec, Coder
+from mkor_core.ranks.exchange import exchange
 from mkor_core.ranks.kaisa import Sharing
 from mkor_core.ranks.owners import Owners, assigned
 from mkor_core.ranks.placement import Placement
 from mkor_core.ranks.schedule import Schedule
 
+Exchange = Callable[..., tuple[dict[str, Sums], Tensor | None]]
+"""Returns the layers' statistics and the loss over all ranks; see `mkor_core.ranks.exchange.exchange`."""
+
+SumSquares = Callable[[Sequence[Layer], Sequence[Tensor]], list[Tensor]]
+
 Consolidate = Callable[[int | None], dict[str, LayerState]]
 """Returns all layers' states on the given rank; on None, on all. A collective call."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a preconditioner's methods have in common; see `mkor_core.Preconditioner`."""
+
+    model: nn.Module
+    phases: Phases
+    lr: float | Callable[[], float | Tensor] | None
+    accumulation_steps: int
+    grad_scale: GradScale
+    group: ProcessGroup | None
+    precision: Precision | None
+    owners: bool | None
+    codec: Codec | None
+    schedule: Schedule | None
 
 
 class Work(NamedTuple):
@@ -56,31 +81,14 @@ class Work(NamedTuple):
             user.method = method
 
 
-def choose_capture(
-    layers: Mapping[str, Layer],
-    method: Method,
-    model: nn.Module,
-    micro_batches: int,
-    grad_scale: GradScale,
-    phases: Phases,
-    group: ProcessGroup | None,
-) -> Capture | RowCapture:
+def choose_capture(layers: Mapping[str, Layer], method: Method, setting: Setting) -> Capture | RowCapture:
     """Return the hooks that reduce the layers' rows to the statistic of a method.
-
-    Args:
-        layers: the layers by name.
-        method: the method.
-        model: the model of the layers.
-        micro_batches: backward passes per step.
-        grad_scale: returns the loss scale that captured gradients are divided by; None for 1.
-        phases: returns the context manager of a phase of the work.
-        group: the ranks.
 
     Raises:
         TypeError: the method needs whole rows, which tensor-parallel ranks do not have.
     """
-    statistic, world = method.statistic, comm.world_size(group)
-    sharers = ranks_of_a_batch(model, world)
+    statistic, world = method.statistic, comm.world_size(setting.group)
+    sharers = ranks_of_a_batch(setting.model, world)
     if sharers > 1 and statistic.kind != "mean":
         raise TypeError(
             f"This {type(method).__name__} needs whole rows of inputs and gradients, which tensor-parallel ranks do "
@@ -88,26 +96,26 @@ def choose_capture(
         )
     make: Callable[..., Capture | RowCapture] = RowCapture
     if statistic.kind != "rows":
-        place = 0 if statistic.of_rank else comm.rank(group) // sharers
+        place = 0 if statistic.of_rank else comm.rank(setting.group) // sharers
         make = partial(Capture, statistic=statistic, place=place, sharers=sharers)
     return make(
         layers,
-        micro_batches=micro_batches,
+        micro_batches=setting.accumulation_steps,
         shares=1 if statistic.of_rank else world // sharers,
-        grad_scale=grad_scale,
-        phases=phases,
+        grad_scale=setting.grad_scale,
+        phases=setting.phases,
     )
 
 
+def choose_exchange(method: Method, setting: Setting, coder: Coder) -> Exchange | None:
+    """Return what puts the statistics of all ranks together; None on one process."""
+    if comm.world_size(setting.group) == 1:
+        return None
+    return partial(exchange, statistic=method.statistic, group=setting.group, coder=coder, schedule=setting.schedule)
+
+
 def choose_work(
-    layers: Mapping[str, Layer],
-    method: Method,
-    diagnostics: Diagnostics,
-    phases: Phases,
-    group: ProcessGroup | None,
-    owners: bool | None,
-    coder: Coder,
-    schedule: Schedule | None,
+    layers: Mapping[str, Layer], method: Method, diagnostics: Diagnostics, setting: Setting, coder: Coder
 ) -> Work:
     """Return what carries out a method's steps.
 
@@ -115,54 +123,57 @@ def choose_work(
         layers: the layers by name.
         method: the method.
         diagnostics: gets the reports.
-        phases: returns the context manager of a phase of the work.
-        group: the ranks.
-        owners: whether layers have owners; None: if gradients are sharded and the method cannot work on their blocks.
+        setting: among others, ``owners``: whether layers have owners; None: if gradients are sharded and the method
+            cannot work on their blocks.
         coder: gives the messages between ranks their codings.
-        schedule: of factors and decompositions; None: each layer's owner refreshes it.
 
     Raises:
         ValueError: ``owners`` is false, and the method cannot work on the blocks; the method's worker fraction does not
             fit the number of ranks, or not the owners; or there is nothing to code, or to schedule.
     """
     is_sharded = any(layer.block is not None for layer in layers.values())
-    in_place = isinstance(method, InPlaceMethod)
     needs_owners = is_sharded and not (isinstance(method, InPlaceMethod) and method.works_on_blocks)
-    if owners is False and needs_owners:
+    if setting.owners is False and needs_owners:
         raise ValueError(
             f"owners=False: this {type(method).__name__} needs whole gradients, and the parameters are sharded."
         )
-    by_owners = needs_owners if owners is None else owners
-    _refuse_unfit(method, coder, schedule, is_sharded=is_sharded, by_owners=by_owners)
-    sharing, refreshing = _division(layers, method, diagnostics, phases, group, coder, schedule, by_owners=by_owners)
-    chosen = _owners(layers, sharing, group, coder) if by_owners else None
-    terms = None if chosen is None else chosen.terms_of_all
-    alone = frozenset(name for name in layers if chosen is not None and in_place and chosen.owns(name))
-    states = States(
-        layers,
-        method,
-        holds=alone if chosen is not None and in_place else None,
-        part=None if sharing is None else sharing.local_part,
-    )
-    inner: Preconditioning
-    sum_squares = None
-    if not isinstance(method, InPlaceMethod):
-        inner = ByValue(method, layers, phases, None if by_owners else sharing, terms)
-    elif method.clip is None and (chosen is not None or not is_sharded):
-        inner = InPlace(method, phases)
-    else:
-        inner = JointInPlace(method, phases, cuts=chosen is None, terms_of_all=terms)
-    if isinstance(method, InPlaceMethod) and is_sharded:
-        sum_squares = JointInPlace(method, phases, cuts=True).sum_squares
-    engine = Engine(states, method, diagnostics, phases, inner, refreshing, chosen, sum_squares)
+    by_owners = needs_owners if setting.owners is None else setting.owners
+    _refuse_unfit(method, coder, setting.schedule, is_sharded=is_sharded, by_owners=by_owners)
+    sharing, refreshing = _division(layers, method, diagnostics, setting, coder, by_owners=by_owners)
+    owners = _owners(layers, sharing, setting.group, coder) if by_owners else None
+    # Methods that return V keep their states on all ranks, since statistics are there anyway.
+    keepers = owners if isinstance(method, InPlaceMethod) else None
+    alone = frozenset(name for name in layers if keepers is not None and keepers.owns(name))
+    part = None if sharing is None else sharing.local_part
+    states = States(layers, method, None if keepers is None else alone, part)
+    inner, sum_squares = _preconditioning(layers, method, setting.phases, sharing, owners, is_sharded=is_sharded)
+    engine = Engine(states, method, diagnostics, setting.phases, inner, refreshing, owners, sum_squares)
     return Work(
         states,
         engine,
-        _consolidation(states, sharing, chosen if in_place else None, layers),
-        partial(_state_of, states, sharing, chosen),
+        _consolidation(states, sharing, keepers, layers),
+        partial(_state_of, states, sharing, owners),
         alone,
         tuple(user for user in (states, engine, inner, refreshing) if user is not None),
     )
+
+
+def _preconditioning(
+    layers: Mapping[str, Layer],
+    method: Method,
+    phases: Phases,
+    sharing: Sharing | None,
+    owners: Owners | None,
+    *,
+    is_sharded: bool,
+) -> tuple[Preconditioning, SumSquares | None]:
+    """Return how gradients become updates, and what sums ``|D|^2`` over blocks; None: there are no blocks."""
+    terms = None if owners is None else owners.terms_of_all
+    if not isinstance(method, InPlaceMethod):
+        return ByValue(method, layers, phases, sharing if owners is None else None, terms), None
+    joint = JointInPlace(method, phases, cuts=owners is None, terms_of_all=terms)
+    simple = method.clip is None and (owners is not None or not is_sharded)
+    return InPlace(method, phases) if simple else joint, joint.sum_squares if is_sharded else None
 
 
 def _refuse_unfit(
@@ -188,10 +199,8 @@ def _division(
     layers: Mapping[str, Layer],
     method: Method,
     diagnostics: Diagnostics,
-    phases: Phases,
-    group: ProcessGroup | None,
+    setting: Setting,
     coder: Coder,
-    schedule: Schedule | None,
     *,
     by_owners: bool,
 ) -> tuple[Sharing | None, Refreshing | None]:
@@ -200,13 +209,13 @@ def _division(
     Raises:
         ValueError: the method's worker fraction does not fit the number of ranks, or not the owners.
     """
-    world = comm.world_size(group)
+    world = comm.world_size(setting.group)
     if not isinstance(method, Distributed) or world == 1:
         return None, None
     in_order = list(layers.values())
-    if schedule is not None:
-        placement = Placement(in_order, method, group, schedule, coder)
-        return None, PlacedRefreshing(method, placement, diagnostics, phases)
+    if setting.schedule is not None:
+        placement = Placement(in_order, method, setting.group, setting.schedule, coder)
+        return None, PlacedRefreshing(method, placement, diagnostics, setting.phases)
     fraction = method.worker_fraction
     if by_owners and fraction is None:
         fraction = 1 / world
@@ -215,8 +224,8 @@ def _division(
             f"{type(method).__name__} has {fraction * world:g} gradient workers for each layer, which need its whole "
             f"gradient: pass grad_worker_fraction=1/{world}, one worker for each layer."
         )
-    sharing = Sharing(in_order, method, group, coder, fraction)
-    return sharing, SharedRefreshing(method, sharing, diagnostics, phases)
+    sharing = Sharing(in_order, method, setting.group, coder, fraction)
+    return sharing, SharedRefreshing(method, sharing, diagnostics, setting.phases)
 
 
 def _owners(layers: Mapping[str, Layer], sharing: Sharing | None, group: ProcessGroup | None, coder: Coder) -> Owners:

@@ -17,7 +17,8 @@ from mkor_core.capture.layer import Layer
 from mkor_core.engines.clipping import TermsOfAll, clip_factor, split_rates
 from mkor_core.engines.engine import GradientParts, Phases, Unit, units
 from mkor_core.engines.stacks import States
-from mkor_core.maths.products import counted_part, rescale_
+from mkor_core.maths.block_products import counted_part
+from mkor_core.maths.products import rescale_
 from mkor_core.method import InPlaceMethod, Known, LearningRate, Products, Proposal
 from mkor_core.ranks import comm
 

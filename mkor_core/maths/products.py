@@ -181,7 +181,7 @@ def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInve
         left_middle = _gram_weights(left)
         removed = left.scale.square() * removed + right.scale.square() * _trace(left_middle, across.gram())
         removed = removed - _trace(inner.mT, left_middle @ inner @ middle)
-    columns, rows = _removed(left, right, grad.bias is not None, outer, across, inner)
+    columns, rows = removed_factors(left, right, grad.bias is not None, outer, across, inner)
     whole = grad.square_norm()
     square = scale.square() * whole - removed
     if _on_host(grad):
@@ -190,7 +190,7 @@ def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInve
         _subtract_on_device_(grad, columns, rows, scale, whole, square, rescale=rescale)
 
 
-def _removed(
+def removed_factors(
     left: WindowedInverse | None,
     right: WindowedInverse,
     has_bias: bool,
@@ -248,12 +248,12 @@ def _subtract_on_device_(
 ) -> None:
     """Do as `_subtract_on_host_`, without reading a value."""
     usable = square.isfinite()
-    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+    combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
     if rescale:
         rescale_(grad, whole, grad.square_norm())
 
 
-def _combine_on_device_(
+def combine_on_device_(
     grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, usable: Tensor, *, rescale: bool
 ) -> None:
     """Replace D by ``scale D - columns rows``, divided by ``scale`` if it will be rescaled; D where not ``usable``."""
@@ -268,56 +268,10 @@ def _combine_on_device_(
     grad.combine_(columns, rows, 1.0, 1.0)
 
 
-class BlockProducts(NamedTuple):
-    """What a block of D contributes to the products of all of D with windows, or their sums over the blocks."""
-
-    outer: Tensor
-    """``Q = D U_R`` ``[..., rows, w]``; a sum over the blocks of the same rows."""
-    across: Gradient | None
-    """``P = U_L^T D`` ``[..., w, columns]``; a sum over the blocks of the same columns. None without J_L."""
-    inner: Tensor | None
-    """``R = U_L^T D U_R`` ``[..., w, w]``; a sum over all blocks. None if P or Q gives it."""
-
-
-def block_products(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, block: Cut) -> BlockProducts:
-    """Return the products of a block of D; the columns of U_L and U_R are those of the block."""
-    counted = counted_part(grad, block)
-    outer = counted.right_product(right.rows if counted.bias is not None or grad.bias is None else right.rows[..., :-1])
-    if left is None:
-        return BlockProducts(outer, None, None)
-    inner = left.rows @ outer if block.row_groups and block.column_groups else None
-    return BlockProducts(outer, grad.left_product(left.rows), inner)
-
-
-def precondition_block_(
-    left: WindowedInverse | None,
-    grad: Gradient,
-    right: WindowedInverse,
-    sums: BlockProducts,
-    block: Cut,
-    *,
-    rescale: bool,
-) -> None:
-    """Replace a block of D by that of V, divided by ``c_L c_R`` if it is rescaled; keep D where V is not finite.
-
-    Args:
-        left: J_L; of its columns U_L those of the block's rows. None for the identity.
-        grad: the block, which is overwritten.
-        right: J_R; of its columns U_R those of the block's columns.
-        sums: the sums of `block_products` over the blocks.
-        block: the place of the block in D.
-        rescale: whether V gets the norm of D afterwards (`rescale_`).
-    """
-    inner, scale, total = sums.inner, right.scale, sums.outer.sum((-2, -1))
-    if left is not None:
-        assert sums.across is not None
-        if inner is None:
-            inner = left.rows @ sums.outer if block.column_groups else sums.across.right_product(right.rows)
-        # What is not finite in D, U_L or U_R is not finite in R, which all ranks have: they decide alike.
-        scale, total = left.scale * scale, inner.sum((-2, -1)) + left.weights.sum(-1)
-    usable = (total + right.weights.sum(-1) + scale).isfinite()
-    columns, rows = _removed(left, right, grad.bias is not None, sums.outer, sums.across, inner)
-    _combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+def rescale_(grad: Gradient, whole: Tensor, square: Tensor) -> None:
+    """Multiply V so that its square norm is ``whole`` in place of ``square``; not if the factor is not finite."""
+    factor = (whole / square).sqrt()
+    grad.multiply_(torch.where(factor.isfinite(), factor, 1))
 
 
 def bilinear(g: Tensor, grad: Gradient, a: Tensor, cut: Cut | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -335,17 +289,6 @@ def bilinear(g: Tensor, grad: Gradient, a: Tensor, cut: Cut | None = None) -> tu
     if bias is None or (cut is not None and not cut.counts_bias):
         return by_weight, torch.zeros_like(by_weight), of_weight, torch.zeros_like(of_weight)
     return by_weight, dot(g, bias) * a[..., -1], of_weight, dot(bias, bias)
-
-
-def rescale_(grad: Gradient, whole: Tensor, square: Tensor) -> None:
-    """Multiply V so that its square norm is ``whole`` in place of ``square``; not if the factor is not finite."""
-    factor = (whole / square).sqrt()
-    grad.multiply_(torch.where(factor.isfinite(), factor, 1))
-
-
-def counted_part(grad: Gradient, block: Cut) -> Gradient:
-    """Return the part of a block that counts as this rank's in sums over all blocks."""
-    return grad if block.counts_bias else Gradient(grad.weight, None)
 
 
 def _gram_weights(inverse: WindowedInverse) -> Tensor:

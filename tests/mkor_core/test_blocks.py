@@ -28,7 +28,8 @@ from mkor_core.capture.losses import LossHistory
 from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
 from mkor_core.capture.sums import Capture
 from mkor_core.engines import choice as engines
-from mkor_core.maths.products import Gradient, counted_part, rescale_
+from mkor_core.maths.block_products import counted_part
+from mkor_core.maths.products import Gradient, rescale_
 from mkor_core.method import InPlaceMethod, Known, Products
 
 D_OUT, D_W = 6, 5
