@@ -50,6 +50,8 @@ class Attachment:
         self._handle = self._optimizer.register_step_pre_hook(self._before_step)
         self._watching: RemovableHandle | None = None
         """The hook after steps, until they have shown of which parameters the optimizer keeps state."""
+        self._groups = 0
+        """The number of parameter groups of which that is known."""
 
     @property
     def parameter_ids(self) -> set[int]:
@@ -89,12 +91,8 @@ class Attachment:
     def _before_step(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.state.is_settled:
-            if self._watching is not None:
-                self._watching.remove()
-                self._watching = None
-        elif self._watching is None:
-            self._watching = optimizer.register_step_post_hook(lambda *_: self.state.after_step())
+        if self._watching is not None or len(optimizer.param_groups) != self._groups:
+            self._watch(optimizer)
         # args[0] is the optimizer; the closure of step(closure) may be positional or a keyword.
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
         if closure is None:
@@ -111,6 +109,17 @@ class Attachment:
         if len(args) > 1:
             return (args[0], evaluate_then_precondition, *args[2:]), kwargs
         return args, {**kwargs, "closure": evaluate_then_precondition}
+
+    def _watch(self, optimizer: Optimizer) -> None:
+        """Look at what the optimizer keeps after each step, until that is known of all parameter groups."""
+        if not self.state.is_settled:
+            if self._watching is None:
+                self._watching = optimizer.register_step_post_hook(lambda *_: self.state.after_step())
+            return
+        self._groups = len(optimizer.param_groups)
+        if self._watching is not None:
+            self._watching.remove()
+            self._watching = None
 
     def _only_makes_state(self, optimizer: Optimizer) -> bool:
         """Return whether a step is the one by which `torch.distributed.checkpoint` makes an optimizer's first state.
