@@ -11,6 +11,7 @@ makes any; its first step shows that.
 
 from __future__ import annotations
 
+import logging
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -34,6 +35,8 @@ from mkor_core.saving.entries import (
     with_preconditioner,
     without_preconditioner,
 )
+
+logger = logging.getLogger(__name__)
 
 MARK = "attached"
 """The entry of a live optimizer's parameter group."""
@@ -191,7 +194,8 @@ class StateInOptimizer:
         chosen = {names[id(weight)]: states[layer.name] for weight, layer in self._begun() if layer.name in states}
         if whole:  # torch broadcasts these tensors, which must be contiguous for it
             chosen = {name: {key: t.contiguous() for key, t in tensors.items()} for name, tensors in chosen.items()}
-        joined = with_preconditioner(state, saved, chosen)
+        begun = sum(_is_trained(layer) for _, layer in self._begun())
+        joined = with_preconditioner(state, {**saved, "begun": begun}, chosen)
         for keeps, group in zip(self._keeps, joined["param_groups"], strict=True):
             if keeps is False:
                 # torch refuses to load a state in which some parameters have entries and others have none.
@@ -269,13 +273,17 @@ class StateInOptimizer:
             )
         found = {layer_of[name].name: of_layer for name, of_layer in tensors.items()}
         missing = begun - found.keys()
+        number = counters.pop("begun", 0)
         if counters.get("switch_step") is not None:
             found = {}
-        elif missing and (lacking := [name for name in self._held() if name in missing]):
+        elif missing and len(found) < number and (lacking := [name for name in self._held() if name in missing]):
             raise ValueError(
                 f"The saved state lacks the tensors of layer {lacking[0]!r}, which this rank keeps: call consolidate() "
                 "on all ranks before one of them saves, or save every rank's part by torch.distributed.checkpoint."
             )
+        elif missing and len(found) >= number:
+            begun -= missing
+            logger.warning("The saved state has nothing of layers %s, which start anew.", ", ".join(sorted(missing)))
         self._source.load({**counters, "layers": found}, begun)
         known = self._keeps + [None] * len(keeps)
         self._keeps = [old if new is None else new for new, old in zip(keeps, known, strict=False)]

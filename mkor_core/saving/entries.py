@@ -16,7 +16,8 @@ saves and loads the optimizer's state takes ours along, `torch.distributed.check
   ``()`` after its name: a full state dict is not loaded by a rank that lacks one of its scalars, and ranks keep
   different layers.
 - ``param_groups[i]["preconditioner"]``: the rest of `Preconditioner.state_dict` as JSON, the same in every group: the
-  method, its hyperparameters, the step, the step of MKOR-H's switch, and its losses. It is one piece of text because
+  method, its hyperparameters, the step, the step of MKOR-H's switch, its losses; and ``begun``, the number of layers of
+  which some rank keeps tensors, by which a state that lacks some is told from one of fewer layers. It is text because
   `torch.distributed.checkpoint` loads text of any length into a new run's state, but only tensors of equal shapes and
   mappings of equal keys; the history of losses grows, and a flattened state takes neither text nor None outside of
   groups.
@@ -56,6 +57,8 @@ def is_ours(key: object) -> bool:
 
 def saved_counters(state: StateDict) -> dict[str, Any] | None:
     """Return a preconditioner's state without the tensors, as `Preconditioner.state_dict` has it; None without one.
+
+    In the present form also ``begun``, see above.
 
     Raises:
         ValueError: it cannot be read, or is of a later version.

@@ -182,8 +182,9 @@ def test_tensors_and_counters_stand_where_torch_has_an_optimizers():
     tensors = run.preconditioner.state_dict()["layers"]["first"]
     assert ours == {f"preconditioner_{name}{'' if tensor.dim() else '()'}" for name, tensor in tensors.items()}
     assert state["state"][0]["preconditioner_left"].data_ptr() == tensors["left"].data_ptr()
-    counters = saved_counters(state)
-    assert counters == {key: value for key, value in run.preconditioner.state_dict().items() if key != "layers"}
+    expected = {**run.preconditioner.state_dict(), "begun": 3}
+    del expected["layers"]
+    assert saved_counters(state) == expected
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -346,6 +347,29 @@ def test_entries_that_cannot_be_right_are_refused_and_change_nothing(what: str):
         restore(other, state, "plain")
     assert "\n" not in str(refused.value)
     assert_same(other.optimizer.state_dict(), before)
+
+
+def test_a_layer_that_was_left_out_starts_anew_and_is_named(caplog):
+    saved, other = Run(METHODS["dense"]), Run(METHODS["dense"])
+    other.preconditioner.remove()
+    other.preconditioner = Preconditioner(other.layers, METHODS["dense"]).attach(other.optimizer)
+    saved.train(0, 3)
+    restore(other, state_of(saved, "plain"), "plain")
+    assert [record.getMessage() for record in caplog.records if "anew" in record.getMessage()] == [
+        "The saved state has nothing of layers excluded, which start anew."
+    ]
+    assert other.preconditioner.state_dict()["step"] == 3
+    other.train(3, 5)
+
+
+def test_a_layer_that_is_left_out_now_is_refused_by_name():
+    saved, other = Run(METHODS["dense"]), Run(METHODS["dense"])
+    other.preconditioner.remove()
+    other.preconditioner = Preconditioner(other.layers, METHODS["dense"], exclude="^(first|excluded)$")
+    other.preconditioner.attach(other.optimizer)
+    saved.train(0, 3)
+    with pytest.raises(ValueError, match="has tensors of parameter '0', which is no weight of a layer"):
+        restore(other, state_of(saved, "plain"), "plain")
 
 
 def test_other_groups_are_refused_by_torch_and_change_nothing():

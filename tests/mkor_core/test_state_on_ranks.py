@@ -67,3 +67,15 @@ def test_a_full_state_dict_that_would_lack_a_part_is_refused_in_a_line(full):
         (line,) = refusals
         assert line.startswith("Other ranks keep parts of the preconditioner's state, which a full state dict lacks: ")
         assert "\n" not in line
+
+
+def test_a_state_that_one_rank_saves_is_refused_by_the_others_unless_it_is_whole(alone, tmp_path):
+    """Layers have owners; the first rank keeps its own, and the others' once it has gathered them."""
+    run_ranks(2, ranks.run_plain, str(tmp_path))
+    results = torch.load(tmp_path / "results.pt")
+    first, second = (result["messages"] for result in results)
+    assert first == []
+    (line,) = second
+    assert "which this rank keeps: call consolidate() on all ranks before one of them saves" in line
+    for result in results:
+        assert_close(result["end"]["weights"], alone["window by owners"]["weights"], rtol=1e-12, atol=1e-12)

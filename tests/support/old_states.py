@@ -12,5 +12,6 @@ def in_old_form(state: Mapping[str, Any], names: Mapping[int, str]) -> dict[str,
     """Return an optimizer's state in the old form; names: the layers by the indices of their weights."""
     counters = saved_counters(state)
     assert counters is not None
+    del counters["begun"]
     layers = {names[index]: tensors for index, tensors in saved_tensors(state).items()}
     return {**without_preconditioner(state), "preconditioner": {**counters, "layers": layers}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -145,4 +146,32 @@ def run_full_loading(rank: int, world: int, folder: str, *, broadcast: bool) -> 
             ends[kind, case] = run.end()
     if rank == 0:
         torch.save(ends, f"{folder}/{broadcast}/ends.pt")
+    dist.destroy_process_group()
+
+
+def run_plain(rank: int, world: int, folder: str) -> None:
+    """Load what the first rank saves for all of a run by owners, without and with the other ranks' parts."""
+    place = start(rank, world, folder)
+    run = Run("window by owners", "ddp", place)
+    for step in range(STEPS):
+        run.step(step)
+    messages = []
+    for gathers in (False, True):
+        if gathers:
+            run.preconditioner.consolidate(0)
+        states = [copy.deepcopy(run.optimizer.state_dict()) if rank == 0 else None]
+        dist.broadcast_object_list(states, 0)
+        other = Run("window by owners", "ddp", place)
+        other.model.load_state_dict(run.model.state_dict())
+        try:
+            other.optimizer.load_state_dict(states[0] or {})
+        except ValueError as refused:
+            messages.append(str(refused))
+    for step in range(STEPS, len(WORLDS) * STEPS):
+        other.step(step)
+    results = {"messages": messages, "end": other.end()}
+    everyone: list[Any] = [None] * world
+    dist.all_gather_object(everyone, results)
+    if rank == 0:
+        torch.save(everyone, f"{folder}/results.pt")
     dist.destroy_process_group()
