@@ -24,7 +24,8 @@ def aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     """
     *leading, columns = shape
     step = max(1, ALIGNMENT // dtype.itemsize)
-    return torch.zeros(*leading, -(-columns // step) * step, dtype=dtype, device=device)[..., :columns]
+    wide = torch.zeros(*leading, -(-columns // step) * step, dtype=dtype, device=device)
+    return wide.narrow(-1, 0, columns)
 
 
 def identity(d: int, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()) -> Tensor:

@@ -207,11 +207,15 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     """A fused optimizer tells on the device whether it skips a step. What is not finite is told at the next update."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
     preconditioner = Preconditioner(model, KAISA(factor_update_period=1, inverse_update_period=1, kl_clip=None))
-    layers, engine, states = list(preconditioner._layers.values()), preconditioner._engine, preconditioner._states
+    layers, engine, states = (
+        list(preconditioner._layers.values()),
+        preconditioner._parts[0]._engine,
+        preconditioner._parts[0].states,
+    )
     states.prepare(layers)
     for step, scale in enumerate((value, 1.0)):
         model(torch.full((5, 4), scale, dtype=torch.float64)).square().mean().backward()
-        sums = preconditioner._capture.take()
+        sums = preconditioner._parts[0].capture.take()
         engine.update(layers, sums, step, torch.tensor(will_step), None)
         before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
         engine.update(layers, {}, step, torch.tensor(will_step), None)
@@ -233,11 +237,11 @@ def test_a_loss_scale_multiplies_updates_that_are_clipped(kl_clip):
     layers = list(preconditioner._layers.values())
     model(torch.ones(5, 4)).square().mean().backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    preconditioner._states.prepare(layers)
-    preconditioner._engine.update(layers, preconditioner._capture.take(), 0, None, None)
+    preconditioner._parts[0].states.prepare(layers)
+    preconditioner._parts[0]._engine.update(layers, preconditioner._parts[0].capture.take(), 0, None, None)
     for scale in (None, torch.tensor(4.0)):
         for parameter, grad in zip(model.parameters(), gradients, strict=True):
             parameter.grad.copy_(grad if scale is None else grad * scale)
-        preconditioner._engine.precondition(layers, {"": 0.5}, scale)
+        preconditioner._parts[0]._engine.precondition(layers, {"": 0.5}, scale)
         clipped.append([parameter.grad.clone() for parameter in model.parameters()])
     assert_close([4 * update for update in clipped[0]], clipped[1])

@@ -152,7 +152,7 @@ def test_every_step_has_its_own_random_numbers():
     for _ in range(2):
         model(torch.ones(1, 2)).sum().backward()
         preconditioner.step()
-        steps.append(preconditioner._coder.step)
+        steps.append(preconditioner._parts[0]._coder.step)
     assert steps == [0, 1]
 
 

@@ -46,7 +46,7 @@ Left to the base optimizer:
   5: excluded"""
     before = text.replace("SHOWN", "state allocated in the first step: 11.2 kB, less if ranks share it")
     assert repr(preconditioner) == before
-    assert preconditioner._states.by_layer() == {}  # to print allocates nothing
+    assert preconditioner._parts[0].states.by_layer() == {}  # to print allocates nothing
     preconditioner.attach(optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
     train(model, optimizer)
     assert preconditioner.memory_bytes() == 11_160

@@ -323,7 +323,7 @@ def test_inner_products_are_those_of_the_last_dimension():
 )
 def test_a_cpu_multiplies_the_layers_of_a_stack_one_by_one_and_other_devices_together(device, names):
     generator = torch.Generator().manual_seed(0)
-    matrix, vector = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 4, 4), (3, 4)))
+    matrix, vector = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 64, 64), (3, 64)))
     matrix, vector = matrix.to(device), vector.to(device)
     outer = matrix.clone()
     with RecordedProducts() as products:

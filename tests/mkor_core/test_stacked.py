@@ -174,7 +174,7 @@ def test_a_stack_takes_every_layer_of_one_shape(chosen):
         output.square().sum().backward()
         rows.append(output.grad.flatten(2).mean(2).sum(0) if output.dim() == 4 else output.grad.sum(0))
     preconditioner.step()
-    assert len(preconditioner._states.stacks) == 1
+    assert len(preconditioner._parts[0].states.stacks) == 1
     states = preconditioner.state_dict()["layers"]
     for name, expected in enumerate(rows):
         assert_close(states[str(name)]["left_vectors"][:, 0], expected)
@@ -204,10 +204,10 @@ def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested
     model = nn.Linear(3, 3)
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, window=2))
     layers = list(preconditioner._layers.values())
-    preconditioner._states.prepare(layers)
+    preconditioner._parts[0].states.prepare(layers)
     for step in (3, 3, 4, 4, 5):
         model(torch.ones(4, 3)).square().sum().backward()
-        preconditioner._engine.update(layers, preconditioner._capture.take(), step, None, None)
+        preconditioner._parts[0]._engine.update(layers, preconditioner._parts[0].capture.take(), step, None, None)
     assert hosts == [False, False, True, False, True]
     tensor = torch.ones(1)
     assert engines._requested({"right": tensor})["right"] is tensor
@@ -220,12 +220,16 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     """What is not finite is told at the next update. Truth: the number of updates."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-    layers, engine, states = list(preconditioner._layers.values()), preconditioner._engine, preconditioner._states
+    layers, engine, states = (
+        list(preconditioner._layers.values()),
+        preconditioner._parts[0]._engine,
+        preconditioner._parts[0].states,
+    )
     states.prepare(layers)
     for step, scale in enumerate((value, 1.0)):
         model.zero_grad()
         model(torch.full((1, 4), scale, dtype=torch.float64)).square().mean().backward()
-        sums = preconditioner._capture.take()
+        sums = preconditioner._parts[0].capture.take()
         engine.update(layers, sums, step, torch.tensor(will_step), None)
         before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
         engine.update(layers, {}, step, torch.tensor(will_step), None)
@@ -247,9 +251,9 @@ def test_the_gradient_of_a_bias_is_unscaled_before_it_is_a_statistic(scale):
     preconditioner = Preconditioner(model, MKOR())
     model(torch.ones(5, 4)).square().mean().backward()
     layers = list(preconditioner._layers.values())
-    preconditioner._states.prepare(layers)
+    preconditioner._parts[0].states.prepare(layers)
     scaled_by = None if scale is None else torch.tensor(scale)
-    preconditioner._engine.update(layers, preconditioner._capture.take(), 0, None, scaled_by)
+    preconditioner._parts[0]._engine.update(layers, preconditioner._parts[0].capture.take(), 0, None, scaled_by)
     (state,) = preconditioner.state_dict()["layers"].values()
     assert_close(state["left_vectors"][:, 0], model.bias.grad / (scale or 1.0))
 
@@ -261,12 +265,12 @@ def test_a_loss_scale_multiplies_updates_that_are_clipped_together():
     (layer,) = preconditioner._layers.values()
     (100 * model(torch.ones(5, 4)).square().mean()).backward()
     gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    preconditioner._states.prepare([layer])
-    preconditioner._engine.update([layer], preconditioner._capture.take(), 0, None, None)
+    preconditioner._parts[0].states.prepare([layer])
+    preconditioner._parts[0]._engine.update([layer], preconditioner._parts[0].capture.take(), 0, None, None)
     for scale in (None, torch.tensor(4.0)):
         for parameter, grad in zip(model.parameters(), gradients, strict=True):
             parameter.grad.copy_(grad if scale is None else grad * scale)
-        preconditioner._engine.precondition([layer], {"": 0.5}, scale)
+        preconditioner._parts[0]._engine.precondition([layer], {"": 0.5}, scale)
         clipped.append([parameter.grad.clone() for parameter in model.parameters()])
     assert_close([4 * update for update in clipped[0]], clipped[1])
 
