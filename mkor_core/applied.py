@@ -211,7 +211,10 @@ class AppliedMethod:
         self._settle_step()
         self._coder.step = self._step
         will_step, scale = self._read_optimizer()
-        loss = None if self.losses is None else self.losses.take(self.any_weight)
+        loss = None
+        if self.losses is not None:
+            loss = self.losses.take(self.any_weight)
+            self.losses.warn_of_none(type(self.method).__name__, self._step)
         for layer in layers:
             if isinstance(layer, ShardedLayer):
                 layer.place_gradients()

@@ -93,13 +93,11 @@ class Preconditioner:
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         refuse_sharded(model)
         methods = {"": method} if isinstance(method, Method) else _checked(method)
-        self.method = next(iter(methods.values()))
-        """The method; of several, the first."""
         selection = select_layers(model, exclude)
         divided = _divided(selection.layers, methods)
         self._layers = {name: layer for name, layer in selection.layers.items() if any(name in of for of in divided)}
         self._left_out = selection.left_out | dict.fromkeys(selection.layers.keys() - self._layers.keys(), OTHER)
-        warn(self.method, divided[0], selection.left_out, selection.coverage)
+        warn(next(iter(methods.values())), divided[0], selection.left_out, selection.coverage)
         setting = Setting(
             model,
             phases := PhasesOfWork(),
@@ -183,7 +181,6 @@ class Preconditioner:
             owners = [part for part in self._parts if hasattr(part.method, key)] or self._parts[:1]
             for part in owners:
                 part.set({key: value})
-        self.method = self._parts[0].method
 
     def remove(self) -> None:
         """Remove all hooks from the model and the optimizer, and free the state."""
@@ -191,6 +188,11 @@ class Preconditioner:
             self._attachment.remove()
         for part in self._parts:
             part.release()
+
+    @property
+    def method(self) -> Method:
+        """The method; of several, the first."""
+        return self._parts[0].method
 
     @property
     def phases(self) -> Phases:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from typing import Any
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from mkor_core.capture.blocks import whole
 from mkor_core.capture.layer import wide_dtype
 from mkor_core.transfers import DeferredScalar
+
+REMEDY = "pass a closure to step(), let the model return an output with .loss, or call observe(loss) before the step."
 
 
 class LossHistory:
@@ -67,6 +70,13 @@ class LossHistory:
         self._last = None if mean.is_meta else (self._steps, DeferredScalar(mean))
         self._sum, self._steps = 0.0, 0
 
+    def warn_of_none(self, method: str, step: int) -> None:
+        """Warn in the first step (0) if no source has given a loss; the method's name says who needs it."""
+        if step == 0 and not self.has_loss:
+            warnings.warn(
+                f"{method} follows the training loss and has received none in its first step: {REMEDY}", stacklevel=2
+            )
+
     def require_any(self, method: str, steps: int) -> None:
         """Raise an error if no source has given a loss.
 
@@ -74,10 +84,7 @@ class LossHistory:
             RuntimeError: there is none, and the method's name says who needs it after so many steps.
         """
         if not self.has_loss:
-            raise RuntimeError(
-                f"{method} follows the training loss and has received none in {steps} steps: "
-                "pass a closure to step(), let the model return an output with .loss, or call observe(loss)."
-            )
+            raise RuntimeError(f"{method} follows the training loss and has received none in {steps} steps: {REMEDY}")
 
     def remove(self) -> None:
         """Remove the hook from the model."""

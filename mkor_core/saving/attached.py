@@ -29,9 +29,11 @@ from mkor_core.saving.entries import (
     StateDict,
     entries_of,
     is_ours,
+    joined_tensors,
     saved_counters,
     saved_entries,
     saved_tensors,
+    split_tensors,
     with_preconditioner,
     without_preconditioner,
 )
@@ -126,8 +128,8 @@ class StateInOptimizer:
                 self._keeps[index] = False
         if self._optimizer.state or False in self._keeps:
             states = self._held()
-            for weight, layer in self._begun():
-                if tensors := states.get(layer.name):
+            for weight, layers in self._begun():
+                if tensors := joined_tensors([states.get(layer.name, {}) for layer in layers]):
                     self._optimizer.state.setdefault(weight, {}).update(dict.fromkeys(entries_of(tensors), NOTHING))
 
     def after_step(self) -> None:
@@ -154,7 +156,8 @@ class StateInOptimizer:
         if self._blank:
             return self._blank
         layers, engine = self._layers(), self._source.engine
-        stepped = [layers[id(p)] for group in self._optimizer.param_groups for p in group["params"] if id(p) in layers]
+        weights = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        stepped = [layer for weight in weights for layer in layers.get(id(weight), ())]
         engine.prepare_states([layer for layer in stepped if _is_trained(layer)])
         states = engine.saved()
         if self._source.has_switched():
@@ -166,17 +169,21 @@ class StateInOptimizer:
             }
         return states
 
-    def _begun(self) -> Iterator[tuple[Tensor, Layer]]:
-        """Yield the weights, and their layers, of which the optimizer has its own state or will not have any."""
+    def _begun(self) -> Iterator[tuple[Tensor, list[Layer]]]:
+        """Yield the weights, each with its layers, of which the optimizer has its own state or will not have any."""
         layers = self._layers()
         for keeps, group in zip(self._keeps, self._optimizer.param_groups, strict=True):
             for parameter in group["params"]:
                 if id(parameter) in layers and (keeps is False or self._has_state(parameter)):
                     yield parameter, layers[id(parameter)]
 
-    def _layers(self) -> dict[int, Layer]:
-        """Return the layers by the ids of their weights."""
-        return {id(weight): layer for layer in self._source.layers.values() if (weight := layer.weight) is not None}
+    def _layers(self) -> dict[int, list[Layer]]:
+        """Return the layers by the ids of their weights; several if they are experts, which share one."""
+        found: dict[int, list[Layer]] = {}
+        for layer in self._source.layers.values():
+            if (weight := layer.weight) is not None:
+                found.setdefault(id(weight), []).append(layer)
+        return found
 
     def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
         options = _options_of_caller()
@@ -191,10 +198,14 @@ class StateInOptimizer:
             states = self._held()
         self.mark()
         names = {id(parameter): name for parameter, name in self._named(state)}
-        chosen = {names[id(weight)]: states[layer.name] for weight, layer in self._begun() if layer.name in states}
+        chosen = {
+            names[id(weight)]: tensors
+            for weight, layers in self._begun()
+            if (tensors := joined_tensors([states.get(layer.name, {}) for layer in layers]))
+        }
         if whole:  # torch broadcasts these tensors, which must be contiguous for it
             chosen = {name: {key: t.contiguous() for key, t in tensors.items()} for name, tensors in chosen.items()}
-        begun = sum(_is_trained(layer) for _, layer in self._begun())
+        begun = sum(_is_trained(layer) for _, layers in self._begun() for layer in layers)
         joined = with_preconditioner(state, {**saved, "begun": begun}, chosen)
         for keeps, group in zip(self._keeps, joined["param_groups"], strict=True):
             if keeps is False:
@@ -215,7 +226,8 @@ class StateInOptimizer:
             return
         if is_for_first_rank and comm.rank(None) > 0:
             return  # torch drops what this rank returns
-        kept = {layer.name: states.get(layer.name, {}).keys() for _, layer in self._begun()}
+        begun = [layer.name for _, layers in self._begun() for layer in layers]
+        kept = {name: states.get(name, {}).keys() for name in begun}
         if not all(names and names >= set(self._source.engine.refreshed(name)) for name, names in kept.items()):
             raise RuntimeError(
                 "Other ranks keep parts of the preconditioner's state, which a full state dict lacks: call "
@@ -253,8 +265,8 @@ class StateInOptimizer:
     def _load_entries(self, counters: dict[str, Any], state: StateDict, named: list[tuple[Tensor, Any]]) -> None:
         """Load a state of the present form."""
         tensors, own, layers = saved_tensors(state), saved_entries(without_preconditioner(state)), self._layers()
-        layer_of = {name: layers[id(parameter)] for parameter, name in named if id(parameter) in layers}
-        if foreign := sorted(map(str, tensors.keys() - layer_of.keys())):
+        layers_of = {name: layers[id(parameter)] for parameter, name in named if id(parameter) in layers}
+        if foreign := sorted(map(str, tensors.keys() - layers_of.keys())):
             raise ValueError(
                 f"The saved state has tensors of parameter {foreign[0]!r}, which is no weight of a layer that this "
                 "Preconditioner preconditions."
@@ -267,15 +279,22 @@ class StateInOptimizer:
             has_state, has_ours = any(name in own for name in names), any(name in tensors for name in names)
             keeps.append(True if has_state else False if has_ours else None)
             begun.update(
-                layer_of[name].name
+                layer.name
                 for name in names
-                if name in layer_of and (name in own if has_state else has_ours) and _is_trained(layer_of[name])
+                if (name in own if has_state else has_ours)
+                for layer in layers_of.get(name, ())
+                if _is_trained(layer)
             )
-        found = {layer_of[name].name: of_layer for name, of_layer in tensors.items()}
+        found: dict[str, LayerState] = {}
+        for name, of_weight in tensors.items():
+            parts = split_tensors(of_weight, len(layers_of[name]))
+            found.update({layer.name: part for layer, part in zip(layers_of[name], parts, strict=True) if part})
         missing = begun - found.keys()
         number = counters.pop("begun", 0)
         if counters.get("switch_step") is not None:
             found = {}
+        elif any(one.get("switch_step") is not None for one in counters.get("methods", {}).values()):
+            begun -= missing  # one of several methods has switched, and keeps nothing
         elif missing and len(found) < number and (lacking := [name for name in self._held() if name in missing]):
             raise ValueError(
                 f"The saved state lacks the tensors of layer {lacking[0]!r}, which this rank keeps: call consolidate() "

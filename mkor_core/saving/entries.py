@@ -14,7 +14,7 @@ saves and loads the optimizer's state takes ours along, `torch.distributed.check
 - ``state[weight]["preconditioner_" + name]``: the tensor ``name`` of the layer that has this weight, a view of the one
   that the preconditioner works with, in its own dtype, whatever that of the weight. A scalar has the shape ``[1]`` and
   ``()`` after its name: a full state dict is not loaded by a rank that lacks one of its scalars, and ranks keep
-  different layers.
+  different layers. Of a weight of several experts, ``name`` begins with the expert's number and a dot.
 - ``param_groups[i]["preconditioner"]``: the rest of `Preconditioner.state_dict` as JSON, the same in every group: the
   method, its hyperparameters, the step, the step of MKOR-H's switch, its losses; and ``begun``, the number of layers of
   which some rank keeps tensors, by which a state that lacks some is told from one of fewer layers. It is text because
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -108,6 +108,26 @@ def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the entries in a weight's state that its layer's tensors make, as views."""
     scalars = {f"{PREFIX}{name}{SCALAR}": tensor.view(1) for name, tensor in tensors.items() if tensor.dim() == 0}
     return {**{PREFIX + name: tensor for name, tensor in tensors.items() if tensor.dim() > 0}, **scalars}
+
+
+def joined_tensors(of_layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Return the tensors of a weight's layers; of several, which are experts, the number and a dot before each name."""
+    if len(of_layers) == 1:
+        return dict(of_layers[0])
+    return {f"{index}.{name}": tensor for index, layer in enumerate(of_layers) for name, tensor in layer.items()}
+
+
+def split_tensors(tensors: Mapping[str, Tensor], layers: int) -> list[dict[str, Tensor]]:
+    """Return the tensors of each of a weight's layers, which `joined_tensors` has joined."""
+    if layers == 1:
+        return [dict(tensors)]
+    parts: list[dict[str, Tensor]] = [{} for _ in range(layers)]
+    for key, tensor in tensors.items():
+        index, _, name = key.partition(".")
+        if not name or not index.isdecimal() or int(index) >= layers:
+            raise ValueError(f"The saved state has a tensor {key!r} of a weight of {layers} experts.")
+        parts[int(index)][name] = tensor
+    return parts
 
 
 def _tensor_of(entry: str, value: Any) -> tuple[str, Any]:

@@ -1,0 +1,237 @@
+"""Several methods by layers' names, hyperparameters that change, and what else a user of torch.optim expects."""
+
+from __future__ import annotations
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.optim import Adam, Optimizer
+from torch.testing import assert_close
+
+from baselines import KAISA, Eva
+from mkor_core import MKOR, MKORH, ExpertLinear, Method, Preconditioner
+
+Methods = Method | dict[str, Method]
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    layers = {"body": nn.Linear(5, 6), "act": nn.Tanh(), "head": nn.Linear(6, 3)}
+    model = nn.Sequential()
+    for name, layer in layers.items():
+        model.add_module(name, layer)
+    return model.double()
+
+
+def batch(step: int) -> Tensor:
+    return torch.randn(16, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
+
+
+def train(model: nn.Module, optimizer: Optimizer, steps: range, before: Any = lambda step: None) -> list[Tensor]:
+    for step in steps:
+        before(step)
+        optimizer.zero_grad()
+        model(batch(step)).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def sgd(model: nn.Module, **options: Any) -> torch.optim.SGD:
+    return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, **options)
+
+
+SEVERAL: dict[str, Method] = {"head": MKOR(window=4, inverse_update_period=2), "": KAISA(factor_update_period=1)}
+
+
+def test_each_layer_gets_the_method_of_the_first_pattern_that_fits_its_name():
+    """Truth: two preconditioners, each of which leaves the other's layer out."""
+    together, apart = network(), network()
+    optimizer = sgd(together)
+    preconditioner = Preconditioner(together, SEVERAL).attach(optimizer)
+    assert set(preconditioner.state_dict()["layers"]["head"]) > {"left_weights"}
+    assert "left_values" in preconditioner.state_dict()["layers"]["body"]
+    other = sgd(apart)
+    first = Preconditioner(apart, SEVERAL["head"], exclude="body", lr=0.05)
+    second = Preconditioner(apart, SEVERAL[""], exclude="head", lr=0.05)
+
+    expected = []
+    for step in range(7):
+        other.zero_grad()
+        apart(batch(step)).square().mean().backward()
+        first.step()
+        second.step()
+        other.step()
+        expected = [parameter.detach().clone() for parameter in apart.parameters()]
+    assert_close(train(together, optimizer, range(7)), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("flat", [False, True, None])
+@pytest.mark.parametrize(
+    "methods", [SEVERAL, {"head": MKORH(inverse_update_period=1, warmup_steps=2), "": Eva()}], ids=["mkor", "mkor_h"]
+)
+def test_several_methods_are_resumed(methods: dict[str, Method], flat: bool | None):
+    def made() -> tuple[nn.Module, Optimizer, Preconditioner]:
+        model = network()
+        optimizer = sgd(model)
+        return model, optimizer, Preconditioner(model, methods).attach(optimizer)
+
+    def observed(preconditioner: Preconditioner) -> Any:
+        return lambda step: preconditioner.observe(1 / (step + 1))
+
+    model, optimizer, preconditioner = made()
+    train(model, optimizer, range(4), observed(preconditioner))
+    weights = copy.deepcopy(model.state_dict())
+    options = StateDictOptions(flatten_optimizer_state_dict=bool(flat))
+    if flat is None:
+        file = io.BytesIO()
+        torch.save(optimizer.state_dict(), file)
+    else:
+        saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    expected = train(model, optimizer, range(4, 9), observed(preconditioner))
+
+    model, optimizer, preconditioner = made()
+    model.load_state_dict(weights)
+    if flat is None:
+        file.seek(0)
+        optimizer.load_state_dict(torch.load(file, weights_only=True))
+    else:
+        set_optimizer_state_dict(model, optimizer, saved, options=options)
+    assert_close(train(model, optimizer, range(4, 9), observed(preconditioner)), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("methods", "error", "message"),
+    [
+        ({}, TypeError, r"method=\{\} is not an instance of Method"),
+        ({"head": 3}, TypeError, r"method\['head'\]=3 is not an instance of Method"),
+        ({"tail": MKOR()}, ValueError, r"method\['tail'\] has no layer"),
+        ({"": MKOR(), "head": Eva()}, ValueError, r"method\['head'\] has no layer"),
+    ],
+)
+def test_methods_without_a_layer_are_refused(methods: Any, error: type[Exception], message: str):
+    with pytest.raises(error, match=message):
+        Preconditioner(network(), methods)
+
+
+def test_layers_without_a_method_keep_their_gradient_and_are_printed():
+    model = network()
+    preconditioner = Preconditioner(model, {"head": MKOR()})
+    assert preconditioner.layers == ("head",)
+    assert "no method is given for it" in repr(preconditioner)
+
+
+def test_the_state_of_one_method_is_not_that_of_several():
+    several = Preconditioner(network(), SEVERAL)
+    with pytest.raises(ValueError, match="not one of several methods"):
+        several.load_state_dict(Preconditioner(network(), MKOR()).state_dict())
+    with pytest.raises(ValueError, match="has no entry"):
+        Preconditioner(network(), MKOR()).load_state_dict(several.state_dict())
+
+
+def test_a_hyperparameter_changes_from_the_next_step_on_and_is_saved():
+    """Truth: a run that goes on from there with the new values, and one that is resumed from what was saved."""
+    model, other = network(), network()
+    optimizer, another = sgd(model), sgd(other)
+    preconditioner = Preconditioner(model, KAISA(factor_update_period=1, damping=1e-2)).attach(optimizer)
+    train(model, optimizer, range(3))
+    preconditioner.set(damping=1e-1, factor_decay=0.5)
+    assert preconditioner.method == KAISA(factor_update_period=1, damping=1e-1, factor_decay=0.5)
+    state, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+
+    resumed = Preconditioner(other, KAISA(factor_update_period=1, damping=1e-2)).attach(another)
+    other.load_state_dict(weights)
+    another.load_state_dict(state)
+    assert resumed.method == preconditioner.method
+    expected = train(model, optimizer, range(3, 8))
+    assert_close(train(other, another, range(3, 8)), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        (KAISA(), {"dampening": 1.0}, "KAISA has no hyperparameter 'dampening'; it has damping"),
+        (KAISA(), {"damping": -1.0}, "damping=-1.0 must be greater than 0"),
+        (KAISA(), {"compute_method": "inverse"}, "KAISA's compute_method gives its state a meaning"),
+        (KAISA(), {"kl_clip": None}, "a clip can change while it trains, but neither come nor go"),
+        (MKOR(), {"gradient_norm": 1.0}, "gradient_norm would change what the hooks capture"),
+    ],
+    ids=str,
+)
+def test_a_change_that_cannot_be_is_refused_and_changes_nothing(method: Method, changes: Any, message: str):
+    preconditioner = Preconditioner(network(), method)
+    with pytest.raises(ValueError, match=message):
+        preconditioner.set(**changes)
+    assert preconditioner.method == method
+
+
+@pytest.mark.parametrize("method", [MKOR(inverse_update_period=1), Eva(), KAISA(factor_update_period=1)], ids=type)
+def test_a_maximized_loss_is_a_minimized_one_with_the_other_sign(method: Method):
+    """V is odd in D, and factors are even in the gradient rows."""
+    up, down = network(), network()
+    climbing, falling = sgd(up, maximize=True), sgd(down)
+    Preconditioner(up, method).attach(climbing)
+    Preconditioner(down, method).attach(falling)
+    for step in range(4):
+        for model, optimizer, sign in ((up, climbing, -1), (down, falling, 1)):
+            optimizer.zero_grad()
+            (sign * model(batch(step)).square().mean()).backward()
+            optimizer.step()
+    assert_close([*up.parameters()], [*down.parameters()], rtol=1e-12, atol=1e-14)
+
+
+@pytest.mark.parametrize("method", [MKOR(inverse_update_period=1), Eva(), KAISA(factor_update_period=1)], ids=type)
+def test_a_rate_may_be_a_tensor(method: Method):
+    trained = []
+    for lr in (0.05, torch.tensor(0.05, dtype=torch.float64)):
+        model = network()
+        optimizer = Adam(model.parameters(), lr=lr, foreach=False)
+        Preconditioner(model, method).attach(optimizer)
+        trained.append(train(model, optimizer, range(4)))
+    assert_close(trained[0], trained[1], rtol=1e-12, atol=0)
+
+
+def test_mkor_h_without_a_loss_says_so_at_its_first_step():
+    model = network()
+    optimizer = sgd(model)
+    Preconditioner(model, MKORH()).attach(optimizer)
+    with pytest.warns(UserWarning, match="MKORH follows the training loss and has received none"):
+        train(model, optimizer, range(1))
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_experts_keep_their_states_apart_in_a_checkpoint(flat: bool):
+    """All experts share one weight, and so one entry of the optimizer's state."""
+
+    def made() -> tuple[nn.Module, Optimizer, Preconditioner]:
+        torch.manual_seed(0)
+        model = ExpertLinear(3, 5, 4).double()
+        optimizer = sgd(model)
+        return model, optimizer, Preconditioner(model, MKOR(inverse_update_period=1)).attach(optimizer)
+
+    def run(model: nn.Module, optimizer: Optimizer, steps: range) -> list[Tensor]:
+        for step in steps:
+            optimizer.zero_grad()
+            model(torch.stack([batch(100 * step + expert) for expert in range(3)])).square().mean().backward()
+            optimizer.step()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    model, optimizer, preconditioner = made()
+    run(model, optimizer, range(3))
+    assert len(preconditioner.state_dict()["layers"]) == 3
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
+    weights = copy.deepcopy(model.state_dict())
+    expected = run(model, optimizer, range(3, 6))
+    model, optimizer, _ = made()
+    model.load_state_dict(weights)
+    set_optimizer_state_dict(model, optimizer, saved, options=options)
+    assert_close(run(model, optimizer, range(3, 6)), expected, rtol=1e-12, atol=0)
