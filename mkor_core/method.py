@@ -50,16 +50,22 @@ class Method(ABC):
         ValueError: a value out of its range, by name.
     """
 
+    # Of MKOR, for example, ("update_rule", "window", ...): under another rule, the same J would mean something else.
     fixed_in_state: ClassVar[tuple[str, ...]] = ()
     """Hyperparameters that give the state's tensors their meaning: a state saved with others is refused."""
 
     def __post_init__(self) -> None:
+        # An annotation such as Annotated[float, POSITIVE, "the Tikhonov term"] is a check, and a line in the docs.
         checked_values(type(self), {field.name: getattr(self, field.name) for field in fields(self)})
+
+    # What is measured, and when
 
     @property
     @abstractmethod
     def statistic(self) -> Statistic:
         """What the method needs to know of a layer's rows."""
+
+    # What is kept, and how it changes
 
     @abstractmethod
     def initial_state(
@@ -98,6 +104,8 @@ class Method(ABC):
         It computes what `precondition` uses from what `accumulate` has left in the state; by default, nothing.
         """
 
+    # What is done with a gradient
+
     @abstractmethod
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         """Return the update V for a gradient D, both ``[..., d_out, d_in]``. One that is not finite becomes D later."""
@@ -113,6 +121,8 @@ class Method(ABC):
     def clip(self) -> float | None:
         """The bound on ``|sum(V * D) lr^2|`` over all layers, by which all updates are shortened; None: no bound."""
         return None
+
+    # What can be said of the method while it trains (`Preconditioner.compare_next_step`)
 
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
         """Return the updates ``left`` and ``right`` of D that one side alone gives; empty for a method without sides.
@@ -133,8 +143,8 @@ def put(state: LayerState, accept: Tensor | None, **new: Tensor) -> None:
     """
     for name, value in new.items():
         old = state[name]
-        if value.shape != old.shape:
-            if accept is None or accept.is_meta or accept:
+        if value.shape != old.shape:  # HyLo keeps a share of a batch's rows, and the last batch of an epoch has fewer
+            if accept is None or accept.is_meta or accept:  # a meta tensor has no value; count the likely case
                 state[name] = value
         elif accept is None:
             old.copy_(value)
@@ -150,13 +160,17 @@ def plain_hyperparameters(method: Method) -> dict[str, Any]:
     return {
         name: str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
         for name, value in values.items()
-        if not callable(value)
+        if not callable(value)  # a function cannot be saved, nor compared
     }
+
+
+# Mixins, for what few methods need. List them before `Method`, so that their members come first.
 
 
 class KLClipping:
     """Mixin of a `Method` with a hyperparameter ``kl_clip``, which is its clip; list it before `Method`."""
 
+    # A field of the method, which is a dataclass; this class is none, so that the field keeps its place and default.
     kl_clip: float | None
     """The bound on all layers' updates together; None leaves them as they are."""
 
@@ -200,10 +214,9 @@ class HostAssisted(ABC):
     The tensors are copied to the host while the device works on the steps in between.
     """
 
-    @property
-    def needs_host(self) -> bool:
-        """Whether there are such tensors; if not, nothing here is called."""
-        return True
+    @abstractmethod
+    def needs_host(self, state: LayerState) -> bool:
+        """Return whether a state ever has such tensors; if not, nothing else here is called for it."""
 
     @abstractmethod
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
@@ -248,6 +261,7 @@ class FollowsLoss(ABC):
 class Products(NamedTuple):
     """What an `InPlaceMethod` must know of all of D: of a block of D, what the block adds to sums over the blocks."""
 
+    # D of 6 x 4 on 2 x 2 ranks: rank 0 has D[:3, :2]. Blocks 0 and 2 have the same columns, 0 and 1 the same rows.
     over_rows: tuple[Tensor, ...] = ()
     """Summed over the blocks of the same columns."""
     over_columns: tuple[Tensor, ...] = ()
@@ -322,7 +336,7 @@ class InPlaceMethod(Method):
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        update = Gradient(grad.clone(), None)
+        update = Gradient(grad.clone(), None)  # with the bias's column inside, as `precondition` gets it
         self.apply(state, update, Known(self.products(state, update)))
         return update.weight
 
@@ -336,6 +350,6 @@ def cut_state(state: LayerState, cut: Cut | None, *, has_bias: bool) -> LayerSta
         part["left"] = state["left"][..., slice(*cut.rows)]
     right = state["right"]
     d_w = right.shape[-1] - has_bias
-    if cut.columns != (0, d_w):
+    if cut.columns != (0, d_w):  # the bias's column has this block's rows, whatever the weight's columns are
         part["right"] = torch.cat([right[..., slice(*cut.columns)], right[..., d_w:]], -1)
     return part

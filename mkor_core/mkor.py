@@ -25,6 +25,8 @@ RELEASED_CLAMP = 100.0
 HALF = (torch.bfloat16, torch.float16)
 OVERSAMPLING = 8
 """Columns of the randomized range finder beyond the requested rank."""
+WIDE_WINDOW = 16
+"""The columns of the windows of a layer that is too wide for dense factors."""
 NOISE = 1e-5
 """A vector g is rounding noise if ``|g| |a|``, the norm of the mean rows' part of D, is below this share of ``|D|``."""
 
@@ -65,6 +67,9 @@ class MKOR(HostAssisted, InPlaceMethod):
     window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
     """Keep weighted columns in place of a dense factor, and of a full window the leading half
     (`mkor_core.maths.inverses.WindowedInverse`); None: dense."""
+    largest_factor: Annotated[int | None, Range(at_least=2), "the largest dimension of a dense factor"] = 16384
+    """A layer with a larger one keeps windows of 16 columns: the dense factor of 50,000 classes would take 10 GB. None:
+    every factor is dense. It has no effect with a ``window``, or with a ``rank`` above 1."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""
@@ -115,6 +120,7 @@ class MKOR(HostAssisted, InPlaceMethod):
     @override
     def statistic(self) -> Statistic:
         if self.rank > 1:
+            # One vector is not enough for the range finder, which multiplies all rows by a random matrix.
             return ROWS.summed(self._sketches, self._sketch_shapes)
         return Statistic(
             "mean",
@@ -130,9 +136,15 @@ class MKOR(HostAssisted, InPlaceMethod):
     ) -> LayerState:
         # The default, float32, means the dtype of the gradients, which is float64 for a float64 model.
         stored = dtype if self.factor_dtype == torch.float32 else self.factor_dtype
+        window = self.window
+        # The ends of a layer are of one kind, so that one formula applies both.
+        if window is None and self.rank == 1 and self.largest_factor is not None and max(shape) > self.largest_factor:
+            window = WIDE_WINDOW
+        # The number of updates lies on the device, too: only the device knows which steps counted.
         state: LayerState = {"updates": torch.zeros(leading, dtype=torch.int64, device=device)}
+        # J_L has d_out rows, J_R has d_in; with one factor, the shape's last number is J_R's.
         for side, d in zip(self.factors, (shape.d_out, shape.d_in)[-len(self.factors) :], strict=True):
-            state |= inverses.state_of(inverses.identity(leading, d, self.window, stored, device), side)
+            state |= inverses.state_of(inverses.identity(leading, d, window, stored, device), side)
             state[f"{side}_vectors"] = torch.zeros(*leading, d, self.rank, dtype=stored, device=device)
         return state
 
@@ -149,15 +161,18 @@ class MKOR(HostAssisted, InPlaceMethod):
         self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None
     ) -> Tensor | None:
         """Update both inverse factors with the mean rows g and a, or with the leading directions of their moments."""
+        # [..., d, 1], or [d, rank]: the columns v that both factors are updated with, one after the other
         vectors = self._mean_vectors(captured) if self.rank == 1 else self._directions(captured, step)
         for side, new in vectors.items():
             stored = state[f"{side}_vectors"]  # in the factors' dtype, as they travel between ranks
             stored.copy_(new if accept is None else torch.where(accept[..., None, None], new, stored))
         self.update_factors(state, step, accept)
+        # A g that is 0 here was rounding noise, and has changed nothing.
         return None if self.gradient_norm is None else ~state["left_vectors"][..., 0].any(-1)
 
     def update_factors(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
         """Stabilize the factors (A1) and update them with the vectors of the state (A2, A3 or A4)."""
+        # Skipped steps come again with the same number, so that a window's rows are used in turn.
         number, wide = step // self.inverse_update_period, _wide(state)
         changes = accept
         if self.update_rule == "released":
@@ -175,17 +190,14 @@ class MKOR(HostAssisted, InPlaceMethod):
                 state[side].copy_(inverse[0])
         state["updates"].add_(1 if accept is None else accept)
 
-    @property
     @override
-    def needs_host(self) -> bool:
-        return self.window is not None
+    def needs_host(self, state: LayerState) -> bool:
+        return "right_weights" in state
 
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:
         """Return the gram matrices of the windows that are full before the next update; the host decomposes them."""
-        if self.window is None:
-            return {}
-        number = step // self.inverse_update_period + 1
+        number = step // self.inverse_update_period + 1  # of the next update
         return {side: window.gram() for side in self.factors if (window := _window(state, side)).is_full(number)}
 
     @override
@@ -193,24 +205,26 @@ class MKOR(HostAssisted, InPlaceMethod):
         self, state: LayerState, step: int, accept: Tensor | None = None, host: Mapping[str, Tensor] | None = None
     ) -> None:
         """Truncate full windows, also of layers without statistics: the layers of a stack use their rows in turn."""
+        # Without the host's copies, those of the update before are computed now, and a GPU waits for them.
         grams = self.host_inputs(state, step - self.inverse_update_period) if host is None else host
         for side, gram in grams.items():
             window = inverses.from_state(state, side, _wide(state))
             assert isinstance(window, WindowedInverse)
             window.truncate_(gram, accept)
-            if window.rows is not state[side]:
+            if window.rows is not state[side]:  # as in `update_factors`
                 state[side].copy_(window.rows)
 
     @override
     def apply(self, state: LayerState, grad: Gradient, known: Known) -> None:
         """Replace D by ``V = J_L D J_R``, with D's norm if `rescale` is set (A5); by D where V is not finite."""
-        if known.cut is not None:
+        if known.cut is not None:  # this rank has a part of D, and knows the products of all of it with the windows
             left, right = self._windows(state, grad, known.cut)
             precondition_block_(left, grad, right, _joined(known.products), known.cut, rescale=self.rescale)
             return
         weight = grad.weight
         # A CPU multiplies bfloat16 slowly, and float16 has too few exponents for gradients.
-        narrow = state["right"].dtype == torch.bfloat16 and self.window is None and weight.device.type != "cpu"
+        is_dense = "right_weights" not in state
+        narrow = state["right"].dtype == torch.bfloat16 and is_dense and weight.device.type != "cpu"
         dtype = torch.bfloat16 if narrow else weight.dtype
         J_L = inverses.from_state(state, "left", dtype) if self.sides == "both" else None
         precondition_(J_L, grad, inverses.from_state(state, "right", dtype), rescale=self.rescale)
@@ -267,6 +281,7 @@ class MKOR(HostAssisted, InPlaceMethod):
         """
         if self.gradient_norm is None:
             return g if self.gradient_scale == 1 else g * self.gradient_scale
+        # The mean rows' part of D is g a^T, whose norm is |g| |a|.
         norm = torch.linalg.vector_norm(g, dim=-1)
         least = 0 if gradient_norm is None else NOISE * gradient_norm / torch.linalg.vector_norm(a, dim=-1)
         factor = torch.where(norm > least, self.gradient_norm / norm, 0)
@@ -291,6 +306,7 @@ class MKOR(HostAssisted, InPlaceMethod):
     def _sketch(self, rows: Rows, step: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return ``X^T X Omega / locations`` ``[d, k]`` of one call, the same for G, and the multiplicity."""
         x, g, locations = rows
+        # Omega is [d, k] with k a little above the rank: no [d, d] moment is formed.
         x_sketch = x.T @ (x @ self._test_matrix(x.T, step)) / locations
         g_sketch = g.T @ (g @ self._test_matrix(g.T, step)) / locations
         return x_sketch, g_sketch, torch.full((), x.shape[0] / locations, dtype=x.dtype, device=x.device)

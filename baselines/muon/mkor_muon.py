@@ -56,6 +56,7 @@ class MKORMuon(HostAssisted, InPlaceMethod):
             window=self.window,
             rescale=self.rescale,
             sides="input",
+            largest_factor=None,
         )
 
     @property
@@ -88,10 +89,9 @@ class MKORMuon(HostAssisted, InPlaceMethod):
             captured = captured._replace(x=torch.cat([captured.x[..., :-1], last], -1))
         return self._mkor.accumulate(state, captured, step, accept)
 
-    @property
     @override
-    def needs_host(self) -> bool:
-        return self.window is not None
+    def needs_host(self, state: LayerState) -> bool:
+        return self._mkor.needs_host(state)
 
     @override
     def host_inputs(self, state: LayerState, step: int) -> dict[str, Tensor]:

@@ -101,7 +101,6 @@ class Engine:
         self._states = states
         self.method = method
         self._refreshes = type(method).refresh is not Method.refresh
-        self._is_assisted = isinstance(method, HostAssisted) and method.needs_host
         self._wants_norms = method.statistic.norms
         self._diagnostics = diagnostics
         self._phases = phases
@@ -127,7 +126,7 @@ class Engine:
             will_step: whether the optimizer takes this step, as a boolean device scalar; None for yes.
             scale: the loss scale by which the gradients are multiplied; None for 1.
         """
-        stacks = self._states.stacks
+        stacks = self._states.stacks  # made by `States.prepare` at the beginning of the step
         norms = self._gradient_norms(layers, scale) if statistics and self._wants_norms else None
         with self._phases("factor"):
             if statistics and self._diagnostics.flags:
@@ -141,7 +140,7 @@ class Engine:
                 self._hand_on(reports, will_step)
             if not self._refreshes or not self.method.refreshes(step):
                 return
-            if self._refreshing is None:
+            if self._refreshing is None:  # one process, or a method that all ranks refresh alike
                 for stack in stacks:
                     self.refresh_stack(stack, step, will_step)
         if self._refreshing is not None:
@@ -174,13 +173,13 @@ class Engine:
         Returns:
             What may have to be reported; None if the host knows, without waiting, that there is nothing.
         """
-        lead = captured.number.dim()
+        lead = captured.number.dim()  # 1 for a stack, 0 for a layer alone
         finite = (captured.x.flatten(lead).sum(-1) + captured.g.flatten(lead).sum(-1)).isfinite()
         # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        if self._is_assisted:
+        if stack.is_assisted:
             assert isinstance(self.method, HostAssisted)
             # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
             is_later = stack.requested is not None and stack.requested < step
@@ -194,7 +193,7 @@ class Engine:
                 noise = self.method.accumulate(stack.state, captured, step, None if all_count else accept)
             except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
                 self._diagnostics.report_failure(stack.layers[0].name)
-        if self._is_assisted:
+        if stack.is_assisted:
             assert isinstance(self.method, HostAssisted)
             stack.host, stack.requested = _requested(self.method.host_inputs(stack.state, step)), step
         return None if all_count and noise is None else _Report(stack, finite, accept, noise)
@@ -218,7 +217,7 @@ class Engine:
     def _gradient_norms(self, layers: Sequence[Layer], scale: Tensor | None) -> dict[str, Tensor]:
         """Return ``|D|`` by layer, 0 for one without a gradient; scale: that of the gradients."""
         with self._phases("factor"):
-            squares = [_square_norm(layer) for layer in layers]
+            squares = [_square_norm(layer) for layer in layers]  # of this rank's blocks
         if self._sum_squares is not None:
             squares = self._sum_squares(layers, squares)
         roots = [square.sqrt() if scale is None else square.sqrt() / scale for square in squares]
@@ -272,13 +271,13 @@ class Unit(NamedTuple):
         weight, bias = self.grad
         if weight.dim() == 2:
             ((*parts,),) = self.parts
-            if parts[0].data_ptr() != weight.data_ptr():
+            if parts[0].data_ptr() != weight.data_ptr():  # a copy was made: half precision, or a strided gradient
                 parts[0].copy_(weight.view(parts[0].shape))
             if bias is not None and parts[1].data_ptr() != bias.data_ptr():
                 parts[1].copy_(bias)
             return
         targets = [parts[0] for parts in self.parts]
-        sources = [*weight.unbind()]
+        sources = [*weight.unbind()]  # [d_out, d_w] each; of a Conv2d, the target is [d_out, C, kh, kw]
         if any(target.dim() > 2 for target in targets):
             sources = [part.view(target.shape) for part, target in zip(sources, targets, strict=True)]
         if bias is not None:
@@ -306,10 +305,10 @@ def units(stack: Stack, gradients: GradientParts, block: Block | None = None) ->
     if not layers:
         return []
     parts_of = [gradients[layer.name] for layer in layers]
-    weights = [parts[0] for parts in parts_of]
+    weights = [parts[0] for parts in parts_of]  # to become one tensor [L, d_out, d_w]
     rows, *rest = weights[0].shape
     if all(one.dim() == 2 and one.dtype == dtype for one in weights):
-        weight = torch.stack(weights)
+        weight = torch.stack(weights)  # one kernel, and no view for each layer
     else:
         weight = weights[0].new_empty((len(layers), rows, torch.Size(rest).numel()), dtype=dtype)
         torch._foreach_copy_([part.view(one.shape) for part, one in zip(weight, weights, strict=True)], weights)
@@ -340,13 +339,13 @@ def joined(
         else:
             missing += 1
     if not sums:
-        return None
-    if stack.kind.name is not None:
+        return None  # no rank has used any of the layers since the last step
+    if stack.kind.name is not None:  # no leading dimension
         (layer,), (one,) = layers, sums
         rows = layer.bias_gradient(scale) if one.g is None else one.g
         rows = rows / one.locations if isinstance(one.locations, Tensor) else rows
         return Captured(one.x, rows, one.number, None if norms is None else norms[layer.name])
-    if missing:
+    if missing:  # layers that this step has not used: their number is 0, by which they do not count
         first = sums[0]
         no_g = None if first.g is None else torch.zeros_like(first.g)
         blank = Sums(torch.zeros_like(first.x), no_g, torch.zeros_like(first.number), first.locations)
@@ -359,7 +358,7 @@ def joined(
         g.append(layer.bias_gradient() if one.g is None else one.g)
     all_x, all_norms = torch.stack(x), None if norms is None else torch.stack([norms[layer.name] for layer in layers])
     if by_bias:
-        all_g = torch.stack(g).to(all_x.dtype)
+        all_g = torch.stack(g).to(all_x.dtype)  # unscaled together, by one kernel
         all_g = all_g if scale is None else all_g / scale
     else:
         complete = [one.complete(layer.bias_gradient(scale)).g for one, layer in zip(sums, layers, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from mkor_core.capture.blocks import Block
 from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.statistics import LayerShape
-from mkor_core.method import InPlaceMethod, LayerState, Method
+from mkor_core.method import HostAssisted, InPlaceMethod, LayerState, Method
 from mkor_core.transfers import Deferred
 
 
@@ -43,13 +43,16 @@ class Stack:
     state: LayerState
     host: dict[str, Tensor | Deferred] = field(default_factory=dict)
     """What the next step that accumulates wants on the host."""
+    is_assisted: bool = False
+    """Whether the method has the host decompose tensors of this state (`HostAssisted`)."""
     requested: int | None = None
     """The step after which `host` was requested; None before the first."""
 
     def state_of(self, index: int) -> LayerState:
         """Return one layer's state, as views; that of a layer alone itself."""
         if self.kind.name is not None:
-            return self.state
+            return self.state  # itself, for HyLo replaces tensors by others of another size
+        # Views: what a method writes into the stack is seen here, and what is loaded into a view lies in the stack.
         views: LayerState = {}
         for key, tensor in self.state.items():
             views[key] = tensor[index]
@@ -59,6 +62,7 @@ class Stack:
         """Return the state of some of the layers, in the stack's order; copied unless they are all."""
         if len(layers) == len(self.layers):
             return self.state
+        # In a step in which some layers have no gradient, the others are gathered into a smaller stack.
         chosen = {layer.name for layer in layers}
         indices = [index for index, layer in enumerate(self.layers) if layer.name in chosen]
         return {key: torch.stack([tensor[index] for index in indices]) for key, tensor in self.state.items()}
@@ -94,6 +98,8 @@ class States:
 
     def prepare(self, layers: Sequence[Layer]) -> None:
         """Make the states of layers that have none, and move those whose weights have moved."""
+        # Once in a step, for every layer: so only two attributes are compared. `model.to(...)` keeps the parameters
+        # themselves, and changes their precision and device.
         places = self._places
         for layer in layers:
             weight = layer.known[0]
@@ -123,7 +129,7 @@ class States:
         for stack in self.stacks:
             number = len({layer.name for layer in stack.layers} & {layer.name for layer in layers})
             for key, tensor in stack.state.items():
-                size = tensor.numel() // len(stack.layers) * tensor.element_size()
+                size = tensor.numel() // len(stack.layers) * tensor.element_size()  # of one layer
                 sizes[key] = sizes.get(key, 0) + number * size
         return sizes
 
@@ -131,7 +137,7 @@ class States:
         """Return the layers whose state holds a NaN or an infinity; waits for the device."""
         wrong: list[str] = []
         for stack in self.stacks:
-            rows = len(stack.layers)
+            rows = len(stack.layers)  # a layer alone has no leading dimension, and is one row of all its numbers
             flags = [tensor.isfinite().reshape(rows, -1).all(1) for tensor in stack.state.values() if tensor.numel()]
             finite = torch.stack(flags).all(0).tolist() if flags else [True] * rows
             wrong += [layer.name for layer, fine in zip(stack.layers, finite, strict=True) if not fine]
@@ -158,6 +164,7 @@ class States:
             if name in self._holds:
                 initial = self._part(name, self.initial(self._layers[name]))
                 states[name] = fitted(name, initial, self._part(name, state))
+        # An empty state is that of a run whose method is over; see MKOR-H.
         if saved and (missing := [name for name in needed if name not in states]):
             raise ValueError(
                 f"The saved state lacks layer {missing[0]!r}, which this rank owns: call consolidate() before "
@@ -177,6 +184,7 @@ class States:
 
     def _restack(self, layers: Iterable[Layer]) -> None:
         """Stack all states anew, with those of some layers as their weights are now."""
+        # All stacks are made anew, even if one layer has moved: this happens once or twice in a training.
         states = self.by_layer()
         for layer in layers:
             name = layer.name
@@ -194,19 +202,24 @@ class States:
         self.stacks = []
         for kind, layers in groups.items():
             if kind.name is not None:
-                self.stacks.append(Stack(kind, layers, states[kind.name]))
+                state = states[kind.name]
+                self.stacks.append(Stack(kind, layers, state, is_assisted=self._is_assisted(state)))
                 continue
+            # [L, ...] of every tensor, which the layers' own, views of the stacks before, are copied into
             state = self.initial(layers[0], (len(layers),))
             for index, layer in enumerate(layers):
                 for key, tensor in states[layer.name].items():
                     state[key][index].copy_(tensor)
-            self.stacks.append(Stack(kind, layers, state))
+            self.stacks.append(Stack(kind, layers, state, is_assisted=self._is_assisted(state)))
         self._places = {layer.name: (kind.dtype, kind.device) for kind, layers in groups.items() for layer in layers}
+
+    def _is_assisted(self, state: LayerState) -> bool:
+        return isinstance(self.method, HostAssisted) and self.method.needs_host(state)
 
     def _kind(self, layer: Layer) -> Kind:
         weight = layer.parameters[0]
         shape = LayerShape(layer.d_out, layer.d_in)
-        name = layer.name if self._stands_alone else None
+        name = layer.name if self._stands_alone else None  # a name makes the kind one of its own
         return Kind(shape, layer.has_bias, weight.dtype, weight.device, layer.block, name)
 
 
@@ -223,6 +236,7 @@ def fitted(name: str, initial: LayerState, saved: LayerState) -> LayerState:
         ValueError: a tensor that is missing, unknown, of another shape or of another kind of number.
     """
     tensors = dict(saved)
+    # The tensors' names tell hyperparameters apart that the state does not name: windows from matrices, for one.
     if differing := sorted(initial.keys() ^ tensors.keys()):
         raise ValueError(
             f"The saved state of layer {name!r} and this method's differ in tensor {differing[0]!r}: "

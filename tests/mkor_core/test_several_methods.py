@@ -235,3 +235,20 @@ def test_experts_keep_their_states_apart_in_a_checkpoint(flat: bool):
     model.load_state_dict(weights)
     set_optimizer_state_dict(model, optimizer, saved, options=options)
     assert_close(run(model, optimizer, range(3, 6)), expected, rtol=1e-12, atol=0)
+
+
+def test_a_layer_that_is_too_wide_for_dense_factors_keeps_windows():
+    """Truth: the window that is asked for; a layer that is narrower stays dense."""
+    model, other = network(), network()
+    optimizer, another = sgd(model), sgd(other)
+    preconditioner = Preconditioner(model, MKOR(largest_factor=6, inverse_update_period=1)).attach(optimizer)
+    by_name: dict[str, Method] = {
+        "body": MKOR(inverse_update_period=1),
+        "head": MKOR(window=16, inverse_update_period=1),
+    }
+    Preconditioner(other, by_name).attach(another)
+    assert_close(train(model, optimizer, range(6)), train(other, another, range(6)), rtol=0, atol=0)
+    layers = preconditioner.state_dict()["layers"]
+    assert ["right_weights" in layers[name] for name in ("body", "head")] == [False, True]
+    with pytest.raises(ValueError, match="differ in tensor 'left_dropped'"):
+        Preconditioner(network(), MKOR(largest_factor=None)).load_state_dict(preconditioner.state_dict())
