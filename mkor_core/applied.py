@@ -73,7 +73,7 @@ class AppliedMethod:
     @torch.no_grad()
     def step(self) -> None:
         """Precondition the gradients in place; see `Preconditioner.step`."""
-        if self.switch_step is not None:
+        if self.switch_step is not None:  # MKOR-H: the base optimizer gets D as it is
             return
         layers = self.active_layers()
         with_gradient = [*filter(Layer.has_gradient, layers)]
@@ -81,6 +81,7 @@ class AppliedMethod:
             self.diagnostics.check_weights(self.layers.values())
             return
         device = self.any_weight.device
+        # In a step inside an autocast region, products with the factors would be rounded to half precision.
         if autocast_dtype(device) is None:
             self._take_step(layers, with_gradient)
         else:
@@ -119,6 +120,8 @@ class AppliedMethod:
         self.method = self._changed_method(changes)
         self.work.use(self.method)
         self._changed |= changes
+        # With a shorter period the next step may need statistics, so the hooks must be on in its forward pass. They are
+        # not turned off: that pass may have run already.
         self.capture.enabled = self.capture.enabled or self.method.accumulates(self._step)
 
     def _changed_method(self, changes: Mapping[str, Any]) -> Method:
@@ -135,15 +138,17 @@ class AppliedMethod:
             if key in old.fixed_in_state:
                 raise ValueError(f"{name}'s {key} gives its state a meaning, so it cannot change while it trains.")
         method = replace(old, **changes)
+        # The functions are methods of `old` and of `method`, which never compare equal.
         if method.statistic.without_functions() != old.statistic.without_functions():
             raise ValueError(f"{name}: {', '.join(changes)} would change what the hooks capture: make a new one.")
+        # Whether there is a clip has decided, in `choose_work`, which object makes updates of gradients.
         if (method.clip is None) != (old.clip is None):
             raise ValueError(f"{name}: a clip can change while it trains, but neither come nor go.")
         return method
 
     def saved(self) -> dict[str, Any]:
         """Return the state; see `Preconditioner.state_dict`."""
-        self._settle_step()
+        self._settle_step()  # the saved number must not count a skipped step
         self.diagnostics.settle()
         if not self.is_released:
             self.states.prepare(self.active_layers())
@@ -171,7 +176,7 @@ class AppliedMethod:
         self._whole, self._skipped, self._step = {}, None, state["step"]
         if changed:
             self.set(changed)
-        self.capture.drop()
+        self.capture.drop()  # a backward pass before the load belongs to the old state
         self.capture.enabled = self.method.accumulates(self._step)
         if self.losses is not None:
             self.losses.load_state_dict(state["losses"])
@@ -209,13 +214,14 @@ class AppliedMethod:
     def _take_step(self, layers: Sequence[Layer], with_gradient: Sequence[Layer]) -> None:
         self._whole = {}
         self._settle_step()
-        self._coder.step = self._step
+        self._coder.step = self._step  # the codec's random numbers depend on it
         will_step, scale = self._read_optimizer()
         loss = None
         if self.losses is not None:
             loss = self.losses.take(self.any_weight)
             self.losses.warn_of_none(type(self.method).__name__, self._step)
         for layer in layers:
+            # Tensor parallelism can leave partial sums in .grad. They must be added up before anything reads them.
             if isinstance(layer, ShardedLayer):
                 layer.place_gradients()
         self.states.prepare(layers)
@@ -224,8 +230,9 @@ class AppliedMethod:
         if accumulates:
             statistics = self._collect(layers, with_gradient, loss, scale)
         else:
-            self.capture.drop()
+            self.capture.drop()  # hooks were left on by `set`, or because a skipped step may come again
         if accumulates or self.method.refreshes(self._step):
+            # A rounding error in a factor persists for many steps, one in V harms a single step.
             with matmul_precision("highest"):
                 self._engine.update(layers, statistics, self._step, will_step, scale)
         with matmul_precision(self.precision):
@@ -280,7 +287,7 @@ class AppliedMethod:
         self, layers: Sequence[Layer], with_gradient: Sequence[Layer], loss: Tensor | None, scale: Tensor | None
     ) -> dict[str, Sums]:
         """Return the step's statistics over all ranks, and record the loss."""
-        reached = self.capture.reached
+        reached = self.capture.reached  # read before the statistics are taken, which empties it
         with self._setting.phases("factor"):
             if isinstance(self.capture, RowCapture):
                 condense = self.method.statistic.condense or join_rows
@@ -294,6 +301,8 @@ class AppliedMethod:
         unusual, missed = len(with_gradient) < len(self.layers), False
         for layer in with_gradient:
             unusual, missed = unusual or layer.was_replaced, missed or layer.name not in reached
+        # The check goes through all layers in Python, so it is only made where something may be wrong: a layer without
+        # a gradient, another parameter in the place of one, or a module that has come or gone.
         if unusual or modules_of(self._setting.model) != self._modules:
             self.diagnostics.check_weights(self.layers.values())
             self._modules = modules_of(self._setting.model)
@@ -339,6 +348,8 @@ def step_hook(
         attachment = parts[0].attachment
         assert attachment is not None
         is_known = not attachment.is_watching and len(optimizer.param_groups) == attachment.groups
+        # torch.distributed.checkpoint takes a step with zero gradients to make the optimizer's first state. It changes
+        # no weight, and does not count here.
         if not is_known and attachment.watch(has_closure=closure is not None):
             return None
         if closure is None:

@@ -28,8 +28,11 @@ class MKORH(FollowsLoss, MKOR):
 
     @override
     def loss_is_due(self, step: int) -> bool:
+        # Without any loss by then the switch could never come, so that an error is raised.
         return step > self.warmup_steps
 
     @override
     def is_over(self, losses: Sequence[tuple[int, float]], step: int) -> bool:
+        # There is a pair for each factor update but the last, whose loss has not been read yet. Three are enough for a
+        # knee: without a warm-up, a few noisy losses at the start could end MKOR.
         return step > self.warmup_steps and is_knee(losses, self.knee_beta)

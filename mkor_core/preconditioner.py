@@ -91,19 +91,23 @@ class Preconditioner:
         require("schedule", schedule, Schedule | None)
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
+        # FSDP1 and ZeRO-3 hide the matrices of layers: without this check, select_layers would fail for another reason.
         refuse_sharded(model)
-        methods = {"": method} if isinstance(method, Method) else _checked(method)
+        methods = {"": method} if isinstance(method, Method) else _checked(method)  # the empty pattern fits every name
         selection = select_layers(model, exclude)
         divided = _divided(selection.layers, methods)
+        # In the model's order, not method by method.
         self._layers = {name: layer for name, layer in selection.layers.items() if any(name in of for of in divided)}
         self._left_out = selection.left_out | dict.fromkeys(selection.layers.keys() - self._layers.keys(), OTHER)
+        # What is left out is the same for all methods, so it is reported once. The loop below warns of the large states
+        # of the other methods.
         warn(next(iter(methods.values())), divided[0], selection.left_out, selection.coverage)
         setting = Setting(
             model,
-            phases := PhasesOfWork(),
+            phases := PhasesOfWork(),  # shared by all parts, so that a clock set later reaches all
             lr,
             accumulation_steps,
-            partial(loss_scale, grad_scale),
+            partial(loss_scale, grad_scale),  # called in every backward pass: a scaler's scale changes
             process_group,
             precision,
             owners,
@@ -118,13 +122,14 @@ class Preconditioner:
                 warnings.warn(message, stacklevel=2)
             # One of them tells of layers that come later.
             self._parts.append(AppliedMethod(one, layers, None if self._parts else selection.roster, setting))
-        self._patterns = None if isinstance(method, Method) else list(methods)
+        self._patterns = None if isinstance(method, Method) else list(methods)  # None: plain form of `state_dict`
         self._attachment: Attachment | None = None
 
     def __repr__(self) -> str:
         texts = []
         for part in self._parts:
-            states = None if part.is_released else part.states.by_layer()
+            states = None if part.is_released else part.states.by_layer()  # None: freed; empty: not made yet
+            # They belong to no method, so they are listed once, at the end.
             left_out = self._left_out if part is self._parts[-1] else {}
             texts.append(describe(part.method, part.layers, part.active_layers(), left_out, states))
         return "\n".join(texts)
@@ -143,8 +148,10 @@ class Preconditioner:
         """
         if self._attachment is not None:
             raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
+        # Before anything is registered on the optimizer, so that a refused one stays as it was.
         check_target(optimizer, self._layers.values(), [part.method for part in self._parts])
         source = Source(self._layers, _Kept(self._parts), self.state_dict, self._load, self._is_over)
+        # Whether anything was captured tells a training step from one that only makes the optimizer's first state.
         self._attachment = Attachment(
             optimizer, source, step_hook(self._parts), lambda: any(part.capture.reached for part in self._parts)
         )
@@ -178,6 +185,7 @@ class Preconditioner:
                 gives the state its meaning (`Method.fixed_in_state`), or says what the hooks capture.
         """
         for key, value in hyperparameters.items():
+            # If no method has it, the first raises the error that names those that it has.
             owners = [part for part in self._parts if hasattr(part.method, key)] or self._parts[:1]
             for part in owners:
                 part.set({key: value})
@@ -226,7 +234,9 @@ class Preconditioner:
         """Return the bytes of all layers' states by tensor name (``left``, ``right``, ...); empty once freed."""
         sizes: dict[str, int] = {}
         for part in self._parts:
+            # The states of the layers that are passed are made if need be, which must not bring back freed ones.
             own = part.states.bytes_by_tensor([] if part.is_released else part.active_layers())
+            # Two methods may both have a tensor `left`.
             sizes.update({key: sizes.get(key, 0) + size for key, size in own.items()})
         return sizes
 
@@ -238,7 +248,7 @@ class Preconditioner:
     def comparisons(self) -> dict[str, Comparison]:
         """Return what the last compared step found, by layer, without sharded layers; waits for the device."""
         found = {name: one for part in self._parts for name, one in part.comparisons.read().items()}
-        return {name: found[name] for name in self._layers if name in found}
+        return {name: found[name] for name in self._layers if name in found}  # in the model's order
 
     def non_finite_layers(self) -> list[str]:
         """Return the layers whose state on this rank has a NaN or an infinity; waits for the device."""
@@ -255,6 +265,7 @@ class Preconditioner:
         if self._patterns is None:
             return self._parts[0].saved()
         states = [part.saved() for part in self._parts]
+        # A layer has one method, so no name comes twice, and a load finds each layer's method by its name.
         layers = {name: tensors for state in states for name, tensors in state.pop("layers").items()}
         return {"methods": dict(zip(self._patterns, states, strict=True)), "layers": layers}
 
@@ -269,7 +280,7 @@ class Preconditioner:
         Raises:
             ValueError: the process group has no such rank.
         """
-        comm.require_rank(rank, self._group)
+        comm.require_rank(rank, self._group)  # all ranks fail alike, before any of them waits for others
         for part in self._parts:
             part.consolidate(rank)
 
@@ -290,7 +301,7 @@ class Preconditioner:
 
     def _load(self, state: Mapping[str, Any] | None, required: Collection[str] | None = None) -> None:
         """Restore a state, which must have the required layers, None for all that are trained; or start anew."""
-        if state is None:
+        if state is None:  # the optimizer has loaded a state without a preconditioner's
             for part in self._parts:
                 part.restart()
         elif self._patterns is None:
@@ -299,9 +310,11 @@ class Preconditioner:
             check_several(state, self._patterns)
             for pattern, part in zip(self._patterns, self._parts, strict=True):
                 layers = {name: tensors for name, tensors in state["layers"].items() if part.has(name)}
+                # The same form as with a single method.
                 part.load({**state["methods"][pattern], "layers": layers}, required)
 
     def _is_over(self) -> bool:
+        # Of several methods MKOR-H may have switched while others go on: then there are tensors to save.
         return all(part.is_released for part in self._parts)
 
 
@@ -313,6 +326,7 @@ class _Kept:
 
     def prepare_states(self, layers: Sequence[Layer]) -> None:
         for part in self._parts:
+            # The optimizer's state knows weights, not methods: each part takes the layers that are its own.
             part.states.prepare([layer for layer in layers if layer.name in part.layers])
 
     def saved(self) -> dict[str, dict[str, Tensor]]:
@@ -327,6 +341,8 @@ class _Kept:
             part.states.clear()
 
     def refreshed(self, name: str) -> tuple[str, ...]:
+        # The decompositions of KAISA, for instance, which some ranks may lack. Other methods' states are whole or
+        # missing.
         part = next(part for part in self._parts if name in part.layers)
         return part.method.refreshed if isinstance(part.method, Distributed) else ()
 
@@ -353,9 +369,11 @@ def _divided(layers: Mapping[str, Layer], methods: Mapping[str, Method]) -> list
     """
     divided: list[dict[str, Layer]] = [{} for _ in methods]
     for name, layer in layers.items():
+        # With {"head": A, "": B}, "model.head" fits both patterns and goes to A, the first; any other layer goes to B.
         places = [index for index, pattern in enumerate(methods) if re.search(pattern, name)]
         if places:
             divided[places[0]][name] = layer
+    # A mistyped pattern would otherwise silently leave its layers to a later method or the base optimizer.
     for pattern, found in zip(methods, divided, strict=True):
         if not found:
             raise ValueError(f"method[{pattern!r}] has no layer: no name fits, or patterns before it take all that do.")

@@ -47,6 +47,9 @@ class ByValue:
         method, updates = self.method, dict[str, Update]()
         with self._phases("precondition"):
             for name, state in states.by_layer().items():
+                # Left out are layers without a gradient in this step, layers that other ranks own, and those of which
+                # the host knows that they have no statistics yet (HyLo without rows). Where only the device knows,
+                # torch.where decides below.
                 if name not in gradients or (known := method.has_statistics(state)) is False:
                     continue
                 grad = self._layers[name].join(gradients[name])
@@ -59,10 +62,13 @@ class ByValue:
                 updates[name] = Update(grad, value, rates.get(name), known)
         if self._sharing is not None:
             with self._phases("communication"):
+                # A collective call: gradients and summed statistics are the same on all ranks, so all pass the same
+                # layers.
                 values = self._sharing.share_updates({name: update.value for name, update in updates.items()})
             updates = {name: update._replace(value=values[name]) for name, update in updates.items()}
         with self._phases("precondition"):
+            # All layers at once: the clip's factor depends on a sum over all of them.
             final = finished([*updates.values()], method.clip, self._terms_of_all or list)
             for name, value in zip(updates, final, strict=True):
-                for part, new in zip(gradients[name], self._layers[name].split(value), strict=True):
+                for part, new in zip(gradients[name], self._layers[name].split(value), strict=True):  # weight, bias
                     part.copy_(new if scale is None else new * scale)

@@ -88,7 +88,10 @@ def choose_capture(layers: Mapping[str, Layer], method: Method, setting: Setting
         TypeError: the method needs whole rows, which tensor-parallel ranks do not have.
     """
     statistic, world = method.statistic, comm.world_size(setting.group)
+    # 8 ranks, of which pairs share a batch by tensor parallelism: sharers = 2, and the global batch has 4 parts.
     sharers = ranks_of_a_batch(setting.model, world)
+    # A tensor-parallel rank may have only some columns of X and G. Means are put together column by column, but an
+    # entry of X^T X needs two columns of the same row, which may be on different ranks.
     if sharers > 1 and statistic.kind != "mean":
         raise TypeError(
             f"This {type(method).__name__} needs whole rows of inputs and gradients, which tensor-parallel ranks do "
@@ -96,11 +99,15 @@ def choose_capture(layers: Mapping[str, Layer], method: Method, setting: Setting
         )
     make: Callable[..., Capture | RowCapture] = RowCapture
     if statistic.kind != "rows":
+        # This rank's part of the global batch: with sharers = 2, ranks 2 and 3 both have part 1. With `of_rank`, the
+        # batch of each rank counts as a global batch of its own, which has part 0 only.
         place = 0 if statistic.of_rank else comm.rank(setting.group) // sharers
         make = partial(Capture, statistic=statistic, place=place, sharers=sharers)
     return make(
         layers,
         micro_batches=setting.accumulation_steps,
+        # A rank's loss is the mean over its own part. Divided by the number of parts, its gradient rows are those of
+        # the global mean loss.
         shares=1 if statistic.of_rank else world // sharers,
         grad_scale=setting.grad_scale,
         phases=setting.phases,
@@ -131,6 +138,8 @@ def choose_work(
         ValueError: ``owners`` is false, and the method cannot work on the blocks; the method's worker fraction does not
             fit the number of ranks, or not the owners; or there is nothing to code, or to schedule.
     """
+    # By fully_shard or tensor parallelism. MKOR with a window and Eva work on blocks of D; KAISA and MKOR with dense
+    # factors need all of D in one place.
     is_sharded = any(layer.block is not None for layer in layers.values())
     needs_owners = is_sharded and not (isinstance(method, InPlaceMethod) and method.works_on_blocks)
     if setting.owners is False and needs_owners:
@@ -143,8 +152,12 @@ def choose_work(
     owners = _owners(layers, sharing, setting.group, coder) if by_owners else None
     # Methods that return V keep their states on all ranks, since statistics are there anyway.
     keepers = owners if isinstance(method, InPlaceMethod) else None
+    # A checkpoint that lacks one of these is refused: no other rank has the state.
     alone = frozenset(name for name in layers if keepers is not None and keepers.owns(name))
+    # KAISA with grad_worker_fraction below 1: of a layer that other ranks precondition, this one has the factors, but
+    # no decompositions.
     part = None if sharing is None else sharing.local_part
+    # None means all layers; a rank that owns none has an empty set, and keeps no state.
     states = States(layers, method, None if keepers is None else alone, part)
     inner, sum_squares = _preconditioning(layers, method, setting.phases, sharing, owners, is_sharded=is_sharded)
     engine = Engine(states, method, diagnostics, setting.phases, inner, refreshing, owners, sum_squares)
@@ -154,6 +167,7 @@ def choose_work(
         _consolidation(states, sharing, keepers, layers),
         partial(_state_of, states, sharing, owners),
         alone,
+        # Methods are frozen: `set` makes a new one, which all of these must get.
         tuple(user for user in (states, engine, inner, refreshing) if user is not None),
     )
 
@@ -170,9 +184,13 @@ def _preconditioning(
     """Return how gradients become updates, and what sums ``|D|^2`` over blocks; None: there are no blocks."""
     terms = None if owners is None else owners.terms_of_all
     if not isinstance(method, InPlaceMethod):
+        # With owners the updates go back by `Owners.scatter`; without, KAISA's gradient workers send them on.
         return ByValue(method, layers, phases, sharing if owners is None else None, terms), None
+    # Owners get D whole, even if the parameters are sharded.
     joint = JointInPlace(method, phases, cuts=owners is None, terms_of_all=terms)
     simple = method.clip is None and (owners is not None or not is_sharded)
+    # |D|, for MKOR's gradient_norm, is measured on .grad before owners gather it: of sharded parameters it is always a
+    # sum over blocks.
     return InPlace(method, phases) if simple else joint, joint.sum_squares if is_sharded else None
 
 
@@ -188,7 +206,7 @@ def _refuse_unfit(
             "and broadcasts of decompositions and of whole updates; leave the codec out."
         )
     by_sides = isinstance(method, Distributed) and method.refreshes_sides
-    if schedule is not None and (not by_sides or (fraction or 1) < 1 or by_owners):
+    if schedule is not None and (not by_sides or (fraction or 1) < 1 or by_owners):  # no fraction counts as 1
         raise ValueError(
             f"{schedule!r} is for KAISA with grad_worker_fraction=1 and without owners: there all ranks add up the "
             "factors and receive the decompositions. Leave the schedule out."
@@ -215,8 +233,10 @@ def _division(
     in_order = list(layers.values())
     if setting.schedule is not None:
         placement = Placement(in_order, method, setting.group, setting.schedule, coder)
+        # Every rank receives all decompositions and preconditions all layers, so no updates need be sent.
         return None, PlacedRefreshing(method, placement, diagnostics, setting.phases)
     fraction = method.worker_fraction
+    # The owner alone has the whole D, so it must be the only gradient worker: a grid with one rank in each column.
     if by_owners and fraction is None:
         fraction = 1 / world
     elif by_owners and fraction is not None and fraction * world > 1:
@@ -230,6 +250,7 @@ def _division(
 
 def _owners(layers: Mapping[str, Layer], sharing: Sharing | None, group: ProcessGroup | None, coder: Coder) -> Owners:
     in_order = list(layers.values())
+    # KAISA refreshes a layer on one rank: that rank must also be the one that gets the layer's gradient.
     places = assigned(in_order, group) if sharing is None else {name: sharing.owner(name) for name in layers}
     return Owners(in_order, places, group, coder)
 
@@ -240,11 +261,13 @@ def _consolidation(
     """Return what gathers the states that ranks hold parts of; None if every rank has them all."""
     if owners is not None:
         return lambda rank: owners.gather_states(states.by_layer(), states.initial, rank)
+    # All ranks accumulate all factors. Only the decompositions must come from the layers' owners.
     if sharing is not None and not sharing.is_whole:
         return lambda rank: sharing.gather(states.by_layer(), lambda name: states.initial(layers[name]), rank)
     return None
 
 
 def _state_of(states: States, sharing: Sharing | None, owners: Owners | None, name: str) -> LayerState | None:
+    # A rank that only receives a layer's updates has a part of its state: the factors without the decompositions.
     works = (sharing is None or sharing.works_on(name)) and (owners is None or owners.owns(name))
     return states.get(name) if works else None

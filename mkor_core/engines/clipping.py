@@ -46,8 +46,11 @@ def kl_clipped(updates: Sequence[Update], bound: float, terms_of_all: TermsOfAll
     for update in updates:
         # lr is a tensor [d_in] if weight and bias have different rates.
         term = (update.value * update.grad * known(update.lr) ** 2).sum()
+        # One infinite term would make the factor 0, and a NaN would make it NaN, for all layers. The decision stays on
+        # the device, so that the host does not wait.
         takes_part.append(term.isfinite() & update.has_statistics)
         terms.append(torch.where(takes_part[-1], term, 0))
+    # A collective call where layers have owners: a rank that owns no layer with a gradient makes it, too.
     if not (terms := terms_of_all(terms)):
         return []
     nu = clip_factor(terms, bound)
@@ -61,6 +64,8 @@ def clip_factor(terms: Sequence[Tensor], kl_clip: float) -> Tensor:
     """Return ``nu = min(1, sqrt(kl_clip / |total|))`` for the sum of scalar terms ``sum(V * D) lr^2``; 1 if it is 0."""
     # Layers may be on different devices.
     total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
+    # For V = F^-1 D with the Fisher matrix F, the total is (lr V)^T F (lr V): about twice the KL divergence that the
+    # step causes. With kl_clip = 0.001 and a total of 0.1, nu = 0.1: every update gets a tenth of its length.
     return torch.where(total == 0, 1, (kl_clip / total.abs()).sqrt().clamp(max=1))
 
 
@@ -70,6 +75,7 @@ def split_rates(rates: Sequence[LearningRate], like: Tensor) -> tuple[Tensor | f
     Raises:
         ValueError: a rate is unknown.
     """
+    # A rate [d_in] has that of the weight in all columns but the last, which is the bias's.
     pairs = [
         (rate[0], rate[-1]) if isinstance(rate, Tensor) and rate.dim() else (rate, rate) for rate in map(known, rates)
     ]
@@ -78,6 +84,8 @@ def split_rates(rates: Sequence[LearningRate], like: Tensor) -> tuple[Tensor | f
 
 def _joined(rates: Sequence[Tensor | float], like: Tensor) -> Tensor | float:
     first = rates[0]
+    # The usual case: a number, which needs no copy to the device. Tensors (capturable optimizers) are not compared,
+    # since the host would wait for their values.
     if not any(isinstance(rate, Tensor) for rate in rates) and all(rate == first for rate in rates):
         return first
     numbers = [

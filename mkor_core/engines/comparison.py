@@ -54,7 +54,9 @@ class Comparisons:
 
     def start(self, layers: Sequence[Layer]) -> None:
         """Keep copies of the gradients of layers, if a comparison is requested."""
+        # A block's angle and length say nothing about those of all of D.
         chosen = [layer for layer in layers if layer.block is None] if self.requested else []
+        # Without a bias, gradient() may share the memory of .grad, which the step overwrites with V.
         self._before = {layer.name: layer.gradient().clone() for layer in chosen}
         self.requested = False
 
@@ -66,12 +68,15 @@ class Comparisons:
         """
         before, self._before = self._before, {}
         states = {name: state_of(name) for name in before}
+        # Otherwise by_side would cover only the layers that this rank preconditions (owners, KAISA's workers), but
+        # cosine all of them.
         if None in states.values():
             states = dict.fromkeys(before)
         for layer in layers:
             if (grad := before.get(layer.name)) is not None:
                 value, state = layer.gradient(), states[layer.name]
                 sides = {} if state is None else method.one_sided(state, grad)
+                # A loss scale is in D as well as in V, and cancels. The results stay on the device until `read`.
                 self._measured[layer.name] = _Measured(
                     _cosine(grad, value),
                     torch.linalg.vector_norm(value) / torch.linalg.vector_norm(grad),
@@ -86,4 +91,5 @@ class Comparisons:
 
 def _cosine(a: Tensor, b: Tensor) -> Tensor:
     """Return the cosine of the angle between two matrices."""
+    # The default, eps=1e-8, would make the cosine of very small gradients too small. With 0, a zero gradient gives NaN.
     return torch.cosine_similarity(a.flatten(), b.flatten(), dim=0, eps=0)

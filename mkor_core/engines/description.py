@@ -44,11 +44,13 @@ def describe(
     elif states:
         state = f"{_size(sum(map(_bytes, states.values())))} of state on this rank"
     else:
+        # Before the first step. Methods that keep rows (HyLo) start with empty tensors: then 0 bytes would mislead.
         planned = sum(_bytes(_planned(method, layer)) for layer in active)
         state = "state allocated in the first step" + (f": {_size(planned)}, less if ranks share it" if planned else "")
     names = [layer.name for layer in active]
     kinds = {name: _kind(layers[name]) for name in names}
     others = dict(left_out)
+    # Layers that could be preconditioned, but are not trained: frozen, or not among the optimizer's parameters.
     others.update({name: _reason(layer) for name, layer in layers.items() if name not in kinds})
     lines = [f"Preconditioner with {_short(method)}: {len(kinds)} layers, {state}"]
     lines += ["Preconditioned, with the shape of D, which has a column for a bias:", *_lines(kinds)]
@@ -68,15 +70,17 @@ def warn(method: Method, layers: Mapping[str, Layer], left_out: Mapping[str, str
     """
     for message in (_left_out(method, left_out, coverage), oversized(method, layers)):
         if message is not None:
-            warnings.warn(message, stacklevel=3)
+            warnings.warn(message, stacklevel=3)  # the line that makes the Preconditioner
 
 
 def _left_out(method: Method, left_out: Mapping[str, str], coverage: Coverage) -> str | None:
     """Return which matrices are left out, with the share of each group of modules and the reason; None: few are."""
     missing = sum(coverage.matrices.values())
+    # A 0 is a lazy module without parameters so far. How much it will have is unknown, so it is always worth a warning.
     if missing <= LEFT_OUT * (coverage.preconditioned + missing) and 0 not in coverage.matrices.values():
         return None
     by_reason: dict[str, list[str]] = {}
+    # A Linear to which a further matrix was added is a layer, so left_out has no reason for that matrix.
     for name in sorted(coverage.matrices, key=lambda name: -coverage.matrices[name]):
         by_reason.setdefault(left_out.get(name, "it has more parameters than a layer"), []).append(name)
     sizes = {reason: sum(coverage.matrices[name] for name in names) for reason, names in by_reason.items()}
@@ -105,6 +109,8 @@ def oversized(method: Method, layers: Mapping[str, Layer]) -> str | None:
     sizes: list[int] = []
     for name, layer in layers.items():
         weight = layer.parameters[0]
+        # An output layer for 50,000 tokens and d_in = 768 in float32 has 154 MB, its J_L of 50,000^2 numbers 10 GB. Not
+        # weight.numel(), which counts all experts of an ExpertLinear.
         state, own = _bytes(_planned(method, layer)), layer.d_out * layer.d_w * weight.element_size()
         if weight.requires_grad and state >= LARGE and state > LARGEST_RATIO * own:
             kinds[name] = f"{_kind(layer)}, {_size(state)} of state for {_size(own)} of weight"
@@ -113,6 +119,7 @@ def oversized(method: Method, layers: Mapping[str, Layer]) -> str | None:
         return None
     lines, name = _lines(kinds), type(method).__name__
     more = [f"  {len(lines) - SHOWN} other kinds of layers"] if len(lines) > SHOWN else []
+    # Only some methods, MKOR among them, have this remedy.
     has_window = any(field.name == "window" for field in fields(method))
     first = (
         f"{name} will allocate {_size(sum(sizes))} for layers whose state is more than {LARGEST_RATIO} times as large "
@@ -163,6 +170,8 @@ def _lines(texts: Mapping[str, str]) -> list[str]:
     """Return lines ``name: text``, one for all modules that differ only in numbers in their names."""
     by_text: dict[tuple[str, ...], list[str]] = {}
     for name, text in texts.items():
+        # The key of blocks.0.fc1 and of blocks.11.fc1: (blocks, *, fc1, Linear 3072 x 769). Their line is
+        # blocks.{0-11}.fc1: Linear 3072 x 769 (12 modules).
         by_text.setdefault((*_pattern(name), text), []).append(name)
     return [
         f"  {_joined(names)}: {key[-1]}" + (f" ({len(names)} modules)" if len(names) > 1 else "")
@@ -175,6 +184,7 @@ def _listed(names: Sequence[str]) -> str:
     groups: dict[tuple[str, ...], list[str]] = {}
     for name in names:
         groups.setdefault(_pattern(name), []).append(name)
+    # blocks.{0-2}.fc1 and 2 other modules: the first group by name, of the others how many modules they are.
     first, *others = groups.values()
     number = sum(map(len, others))
     return _joined(first) + (f" and {number} other module{'s' if number > 1 else ''}" if others else "")
@@ -187,6 +197,7 @@ def _pattern(name: str) -> tuple[str, ...]:
 
 def _joined(names: Sequence[str]) -> str:
     """Return one name for a group: ``blocks.{0-2,4}.norm``."""
+    # Names of a group have equally many parts. That of the root module is empty.
     parts = zip(*(name.split(".") for name in names), strict=True)
     return ".".join(map(_numbers, parts)) or "the model itself"
 
@@ -197,6 +208,7 @@ def _numbers(parts: Iterable[str]) -> str:
     if len(different) == 1:
         return different[0]
     runs: list[list[int]] = []
+    # Different parts are numbers, by the group's pattern: 2, 0, 4, 1 become the runs 0-2 and 4.
     for number in sorted(map(int, different)):
         if runs and number == runs[-1][-1] + 1:
             runs[-1].append(number)

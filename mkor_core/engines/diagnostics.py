@@ -57,6 +57,8 @@ class Diagnostics:
 
     def guard(self, layer: str, work: Callable[[], None]) -> None:
         """Do some work on a layer; log that a decomposition has failed, if one does."""
+        # torch.linalg.eigh, for instance, may not converge on a factor that has a NaN or is very badly conditioned. The
+        # layer then keeps its last decomposition, and training goes on.
         try:
             work()
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
@@ -69,6 +71,7 @@ class Diagnostics:
             RuntimeError: a layer has been sharded since it was found.
         """
         layers = list(layers)
+        # fully_shard puts DTensors in the place of parameters; the states and exchanges were made for whole ones.
         if late := [layer.name for layer in layers if layer.was_sharded_later]:
             raise RuntimeError(f"Layer {late[0]!r} has been sharded: make the Preconditioner after fully_shard.")
         self._check_roster()
@@ -87,17 +90,22 @@ class Diagnostics:
         Raises:
             RuntimeError: no layer has statistics, and the gradients are not those of an evaluation mode.
         """
+        # Another rank may have used the layer (an expert that got no tokens here): DDP gives its gradient to all ranks.
         missing = [layer for layer in layers if layer.has_gradient() and layer.name not in reached]
+        # Once a layer is dealt with, its number is not read again, for which the host would wait in every step. But
+        # where nothing was captured, an error may be due in any step.
         missing = [layer for layer in missing if (NO_STATISTICS, layer.name) not in self._reported or not reached]
         elsewhere = {
             layer.name for layer in missing if layer.name in statistics and bool(statistics[layer.name].number > 0)
         }
-        self._reported.update((NO_STATISTICS, name) for name in elsewhere)
+        self._reported.update((NO_STATISTICS, name) for name in elsewhere)  # dealt with, although not logged
         missing = [layer for layer in missing if layer.name not in elsewhere]
         if reached or elsewhere:
             self.report(NO_STATISTICS, [layer.name for layer in missing])
             return
+        # zero_grad(set_to_none=False) leaves gradients of zeros, which are no sign of a backward pass.
         missing = [layer for layer in missing if not all(is_zero(parameter.grad) for parameter in layer.parameters)]
+        # In evaluation mode the hooks capture nothing, by design, so that a warning is enough.
         if any(layer.module.training for layer in missing):
             raise RuntimeError(
                 f"{self._method} has captured no statistics in a step that updates its factors, although layer "
@@ -133,12 +141,15 @@ class Diagnostics:
 
     def note(self, what: str, layers: Sequence[str], flags: Sequence[Tensor]) -> None:
         """Take boolean device tensors that, joined, say for which layers `settle` is to report something."""
+        # [L] of a stack, a scalar of a layer alone. One copy to the host brings all of them, also from several devices.
+        # The meta device has no values.
         if flags and not any(part.is_meta for part in flags):
             joined = torch.cat([part.reshape(-1).to(flags[0].device) for part in flags])
             self.flags[what] = [*layers], Deferred(joined)
 
     def settle(self) -> None:
         """Report what was noted in the last update."""
+        # Noted in an earlier step as a rule, so that the copies have arrived and the host does not wait.
         for what, (layers, flags) in self.flags.items():
             self.report(what, [layer for layer, flag in zip(layers, flags.on_host().tolist(), strict=True) if flag])
         self.flags = {}

@@ -47,11 +47,15 @@ class JointInPlace:
         """See `mkor_core.engines.engine.Preconditioning`; a collective call if gradients are blocks."""
         method = self.method
         with self._phases("precondition"):
+            # Of all stacks at once, since the clip and the sums concern all layers. On a GPU these are copies of all
+            # gradients; `InPlace` has those of one stack at a time.
             found = [
                 unit
                 for stack in states.stacks
                 for unit in units(stack, gradients, stack.kind.block if self._cuts else None)
             ]
+            # MKOR's for a block [rows, columns] and windows of w columns: Q = D U_R [rows, w], among others. For a
+            # whole D it needs none.
             products = [method.products(unit.state, unit.grad, unit.block) for unit in found]
         products = self._summed_products(found, products)
         nu, proposals = None, None
@@ -60,6 +64,8 @@ class JointInPlace:
         squares: list[tuple[Tensor, Groups]] = []
         with self._phases("precondition"):
             for unit, product, proposal in zip(found, products, proposals or repeat(None, len(found)), strict=True):
+                # The length of all of V is known only once every rank has changed its block and the squares are summed.
+                # So V gets the length of D in a second pass, by `rescale_`.
                 before = self._square_norm(unit)
                 factor = None if nu is None else nu.to(unit.grad.weight.device)
                 method.apply(unit.state, unit.grad, Known(product, proposal, factor, unit.block))
@@ -69,6 +75,8 @@ class JointInPlace:
                     squares += [(before, groups), (after, groups)]
         totals = self._summed(squares)
         with self._phases("precondition"):
+            # The totals are |D|^2 and |V|^2 of the first block, then of the second, ... There are none if the method
+            # does not keep the norm: then nothing is rescaled.
             blocks = [unit for unit in found if unit.block is not None]
             for unit, whole, square in zip(blocks, totals[::2], totals[1::2], strict=False):
                 rescale_(unit.grad, whole, square)
@@ -93,6 +101,8 @@ class JointInPlace:
         with self._phases("precondition"):
             proposals = [self.method.propose(unit.state, one) for unit, one in zip(found, products, strict=True)]
             terms = [_term(unit, one, rates, scale) for unit, one in zip(found, proposals, strict=True)]
+        # With owners each rank has the terms of its own layers. Without, all ranks have all terms, since the products
+        # of blocks are sums over ranks already.
         if self._terms_of_all is not None:
             with self._phases("communication"):
                 terms = self._terms_of_all(terms)
@@ -109,6 +119,7 @@ class JointInPlace:
         requests: list[tuple[Tensor, Groups]] = []
         for unit, one in zip(found, products, strict=True):
             rows, columns = ((), ()) if unit.block is None else (unit.block.row_groups, unit.block.column_groups)
+            # In the order of the fields of `Products`: over_rows, over_columns, over_all. A whole D has no groups.
             for tensors, groups in zip(one, (rows, columns, rows + columns), strict=True):
                 requests += [(tensor, groups) for tensor in tensors]
         totals = iter(self._summed(requests))
@@ -124,9 +135,10 @@ class JointInPlace:
 
 def _term(unit: Unit, proposal: Proposal, rates: Mapping[str, LearningRate], scale: Tensor | None) -> Tensor:
     """Return ``sum(V * D) lr^2`` over a unit's layers, of unscaled gradients, without those that keep D."""
+    # [L], or scalars for a layer alone. Weight and bias may be in parameter groups with different learning rates.
     of_weight, of_bias = proposal.inner
     weight_rates, bias_rates = split_rates([rates[layer.name] for layer in unit.layers], of_weight)
     total = of_weight * weight_rates**2 + of_bias * bias_rates**2
     if scale is not None:
-        total = total / scale**2
-    return torch.where(proposal.keeps, 0, total).sum()
+        total = total / scale**2  # V and D are both multiplied by it
+    return torch.where(proposal.keeps, 0, total).sum()  # not a product: 0 times NaN is NaN

@@ -32,6 +32,8 @@ class SharedRefreshing:
             for layer in layers:
                 if self._sharing.owns(layer.name):
                     state = by_layer[layer.name]
+                    # Should it fail, the owner sends what the layer had. An error here would leave the other ranks
+                    # waiting in the broadcast.
                     self._diagnostics.guard(layer.name, partial(self.method.refresh, state, step, accept))
         with self._phases("communication"):
             self._sharing.share_refreshed(by_layer, [layer.name for layer in layers])
@@ -51,6 +53,8 @@ class PlacedRefreshing:
         by_layer = {layer.name: state for layer in layers if (state := states.get(layer.name)) is not None}
         with self._phases("factor"):
             for name, state in by_layer.items():
+                # The two factors of a layer may be on different ranks. Small ones are decomposed on every rank, which
+                # takes less time than a message.
                 for side in SIDES:
                     if self._placement.computes(name, side):
                         work = partial(self.method.refresh_side, state, side, step, accept)
