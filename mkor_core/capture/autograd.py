@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mkor_core.capture.blocks import local
 
+# One object for all calls: it keeps no state, so it can be entered again and again.
 _NOTHING = nullcontext()
 
 Precision = Literal["highest", "high", "medium"]
@@ -21,6 +22,7 @@ bfloat16."""
 
 def in_backward() -> bool:
     """Return whether autograd is running a backward pass in this thread."""
+    # Also true while a checkpoint repeats a forward pass, since autograd repeats it within the backward pass.
     return torch._C._current_graph_task_id() != -1
 
 
@@ -80,6 +82,8 @@ def adds_to_grad(weight: Tensor) -> bool:
     if not weight.requires_grad:
         return False
     try:
+        # The node behind a leaf is its AccumulateGrad, which writes .grad. backward() runs it for
+        # every leaf of the graph, backward(inputs=...) for those inputs alone.
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(weight).node)
     except RuntimeError:  # torch's answer for a leaf whose gradient torch.autograd.grad returns
         return False
@@ -106,6 +110,7 @@ class Passes:
 
     def enter(self) -> set[str]:
         """Tell of a gradient in a pass; return the weights whose ``.grad`` was cleared before the pass began."""
+        # The callback is alive only while the pass runs, so this is not the first gradient of the pass.
         if self._running is not None and self._running() is not None:
             return set()
         self.number += 1
@@ -187,6 +192,7 @@ def _cleared(touched: Mapping[str, Tensor | None]) -> set[str]:
     tells = any(grad is None or local(grad).numel() > 0 for grad in grads.values())
     if tells and all(map(is_zero, grads.values())):
         return set(grads)
+    # Some are not zero, so a zero among them may be a gradient that was clipped; only None is proof.
     return {name for name, grad in grads.items() if grad is None}
 
 

@@ -76,6 +76,7 @@ def place_gradient(parameter: Any) -> None:
     """
     grad = parameter.grad
     if is_dtensor(grad) and grad.placements != parameter.placements:
+        # From Partial, this is a reduce-scatter to Shard and an all-reduce to Replicate.
         parameter.grad = grad.redistribute(placements=parameter.placements)
 
 
@@ -87,11 +88,14 @@ def block_of(name: str, weight: Any, bias: Any) -> Block | None:
     """
     if not is_dtensor(weight):
         return None
+    # Where this rank's part lies in the weight. Of a weight [8, 6] whose rows are divided between 2 ranks, the second
+    # rank has offsets (4, 0) and sizes (4, 6).
     (chunk,) = weight.__create_chunk_list__()
     (first_row, first_column, *_), (rows, columns, *_) = chunk.offsets, chunk.sizes
-    groups: dict[int, list[ProcessGroup]] = {0: [], 1: []}
+    groups: dict[int, list[ProcessGroup]] = {0: [], 1: []}  # by the dimension of the weight that is cut
     row_shards, is_first = 1, True
     for axis, placement in enumerate(weight.placements):
+        # Such as the axis of HSDP along which ranks hold the same block: it divides nothing.
         if placement.is_replicate():
             continue
         cut = getattr(placement, "dim", None)
@@ -99,9 +103,13 @@ def block_of(name: str, weight: Any, bias: Any) -> Block | None:
             raise TypeError(f"The weight of layer {name!r} is placed as {placement}: only its rows can be divided.")
         groups[cut].append(weight.device_mesh.get_group(axis))
         if cut == 0:
+            # FSDP and tensor parallelism may both cut the rows: over 2 x 4 ranks there are 8 blocks of them.
             row_shards *= weight.device_mesh.size(axis)
         else:
+            # All ranks of this axis have the same entries of the bias. Only the first may add them to a sum.
             is_first = is_first and weight.device_mesh.get_local_rank(axis) == 0
+    # A column of the weight is a channel, of which D has kh kw columns for a Conv2d. For a Linear, shape[2:] is empty
+    # and its numel() is 1.
     kernel = weight.shape[2:].numel()
     first_column, columns = first_column * kernel, columns * kernel
     if bias is not None and _rows(bias) != (first_row, first_row + rows):
@@ -125,7 +133,9 @@ def ranks_of_a_batch(model: nn.Module, world: int) -> int:
             groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # before torch 2.12
             for group in groups:
                 if group is not None:
+                    # FSDP's mesh has one rank for each batch: with 8 ranks and a mesh of 4, pairs of ranks share one.
                     return max(1, world // int(group.mesh_info.mesh.size()))
+    # DTensors without FSDP are those of tensor parallelism, and all ranks of their mesh share a batch.
     sharded: list[Any] = [parameter for parameter in model.parameters() if is_dtensor(parameter)]
     return max((parameter.device_mesh.size() for parameter in sharded), default=1)
 
@@ -141,6 +151,8 @@ def share_of(tensor: Any) -> Share:
     column_shards, row_shards = 1, 1
     for axis, placement in enumerate(tensor.placements):
         size = tensor.device_mesh.size(axis)
+        # Sums over this axis give a column: one rank has it and the others 0, or (Partial) each has a summand. A cut
+        # through another dimension, the batch or the tokens, divides the rows.
         if placement.is_partial() or getattr(placement, "dim", None) == last:
             column_shards *= size
         elif not placement.is_replicate():
@@ -161,6 +173,7 @@ def _last_offset(tensor: Any) -> int:
     for axis, placement in enumerate(tensor.placements):
         if getattr(placement, "dim", None) == tensor.dim() - 1:
             chunk = -(-size // tensor.device_mesh.size(axis))
+            # 5 columns over 4 ranks: chunks of 2, 2, 1 and 0. Without min(), the last would start at column 6.
             start = min(tensor.device_mesh.get_local_rank(axis) * chunk, size)
             offset, size = offset + start, min(chunk, size - start)
     return offset

@@ -32,6 +32,7 @@ class Ghosts:
         self._leaves = {name: _leaf(shape, weight) for name, shape in shapes.items()}
 
         def move(name: str, leaf: Tensor) -> None:
+            # Emptied here, or autograd would add the next pass's sums to these.
             value, leaf.grad = leaf.grad, None
             if value is not None:  # autograd runs the hook of a sum that `reduce` leaves out, too
                 take(name, value)
@@ -48,6 +49,7 @@ class Ghosts:
         """Return the output, through which the backward pass brings ``reduce(gradient, *kept)`` to the leaves."""
         # The model may have moved since the leaves were made.
         leaves = [leaf.to(output.device) for leaf in self._leaves.values()]
+        # The leaves are arguments of their own: autograd does not see tensors inside a tuple.
         attached: Tensor = _Attach.apply(  # type: ignore[no-untyped-call]
             output, reduce, tuple(self._leaves), len(kept), *kept, *leaves
         )
@@ -75,6 +77,7 @@ class GraphNumbers:
         """Set the loss scale. A tensor is kept itself: a GradScaler changes its scale in place."""
         if scale is not None and not isinstance(scale, Tensor):
             scale = torch.full((), scale, dtype=torch.float32, device=like.device)
+        # A view, which shares the memory that the scaler writes its next scale to.
         self.loss_scale = None if scale is None else scale.view(1)
 
 
@@ -99,4 +102,6 @@ class _Attach(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
         parts = ctx.reduce(grad, *ctx.saved_tensors)
+        # One value for each argument of forward: output, reduce, names, kept, then the tensors. The gradient of the
+        # output itself passes through unchanged.
         return grad, None, None, None, *[None] * ctx.kept, *(parts.get(name) for name in ctx.names)

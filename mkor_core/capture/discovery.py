@@ -77,7 +77,7 @@ class Roster:
     def changes(self) -> Changes | None:
         """Return how the layers differ from those at the last call; None, which is found out fast, if they do not."""
         modules = modules_of(self._model)
-        if modules == self._modules:
+        if modules == self._modules:  # modules compare by identity
             return None
         known, self._modules = {*self._modules}, modules
         present = {*modules}
@@ -149,6 +149,7 @@ def unsupported_reason(module: nn.Module) -> str | None:
     name, kind = type(module).__name__, kind_of(module)
     if kind is None:
         return _why_no_layer(module)
+    # Each group multiplies its own channels by its own matrix, so that no single D = G^T X describes the layer.
     if isinstance(module, Convolution) and module.groups > 1:
         return f"{name} with groups={module.groups} > 1"
     # Of a subclass, the forward may be another. A method's __func__ is the function of its class; a function that was
@@ -156,6 +157,7 @@ def unsupported_reason(module: nn.Module) -> str | None:
     functions = ("forward", "_conv_forward") if isinstance(module, Convolution) else ("forward",)
     is_known = all(getattr(getattr(module, key), "__func__", None) is getattr(kind, key) for key in functions)
     weight = module._parameters.get("weight")
+    # Conv1D keeps d_out as nf, and its weight is [d_in, nf]. With any other shape, D would be read the wrong way round.
     if is_transposed(kind) and weight is not None:
         is_known = is_known and weight.shape[1:] == (getattr(module, "nf", None),)
     return None if is_known else f"{name} computes its output in a forward of its own"
@@ -174,6 +176,7 @@ def _why_no_layer(module: nn.Module) -> str:
     }
     if own and not isinstance(module, EMBEDDINGS) and not type(module).__module__.startswith("torch.nn."):
         key, shape = max(own.items(), key=lambda item: prod(item[1]))
+        # Three dimensions are most likely [experts, out, in].
         advice = "; for experts there is mkor_core.ExpertLinear" if len(shape) == 3 and shape[0] > 1 else ""
         return f"{name} uses its {key} {shape} itself, without calling a layer{advice}"
     return f"{name} is no Linear, Conv1d, Conv2d or Conv3d"
@@ -181,6 +184,8 @@ def _why_no_layer(module: nn.Module) -> str:
 
 def _is_small(parameter: nn.Parameter) -> bool:
     """Return whether a parameter is no matrix: empty, a vector of any number of dimensions, or not initialized."""
+    # A class token [1, 1, 768] has no more entries than its longest side, so it is a vector; a scalar has no sides. An
+    # uninitialized parameter is asked first, because its shape and numel() raise errors.
     return isinstance(parameter, UninitializedParameter) or parameter.numel() <= max(parameter.shape, default=1)
 
 
@@ -190,12 +195,14 @@ def _coverage(modules: Mapping[str, nn.Module], layers: Mapping[str, Layer], lef
     for name, module in modules.items():
         for parameter in module.parameters(recurse=False):
             # What a parametrized weight is computed from belongs to a module inside that of the weight.
+            # "fc.parametrizations.weight" counts as "fc".
             holders.setdefault(parameter, []).append(name.partition("parametrizations")[0].removesuffix("."))
     covered = {id(parameter) for layer in layers.values() for parameter in layer.parameters}
     everything, preconditioned = 0, 0
     matrices: dict[str, int] = {}
     for parameter, names in holders.items():
         chosen = [name for name in names if left_out.get(name) != EXCLUDED]
+        # A shared parameter is left out of the count only if every module that holds it is excluded.
         if not parameter.requires_grad or not chosen:
             continue
         if isinstance(parameter, UninitializedParameter):
@@ -213,6 +220,7 @@ def _has_parameters(module: nn.Module) -> bool:
     """Return whether a module has parameters of its own, or had before they were parametrized."""
     if isinstance(module, ParametrizationList):  # holds the parameters of the module that is named instead
         return False
+    # torch.nn.utils.parametrize moves the weight out of _parameters, into a ParametrizationList inside the module.
     return is_parametrized(module) or any(parameter is not None for parameter in module._parameters.values())
 
 
@@ -237,6 +245,8 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
             continue
         if isinstance(parameter, UninitializedParameter):
             return "it is uninitialized: run a forward pass first"
+        # `layers_of` makes a ShardedLayer of every sharded weight, and that one knows nothing of weights that are
+        # transposed (Conv1D of transformers) or that several experts share.
         if is_dtensor(parameter) and (isinstance(module, ExpertLinear) or not isinstance(module, Supported)):
             return f"its {key} is sharded, which {type(module).__name__} does not support"
         if not parameter.is_floating_point():
@@ -245,6 +255,7 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
             return f"its {key} is empty"
         if sharing := [user for user in users[id(parameter)] if user != name]:
             return f"its {key} is shared with {', '.join(sharing)}"
+    # The class of an attention's out_proj. Its forward is never called, so a hook on it would never run.
     if isinstance(module, NonDynamicallyQuantizableLinear):
         return "MultiheadAttention multiplies by its weight itself, without calling it"
     return None
@@ -257,6 +268,7 @@ def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Patte
         if not matches:
             shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
             raise ValueError(f"exclude={shown} matches no module of the model.")
+        # With all that is inside: exclude=model.head leaves out model.head.proj, too.
         excluded.update(inner for module in matches for inner in module.modules())
     return excluded
 
@@ -288,4 +300,6 @@ def _unwrapped_name(model: nn.Module, name: str) -> str:
     """Return a module's name without the prefix of a data-parallel wrapper."""
     if not isinstance(model, DistributedDataParallel | DataParallel):
         return name
+    # The wrapper itself ("") and the model in it ("module") both become "". In a dict by name, filled in the order of
+    # named_modules(), the model takes the wrapper's place.
     return "" if name == "module" else name.removeprefix("module.")

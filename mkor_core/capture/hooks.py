@@ -88,6 +88,7 @@ class Hooks(ABC, Generic[Pending]):
         self._held = 0
         # Whether a forward pass ran since the last gradient.
         self._forward_ran = False
+        # The last pass whose first gradient was seen: a pass starts one micro-batch at most.
         self._counted_pass = 0
         self._versions = None
         self._passes.close()
@@ -106,7 +107,7 @@ class Hooks(ABC, Generic[Pending]):
         Returns:
             The tensor to use in place of the output; None for the output itself.
         """
-        weight = layer.module._parameters.get("weight")
+        weight = layer.module._parameters.get("weight")  # without computing one that is parametrized
         if not (self.enabled and layer.module.training and weight is not None and weight.requires_grad):
             return None
         if layer.weight is None or autograd.in_transform():
@@ -136,7 +137,7 @@ class Hooks(ABC, Generic[Pending]):
             if is_own and autograd.adds_to_grad(weight):
                 with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
                     self._enter_micro_batch()
-                    grad = grad.reshape(shape)
+                    grad = grad.reshape(shape)  # that of a base is [batch * tokens, d]
                     rows, share = (grad, WHOLE) if type(grad) is Tensor else (local(grad), share_of(grad))
                     has_batch = rows.dim() >= layer.batched_dimensions
                     on_gradient(rows if has_batch else layer.with_batch_dimension(rows), share)
@@ -177,6 +178,7 @@ class Hooks(ABC, Generic[Pending]):
             return
         self._counted_pass = self._passes.number
         self._watch_for_step()
+        # A second backward pass through the same forward pass, that of another loss, adds to the same micro-batch.
         if self._micro_batch < 0 or self._forward_ran or compiled:
             self._micro_batch += 1
             self._held += 1
@@ -195,6 +197,7 @@ class Hooks(ABC, Generic[Pending]):
         if self._versions is None:
             return
         self._versions.add(
+            # In-place writes, such as an optimizer's step, raise a tensor's version, and so this sum.
             sum(weight._version for layer in self._layers.values() if (weight := layer.weight) is not None)
         )
         if len(self._versions) > FORGOTTEN:
@@ -247,7 +250,7 @@ class _ForwardHook:
     ) -> Tensor | None:
         if self._on_forward is None:
             return None
-        return self._on_forward(args[0] if args else next(iter(kwargs.values())), output)
+        return self._on_forward(args[0] if args else next(iter(kwargs.values())), output)  # kwargs: layer(input=x)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _ForwardHook:
         message = "A copy of a model under a Preconditioner is not preconditioned: make a new Preconditioner for it."

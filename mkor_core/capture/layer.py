@@ -68,7 +68,7 @@ class Layer:
         """Whether the sum of the input rows is that of all inputs, so that layers called with one tensor share it."""
         self.batched_dimensions = 2 + self._axes
         """The least number of dimensions of an input with a batch dimension."""
-        self.d_out, *columns = self._part(module.weight).shape
+        self.d_out, *columns = self._part(module.weight).shape  # of a Conv2d [d_out, C, kh, kw]
         self.d_w = torch.Size(columns).numel()
         """Columns of the weight's part of D."""
         self.d_in = self.d_w + self.has_bias
@@ -129,7 +129,7 @@ class Layer:
             rows = self.d_out if self.block is None else self.block.rows[1] - self.block.rows[0]
             return torch.zeros(rows, dtype=wide_dtype(weight.dtype), device=weight.device)
         own: Tensor = grad if self.block is None else local(grad)
-        gradient = self._part(own.to_dense()).to(wide_dtype(own.dtype))
+        gradient = self._part(own.to_dense()).to(wide_dtype(own.dtype))  # a dense one is not copied
         return gradient if scale is None else gradient / scale
 
     def has_gradient(self) -> bool:
@@ -137,7 +137,7 @@ class Layer:
         grad = self.known[0].grad
         if grad is None or grad.layout != torch.strided:
             return False
-        grad = self.known[-1].grad
+        grad = self.known[-1].grad  # the bias's, or the weight's again if D has no column for a bias
         return grad is None or grad.layout == torch.strided
 
     def has_sparse_gradient(self) -> bool:
@@ -169,12 +169,12 @@ class Layer:
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return D, given the gradients of the weight and, if it has a column, of the bias."""
-        weight = parts[0].flatten(1)
+        weight = parts[0].flatten(1)  # [d_out, d_w]
         dtype = wide_dtype(weight.dtype)
         if not self.has_bias:
             return weight.to(dtype)
         # Rows of d_in + 1 numbers would not start where a GPU loads wide words: they are a multiple of 16 bytes apart.
-        width = -(-self.d_in * dtype.itemsize // 16) * 16 // dtype.itemsize
+        width = -(-self.d_in * dtype.itemsize // 16) * 16 // dtype.itemsize  # 1025 in float32 -> 1028
         matrix = weight.new_zeros(self.d_out, width, dtype=dtype)[:, : self.d_in]
         matrix[:, :-1] = weight
         matrix[:, -1] = parts[1]
@@ -191,7 +191,7 @@ class Layer:
         They have the shapes of `gradient_parts`.
         """
         shapes = [self._part(parameter).shape for parameter in self.parameters]
-        parts = matrix.split([shape[1:].numel() for shape in shapes], 1)
+        parts = matrix.split([shape[1:].numel() for shape in shapes], 1)  # 1 column for a bias [d_out]
         return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
     def locations(self, output: Tensor) -> int:
@@ -232,7 +232,7 @@ class Layer:
         assert isinstance(self.module, Convolution)
         # Taking patches is linear in the images, so the images can be summed first.
         image = images.sum(0, keepdim=True, dtype=wide_dtype(images.dtype))
-        return _patches(self.module, image).sum((0, *range(2, 2 + self._axes))).flatten()
+        return _patches(self.module, image).sum((0, *range(2, 2 + self._axes))).flatten()  # [C, kh, kw] -> [d_w]
 
     def gradient_sum(self, grad: Tensor) -> Tensor:
         """Return the sum of the rows of G ``[d_out]`` in `wide_dtype`."""
@@ -255,7 +255,7 @@ class ShardedLayer(Layer):
 
     def __init__(self, name: str, module: Supported) -> None:
         self._shards: dict[str, Any] = {key: value for key, value in module._parameters.items() if is_dtensor(value)}
-        super().__init__(name, module)
+        super().__init__(name, module)  # reads the parameters, so the shards must be known
         block = block_of(name, module.weight, module.bias if self.has_bias else None)
         assert block is not None
         self.block = block
@@ -289,7 +289,7 @@ class ShardedLayer(Layer):
         rows = self.bias_gradient(scale)
         part = rows.new_zeros(self.d_out)
         # Ranks that hold the same rows all add them.
-        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)
+        part[slice(*self.block.rows)] = rows * (self.block.row_shards / ranks)  # 2 blocks, 8 ranks: a quarter each
         return part
 
     def place_gradients(self) -> None:
@@ -320,11 +320,11 @@ class ExpertLayer(Layer):
 
     @override
     def _part(self, tensor: Tensor) -> Tensor:
-        return tensor[self._expert]
+        return tensor[self._expert]  # [experts, d_out, d_in] -> [d_out, d_in]; a bias: [d_out]
 
     @override
     def batch_size(self, inputs: Tensor) -> int:
-        return inputs.shape[1]
+        return inputs.shape[1]  # inputs: [experts, rows, d_in]
 
     @override
     def with_batch_dimension(self, tensor: Tensor) -> Tensor:
@@ -348,7 +348,7 @@ def layers_of(name: str, module: Supported) -> dict[str, Layer]:
 
 def modules_of(model: nn.Module) -> list[nn.Module]:
     """Return each module of a model once; faster than ``modules()``, which makes names of them, too."""
-    found: dict[nn.Module, None] = {}
+    found: dict[nn.Module, None] = {}  # a set that keeps the order, so that two results can be compared
     waiting: list[nn.Module | None] = [model]
     while waiting:
         module = waiting.pop()
@@ -368,12 +368,12 @@ def _patches(module: Convolution, images: Tensor) -> Tensor:
     for axis in reversed(axes):
         if isinstance(module.padding, str):  # "same" or "valid"
             total = module.dilation[axis] * (module.kernel_size[axis] - 1) if module.padding == "same" else 0
-            margins += [total // 2, total - total // 2]
+            margins += [total // 2, total - total // 2]  # of an odd total, torch pads the end by one more
         else:
             margins += [module.padding[axis]] * 2
     if any(margins):
         images = F.pad(images, margins, "constant" if module.padding_mode == "zeros" else module.padding_mode)
-    for axis in axes:
-        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1
+    for axis in axes:  # [batch, C, h, w] -> [batch, C, out h, w, kh] -> [batch, C, out h, out w, kh, kw]
+        reach = module.dilation[axis] * (module.kernel_size[axis] - 1) + 1  # 5 for 3 entries that lie 2 apart
         images = images.unfold(2 + axis, reach, module.stride[axis])[..., :: module.dilation[axis]]
     return images

@@ -38,22 +38,27 @@ class LossHistory:
         self._micro_batch_losses: dict[str, deque[Tensor | float]] = defaultdict(lambda: deque(maxlen=micro_batches))
         self._sum: Tensor | float = 0.0
         self._steps = 0
+        # The last record: its steps, and its mean on the way to the host.
         self._last: tuple[int, DeferredScalar] | None = None
         self._handle = model.register_forward_hook(_OutputHook(self))
 
     def put(self, source: str, loss: Tensor | float) -> None:
         """Add a micro-batch's loss from one of `SOURCES`."""
+        # Detached, or the losses would keep their graphs in memory until the step.
         self._micro_batch_losses[source].append(whole(loss.detach()) if isinstance(loss, Tensor) else loss)
 
     def take(self, like: Tensor) -> Tensor:
         """End a step; return the mean loss since the last record, on the device of ``like``; NaN if there is none."""
+        # Only one source a step: a closure usually returns the loss that the model's output has, too.
         source = next((name for name in self.SOURCES if name in self._micro_batch_losses), None)
         if source is not None:
             losses = self._micro_batch_losses[source]
+            # A tensor stays on the device: no value is read here.
             self._sum = self._sum + sum(losses) / len(losses)
             self._steps += 1
             self.has_loss = True
         self._micro_batch_losses.clear()
+        # NaN stands for no loss: a tensor is returned in any case, since all ranks take part in the average.
         mean = self._sum / self._steps if self._steps else torch.nan
         dtype = wide_dtype(like.dtype)
         if isinstance(mean, Tensor):
@@ -67,7 +72,7 @@ class LossHistory:
         """
         self._settle()
         assert mean is not None
-        self._last = None if mean.is_meta else (self._steps, DeferredScalar(mean))
+        self._last = None if mean.is_meta else (self._steps, DeferredScalar(mean))  # meta: no value
         self._sum, self._steps = 0.0, 0
 
     def warn_of_none(self, method: str, step: int) -> None:
@@ -93,11 +98,13 @@ class LossHistory:
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain numbers."""
         self._settle()
+        # The last record is in the history by now. float() makes the host wait, which a checkpoint may.
         return {"history": list(self.history), "sum": float(self._sum), "steps": self._steps}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.history = [(steps, loss) for steps, loss in state["history"]]
+        # The history may be empty although there were losses: none is recorded yet, or none was finite.
         self.has_loss = bool(self.history) or state["steps"] > 0
         self._sum, self._steps, self._last = state["sum"], state["steps"], None
 
@@ -117,6 +124,7 @@ class _OutputHook:
         self._history = history
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        # An output of transformers is a Mapping. Losses of an evaluation, in eval mode, do not count.
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         if self._history is not None and module.training and isinstance(loss, Tensor):
             self._history.put("output.loss", loss)

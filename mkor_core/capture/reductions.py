@@ -27,6 +27,7 @@ Cut = Callable[[int, float, Tensor], Tensor]
 def add_parts(total: Parts, parts: Parts) -> None:
     """Add sums to a total, in which some of them may still be missing. No tensor is changed in place."""
     for name, value in parts.items():
+        # Not +=: the first value becomes the total, and layers called with the same input share it (q, k and v).
         total[name] = total[name] + value if name in total else value
 
 
@@ -43,6 +44,7 @@ def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
 def loss_scale(source: Any) -> Scale:
     """Return the scale by which losses are multiplied now; source: a number, a ``GradScaler`` or a callable."""
     if isinstance(source, torch.amp.GradScaler):  # whose get_scale() would wait for the device
+        # A GradScaler makes the tensor of its scale only when it scales its first loss.
         return (source._init_scale if source._scale is None else source._scale) if source.is_enabled() else None
     scale: Tensor | float = source() if callable(source) else source
     return scale if callable(source) or scale != 1.0 else None
@@ -64,7 +66,8 @@ the first ones whether it does; None: all."""
 def first_examples(tensor: Tensor, taken: Taken) -> Tensor:
     """Return the first examples of a tensor ``[batch, ...]``, with zeros in those that do not count."""
     if not isinstance(taken, Tensor):
-        return tensor[:taken]
+        return tensor[:taken]  # [:None] takes all
+    # Selected, not multiplied by 0: a NaN in an example that does not count would stay a NaN.
     return torch.where(taken.view(-1, *[1] * (tensor.dim() - 1)), tensor[: len(taken)], 0)
 
 
@@ -93,6 +96,8 @@ def input_vector(
         Conv2d; in `wide_dtype`.
     """
     inputs = first_examples(inputs, taken)
+    # The vector is filled with the number, then the sum of the rows is written over its first d_w entries. With a
+    # bias, the number behind them is also the sum of the ones in X's last column.
     number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
     if cut is None:
         vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
@@ -111,9 +116,12 @@ def input_vector(
     else:
         torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=part)
     if share.column_shards > 1:
+        # A column is on one of column_shards ranks, the number of rows on all of them. This factor makes one weight
+        # right for both.
         part.mul_(share.column_shards)
     if share.weight != 1:
         vector.mul_(share.weight)
+    # Of a Conv2d, the number so far is that of examples; each has a row for every location.
     return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
 
 
@@ -148,7 +156,7 @@ def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts
     x, g = layer.patches(inputs.to(dtype)), layer.gradient_rows(grad.to(dtype))
     # Not a scalar: torch.compile would make one on a CPU, as an input of the graph, a number of Python's.
     number = torch.full((1,), x.shape[0], dtype=dtype, device=x.device)
-    moment = x.T @ x
+    moment = x.T @ x  # [d_w, d_w]
     if layer.has_bias:  # what a column of ones adds; to append it would copy the rows
         bordered = moment.new_empty(layer.d_in, layer.d_in)
         bordered[:-1, :-1] = moment
@@ -156,6 +164,7 @@ def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts
         bordered[-1, -1:] = number
         moment = bordered
     gradients = g.T @ g
+    # Both factors of x x^T are rows that are divided by the number of locations; so are those of g g^T.
     if locations != 1:
         moment, gradients = moment / locations**2, gradients / locations**2
     return {"x": moment, "g": gradients, "number": number}

@@ -46,7 +46,7 @@ class RowCapture(Hooks[list[Rows]]):
 
     def take_rows(self) -> dict[str, list[Rows]]:
         """Return and forget the rows of every layer that took part in this step, by name and call."""
-        taken = {name: rows for name, rows in self._pending.items() if rows}
+        taken = {name: rows for name, rows in self._pending.items() if rows}  # no rows: empty micro-batches
         self.drop()
         return taken
 
@@ -65,6 +65,7 @@ class RowCapture(Hooks[list[Rows]]):
             rows = self._pending.setdefault(layer.name, [])
             if grad.numel() == 0:  # an empty micro-batch
                 return
+            # Under autocast the gradient is narrower than the parameters.
             dtype = torch.promote_types(wide_dtype(grad.dtype), layer.parameters[0].dtype)
             g = layer.gradient_rows(grad.to(dtype))
             scale = divisor(self._shares, self._grad_scale)

@@ -39,6 +39,8 @@ class Captured(NamedTuple):
     Of a stack of L layers, each has a leading dimension ``[L]``.
     """
 
+    # Of a Linear with 4 inputs and a bias, called with [2, 3, 4], MEAN is the sum of 6 rows of 5 numbers: x is [5] and
+    # ends with 6, the sum of the ones for the bias, and number is 6.
     x: Tensor
     g: Tensor
     number: Tensor
@@ -48,6 +50,7 @@ class Captured(NamedTuple):
 
     def is_finite(self) -> Tensor:
         """Return whether all entries are finite, as a boolean scalar on the device."""
+        # A NaN or infinite entry makes its sum NaN or infinite. Large finite entries whose sum overflows fail, too.
         return (self.x.sum() + self.g.sum()).isfinite()
 
 
@@ -82,6 +85,7 @@ class Statistic:
     """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
     sides: Literal["both", "input"] = "both"
     """``input`` takes the means of input rows only."""
+    # Over 4 data-parallel ranks, a row of a rank's own mean loss is 4 times the row of the global mean loss.
     of_rank: bool = False
     """Whether gradient rows belong to each rank's own mean loss, not to the global mean loss."""
     norms: bool = False
@@ -94,6 +98,7 @@ class Statistic:
     """Of ROWS: the shapes of what `condense` returns, which ranks add up; None: they join the rows that it returns."""
 
     def __post_init__(self) -> None:
+        # What the other kinds do not use must have its default, so that it is not ignored silently.
         if self.kind != "mean" and (self.clamp, self.examples, self.sides) != (None, None, "both"):
             raise ValueError(f"{self}: clamp, examples and sides are for means.")
         if self.kind != "rows" and (self.condense, self.shapes) != (None, None):
@@ -121,6 +126,7 @@ class Statistic:
 
     def without_functions(self) -> Self:
         """Return the statistic without `condense` and `shapes`, to be compared with another."""
+        # They are often bound methods of a Method, and those of two instances never compare equal.
         return replace(self, condense=None, shapes=None)
 
     @property
@@ -131,12 +137,16 @@ class Statistic:
     @property
     def is_linear(self) -> bool:
         """Whether the statistic is linear in the gradients, so that passes through one forward pass add up."""
+        # Gradients g1 and g2 of two passes for one row count as g1 + g2, but (g1 + g2)(g1 + g2)^T is not the sum of
+        # g1 g1^T and g2 g2^T, nor is a clamped sum the sum of clamped ones.
         return self.kind != "moment" and self.clamp is None
 
     def sums_gradients(self, layer: Layer) -> bool:
         """Return whether the hooks sum a layer's gradient rows; if not, its bias's gradient is their sum."""
         if self.kind != "mean":
             return True
+        # db is the sum of all rows of G, and autograd has computed it. It is of no use if rows are changed or left out
+        # before the sum.
         by_bias = self.clamp is None and self.examples is None and layer.bias_is_trained
         return self.sides == "both" and not by_bias
 
@@ -144,9 +154,9 @@ class Statistic:
         """Return the shapes of x and g that ranks add up for a layer; not of rows that they join."""
         match self.kind:
             case "mean":
-                return (shape.d_in,), (shape.d_out,)
+                return (shape.d_in,), (shape.d_out,)  # sums of the rows of X and of G
             case "moment":
-                return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)
+                return (shape.d_in, shape.d_in), (shape.d_out, shape.d_out)  # X^T X and G^T G
             case "rows":
                 assert self.shapes is not None
                 return self.shapes(shape)
@@ -159,6 +169,7 @@ ROWS = Statistic("rows")
 
 def join_rows(rows: list[Rows], _: int = 0) -> Captured:
     """Return the rows of all calls, a Conv2d's averaged over its locations, and their number."""
+    # A Conv2d's [examples * locations, d] become [examples, d], so that len(x) is the multiplicity.
     x = torch.cat([average_locations(part.x, part.locations) for part in rows])
     g = torch.cat([average_locations(part.g, part.locations) for part in rows])
     return Captured(x, g, torch.full((), len(x), dtype=x.dtype, device=x.device))
@@ -176,11 +187,13 @@ class Sums(NamedTuple):
     and loss scales have gone into already: then ``g = bias.grad / locations``. Also None if no method needs it."""
     number: Tensor
     """Scalar. For MEAN a view of the vector that x is a view of, whose last entry it is if the layer has a bias."""
+    # On average, because a Conv2d may be called with images of different sizes in one step.
     locations: Tensor | float = 1.0
     """What g must still be divided by, output locations of an example on average: a scalar tensor for a Conv2d whose g
     is the gradient of its bias, otherwise 1.0."""
 
     def complete(self, bias_gradient: Tensor) -> Captured:
         """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
+        # The gradient of a Conv2d's bias adds up all locations; the division turns their sum into their mean.
         g = bias_gradient if self.g is None else self.g
         return Captured(self.x, g / self.locations if isinstance(self.locations, Tensor) else g, self.number)

@@ -52,7 +52,7 @@ class PendingSums:
         """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
         if self.batch:
             rows = self.batch["number"]
-            x, g = (self.batch[side] / rows for side in "xg")
+            x, g = (self.batch[side] / rows for side in "xg")  # [d_in, d_in], [d_out, d_out]
             add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
             self.batch = {}
 
@@ -72,7 +72,7 @@ class Vectors:
         free = self.free.get(key)
         if free is None or len(free) < length:
             free = torch.full((max(self._size, length),), number, dtype=dtype, device=like.device)
-        vector, self.free[key] = free[:length], free[length:]
+        vector, self.free[key] = free[:length], free[length:]  # views, which start no kernel
         return vector
 
 
@@ -158,7 +158,7 @@ class Capture(Hooks[PendingSums]):
             if pending.total:
                 taken[name] = self._sums(self._layers[name], pending.total)
         self.drop()
-        self._make_ghosts()
+        self._make_ghosts()  # before the next forward pass: the model may have moved
         return taken
 
     @override
@@ -202,7 +202,7 @@ class Capture(Hooks[PendingSums]):
             parts = self._reduced(call, kept, grad, examples, scale, self._share(share))
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
             if came_before and self._statistic.is_linear:
-                del parts["x"]
+                del parts["x"]  # the first pass has added it
             elif came_before:
                 self._warn(
                     "Two backward passes went through one forward pass. Their gradient rows count as those of two "
@@ -217,7 +217,7 @@ class Capture(Hooks[PendingSums]):
         statistic, last = self._statistic, self._last_sum
         taken = None if statistic.examples is None else self._examples_taken(layer.batch_size(inputs))
         if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
-            rows = inputs.detach() if inputs.dim() > 1 else inputs.detach()[None]
+            rows = inputs.detach() if inputs.dim() > 1 else inputs.detach()[None]  # [d_in] -> [1, d_in]
             rows = rows if taken is None else rows[:taken]
             d_w, axes = rows.shape[-1], tuple(range(rows.dim() - 1))
             vector = self._vectors.cut(d_w + 1, rows.shape[:-1].numel(), rows)
@@ -239,7 +239,7 @@ class Capture(Hooks[PendingSums]):
                 return
             total = pending.total
             if not came_before:
-                total["x"] = total["x"] + vector if "x" in total else vector
+                total["x"] = total["x"] + vector if "x" in total else vector  # not in place: it is shared
             if sums_gradients:
                 self._add(pending, {"g": layer.gradient_sum(grad[:taken])})
 
@@ -300,7 +300,7 @@ class Capture(Hooks[PendingSums]):
         return next(iter(self._layers.values())).module.weight
 
     def _add(self, pending: PendingSums, parts: Parts) -> None:
-        is_moment = self._statistic.kind == "moment"
+        is_moment = self._statistic.kind == "moment"  # G^T G has the divisor in both factors
         if "g" in parts and (scale := divisor(self._shares, self._grad_scale)) is not None:
             parts = {**parts, "g": parts["g"] / (scale * scale if is_moment else scale)}
         add_parts(pending.batch if is_moment else pending.total, parts)
@@ -330,7 +330,7 @@ class Capture(Hooks[PendingSums]):
         layer, locations, sums_gradients, _ = call
         if self._statistic.kind == "moment":
             return moments(layer, kept, grad, locations)
-        if not sums_gradients:
+        if not sums_gradients:  # the gradient of the bias is their sum, or g is not needed
             return {"x": kept}
         limit: Tensor | float | None = self._statistic.clamp
         if limit is not None:
@@ -360,7 +360,7 @@ class Capture(Hooks[PendingSums]):
         if examples is None or micro_batch is None:
             return None
         first = (self._place * self._micro_batches + micro_batch.to(device)) * batch
-        return torch.arange(min(batch, examples), device=device) + first < examples
+        return torch.arange(min(batch, examples), device=device) + first < examples  # [min(batch, examples)]
 
     def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a call's sums."""
@@ -376,6 +376,6 @@ class Capture(Hooks[PendingSums]):
         g = None if g is None else g.to(weight.device, dtype)
         if self._statistic.kind == "moment":
             return Sums(x, g, total["number"].to(weight.device, dtype)[0])
-        number = x[layer.d_w]
-        locations = mean_locations(x[-1], number) if g is None and layer.is_convolution else 1.0
+        number = x[layer.d_w]  # with a bias, also the last entry of x[: layer.d_in]
+        locations = mean_locations(x[-1], number) if g is None and layer.is_convolution else 1.0  # x[-1] counts rows
         return Sums(x[: layer.d_in], g, number, locations)

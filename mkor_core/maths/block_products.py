@@ -25,9 +25,12 @@ class BlockProducts(NamedTuple):
 def block_products(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, block: Cut) -> BlockProducts:
     """Return the products of a block of D; the columns of U_L and U_R are those of the block."""
     counted = counted_part(grad, block)
+    # D U_R is the weight's columns times U_R's first rows, plus the bias's column times its last. A rank that does not
+    # count the bias leaves that last row out.
     outer = counted.right_product(right.rows if counted.bias is not None or grad.bias is None else right.rows[..., :-1])
     if left is None:
         return BlockProducts(outer, None, None)
+    # With rows or columns alone divided, R follows from the sum of Q or of P: see `precondition_block_`.
     inner = left.rows @ outer if block.row_groups and block.column_groups else None
     return BlockProducts(outer, grad.left_product(left.rows), inner)
 
@@ -55,11 +58,14 @@ def precondition_block_(
     if left is not None:
         assert sums.across is not None
         if inner is None:
+            # Columns are divided: this rank has all rows of Q, and R = U_L^T Q. Rows are divided: R = P U_R.
             inner = left.rows @ sums.outer if block.column_groups else sums.across.right_product(right.rows)
         # What is not finite in D, U_L or U_R is not finite in R, which all ranks have: they decide alike.
         scale, total = left.scale * scale, inner.sum((-2, -1)) + left.weights.sum(-1)
+    # One sum for all: it is finite only if every term is.
     usable = (total + right.weights.sum(-1) + scale).isfinite()
     columns, rows = removed_factors(left, right, grad.bias is not None, sums.outer, sums.across, inner)
+    # A block that stays as it is gets the scale 1: its own may be infinite or NaN.
     combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
 
 

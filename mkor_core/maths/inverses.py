@@ -47,6 +47,8 @@ class Rule:
     @cached_property
     def fold_period(self) -> int:
         """A number of updates in which a dense factor's c changes by at most a factor of a million."""
+        # An update multiplies c by a number between gamma zeta and 1 / (gamma zeta). With gamma = 0.9 and zeta = 0.8,
+        # these are 0.72 and 1.39, and 42 updates stay within a factor of a million.
         most = -math.log(self.decay * self.blend)
         return max(1, int(math.log(1e6) / most))
 
@@ -57,6 +59,7 @@ class Rule:
         entry is not positive. Only half-precision rounding causes that; left alone the entry grows without bound.
         """
         acts = (diagonal.amax(-1) > self.threshold) | (diagonal.amin(-1) <= 0)
+        # Zeta where the stabilizer acts, otherwise 1; the host does not know where.
         weight = 1 - (1 - self.blend) * acts.to(diagonal.dtype)
         if self.name == "released":
             weight = weight * self.decay  # A4 blends with the identity too: two blends are one
@@ -75,6 +78,8 @@ class Rule:
             return torch.where(quadratic.isfinite(), torch.where(quadratic > 0, weight, 0), torch.nan)
         ratio = (1 - gamma) / gamma
         # (gamma J'^-1 + (1 - gamma) v v^T)^-1 for A3, (J'^-1 + v v^T)^-1 for A4
+        # By Sherman and Morrison: J' / gamma - (ratio / gamma) / (1 + ratio q) (J' v)(J' v)^T for A3, and for A4
+        # J' - 1 / (1 + q) (J' v)(J' v)^T, where q is v^T J' v.
         scale, share = (ratio / gamma, ratio) if self.name == "sherman_morrison" else (1.0, 1.0)
         return torch.where(quadratic > 0, -scale / (1 + share * quadratic), 0)
 
@@ -96,10 +101,11 @@ class DenseInverse(NamedTuple):
 
         number: that of the update (from 0), which decides when c is multiplied into K.
         """
+        # Where accept is false, all that follows multiplies c and K by 1 and adds 0 to them.
         if number % rule.fold_period == 0:
             self._fold_(accept)
         # J' = b c K + (1 - b) I = c' (K + (1 - b) / c' I) with c' = b c
-        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)
+        diagonal = self.matrix.diagonal(dim1=-2, dim2=-1)  # a view: to add to it changes K
         blend = rule.blend_weight(self.scale[..., None] * diagonal, accept)
         scale = self.scale * blend
         diagonal.add_(((1 - blend) / scale)[..., None])
@@ -112,6 +118,7 @@ class DenseInverse(NamedTuple):
     def add_(self, vector: Tensor, weight: float, accept: Tensor | None = None) -> None:
         """Make J the inverse of ``J^-1 + weight v v^T``: a further rank of an update. O(d^2)."""
         projected, quadratic = self._projected(vector, self.scale, accept)
+        # J - weight / (1 + weight v^T J v) (J v)(J v)^T, with J v = c K v; then divided by c, which K does not contain.
         change = torch.where(quadratic > 0, -weight / (1 + weight * quadratic), 0)
         self._add_(projected, change * self.scale, -1)
 
@@ -172,6 +179,7 @@ class WindowedInverse(NamedTuple):
         # J = gain J' + weight (J' v)(J' v)^T: J' v is the new column
         vector = _masked(vector, accept)
         projected = scale[..., None] * vector - matvec(self.rows.mT, weights * matvec(self.rows, vector))
+        # U diag(s) U^T is subtracted, so s has the opposite sign of the rule's weight.
         weight = -rule.weight(dot(vector, projected))
         gain = rule.gain if accept is None else torch.where(accept, torch.full_like(scale, rule.gain), 1)
         self.scale.copy_(scale * gain)
@@ -188,11 +196,13 @@ class WindowedInverse(NamedTuple):
     def is_full(self, number: int) -> bool:
         """Return whether all w rows are in use before an update (from 0)."""
         window, kept = self._sizes()
+        # Of w = 8 rows a truncation keeps 4: the window is full before updates 8, 12, 16, ...
         return number >= window and (number - window) % (window - kept) == 0
 
     def slot(self, number: int) -> int:
         """Return the row that an update (from 0) writes."""
         window, kept = self._sizes()
+        # With w = 8, updates 0 to 7 write rows 0 to 7, then updates 8 to 11 rows 4 to 7, updates 12 to 15 the same.
         return number if number < window else kept + (number - window) % (window - kept)
 
     def truncate_(self, gram: Tensor, accept: Tensor | None = None) -> None:
@@ -204,11 +214,13 @@ class WindowedInverse(NamedTuple):
         if gram.is_meta:  # a device without values has no host that could decompose them
             values, vectors = torch.empty_like(gram[..., 0]), torch.empty_like(gram)
         else:
+            # eigh raises an error for a NaN. The factor still becomes NaN: `truncated` multiplies by its rows.
             on_host = gram.cpu().nan_to_num(0, 0, 0)
             values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
         new = linalg.truncated(self.rows, self.weights, values, vectors, self._sizes()[1])
         for tensor, value in zip((self.rows, self.weights, self.dropped), new, strict=True):
             if accept is not None:
+                # accept [L] as [L, 1, 1] for rows [L, w, d], as [L, 1] for weights.
                 value = torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor)
             tensor.copy_(value)
 
@@ -254,7 +266,7 @@ def identity(
 
 def state_of(inverse: Inverse, name: str) -> dict[str, Tensor]:
     """Return the tensors under which a layer's state keeps the factor ``name``: ``left``, ``left_scale``, ..."""
-    matrix, *others = inverse._fields
+    matrix, *others = inverse._fields  # matrix, scale; or rows, weights, scale, dropped
     return {name: getattr(inverse, matrix), **{f"{name}_{field}": getattr(inverse, field) for field in others}}
 
 
@@ -302,4 +314,5 @@ def add_outer_(matrix: Tensor, vector: Tensor, sign: int) -> None:
         for m, v in zip(matrix, vector, strict=True):
             m.addr_(v, v, alpha=sign)
     else:
+        # There is no addr_ for a stack. This broadcasts [L, d, 1] and [L, 1, d] within one kernel.
         matrix.addcmul_(vector[..., :, None], vector[..., None, :], value=sign)

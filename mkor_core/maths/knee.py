@@ -27,10 +27,13 @@ def is_knee(curve: Sequence[tuple[int, float]], beta: float, *, rising: bool = F
         beta: the fraction of the mean improvement below which the curve is past its knee.
         rising: whether the value should rise (an accuracy) rather than fall (a loss).
     """
+    # Two points have one improvement, which is both r and m.
     if len(curve) < 3:
         return False
+    # A loss is negated, so that an improvement is positive in either case.
     gains = [(steps, value if rising else -value) for steps, value in curve]
     # The average starts at 0; dividing by norm, the same average of ones, corrects for that.
+    # Losses 3, 2 and 1.5, one step apart, improve by 1 and 0.5: r = (0.09 + 0.05) / (0.09 + 0.1) = 0.74 and m = 0.75.
     rate = norm = 0.0
     for (_, before), (steps, gain) in pairwise(gains):
         improvement = (gain - before) / steps
@@ -67,6 +70,7 @@ class KneePointScheduler(LRScheduler):
         self.patience = patience
         self.rising = rising
         self.curve: list[tuple[int, float]] = []
+        # Set before super().__init__, which calls step() once without a value.
         self._lower = False
         super().__init__(optimizer)
 
@@ -77,9 +81,11 @@ class KneePointScheduler(LRScheduler):
             self._lower = len(self.curve) > self.patience and is_knee(self.curve, self.beta, rising=self.rising)
         super().step()
         if self._lower:
+            # The value at the knee is the first point of the next curve.
             self.curve = self.curve[-1:]
             self._lower = False
 
     def get_lr(self) -> list[float | Any]:
         """Return the rates of the parameter groups after this step."""
+        # From the present rates, not the initial ones: factors multiply from knee to knee.
         return [group["lr"] * (self.factor if self._lower else 1.0) for group in self.optimizer.param_groups]

@@ -23,7 +23,7 @@ def aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> T
     A factor of d_in = 1024 inputs and a bias has 1025 columns; its rows are 1028 numbers apart in float32.
     """
     *leading, columns = shape
-    step = max(1, ALIGNMENT // dtype.itemsize)
+    step = max(1, ALIGNMENT // dtype.itemsize)  # 4 numbers in float32, 8 in bfloat16
     wide = torch.zeros(*leading, -(-columns // step) * step, dtype=dtype, device=device)
     return wide.narrow(-1, 0, columns)
 
@@ -43,6 +43,8 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 def rescale(update: Tensor, grad: Tensor) -> Tensor:
     """Return V with the Frobenius norm of D, ``V ||D||_F / ||V||_F``; D itself for a zero or non-finite V (A5)."""
     norm = torch.linalg.vector_norm(update)
+    # Not an if, for which the host would wait. Both arguments of where() are computed: for V = 0 the first is NaN,
+    # and where() does not take it.
     usable = torch.isfinite(norm) & (norm > 0)
     return torch.where(usable, update * (torch.linalg.vector_norm(grad) / norm), grad)
 
@@ -55,6 +57,7 @@ def finite_or_gradient(update: Tensor, grad: Tensor) -> Tensor:
 def window_gram(rows: Tensor, weights: Tensor) -> Tensor:
     """Return ``A^T A`` ``[..., w, w]`` in float64, ``A = U |s|^(1/2)``; rows: ``U^T`` ``[..., w, d]``, weights: s."""
     scaled = rows * weights.abs().sqrt()[..., None]
+    # A^T A [w, w] has the nonzero eigenvalues of A A^T [d, d], and [32, 32] is faster to decompose than [1024, 1024].
     return (scaled @ scaled.mT).to(torch.float64)
 
 
@@ -78,8 +81,11 @@ def truncated(
     """
     unused = weights.shape[-1] - rank
     scaled = rows * weights.abs().sqrt()[..., None]
+    # Ascending, so the last `rank` are the largest. Rounding may have made an eigenvalue of 0 negative.
     kept, basis = values[..., unused:].clamp(min=0), vectors[..., :, unused:]
+    # rsqrt(inf) = 0: what has no eigenvalue becomes a row of zeros, not of NaN.
     root = torch.where(kept > 0, kept, torch.inf).rsqrt()
+    # The row of an eigenpair is lambda^(-1/2) q^T A^T: [rank, w] times [w, d].
     new_rows = (basis * root[..., None, :]).mT.to(rows.dtype) @ scaled
     new_weights = torch.where(weights.sum(-1, keepdim=True) < 0, -kept, kept).to(weights.dtype)
     dropped = values[..., unused - 1].clamp(min=0).to(weights.dtype)
@@ -93,6 +99,7 @@ def test_matrix(dimension: int, width: int, step: int) -> Tensor:
     It depends only on its shape and the step, so that the sketches of all ranks and micro-batches add up. It is drawn
     on the CPU in float64 to be the same for every device.
     """
+    # Callers share the cached matrix, so they must not change it.
     generator = torch.Generator().manual_seed(step)
     matrix = torch.randn(dimension, width, generator=generator, dtype=torch.float64)
     orthonormal: Tensor = torch.linalg.qr(matrix).Q
@@ -122,6 +129,8 @@ def leading_directions(moment_sketch: Tensor, test: Tensor, rank: int) -> Tensor
     core = test.T @ shifted
     values, basis = torch.linalg.eigh((core + core.T) / 2)
     root = basis * torch.where(values > shift, values, torch.inf).rsqrt()
+    # With B = Y root, the approximation is B B^T: B's left singular vectors are its eigenvectors, the squares of B's
+    # singular values its eigenvalues.
     vectors, singular, _ = torch.linalg.svd(shifted @ root, full_matrices=False)
     energies = (singular.square() - shift).clamp(min=0)
     directions = torch.where(finite, vectors[:, :rank] * energies[:rank].sqrt(), torch.nan)

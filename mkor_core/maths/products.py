@@ -78,6 +78,7 @@ class Gradient(NamedTuple):
         """Return ``D U`` ``[..., d_out, w]``; rows: ``U^T`` ``[..., w, d_in]``."""
         if self.bias is None:
             return self.weight @ rows.mT
+        # rows[..., -1] belongs to the bias: [..., d_out, 1] times [..., 1, w] is its share of the product.
         return self.weight @ rows[..., :-1].mT + self.bias[..., :, None] * rows[..., None, :, -1]
 
     def gram(self) -> Tensor:
@@ -95,6 +96,7 @@ class Gradient(NamedTuple):
     def combine_rank_one_(self, scale: Tensor, column: Tensor, row: Tensor) -> None:
         """Replace D by ``scale D - column row^T``; scale: ``[...]``, column: ``[..., d_out]``, row: ``[..., d_in]``."""
         columns = row if self.bias is None else row[..., :-1]
+        # addr_ scales and subtracts in one call, but beta must be a number, for which a GPU would make the host wait.
         if _on_host(self):
             self.weight.addr_(column, columns, beta=_numbers(scale)[0], alpha=-1)
         else:
@@ -145,11 +147,13 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         value = Gradient(weight @ right.matrix, None)
     else:
         # J_R's blocks, so that D's columns need not be joined: J_R is symmetric, and its last row is its last column.
+        # [W, b] [[K, k], [k^T, c]] = [W K + b k^T, W k + c b] with k the border and c the corner.
         border, corner = right.matrix[..., -1, :-1], right.matrix[..., -1, -1]
         product = weight @ right.matrix[..., :-1, :-1]
         add_product_(product, bias[..., :, None], border[..., None, :])
         value = Gradient(product, matvec(weight, border) + corner[..., None] * bias)
     value = value if grad.weight.dtype == dtype else value.to(grad.weight.dtype)
+    # The value is K_L D K_R. Rescaled to |D|, V needs no c_L c_R; otherwise they are multiplied in with `factor`.
     square = value.square_norm()
     if rescale:
         factor = (grad.square_norm() / square).sqrt()
@@ -158,6 +162,7 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         factor = right.scale if left is None else left.scale * right.scale
         usable = (factor * square).isfinite()
     if _on_host(grad):
+        # If not usable, D is still there: the value is a tensor of its own.
         if _numbers(usable)[0]:
             for old, new in zip(grad, value, strict=True):
                 if old is not None and new is not None:
@@ -171,6 +176,8 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
 def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
     """Replace D by ``c_L c_R D - columns rows``, of inner size w or 2 w ("Applying both sides at once")."""
     outer = grad.right_product(right.rows)  # Q = D U_R
+    # |V|^2 = tr(J_L^2 D J_R^2 D^T), and J^2 = c^2 I - U M U^T on either side. So |V|^2 = (c_L c_R)^2 |D|^2 - removed,
+    # removed = c_L^2 tr(M_R Q^T Q) + c_R^2 tr(M_L P P^T) - tr(R^T M_L R M_R), with M, R and the products all [w, w].
     middle = _gram_weights(right)
     removed = _trace(middle, outer.mT @ outer)
     across, inner, scale = None, None, right.scale
@@ -213,6 +220,8 @@ def removed_factors(
         return outer * right.weights[..., None, :], rows
     assert across is not None
     assert inner is not None
+    # With S = diag(s), c_L c_R D - V is the sum of U_L (c_R S_L P - S_L R S_R U_R^T) and (c_L Q S_R) U_R^T. Side by
+    # side, the left factors are d_out x 2w and the right ones 2w x d_in: one product.
     core = left.weights[..., :, None] * inner * right.weights[..., None, :]
     fade = right.scale[..., None] * left.weights
     columns = torch.cat([left.rows.mT, outer * (left.scale[..., None] * right.weights)[..., None, :]], -1)
@@ -235,6 +244,8 @@ def _subtract_on_host_(
         factor = math.sqrt(whole / square)
         grad.combine_(columns, rows, factor * scale, factor)
     else:
+        # |V|^2, as a difference of far larger numbers, has lost its digits: form V and measure it. In a copy, since D
+        # must stay if V is 0.
         value = Gradient(grad.weight.clone(), None if grad.bias is None else grad.bias.clone())
         value.combine_(columns, rows, scale, 1.0)
         (square,) = _numbers(value.square_norm())
@@ -247,6 +258,7 @@ def _subtract_on_device_(
     grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, whole: Tensor, square: Tensor, *, rescale: bool
 ) -> None:
     """Do as `_subtract_on_host_`, without reading a value."""
+    # A branch for cancellation would have to read `square`; `rescale_` gets the norm of V itself instead.
     usable = square.isfinite()
     combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
     if rescale:
@@ -260,6 +272,7 @@ def combine_on_device_(
     # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
     columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
     rows = Gradient(
+        # Both factors are 0 where D stays: 0 times a NaN in the other would be NaN.
         torch.where(usable[..., None, None], rows.weight, 0),
         None if rows.bias is None else torch.where(usable[..., None], rows.bias, 0),
     )
@@ -288,18 +301,21 @@ def bilinear(g: Tensor, grad: Gradient, a: Tensor, cut: Cut | None = None) -> tu
     of_weight = square_norm(weight)
     if bias is None or (cut is not None and not cut.counts_bias):
         return by_weight, torch.zeros_like(by_weight), of_weight, torch.zeros_like(of_weight)
+    # Apart, since weight and bias may have different learning rates.
     return by_weight, dot(g, bias) * a[..., -1], of_weight, dot(bias, bias)
 
 
 def _gram_weights(inverse: WindowedInverse) -> Tensor:
     """Return M ``[..., w, w]`` with ``J^2 = c^2 I - U M U^T``."""
     weights = inverse.weights
+    # (c I - U S U^T)^2 = c^2 I - U (2 c S - S U^T U S) U^T with S = diag(s).
     crossed = weights[..., :, None] * (inverse.rows @ inverse.rows.mT) * weights[..., None, :]
     return torch.diag_embed(2 * inverse.scale[..., None] * weights) - crossed
 
 
 def _trace(a: Tensor, b: Tensor) -> Tensor:
     """Return the trace of ``a b`` ``[...]``."""
+    # The trace is the sum of a_ji b_ij: no product of matrices is needed.
     return (a.mT * b).sum((-2, -1))
 
 
@@ -331,9 +347,11 @@ def add_product_(matrix: Tensor, columns: Tensor, rows: Tensor, scale: float = 1
     """Set ``M <- scale M + factor columns rows`` for M ``[..., m, n]``, without a temporary of its size."""
     inner_size = columns.shape[-1]
     if inner_size == 1 and scale == 1:
+        # [m, 1] and [1, n] seen as [m, n] without a copy: their product entry by entry is the outer product.
         matrix.addcmul_(columns.expand_as(matrix), rows.expand_as(matrix), value=factor)
     elif matrix.dim() == 2:
         if 1 < inner_size < LEAST_INNER and matrix.device.type == "cpu" and matrix.numel() >= LARGE:
+            # Columns and rows of zeros leave the product as it is.
             unused = LEAST_INNER - inner_size
             columns, rows = F.pad(columns, (0, unused)), F.pad(rows, (0, 0, 0, unused))
         if scale != 1 and matrix.numel() >= LARGE:
@@ -349,5 +367,6 @@ def few_rows_product(rows: Tensor, matrix: Tensor) -> Tensor:
     columns = matrix.shape[-1]
     if matrix.dim() > 2 or matrix.device.type != "cpu" or matrix.numel() < LARGE or columns % PARTS:
         return rows @ matrix
+    # [m, n] -> [PARTS, m, n / PARTS]; the product [PARTS, w, n / PARTS] -> [w, n].
     blocks = matrix.unflatten(1, (PARTS, -1)).transpose(0, 1)
     return torch.bmm(rows.expand(PARTS, *rows.shape), blocks).transpose(0, 1).flatten(1)
