@@ -35,8 +35,10 @@ class ExpertLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        # The experts come first: they are the batch of torch.bmm.
         self.weight = nn.Parameter(torch.empty(experts, out_features, in_features, device=device, dtype=dtype))
         """``[experts, out_features, in_features]``."""
+        # Registered as None without one, as in torch.nn.Linear, so that state dicts leave it out.
         self.register_parameter(
             "bias", nn.Parameter(torch.empty(experts, out_features, device=device, dtype=dtype)) if bias else None
         )
@@ -44,16 +46,18 @@ class ExpertLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw weights and biases as `torch.nn.Linear` does, uniformly within ``in_features^-1/2``."""
-        bound = self.weight.shape[-1] ** -0.5 if self.weight.shape[-1] else 0.0
+        bound = self.weight.shape[-1] ** -0.5 if self.weight.shape[-1] else 0.0  # 0 ** -0.5 raises
         for parameter in self.parameters():
+            # torch.nn.Linear calls kaiming_uniform_(a=5 ** 0.5), which has this very bound, also for its bias.
             nn.init.uniform_(parameter, -bound, bound)
 
     @override
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ``[experts, rows, out_features]`` for inputs ``[experts, rows, in_features]``."""
         if self.bias is None:
+            # [e, n, d_in] by [e, d_in, d_out]. With 3, 5, 0 and 4 tokens for 4 experts, n is 5; 8 rows are zeros.
             return torch.bmm(inputs, self.weight.mT)
-        return torch.baddbmm(self.bias[:, None], inputs, self.weight.mT)
+        return torch.baddbmm(self.bias[:, None], inputs, self.weight.mT)  # bias [e, 1, d_out]: one for all rows
 
     @override
     def extra_repr(self) -> str:

@@ -34,11 +34,13 @@ class Range:
 
     def refusal(self, value: int | float) -> str | None:
         """Return what the value must be; None if it lies in the range."""
+        # Range(above=0, at_most=1) has the bounds "greater than 0" and "at most 1".
         bounds = [(words, compare, getattr(self, name)) for name, words, compare in _BOUNDS]
         bounds = [(words, compare, bound) for words, compare, bound in bounds if bound is not None]
+        # NaN satisfies no comparison, so with any bound it is refused here.
         if not all(compare(value, bound) for _, compare, bound in bounds):
             return "must be " + " and ".join(f"{words} {bound}" for words, _, bound in bounds)
-        if value == math.inf and not self.finite:
+        if value == math.inf and not self.finite:  # before ``largest``, which it exceeds
             return None
         if isinstance(value, float) and not math.isfinite(value):
             return "must be finite" if self.finite else "must be a number"
@@ -76,6 +78,7 @@ class OneOf:
 
     def refusal(self, value: object) -> str | None:
         """Return what the value must be; None if it is one of the choices."""
+        # The text of torch.bfloat16 is "torch.bfloat16"; the dtype itself is unknown here, without torch.
         if value in self.values or str(value).removeprefix("torch.") in self.values:
             return None
         return f"must be one of {', '.join(map(str, self.values))}"
@@ -99,18 +102,22 @@ class Domain:
         Any other annotation, such as ``list[int]``, accepts all values.
         """
         metadata = getattr(annotation, "__metadata__", ())
+        # Annotated[float | None, POSITIVE, "the damping"] has the origin float | None, and the rest as metadata.
         inner = annotation.__origin__ if metadata else annotation
         limit = next((item for item in metadata if isinstance(item, Range | OneOf)), None)
         meaning = next((item for item in metadata if isinstance(item, str)), "")
         types: list[type] = []
         choices: list[Any] = []
+        # Optional[float] has the origin Union, float | None has UnionType; both have the arguments float and NoneType.
         for member in get_args(inner) if get_origin(inner) in (Union, UnionType) else (inner,):
             if get_origin(member) is Literal:
                 choices += get_args(member)
             elif isinstance(member, type) and get_origin(member) is None and member is not Any:
                 types.append(member)
             else:
+                # A member that cannot be checked makes any value possible, whatever the others are.
                 return cls(meaning=meaning)
+        # For Literal["a", "b"] | None the types are (NoneType, str), and the limit is a choice of "a" and "b".
         if choices:
             limit = OneOf(tuple(choices))
         return cls((*types, *dict.fromkeys(map(type, choices))), limit, meaning)
@@ -132,19 +139,23 @@ class Domain:
 
     def converted(self, value: Any) -> Any:
         """Return an accepted value, an integer as a float if the domain contains real numbers."""
+        # So that 1 and 1.0 make equal hyperparameters, also in a text such as a saved state's.
         return float(value) if self.is_real and isinstance(value, int) and not isinstance(value, bool) else value
 
     def _problem(self, value: object, none: str) -> str | None:
         if value is None and NoneType in self.types:
             return None
         if self.types and not any(_is_instance(value, kind) for kind in self.types):
+            # For float | None: "must be a number or None".
             words = {**_TYPE_WORDS, NoneType: none}
             names = [words.get(kind, f"a {kind.__module__}.{kind.__qualname__}") for kind in self.types]
             # The list of choices is more helpful than their type.
             choices = self.limit.refusal(value) if isinstance(self.limit, OneOf) else None
             return choices or f"must be {' or '.join(names)}"
+        # A real number without a declared range may be infinite, but neither NaN nor beyond `LARGEST`.
         limit = self.limit or (Range(finite=False) if self.is_real else None)
         if isinstance(limit, Range):
+            # A text in a domain such as float | str has no range.
             return limit.refusal(value) if isinstance(value, int | float) else None
         return limit.refusal(value) if limit else None
 
@@ -154,6 +165,7 @@ _TYPE_WORDS: Mapping[type, str] = {float: "a number", int: "an integer", bool: "
 
 def _is_instance(value: object, kind: type) -> bool:
     if kind in (int, float):
+        # bool is a subclass of int: without the second test, damping=True would mean 1.
         return isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
     return isinstance(value, kind)
 
@@ -190,4 +202,6 @@ def _require(name: str, value: object, domain: Domain) -> None:
 
 @cache
 def _domains(owner: type | Callable[..., Any]) -> dict[str, Domain]:
+    # get_type_hints evaluates annotations, which are text here, so it is called once for each class. Without
+    # include_extras it would return float in place of Annotated[float, POSITIVE].
     return {name: Domain.of(hint) for name, hint in get_type_hints(owner, include_extras=True).items()}

@@ -26,6 +26,7 @@ def _load() -> None:
     package = importlib.util.find_spec("torchvision")
     if package is None or package.origin is None:
         return
+    # _C.so, or _C.pyd on Windows, in the folder of the package, which is not imported for it.
     for library in sorted(Path(package.origin).parent.glob("_C.*")):
         try:
             torch.ops.load_library(library)
@@ -38,11 +39,14 @@ def _declare() -> torch.library.Library | None:
     missing = [name for name in NAMES if not hasattr(torch.ops.torchvision, name)]
     if not missing or importlib.util.find_spec("torchvision") is None:
         return None
+    # A fragment adds to a namespace that may be defined elsewhere as well.
     library = torch.library.Library("torchvision", "FRAGMENT")
     for name in missing:
+        # The signature of both in torchvision. It registers a fake implementation for them when it is imported, which
+        # needs the declaration only.
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return library
 
 
 _load()
-LIBRARY = _declare()
+LIBRARY = _declare()  # kept: the declaration ends with the object

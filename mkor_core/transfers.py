@@ -18,8 +18,10 @@ class Deferred:
     """A device tensor copied asynchronously; reading it later does not wait for work queued after it."""
 
     def __init__(self, tensor: Tensor) -> None:
+        # Page-locked, since a copy into other host memory makes the host wait in spite of non_blocking.
         self._copy = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
         self._copy.copy_(tensor, non_blocking=True)
+        # The copy is queued behind the work that makes the tensor; the event tells when both are done.
         self._copied = torch.cuda.Event() if tensor.is_cuda else None
         if self._copied is not None:
             self._copied.record()

@@ -21,7 +21,7 @@ class Grid:
 
     def column(self, index: int) -> tuple[int, ...]:
         """Return the ranks in a column."""
-        return tuple(range(index, self.rows * self.columns, self.columns))
+        return tuple(range(index, self.rows * self.columns, self.columns))  # in steps of a row's length
 
     def row(self, index: int) -> tuple[int, ...]:
         """Return the ranks in a row."""
@@ -35,6 +35,7 @@ def make_grid(world_size: int, worker_fraction: float) -> Grid:
         ValueError: the number of gradient workers is not whole, or does not divide the number of ranks.
     """
     workers = max(1.0, world_size * worker_fraction)
+    # Fractions are rounded: 98 * (2 / 98) is 1.9999999999999998, which means 2 workers.
     rows = round(workers)
     if abs(workers - rows) > 1e-9 or world_size % rows:
         raise ValueError(
@@ -60,11 +61,15 @@ def assign(costs: Mapping[str, float], grid: Grid) -> dict[str, Assignment]:
     Layers go, most costly first, to the least loaded column, and in it to the least loaded rank. Ties go to the earlier
     name, column and rank, so that all ranks compute the same assignment.
     """
+    # Costs of 8, 4, 4 and 2 for layers a, b, c and d, on columns (0, 2) and (1, 3): a goes to rank 0; b to rank 1,
+    # whose column is empty; c to rank 3, since column 1 has 4 and column 0 has 8; d to rank 2, as both have 8.
     load: defaultdict[int, float] = defaultdict(float)
     assignments: dict[str, Assignment] = {}
+    # The sort is stable and min() takes the first of equals. Ranks that disagreed on an owner would call broadcasts
+    # from different sources, and hang.
     for name in sorted(costs, key=lambda name: -costs[name]):
         column = min(range(grid.columns), key=lambda index: sum(load[rank] for rank in grid.column(index)))
         owner = min(grid.column(column), key=lambda rank: load[rank])
         load[owner] += costs[name]
         assignments[name] = Assignment(owner, column)
-    return {name: assignments[name] for name in costs}
+    return {name: assignments[name] for name in costs}  # in the order of the layers again

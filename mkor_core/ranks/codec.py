@@ -52,12 +52,14 @@ class Codec:
     @property
     def levels(self) -> int:
         """The largest integer."""
-        return int(2 ** (self.bits - 1) - 1)
+        return int(2 ** (self.bits - 1) - 1)  # 127 of 8 bits, 7 of 4, 1 of 2: as many negative as positive ones
 
     def length(self, shape: Sequence[int], dtype: torch.dtype) -> int | None:
         """Return the bytes of a coded tensor; None if they depend on its entries."""
         if not _is_coded(shape):
             return prod(shape) * dtype.itemsize
+        # A [2, 3] float32 matrix with 4 bits: 4 bytes for the scale, and 6 * 4 bits = 3 bytes. With a mask, the number
+        # of kept entries is known to the sender alone.
         return None if self.drop else _wide(dtype).itemsize + _packed_bytes(prod(shape), self.bits)
 
 
@@ -72,6 +74,7 @@ class Coding:
         """Return the bytes of every tensor, all on one device."""
         if not tensors:
             return []
+        # One generator for the whole message, so that equal matrices in it are not rounded alike. Receivers need none.
         generator = torch.Generator(tensors[0].device).manual_seed(self.seed)
         return [encode(tensor, self.codec, generator) for tensor in tensors]
 
@@ -108,6 +111,8 @@ class Coder:
         """
         if self.codec is None:
             return None
+        # Ranks round independently, so that their errors average out. But KAISA's workers of one column, which send the
+        # same updates, must round alike: they pass the column as sender. Python's hash() differs between processes.
         key = f"{self.codec.seed} {self.step} {kind} {sender}"
         return Coding(self.codec, int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little"))
 
@@ -119,16 +124,21 @@ def encode(tensor: Tensor, codec: Codec, generator: torch.Generator) -> Tensor:
     """
     if not _is_coded(tensor.shape):
         return _bytes_of(tensor)
+    # Half-precision tensors are coded in float32: their own dtype would round the quotients below.
     values = tensor.reshape(-1).to(_wide(tensor.dtype))
     largest = values.abs().max() if len(values) else values.new_zeros(())
+    # With 4 bits, [14, -3, 0.5] has the scale 2 and the quotients [7, -1.5, 0.25]. They become 7, -1 or -2, and 0 or
+    # (one time in four) 1. A NaN scale makes all quotients 0; decoding multiplies these zeros by NaN.
     scale = torch.where(largest.isfinite(), largest / codec.levels, torch.nan)
     parts = [_bytes_of(scale)]
     # The scale of zeros, or of the smallest magnitudes that there are, is 0.
     values = torch.where(scale > 0, values / scale, 0)
     if codec.drop:
+        # The largest quotient is ``levels``, so this compares with a share of the matrix's largest entry.
         keeps = values.abs() >= codec.drop * codec.levels
         parts.append(_pack(keeps.to(torch.uint8), 1))
-        values = values[keeps]
+        values = values[keeps]  # the host waits here for their number
+    # A quotient goes up with the probability of its fractional part: the expectation of the result is the quotient.
     below = values.floor()
     noise = torch.rand(values.shape, generator=generator, dtype=values.dtype, device=values.device)
     # Rounding can make the largest quotient larger than the levels.
@@ -141,11 +151,13 @@ def decode(message: Tensor, shape: Sequence[int], dtype: torch.dtype, codec: Cod
     if not _is_coded(shape):
         return _from_bytes(message, dtype).view(tuple(shape))
     wide, number = _wide(dtype), prod(shape)
+    # The order of `encode`: scale, mask, integers.
     scale, message = _from_bytes(message[: wide.itemsize], wide), message[wide.itemsize :]
     if codec.drop:
         mask_bytes = _packed_bytes(number, 1)
         keeps = _unpack(message[:mask_bytes], 1, number).bool()
         values = torch.zeros(number, dtype=wide, device=message.device)
+        # The message's length does not tell the number of integers, since its last byte may be padded.
         values[keeps] = _unpack_integers(message[mask_bytes:], codec, int(keeps.sum())).to(wide)
     else:
         values = _unpack_integers(message, codec, number).to(wide)
@@ -171,6 +183,7 @@ def _from_bytes(message: Tensor, dtype: torch.dtype) -> Tensor:
 def _pack_integers(values: Tensor, codec: Codec) -> Tensor:
     """Return the bytes of whole numbers between minus and plus the codec's levels."""
     if codec.bits == 16:
+        # Whole bytes need no packing, and int16 has a sign; fewer bits are packed from uint8, which has none.
         return _bytes_of(values.to(torch.int16))
     return _pack((values + codec.levels).to(torch.uint8), codec.bits)
 
@@ -182,11 +195,13 @@ def _unpack_integers(message: Tensor, codec: Codec, number: int) -> Tensor:
 
 
 def _packed_bytes(number: int, bits: int) -> int:
-    return -(-number * bits // 8)
+    return -(-number * bits // 8)  # rounded up
 
 
 def _pack(values: Tensor, bits: int) -> Tensor:
     """Return whole numbers of a few bits, as uint8, packed into bytes; the first has the lowest bits."""
+    # 4-bit numbers 3, 9, 5: padded to [3, 9, 5, 0], as pairs [[3, 9], [5, 0]], shifted by [0, 4] and summed: 0x93,
+    # 0x05. The bits do not overlap, so the sum is their union.
     in_a_byte = 8 // bits
     padded = torch.nn.functional.pad(values, (0, -len(values) % in_a_byte))
     packed: Tensor = (padded.view(-1, in_a_byte) << _shifts(bits, values.device)).sum(1, dtype=torch.uint8)
@@ -195,8 +210,8 @@ def _pack(values: Tensor, bits: int) -> Tensor:
 
 def _unpack(message: Tensor, bits: int, number: int) -> Tensor:
     """Return the first numbers that `_pack` packed, as uint8."""
-    values: Tensor = (message[:, None] >> _shifts(bits, message.device)) & (2**bits - 1)
-    return values.reshape(-1)[:number]
+    values: Tensor = (message[:, None] >> _shifts(bits, message.device)) & (2**bits - 1)  # [bytes, numbers in a byte]
+    return values.reshape(-1)[:number]  # without the padding
 
 
 def _shifts(bits: int, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from torch.distributed import ProcessGroup
 from mkor_core.ranks.codec import Coding
 from mkor_core.transfers import upload
 
-_bytes: Counter[str] = Counter()
+_bytes: Counter[str] = Counter()  # of this process, over all preconditioners in it
 
 
 def bytes_sent() -> dict[str, int]:
@@ -61,6 +61,7 @@ def require_rank(rank: int | None, group: ProcessGroup | None = None) -> None:
 
 def global_rank(rank: int, group: ProcessGroup | None = None) -> int:
     """Return the rank among all that a rank of ``group`` has."""
+    # Broadcasts name their source by its global rank, also within a group: rank 0 of the group (1, 3) is rank 1.
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
@@ -75,9 +76,11 @@ def start_sum(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> C
         return lambda: list(tensors)
     launched: list[tuple[list[int], Tensor, Any]] = []
     # Sorted by dtype, in the same order on every rank: tensors of one dtype share a buffer.
+    # The sort is stable, so within a dtype the tensors keep the caller's order, which must be the same on all ranks.
     by_dtype = sorted(range(len(tensors)), key=lambda i: str(tensors[i].dtype))
     for _, group_of_indices in groupby(by_dtype, key=lambda i: tensors[i].dtype):
         indices = list(group_of_indices)
+        # A copy, so the caller's tensors keep this rank's values; ``launched`` keeps it alive while it is being summed.
         flat = torch.cat([tensors[i].reshape(-1) for i in indices])
         launched.append((indices, flat, dist.all_reduce(flat, group=group, async_op=True)))
         count_bytes("all_reduce", flat)
@@ -85,6 +88,7 @@ def start_sum(tensors: Sequence[Tensor], group: ProcessGroup | None = None) -> C
     def arrived() -> list[Tensor]:
         summed: dict[int, Tensor] = {}
         for indices, flat, work in launched:
+            # For NCCL this makes the current stream wait, not the host; gloo blocks the host.
             work.wait()
             for i, part in zip(indices, flat.split([tensors[i].numel() for i in indices]), strict=True):
                 summed[i] = part.view(tensors[i].shape)
@@ -99,6 +103,9 @@ def sum_over_groups(parts: Sequence[tuple[Tensor, Sequence[ProcessGroup]]]) -> l
     All ranks of a group pass tensors of the same shapes in the same order.
     """
     values = [tensor for tensor, _ in parts]
+    # Example: on the 2 x 2 mesh [[0, 1], [2, 3]] rank 0 sums with rank 2, rank 1 with rank 3, and then rank 0 with rank
+    # 1: the second sum contains all four. All ranks go through the mesh's dimensions in the same order; else they would
+    # wait for each other in a circle, or add some terms twice.
     for group in dict.fromkeys(group for _, groups in parts for group in groups):
         indices = [index for index, (_, groups) in enumerate(parts) if group in groups]
         for index, total in zip(indices, sum_across_ranks([values[i] for i in indices], group), strict=True):
@@ -117,6 +124,8 @@ def gather_rows(
         return list(tensors)
     if coding is not None:
         return _gather_coded(tensors, coding, group)
+    # With x and g of one layer, 3 rows on rank 0 and 5 on rank 1: [[3, 3], [5, 5]] by rank, and after the transposition
+    # [[3, 5], [3, 5]] by tensor.
     here = upload(torch.tensor([len(rows) for rows in tensors]), tensors[0].device)
     by_tensor = gather_numbers(here, group).T.tolist()
     return [torch.cat(_gather_rows(rows, numbers, group)) for rows, numbers in zip(tensors, by_tensor, strict=True)]
@@ -128,12 +137,15 @@ def _gather_coded(tensors: Sequence[Tensor], coding: Coding, group: ProcessGroup
     # Of every tensor the number of rows and the bytes that they are coded in.
     here = torch.tensor([[len(rows), len(message)] for rows, message in zip(tensors, messages, strict=True)])
     numbers = gather_numbers(upload(here, tensors[0].device), group)
+    # Numbers of rows are sent, uncounted, without a code too; the lengths, 8 bytes a tensor, are a cost of the code.
     count_bytes("all_gather", numbers[0, :, 1])
     by_rank: list[list[list[int]]] = numbers.tolist()
+    # The messages of a rank travel end to end, as a column [bytes, 1], whose rows are bytes.
     totals = [sum(length for _, length in of_rank) for of_rank in by_rank]
     parts = _gather_rows(torch.cat(messages)[:, None], totals, group)
     decoded = [
         coding.decode(
+            # This rank's part is decoded like the others': all ranks must go on with the same numbers.
             part[:, 0].split([length for _, length in of_rank]),
             [(rows, *tensor.shape[1:]) for (rows, _), tensor in zip(of_rank, tensors, strict=True)],
             tensors,
@@ -146,6 +158,7 @@ def _gather_coded(tensors: Sequence[Tensor], coding: Coding, group: ProcessGroup
 def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | None) -> list[Tensor]:
     """Return the rows by rank; numbers: how many each rank has."""
     # all_gather needs the same shape from every rank: pad to the most rows, and cut the padding off afterwards.
+    # With 3, 5, 0 and 4 rows on 4 ranks, each sends 5.
     padded = torch.nn.functional.pad(rows, (0, 0, 0, max(numbers) - len(rows))).contiguous()
     gathered = [torch.empty_like(padded) for _ in numbers]
     dist.all_gather(gathered, padded, group=group)
@@ -156,7 +169,7 @@ def _gather_rows(rows: Tensor, numbers: Sequence[int], group: ProcessGroup | Non
 def gather_numbers(numbers: Tensor, group: ProcessGroup | None = None) -> Tensor:
     """Return the tensors of all ranks, stacked in rank order; of one shape and dtype. The bytes are not counted."""
     everywhere = [torch.empty_like(numbers) for _ in range(world_size(group))]
-    if len(everywhere) == 1:
+    if len(everywhere) == 1:  # perhaps without a process group
         return numbers[None]
     dist.all_gather(everywhere, numbers, group=group)
     return torch.stack(everywhere)
@@ -179,7 +192,10 @@ def all_to_all(
     sizes = [[prod(shape) for shape in shapes] for shapes in expected]
     if world_size(group) == 1:
         return [[]]
+    # In the order of ranks, as all_to_all_single cuts the buffer. If rank 0 of 4 sends a to 1, and b and c to 3, the
+    # buffer is a, b, c and its parts have the sizes 0, |a|, 0, |b| + |c|.
     parts = [part.reshape(-1) for parts in sent for part in parts]
+    # A rank that sends nothing must make the call too, or the others wait for it forever.
     flat = torch.cat(parts) if parts else like.new_empty(0)
     received = like.new_empty(sum(map(sum, sizes)))
     dist.all_to_all_single(
@@ -205,6 +221,7 @@ def broadcast(
         return list(tensors)
     if coding is not None:
         return _broadcast_coded(tensors, source, coding, group)
+    # On the other ranks this only makes a buffer of the right size, whose values are overwritten.
     flat = torch.cat([tensor.reshape(-1) for tensor in tensors])
     dist.broadcast(flat, source, group=group)
     if dist.get_rank() == source:
@@ -218,14 +235,18 @@ def _broadcast_coded(
 ) -> list[Tensor]:
     """Return the decoded tensors of ``source``, on that rank too."""
     device = tensors[0].device
+    # Only the source has the values, and draws random numbers.
     messages = coding.encode(tensors) if dist.get_rank() == source else []
     known = [coding.codec.length(tensor.shape, tensor.dtype) for tensor in tensors]
     lengths = [length for length in known if length is not None]
     if len(lengths) < len(known):
+        # Every rank knows from the shapes and the codec whether a length is missing, so all enter this broadcast or
+        # none does. On the others, zeros of the same number stand for the lengths to come.
         own = torch.tensor([len(message) for message in messages] or [0] * len(tensors))
         lengths = broadcast([upload(own, device)], source, group)[0].tolist()
     flat = torch.cat(messages) if messages else torch.empty(sum(lengths), dtype=torch.uint8, device=device)
     (received,) = broadcast([flat], source, group)
+    # The source decodes what it has sent: with its own exact tensors it would drift away from the other ranks.
     return coding.decode(received.split(lengths), [tensor.shape for tensor in tensors], tensors)
 
 
@@ -245,6 +266,7 @@ class Triangles:
 
     def unpack(self, triangle: Tensor, dimension: int) -> Tensor:
         """Return the symmetric ``[d, d]`` matrix of an upper triangle that `pack` returned."""
+        # The lower triangle is 0 until the strictly upper one is added to it, transposed; the diagonal stays.
         matrix = triangle.new_zeros(dimension * dimension)
         matrix.index_copy_(0, self._positions_of(dimension, triangle.device), triangle)
         matrix = matrix.view(dimension, dimension)
@@ -255,5 +277,5 @@ class Triangles:
         key = dimension, device
         if key not in self._positions:
             rows, columns = torch.triu_indices(dimension, dimension, device=device)
-            self._positions[key] = rows * dimension + columns
+            self._positions[key] = rows * dimension + columns  # [0, 1, 2, 4, 5, 8] for d = 3
         return self._positions[key]

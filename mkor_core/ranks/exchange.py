@@ -50,6 +50,7 @@ def exchange(
     world = comm.world_size(group)
     if world == 1:
         return dict(captured), loss
+    # A rank's loss is the mean over its own part of the batch.
     losses = [] if loss is None else [loss / world]
     local = [
         _with_bias_gradient(layer, captured.get(layer.name) or _blank(layer, statistic), statistic, world, scale)
@@ -58,7 +59,7 @@ def exchange(
     if statistic.gathers_rows:
         coding = None if coder is None else coder.coding("rows", comm.rank(group))
         total = _gather(local, group, coding)
-        losses = comm.sum_across_ranks(losses, group)
+        losses = comm.sum_across_ranks(losses, group)  # a gathering of rows cannot carry them
     elif statistic.message_dtype is not None:
         total, losses = _add_means(local, losses, statistic.message_dtype, group)
     elif schedule is not None:
@@ -79,14 +80,20 @@ def _blank(layer: Layer, statistic: Statistic) -> Sums:
     weight = layer.parameters[0]
     zero = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
     if statistic.gathers_rows:
+        # With 0 rows this rank joins the gathering, in which every rank must take part.
         return Sums(zero.new_zeros(0, layer.d_in), zero.new_zeros(0, layer.d_out), zero)
+    # Expanded scalars take no memory until they are packed for sending.
     x_shape, g_shape = statistic.sum_shapes(LayerShape(layer.d_out, layer.d_in))
     g = zero.expand(g_shape) if statistic.sums_gradients(layer) else None
+    # A convolution whose g is its bias's gradient has a tensor of locations on the ranks that used it, and so sends a
+    # second count (`_counts`). It must be sent here too, or the ranks' buffers would differ in length.
     return Sums(zero.expand(x_shape), g, zero, zero if g is None and layer.is_convolution else 1.0)
 
 
 def _with_bias_gradient(layer: Layer, sums: Sums, statistic: Statistic, world: int, scale: Tensor | None) -> Sums:
     """Return the sums with this rank's part of the gradient of a sharded bias as g, if that has it."""
+    # The gradient of a whole bias has been averaged by data parallelism and is the same on all ranks; it need not be
+    # sent. Of a sharded one each rank has some rows: with d_out = 4 on 2 ranks, [a, b, 0, 0] and [0, 0, c, d] add up.
     if not isinstance(layer, ShardedLayer) or statistic.sums_gradients(layer) or statistic.sides == "input":
         return sums
     return sums._replace(g=layer.bias_gradient_part(world, scale).to(sums.x.dtype))
@@ -106,6 +113,7 @@ def _gather(local: Sequence[Sums], group: ProcessGroup | None, coding: Coding | 
 def _add(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
     # The parts of the first layer, then of the second, ..., then the loss.
     added = iter(comm.sum_across_ranks([*(part for sums in local for part in _parts(sums)), *losses], group))
+    # Each call takes the parts of one layer; what is left of the iterator is the loss, if there is one.
     total = [_from_parts(sums, added) for sums in local]
     return total, list(added)
 
@@ -123,6 +131,8 @@ def _from_parts(like: Sums, parts: Iterator[Tensor]) -> Sums:
 
 def _counts(sums: Sums) -> list[Tensor]:
     """Return the number, and the number times the locations where they vary."""
+    # Locations are a mean over examples. Weighted by their number they can be added up: 2 examples of 16 and 6 of 64
+    # locations give (32 + 384) / 8 = 52.
     varying = [sums.locations * sums.number] if isinstance(sums.locations, Tensor) else []
     return [sums.number, *varying]
 
@@ -139,7 +149,7 @@ def _add_symmetric(local: Sequence[Sums], losses: Sequence[Tensor], group: Proce
     packed, sides = [], []
     for x, g, number, _ in local:
         assert g is not None  # moments have both sides
-        packed.append(Sums(triangles.pack(x), triangles.pack(g), number))
+        packed.append(Sums(triangles.pack(x), triangles.pack(g), number))  # d (d + 1) / 2 numbers for d^2
         sides.append((len(x), len(g)))
     added, losses = _add(packed, losses, group)
     total = [
@@ -154,9 +164,12 @@ def _add_scheduled(
 ) -> Exchanged:
     """Add what `_add_symmetric` does, in the messages of a schedule: the numbers and losses, all x, all g backwards."""
     triangles = comm.Triangles()
+    # With layers 1, 2, 3 the order is x1, x2, x3, g3, g2, g1, in which a forward and a backward pass would bring them.
+    # A message may hold both the last x and the first g.
     matrices = [*(sums.x for sums in local), *(sums.g for sums in reversed(local) if sums.g is not None)]
     scalars = [*(sums.number for sums in local), *losses]
     messages = schedule.messages([len(matrix) * (len(matrix) + 1) // 2 for matrix in matrices])
+    # All are launched before any is waited for. The scalars go first, since their sums are read first.
     waits = [
         comm.start_sum(scalars, group),
         *(comm.start_sum([triangles.pack(matrices[index]) for index in members], group) for members in messages),
@@ -164,9 +177,10 @@ def _add_scheduled(
     # A message is waited for when its first matrix is unpacked.
     arrived = (tensor for wait in waits for tensor in wait())
     scalars = [next(arrived) for _ in scalars]
+    # Messages are ranges of neighbouring indices, so the sums arrive in the order of ``matrices``.
     added = [triangles.unpack(next(arrived), len(matrix)) for matrix in matrices]
     layers = len(local)
-    inputs, gradients = added[:layers], reversed(added[layers:])
+    inputs, gradients = added[:layers], reversed(added[layers:])  # back in the order of the layers
     total = [Sums(x, g, number) for x, g, number in zip(inputs, gradients, scalars[:layers], strict=True)]
     return total, scalars[layers:]
 
@@ -182,6 +196,7 @@ def _add_means(
     heads = iter(comm.sum_across_ranks([*(count for sums in local for count in _counts(sums)), *losses], group))
     counts = [_from_counts(sums, heads) for sums in local]
     # Every rank divides by the number over all ranks, so that the sum of what they send is the global mean.
+    # A layer that no rank used has the number 0 and x = 0, which stay 0.
     divisors = [number.clamp(min=1) for number, _ in counts]
     halves = [
         part.to(dtype)
@@ -192,6 +207,7 @@ def _add_means(
     added = iter(comm.sum_across_ranks(halves, group))
     total = [
         Sums(
+            # A sum again, as methods expect it: they divide by the number themselves.
             next(added).to(divisor.dtype) * divisor,
             None if sums.g is None else next(added).to(divisor.dtype),
             number,
@@ -199,4 +215,4 @@ def _add_means(
         )
         for sums, divisor, (number, locations) in zip(local, divisors, counts, strict=True)
     ]
-    return total, list(heads)
+    return total, list(heads)  # after all counts, the loss is left

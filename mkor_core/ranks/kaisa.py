@@ -43,11 +43,14 @@ class Sharing:
         self._rank = comm.rank(group)
         self._refreshed = method.refreshed
         self._grid = make_grid(comm.world_size(group), fraction or method.worker_fraction or 1.0)
+        # From shapes alone, so that every rank computes the same assignment without a message.
         costs = {layer.name: method.refresh_cost(LayerShape(layer.d_out, layer.d_in)) for layer in layers}
         self._assignments = assign(costs, self._grid)
         self._group = group
         self._coder = coder or Coder()
         # Only the groups of this rank: on 64 ranks with half of them as workers, 2 of 34.
+        # On every rank the column first: creation waits for all members. With 4 ranks, were ranks 0 and 3 to begin with
+        # their rows (0, 1) and (2, 3), and 1 and 2 with their columns (1, 3) and (0, 2), each would wait for another.
         self._column_group = _make_group(self._grid.column(self._rank % self._grid.columns), group)
         self._row_group = _make_group(self._grid.row(self._rank // self._grid.columns), group)
 
@@ -70,14 +73,19 @@ class Sharing:
 
     def local_part(self, name: str, state: LayerState) -> LayerState:
         """Return a layer's state without the refreshed tensors if this rank does not precondition the layer."""
+        # Every rank accumulates all factors, since the statistics reach all ranks; it only lacks decompositions.
         return state if self.works_on(name) else {k: v for k, v in state.items() if k not in self._refreshed}
 
     def share_refreshed(self, states: Mapping[str, LayerState], names: Sequence[str]) -> None:
         """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast per owner."""
+        # The owner is its layer's only worker, so nobody else needs the tensors.
         if self._grid.rows == 1:
             return
         column = self._rank % self._grid.columns
         in_column = [name for name in names if self._assignments[name].column == column]
+        # With columns (0, 2) and (1, 3): rank 0 sends to 2, then 2 to 0; at the same time 1 sends to 3, then 3 to 1.
+        # The ranks of a column go through its owners in the same order. For an owner without layers the list is empty
+        # on all of them, so that none calls broadcast.
         for owner in self._grid.column(column):
             layers = [name for name in in_column if self._assignments[name].owner == owner]
             keys = [(name, key) for name in layers for key in self._refreshed]
@@ -85,6 +93,7 @@ class Sharing:
             source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
             received = comm.broadcast(bucket, source, self._column_group, coding)
             for (name, key), tensor in zip(keys, received, strict=True):
+                # On the owner too: if there is a codec, it must use the decoded tensors that the others have.
                 states[name][key].copy_(tensor)
 
     def share_updates(self, updates: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -93,10 +102,14 @@ class Sharing:
         One broadcast per worker. updates: by layer; of a layer that this rank does not precondition, any of its shape.
         """
         shared = dict(updates)
-        if self._grid.columns == 1:
+        if self._grid.columns == 1:  # all ranks are workers of all layers
             return shared
         row = self._rank // self._grid.columns
+        # With rows (0, 1) and (2, 3): rank 0 sends the updates of column 0's layers to 1, rank 2 sends the same ones to
+        # 3; then 1 and 3 send those of column 1's layers to 0 and 2.
         for column, source in enumerate(self._grid.row(row)):
+            # ``updates`` has the same layers in the same order on all ranks: a rank that left one out would pass a
+            # shorter buffer.
             names = [name for name in updates if self._assignments[name].column == column]
             # The workers of a column send the same updates to different rows, which must receive the same numbers.
             coding = self._coder.coding("updates", column)
@@ -120,10 +133,13 @@ class Sharing:
         """
         whole: dict[str, LayerState] = {}
         for name, state in states.items():
+            # A rank that does not work on the layer lacks its refreshed tensors, and receives into initial ones.
             full = {**blank(name), **state}
             owner = comm.global_rank(self._assignments[name].owner, self._group)
             tensors = [full[key] for key in self._refreshed]
+            # Without a code, since a checkpoint must resume the run exactly.
             received = comm.broadcast(tensors, owner, self._group)
+            # The other ranks take part in the broadcasts but keep nothing, and so hold no copy of all states.
             if rank in (None, self._rank):
                 on_host = [tensor.to("cpu", copy=True) for tensor in received]
                 whole[name] = {**full, **dict(zip(self._refreshed, on_host, strict=True))}

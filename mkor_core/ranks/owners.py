@@ -55,6 +55,9 @@ class _Piece(NamedTuple):
     def of(cls, layer: Layer, which: int, places: Sequence[Sequence[int]], owner: int) -> _Piece:
         """Return a layer's piece; places: the rows and columns of the layer on each rank."""
         regions = [_region(place, which) for place in places]
+        # With 4 ranks in 2 replicas (HSDP), ranks 0 and 2 hold the upper half, 1 and 3 the lower. Owner 0 has the upper
+        # half and gets the lower one from rank 1; owner 1 gets the upper half from rank 2, so that replicas share the
+        # sending. Regions without rows occur where ranks outnumber the rows.
         holders: dict[tuple[int, int, int, int], list[int]] = {}
         for rank, region in enumerate(regions):
             holders.setdefault(region.key, []).append(rank)
@@ -72,7 +75,9 @@ def assigned(layers: Sequence[Layer], group: ProcessGroup | None) -> dict[str, i
 
     The cost is that of ``V = J_L D J_R``, ``d_out d_in (d_out + d_in)``.
     """
+    # From shapes alone, so that all ranks find the same owners.
     costs = {layer.name: float(layer.d_out * layer.d_in * (layer.d_out + layer.d_in)) for layer in layers}
+    # In a grid of one row every rank is a column of its own, so the least loaded column is the least loaded rank.
     places = assign(costs, Grid(rows=1, columns=comm.world_size(group)))
     return {name: place.owner for name, place in places.items()}
 
@@ -121,6 +126,8 @@ class Owners:
             rank: the rank of the group that gets the states, the others nothing; None: every rank gets them.
         """
         whole: dict[str, LayerState] = {}
+        # All ranks go through all layers in the same order. A rank that does not own one passes initial tensors, of the
+        # shapes that it will receive.
         for layer in self._layers:
             state = states.get(layer.name) or initial(layer)
             source = comm.global_rank(self._owners[layer.name], self._group)
@@ -129,13 +136,14 @@ class Owners:
                 keys = [key for key, tensor in state.items() if tensor.dtype == dtype]
                 sent = comm.broadcast([state[key] for key in keys], source, self._group)
                 received.update(zip(keys, sent, strict=True))
-            if rank in (None, self._rank):
+            if rank in (None, self._rank):  # the others only take part in the broadcasts
                 whole[layer.name] = {key: received[key].to("cpu", copy=True) for key in state}
         return whole
 
     def terms_of_all(self, terms: Sequence[Tensor]) -> list[Tensor]:
         """Return scalars whose sum is that of the terms of all ranks; a collective call."""
         weight = self._layers[0].module.weight
+        # A rank that owns no layer has no terms, and takes part in the sum with 0.
         total = torch.zeros((), dtype=wide_dtype(weight.dtype), device=weight.device)
         for term in terms:
             total = total + term.to(total.device)
@@ -154,13 +162,16 @@ class Owners:
             expected: list[list[tuple[int, int]]] = [[] for _ in range(self._world)]
             places: list[list[tuple[_Piece, _Region]]] = [[] for _ in range(self._world)]
             for piece in pieces:
-                own = piece.regions[self._rank]
+                own = piece.regions[self._rank]  # perhaps without rows
                 mine = local[piece.layer.name][piece.which]
                 if piece.owner == self._rank:
+                    # The owner lays out the whole matrix and fills in its own region; the others' regions arrive below.
                     matrix = mine.new_empty(piece.layer.d_out, 1 if piece.which else piece.layer.d_w)
                     own.of(matrix).copy_(mine.reshape(own.shape))
                     shape = piece.layer.parameters[piece.which].shape
                     whole.setdefault(piece.layer.name, []).append(matrix.view(shape))
+                # Sender and owner go through the pieces in the same order, and a sender has one region of a piece. So
+                # the n-th tensor that rank 2 sends to rank 0 is the n-th that rank 0 expects from it.
                 for sender, region in piece.incoming:
                     if piece.owner == self._rank:
                         expected[sender].append(region.shape)
@@ -168,6 +179,7 @@ class Owners:
                     elif sender == self._rank and region.key == own.key:
                         sent[piece.owner].append(mine)
             like = local[pieces[0].layer.name][pieces[0].which]
+            # Every rank makes this call once for each dtype, also if it has nothing to send or to receive.
             received = comm.all_to_all(sent, expected, like, self._group)
             for tensors, targets in zip(received, places, strict=True):
                 for tensor, (piece, region) in zip(tensors, targets, strict=True):
@@ -191,12 +203,14 @@ class Owners:
             for piece in pieces:
                 own, mine = piece.regions[self._rank], local[piece.layer.name][piece.which]
                 if piece.owner == self._rank:
+                    # The way back, but to every rank that has a part, replicas included: of a weight cut into quarters
+                    # on 4 ranks, owner 0 keeps its own quarter and sends the other three to ranks 1, 2 and 3.
                     matrix = updates[piece.layer.name][piece.which].view(piece.layer.d_out, -1)
                     mine.copy_(own.of(matrix).reshape(mine.shape))
                     for rank, region in enumerate(piece.regions):
                         if rank != self._rank and 0 not in region.shape:
                             sent[rank].append(region.of(matrix))
-                elif 0 not in own.shape:
+                elif 0 not in own.shape:  # the owner sends nothing to a rank without rows
                     expected[piece.owner].append(own.shape)
                     targets[piece.owner].append(mine)
             like = local[pieces[0].layer.name][pieces[0].which]
@@ -211,18 +225,22 @@ class Owners:
         updates: Mapping[str, Sequence[Tensor]],
     ) -> None:
         """Write the updates of layers of which every rank has the whole gradient."""
+        # One broadcast from each owner and dtype, in the same order on all ranks: first rank 0 sends its layers'
+        # updates to 1, 2 and 3, then rank 1 its own to 0, 2 and 3, and so on.
         for owner in range(self._world):
             names = [layer.name for layer in layers if self._owners[layer.name] == owner]
             targets = [part for name in names for part in local[name]]
             if owner == self._rank:
                 tensors = [part for name in names for part in updates[name]]
             else:
-                tensors = targets
+                tensors = targets  # gives the shapes; its values, gradients, are replaced
             for dtype in sorted({target.dtype for target in targets}, key=str):
                 chosen = [index for index, target in enumerate(targets) if target.dtype == dtype]
+                # The dtype is part of the message's name, since a sender may send one message of a name in a step.
                 source, coding = comm.global_rank(owner, self._group), self._coder.coding(f"updates {dtype}", owner)
                 values = comm.broadcast([tensors[index].to(dtype) for index in chosen], source, self._group, coding)
                 for index, value in zip(chosen, values, strict=True):
+                    # On one process `broadcast` returns its input, which is the target itself.
                     if targets[index].data_ptr() != value.data_ptr():
                         targets[index].copy_(value)
 
@@ -231,18 +249,20 @@ class Owners:
         sharded = [layer for layer in layers if layer.block is not None]
         if not sharded:
             return []
+        # The plan needs a message, which all ranks send at this point: they pass the same layers.
         if not self._all_pieces:
             self._all_pieces = self._plan()
         by_dtype: dict[str, list[_Piece]] = {}
         for layer in sharded:
             for piece, part in zip(self._all_pieces[layer.name], local[layer.name], strict=True):
                 by_dtype.setdefault(str(part.dtype), []).append(piece)
-        return [by_dtype[key] for key in sorted(by_dtype)]
+        return [by_dtype[key] for key in sorted(by_dtype)]  # one all-to-all each, in one order
 
     def _plan(self) -> dict[str, list[_Piece]]:
         """Return the pieces of all sharded layers, whose blocks the ranks exchange."""
         sharded = [layer for layer in self._layers if layer.block is not None]
         own = torch.tensor([[*layer.block.rows, *layer.block.columns] for layer in sharded if layer.block])
+        # [ranks, layers, 4]: for each rank and layer the first row, the row after the last, and the same for columns.
         everywhere = comm.gather_numbers(upload(own, sharded[0].parameters[0].device), self._group).tolist()
         return {
             layer.name: [
@@ -254,5 +274,7 @@ class Owners:
 
 
 def _region(place: Sequence[int], index: int) -> _Region:
+    # A bias has its rows' one column on all ranks that share the rows, however they divide the weight's columns:
+    # `_Piece.of` sees these ranks as replicas.
     rows, columns = slice(place[0], place[1]), slice(place[2], place[3])
     return _Region(rows, slice(0, 1) if index else columns)

@@ -46,6 +46,7 @@ class Schedule:
 
         sizes: the numbers of the factors' triangles, in the order in which they are packed.
         """
+        # One factor is packed after the other, so each is ready when all before it are packed too.
         ready = list(accumulate(size * self.packing_per_number for size in sizes))
         return merged(ready, sizes, self.startup, self.seconds_per_number)
 
@@ -71,18 +72,23 @@ def merged(ready: Sequence[float], sizes: Sequence[int], startup: float, per_num
         startup: the seconds of an all-reduce without content.
         per_number: the additional seconds for each number.
     """
+    # Example: startup 3, one second for each number, three factors of 2 numbers that are ready at 0, 1 and 10. The
+    # first would travel from 0 to 5. The second is ready at 1 < 5, and waiting for it costs less than another startup:
+    # both travel from 1 to 8. The third comes later and travels alone from 10 on: [range(0, 2), range(2, 3)].
     messages: list[range] = []
     free = 0.0  # the end of the messages that are complete
     pending: Message | None = None
     for index, (time, size) in enumerate(zip(ready, sizes, strict=True)):
         if pending is not None:
             end = pending.start + startup + per_number * pending.numbers
+            # Before the start (the message still waits for the one before it), joining delays nothing.
             if time < end and (time < pending.start or time - pending.start < startup):
+                # The message now has to wait until its last factor is ready.
                 members = range(pending.members.start, index + 1)
                 pending = Message(members, pending.numbers + size, max(free, time))
                 continue
             messages.append(pending.members)
-            free = end
+            free = end  # one message travels at a time
         pending = Message(range(index, index + 1), size, max(free, time))
     return messages if pending is None else [*messages, pending.members]
 
@@ -93,6 +99,7 @@ def finish(
     """Return the time at which the last of some messages ends, one after the other; see `merged`."""
     end = 0.0
     for members in messages:
+        # A message starts when the one before it has ended and its own last factor is ready.
         end = max(end, ready[members[-1]]) + startup + per_number * sum(sizes[index] for index in members)
     return end
 
@@ -103,11 +110,13 @@ def balanced(dimensions: Mapping[Key, int], ranks: int, everywhere_below: int) -
     The others go, largest first, to the rank with the least work so far, which is cubic in the dimension. Ties go to
     the earlier factor and rank, so that all ranks compute the same.
     """
+    # With 2 ranks, from dimension 1024: 4096 goes to rank 0, both of 2048 to rank 1 (2 * 2048^3 is a quarter of
+    # 4096^3), 512 to all.
     load = [0.0] * ranks
     places: dict[Key, int | None] = dict.fromkeys(dimensions)
     for key in sorted(dimensions, key=lambda key: -dimensions[key]):
         if dimensions[key] >= everywhere_below:
             rank = min(range(ranks), key=lambda rank: load[rank])
             places[key] = rank
-            load[rank] += float(dimensions[key]) ** 3
+            load[rank] += float(dimensions[key]) ** 3  # a decomposition takes d^3 operations
     return places

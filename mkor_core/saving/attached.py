@@ -101,6 +101,8 @@ class StateInOptimizer:
                 "after attach().",
                 stacklevel=5,
             )
+        # Around a load: `_load_from` loads our entries and takes them out of what torch loads next; then `mark` puts
+        # their names into the optimizer's new state.
         self._handles = [
             optimizer.register_state_dict_post_hook(self._save_into),
             optimizer.register_load_state_dict_pre_hook(self._load_from),
@@ -119,17 +121,20 @@ class StateInOptimizer:
         stepped: whether the optimizer has just taken a step with the gradients that there are.
         """
         groups = self._optimizer.param_groups
-        self._keeps += [None] * (len(groups) - len(self._keeps))
+        self._keeps += [None] * (len(groups) - len(self._keeps))  # for groups added since
         for index, group in enumerate(groups):
+            # When torch loads a flattened state, it looks only for the entries that the live groups have.
             group[KEY] = MARK
             if self._keeps[index] is None and any(self._has_state(parameter) for parameter in group["params"]):
-                self._keeps[index] = True
+                self._keeps[index] = True  # such as Adam, or SGD with momentum
             elif self._keeps[index] is None and stepped and any(p.grad is not None for p in group["params"]):
-                self._keeps[index] = False
+                self._keeps[index] = False  # had a gradient and made nothing: SGD without momentum
+        # Before the first step `_begun` yields nothing, and `_held` would make states that are not needed yet.
         if self._optimizer.state or False in self._keeps:
             states = self._held()
             for weight, layers in self._begun():
                 if tensors := joined_tensors([states.get(layer.name, {}) for layer in layers]):
+                    # Adam's weight then has its exp_avg, and NOTHING as preconditioner_left and under our other names.
                     self._optimizer.state.setdefault(weight, {}).update(dict.fromkeys(entries_of(tensors), NOTHING))
 
     def after_step(self) -> None:
@@ -149,7 +154,7 @@ class StateInOptimizer:
         _remove_entries(self._optimizer)
 
     def _has_state(self, parameter: Tensor) -> bool:
-        return not all(map(is_ours, self._optimizer.state.get(parameter, ())))
+        return not all(map(is_ours, self._optimizer.state.get(parameter, ())))  # indexing would add an entry
 
     def _held(self) -> Mapping[str, LayerState]:
         """Return the tensors of the layers that this rank keeps, made if need be; after a switch, zeros."""
@@ -159,6 +164,7 @@ class StateInOptimizer:
         weights = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
         stepped = [layer for weight in weights for layer in layers.get(id(weight), ())]
         engine.prepare_states([layer for layer in stepped if _is_trained(layer)])
+        # After a switch these are initial tensors, made for their names and shapes, and freed again below.
         states = engine.saved()
         if self._source.has_switched():
             engine.clear()
@@ -181,11 +187,12 @@ class StateInOptimizer:
         """Return the layers by the ids of their weights; several if they are experts, which share one."""
         found: dict[int, list[Layer]] = {}
         for layer in self._source.layers.values():
-            if (weight := layer.weight) is not None:
+            if (weight := layer.weight) is not None:  # None where it is computed, as by prune
                 found.setdefault(id(weight), []).append(layer)
         return found
 
     def _save_into(self, optimizer: Optimizer, state: dict[str, Any]) -> dict[str, Any]:
+        # A full state dict must hold the parts of all ranks, any other one what this rank keeps.
         options = _options_of_caller()
         whole = options is not None and options.full_state_dict
         saved = self._source.save()
@@ -194,9 +201,11 @@ class StateInOptimizer:
             self._make_whole(saved["layers"], is_for_first_rank=options.cpu_offload)
             saved = self._source.save()
         states: Mapping[str, LayerState] = saved.pop("layers")
+        # A new run has not switched, and loads by names and shapes that its own state has: it must find such tensors.
         if switched and not whole:
             states = self._held()
         self.mark()
+        # Names are indices here, 0 for the first parameter; `get_optimizer_state_dict` makes 0.weight of it later.
         names = {id(parameter): name for parameter, name in self._named(state)}
         chosen = {
             names[id(weight)]: tensors
@@ -205,8 +214,9 @@ class StateInOptimizer:
         }
         if whole:  # torch broadcasts these tensors, which must be contiguous for it
             chosen = {name: {key: t.contiguous() for key, t in tensors.items()} for name, tensors in chosen.items()}
+        # Of all ranks: with owners this rank may keep tensors of 1 layer while 4 have begun. Loading compares the two.
         begun = sum(_is_trained(layer) for _, layers in self._begun() for layer in layers)
-        joined = with_preconditioner(state, {**saved, "begun": begun}, chosen)
+        joined = with_preconditioner(state, {**saved, "begun": begun}, chosen)  # NOTHING gives way to tensors
         for keeps, group in zip(self._keeps, joined["param_groups"], strict=True):
             if keeps is False:
                 # torch refuses to load a state in which some parameters have entries and others have none.
@@ -224,9 +234,12 @@ class StateInOptimizer:
             # All ranks are here, since torch gathers the optimizer's own state of sharded parameters with all of them.
             self._source.engine.consolidate(0 if is_for_first_rank else None)
             return
+        # The parameters are whole, so torch itself sends nothing here, and may have been called on rank 0 alone. A
+        # collective call would wait for the others forever; hence the error below.
         if is_for_first_rank and comm.rank(None) > 0:
             return  # torch drops what this rank returns
         begun = [layer.name for _, layers in self._begun() for layer in layers]
+        # With owners, a layer of another rank has no tensors here; with KAISA it has factors without decompositions.
         kept = {name: states.get(name, {}).keys() for name in begun}
         if not all(names and names >= set(self._source.engine.refreshed(name)) for name, names in kept.items()):
             raise RuntimeError(
@@ -240,6 +253,7 @@ class StateInOptimizer:
         Raises:
             ValueError: the state dict has other groups.
         """
+        # A name is 0, or 0.weight in a state of `get_optimizer_state_dict`; the order of parameters is the same.
         pairs = zip(self._optimizer.param_groups, state["param_groups"], strict=True)
         return [pair for own, saved in pairs for pair in zip(own["params"], saved["params"], strict=True)]
 
@@ -252,7 +266,7 @@ class StateInOptimizer:
                 stacklevel=3,
             )
             self._source.load(None, None)
-        elif KEY in state:
+        elif KEY in state:  # saved by an earlier version
             self._source.load(state[KEY], None)
         else:
             try:
@@ -264,6 +278,7 @@ class StateInOptimizer:
 
     def _load_entries(self, counters: dict[str, Any], state: StateDict, named: list[tuple[Tensor, Any]]) -> None:
         """Load a state of the present form."""
+        # With Adam, tensors = {0: {"left": ..., "updates": ...}} and own = {0: {"exp_avg": ...}, 1: {"exp_avg": ...}}.
         tensors, own, layers = saved_tensors(state), saved_entries(without_preconditioner(state)), self._layers()
         layers_of = {name: layers[id(parameter)] for parameter, name in named if id(parameter) in layers}
         if foreign := sorted(map(str, tensors.keys() - layers_of.keys())):
@@ -277,10 +292,12 @@ class StateInOptimizer:
         for group in state["param_groups"]:
             names = group["params"]
             has_state, has_ours = any(name in own for name in names), any(name in tensors for name in names)
+            # A group with neither shows nothing, and its entry stays as this run's steps have set it.
             keeps.append(True if has_state else False if has_ours else None)
             begun.update(
                 layer.name
                 for name in names
+                # Without the optimizer's own state nothing tells which weights had a gradient: all of the group count.
                 if (name in own if has_state else has_ours)
                 for layer in layers_of.get(name, ())
                 if _is_trained(layer)
@@ -289,18 +306,21 @@ class StateInOptimizer:
         for name, of_weight in tensors.items():
             parts = split_tensors(of_weight, len(layers_of[name]))
             found.update({layer.name: part for layer, part in zip(layers_of[name], parts, strict=True) if part})
+        # Begun, but not in this state: it is another rank's part, the state is incomplete, or the model has grown.
         missing = begun - found.keys()
         number = counters.pop("begun", 0)
         if counters.get("switch_step") is not None:
-            found = {}
+            found = {}  # zeros, which stand for the freed tensors
         elif any(one.get("switch_step") is not None for one in counters.get("methods", {}).values()):
             begun -= missing  # one of several methods has switched, and keeps nothing
         elif missing and len(found) < number and (lacking := [name for name in self._held() if name in missing]):
+            # It has fewer layers than had begun. A rank's own part may lack those of others, but not one of this rank.
             raise ValueError(
                 f"The saved state lacks the tensors of layer {lacking[0]!r}, which this rank keeps: call consolidate() "
                 "on all ranks before one of them saves, or save every rank's part by torch.distributed.checkpoint."
             )
         elif missing and len(found) >= number:
+            # Nothing was lost: these layers had not begun when the state was saved, or were not preconditioned.
             begun -= missing
             logger.warning("The saved state has nothing of layers %s, which start anew.", ", ".join(sorted(missing)))
         self._source.load({**counters, "layers": found}, begun)
@@ -319,9 +339,10 @@ def _remove_entries(optimizer: Optimizer) -> bool:
         ours = [key for key in entries if is_ours(key)]
         values = [entries.pop(key) for key in ours]
         had_content = had_content or any(value is not NOTHING for value in values)
-        if ours and not entries:
+        if ours and not entries:  # the entry was made by `mark` alone
             del optimizer.state[parameter]
     for group in optimizer.param_groups:
+        # MARK has no content; the text of a saved state, loaded before attach(), has.
         had_content = group.pop(KEY, MARK) != MARK or had_content
     return had_content
 

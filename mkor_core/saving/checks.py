@@ -28,6 +28,7 @@ def check_state(state: Mapping[str, Any], method: Method) -> None:
         ValueError: another method's state, one that no `Preconditioner.state_dict` returns, or one saved with other
             hyperparameters of those that say what the tensors are.
     """
+    # First what the other checks rely on: that it is a mapping with these entries, of this method.
     _check_entries(state, type(method).__name__)
     _check_number("step", state["step"])
     if state["switch_step"] is not None:
@@ -43,6 +44,7 @@ def saved_changes(state: object) -> Mapping[str, Any]:
     Raises:
         ValueError: they are no mapping from names.
     """
+    # No mapping at all is refused by `check_state`, which comes next; older states have no such entry.
     changed = state.get("changed", {}) if isinstance(state, Mapping) else {}
     if not isinstance(changed, Mapping) or not all(isinstance(key, str) for key in changed):
         raise ValueError(f"The saved state's changed hyperparameters are no mapping, but {_shown(changed)}.")
@@ -58,6 +60,8 @@ def check_several(state: object, patterns: Sequence[str]) -> None:
     methods = state.get("methods") if isinstance(state, Mapping) else None
     if not isinstance(methods, Mapping) or not all(isinstance(one, Mapping) for one in methods.values()):
         raise ValueError("The saved state is not one of several methods.")
+    # In order too: a layer belongs to the first pattern found in its name, so with ["conv", ".*"] turned around, other
+    # layers would belong to each method.
     if list(methods) != list(patterns):
         raise ValueError(f"The state was saved with methods for {list(methods)}, not for {list(patterns)}.")
 
@@ -81,7 +85,7 @@ def _check_number(key: str, value: object) -> None:
 
 
 def _check_hyperparameters(saved: object, method: Method) -> None:
-    if saved is None:
+    if saved is None:  # saved by an older version
         return
     if not isinstance(saved, Mapping):
         raise ValueError(f"The saved state's hyperparameters are no mapping, but {_shown(saved)}.")
@@ -89,6 +93,7 @@ def _check_hyperparameters(saved: object, method: Method) -> None:
     # An older version may have had other hyperparameters, and its tensors are compared anyway.
     differing = [key for key in own if key in saved and _differ(saved[key], own[key])]
     for key in differing:
+        # Others, such as the damping, only decide what is done with the tensors from now on.
         if key in method.fixed_in_state:
             raise ValueError(
                 f"The state was saved with {key}={_shown(saved[key])}, but this {type(method).__name__} has "
@@ -100,8 +105,11 @@ def _check_hyperparameters(saved: object, method: Method) -> None:
 
 
 def _check_losses(saved: object, method: Method) -> None:
+    # MKOR-H has, for example, {"history": [(10, 2.3)], "steps": 4, "sum": 8.9}: a mean of 2.3 over 10 steps, and the
+    # sum over the 4 since.
     if not isinstance(method, FollowsLoss) and saved is None:
         return
+    # JSON makes lists of tuples, so either is accepted.
     match saved:
         case {"history": list() | tuple() as history, "steps": steps, "sum": int() | float()} if (
             isinstance(method, FollowsLoss) and _is_count(steps) and all(map(_is_record, history))
@@ -121,6 +129,7 @@ def _check_layers(saved: object) -> None:
         for key, tensor in state.items():
             if not isinstance(key, str) or not isinstance(tensor, Tensor) or tensor.layout != torch.strided:
                 raise ValueError(f"Entry {_shown(key)} of layer {name!r} is no dense tensor, but {_shown(tensor)}.")
+        # A meta tensor has no values to test. For others on a GPU the host waits.
         if not all(tensor.is_meta or tensor.isfinite().all() for tensor in state.values()):
             non_finite.append(repr(name))
     if non_finite:
@@ -130,7 +139,7 @@ def _check_layers(saved: object) -> None:
 
 
 def _is_count(value: object) -> bool:
-    return type(value) is int and 0 <= value < 2**63
+    return type(value) is int and 0 <= value < 2**63  # isinstance would accept True
 
 
 def _is_record(entry: object) -> bool:
@@ -142,6 +151,7 @@ def _is_record(entry: object) -> bool:
 
 def _differ(saved: object, own: object) -> bool:
     """Return whether two values differ; anything but a plain number, text or None differs from all."""
+    # A tensor or an array would be compared entry by entry. True == 1 in Python, but it is another hyperparameter.
     is_plain = saved is None or isinstance(saved, bool | int | float | str)
     return not is_plain or isinstance(saved, bool) != isinstance(own, bool) or saved != own
 
@@ -152,6 +162,7 @@ def _name(value: object) -> str:
 
 def _shown(value: object) -> str:
     """Return a value in one short line."""
+    # Python raises a ValueError when it prints an integer of more than 4300 digits; texts may be as long.
     is_short = value is None or isinstance(value, bool | float) or (isinstance(value, int) and value.bit_length() < 64)
     if is_short or (isinstance(value, str) and len(value) < 80):
         return repr(value)

@@ -68,13 +68,15 @@ def saved_counters(state: StateDict) -> dict[str, Any] | None:
         if not isinstance(old, Mapping):
             raise ValueError(f"The saved state is no mapping, but a value of type {type(old).__name__}.")
         return {key: value for key, value in old.items() if key != "layers"}
+    # All groups have the same text, so the first one is enough.
     text = next((group[KEY] for group in state.get("param_groups", ()) if KEY in group), None)
     if text is None:
         return None
     try:
-        counters = json.loads(text)
+        counters = json.loads(text)  # {"format": 1, "method": "MKOR", "step": 20, ...}
     except (TypeError, ValueError):
         counters = None
+    # What the groups of a live optimizer have there, `mkor_core.saving.attached.MARK`, is no JSON.
     if not isinstance(counters, dict) or type(number := counters.pop("format", None)) is not int:
         raise ValueError(f"The entry {KEY!r} of a parameter group is not the text that a Preconditioner saves there.")
     if number > FORMAT:
@@ -97,6 +99,7 @@ def saved_entries(state: StateDict) -> dict[Any, dict[str, Any]]:
     Without the empty mappings that torch makes of what a flattened state lacks, and parameters that have nothing else.
     """
     found = {
+        # Where a flattened state has no "state.0.weight.exp_avg", torch puts {"exp_avg": {}} into the state to load.
         parameter: {k: v for k, v in entries.items() if not (isinstance(v, Mapping) and not v)}
         for parameter, entries in state.get("state", {}).items()
         if isinstance(entries, Mapping)
@@ -106,6 +109,7 @@ def saved_entries(state: StateDict) -> dict[Any, dict[str, Any]]:
 
 def entries_of(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return the entries in a weight's state that its layer's tensors make, as views."""
+    # {"left": [4, 4], "updates": []} becomes {"preconditioner_left": [4, 4], "preconditioner_updates()": [1]} (shapes).
     scalars = {f"{PREFIX}{name}{SCALAR}": tensor.view(1) for name, tensor in tensors.items() if tensor.dim() == 0}
     return {**{PREFIX + name: tensor for name, tensor in tensors.items() if tensor.dim() > 0}, **scalars}
 
@@ -114,6 +118,7 @@ def joined_tensors(of_layers: Sequence[Mapping[str, Tensor]]) -> dict[str, Tenso
     """Return the tensors of a weight's layers; of several, which are experts, the number and a dot before each name."""
     if len(of_layers) == 1:
         return dict(of_layers[0])
+    # Two experts in a weight [2, d_out, d_in]: {"0.left": ..., "0.right": ..., "1.left": ..., "1.right": ...}.
     return {f"{index}.{name}": tensor for index, layer in enumerate(of_layers) for name, tensor in layer.items()}
 
 
@@ -121,6 +126,7 @@ def split_tensors(tensors: Mapping[str, Tensor], layers: int) -> list[dict[str, 
     """Return the tensors of each of a weight's layers, which `joined_tensors` has joined."""
     if layers == 1:
         return [dict(tensors)]
+    # An expert whose layer had no state stays empty; the caller leaves it out.
     parts: list[dict[str, Tensor]] = [{} for _ in range(layers)]
     for key, tensor in tensors.items():
         index, _, name = key.partition(".")
@@ -135,6 +141,7 @@ def _tensor_of(entry: str, value: Any) -> tuple[str, Any]:
     name = entry.removeprefix(PREFIX)
     if not name.endswith(SCALAR):
         return name, value
+    # Anything else is passed on as it is, and refused when the state is checked.
     is_scalar = isinstance(value, Tensor) and value.shape == (1,)
     return name.removesuffix(SCALAR), value.reshape(()) if is_scalar else value
 
@@ -144,6 +151,7 @@ def without_preconditioner(state: StateDict) -> dict[str, Any]:
     plain = {key: value for key, value in state.items() if key != KEY}
     if isinstance(state.get("state"), Mapping):
         plain["state"] = copy.copy(state["state"])  # a live optimizer's is a defaultdict
+        # New inner mappings: the given ones may be those of the live optimizer.
         plain["state"].update({p: _plain_entries(entries) for p, entries in state["state"].items()})
     if isinstance(state.get("param_groups"), list):
         plain["param_groups"] = [
@@ -158,8 +166,10 @@ def with_preconditioner(state: StateDict, counters: Mapping[str, Any], tensors: 
 
     counters: what `saved_counters` returns.
     """
+    # First without the empty tensors of a live optimizer, also beside weights that get no others below.
     joined = without_preconditioner(state)
     for parameter, named in tensors.items():
+        # Ours come after the optimizer's own. SGD without momentum has no entry for the weight yet.
         joined["state"][parameter] = {**joined["state"].get(parameter, {}), **entries_of(named)}
     # A method of a user may have hyperparameters that JSON lacks; their text is compared instead.
     text = json.dumps({"format": FORMAT, **counters}, default=str)
@@ -172,6 +182,7 @@ def with_counters(state: StateDict, counters: Mapping[str, Any]) -> dict[str, An
     """Return a state dict of either form with other `saved_counters`."""
     if KEY in state:
         return {**state, KEY: {**state[KEY], **counters}}
+    # The tensors are taken out, renamed by `saved_tensors`, and put back with the other text.
     return with_preconditioner(state, counters, saved_tensors(state))
 
 
