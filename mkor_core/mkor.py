@@ -45,6 +45,11 @@ class MKOR(HostAssisted, InPlaceMethod):
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("update_rule", "factor_dtype", "window", "rank", "sides")
 
+    largest_factor: ClassVar[int | None] = 16384
+    """The largest dimension of a dense factor. A layer with a larger one keeps windows of 16 columns: the dense factor
+    of 50,000 classes would take 10 GB. ``MKOR.largest_factor = None`` turns that off; it has no effect with a
+    ``window``, or a ``rank`` above 1. It is the class's, since it says what fits into memory, not how a run trains."""
+
     update_rule: Literal["sherman_morrison", "published", "released"] = "sherman_morrison"
     """``sherman_morrison`` is exact (A3), ``published`` is the paper's Algorithm 1 (A2), ``released`` is the released
     code's update (A4), with its clamp on rows and its first update, which only sets J = I."""
@@ -67,9 +72,6 @@ class MKOR(HostAssisted, InPlaceMethod):
     window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
     """Keep weighted columns in place of a dense factor, and of a full window the leading half
     (`mkor_core.maths.inverses.WindowedInverse`); None: dense."""
-    largest_factor: Annotated[int | None, Range(at_least=2), "the largest dimension of a dense factor"] = 16384
-    """A layer with a larger one keeps windows of 16 columns: the dense factor of 50,000 classes would take 10 GB. None:
-    every factor is dense. It has no effect with a ``window``, or with a ``rank`` above 1."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""

@@ -56,7 +56,6 @@ class MKORMuon(HostAssisted, InPlaceMethod):
             window=self.window,
             rescale=self.rescale,
             sides="input",
-            largest_factor=None,
         )
 
     @property
@@ -108,7 +107,7 @@ class MKORMuon(HostAssisted, InPlaceMethod):
         if self.bias == "apart" and grad.bias is not None:
             # The mean's last entry was 0 in all updates, so J_R is block-diagonal.
             right = state["right"]
-            state = {**state, "right": right[..., :-1, :-1] if self.window is None else right[..., :-1]}
+            state = {**state, "right": right[..., :-1] if "right_weights" in state else right[..., :-1, :-1]}
             grad = Gradient(grad.weight, None)
         self._mkor.apply(state, grad, known)
 

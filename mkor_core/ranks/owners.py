@@ -169,7 +169,9 @@ class Owners:
                     matrix = mine.new_empty(piece.layer.d_out, 1 if piece.which else piece.layer.d_w)
                     own.of(matrix).copy_(mine.reshape(own.shape))
                     shape = piece.layer.parameters[piece.which].shape
-                    whole.setdefault(piece.layer.name, []).append(matrix.view(shape))
+                    # By place, since the pieces come by dtype: a bfloat16 bias before a float32 weight.
+                    parts = whole.setdefault(piece.layer.name, list(local[piece.layer.name]))
+                    parts[piece.which] = matrix.view(shape)
                 # Sender and owner go through the pieces in the same order, and a sender has one region of a piece. So
                 # the n-th tensor that rank 2 sends to rank 0 is the n-th that rank 0 expects from it.
                 for sender, region in piece.incoming:

@@ -195,6 +195,7 @@ class StateInOptimizer:
         # A full state dict must hold the parts of all ranks, any other one what this rank keeps.
         options = _options_of_caller()
         whole = options is not None and options.full_state_dict
+        self.mark()  # parameter groups may have come since the last step
         saved = self._source.save()
         switched = self._source.has_switched()
         if whole and not switched:
@@ -204,7 +205,6 @@ class StateInOptimizer:
         # A new run has not switched, and loads by names and shapes that its own state has: it must find such tensors.
         if switched and not whole:
             states = self._held()
-        self.mark()
         # Names are indices here, 0 for the first parameter; `get_optimizer_state_dict` makes 0.weight of it later.
         names = {id(parameter): name for parameter, name in self._named(state)}
         chosen = {

@@ -237,18 +237,28 @@ def test_experts_keep_their_states_apart_in_a_checkpoint(flat: bool):
     assert_close(run(model, optimizer, range(3, 6)), expected, rtol=1e-12, atol=0)
 
 
-def test_a_layer_that_is_too_wide_for_dense_factors_keeps_windows():
+def test_a_parameter_group_that_came_after_the_last_step_is_in_a_full_state_dict():
+    model = network()
+    optimizer = torch.optim.SGD(model.get_submodule("body").parameters(), lr=0.05, momentum=0.9)
+    Preconditioner(model, MKOR(inverse_update_period=1)).attach(optimizer)
+    train(model, optimizer, range(2))
+    optimizer.add_param_group({"params": [*model.get_submodule("head").parameters()]})
+    state = get_optimizer_state_dict(model, optimizer, options=StateDictOptions(full_state_dict=True))
+    assert "preconditioner_left" in state["state"]["body.weight"]
+    assert "head.weight" not in state["state"]
+
+
+def test_a_layer_that_is_too_wide_for_dense_factors_keeps_windows(monkeypatch: pytest.MonkeyPatch):
     """Truth: the window that is asked for; a layer that is narrower stays dense."""
+    monkeypatch.setattr(MKOR, "largest_factor", 6)
     model, other = network(), network()
     optimizer, another = sgd(model), sgd(other)
-    preconditioner = Preconditioner(model, MKOR(largest_factor=6, inverse_update_period=1)).attach(optimizer)
-    by_name: dict[str, Method] = {
-        "body": MKOR(inverse_update_period=1),
-        "head": MKOR(window=16, inverse_update_period=1),
-    }
-    Preconditioner(other, by_name).attach(another)
+    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1)).attach(optimizer)
+    dense, windowed = MKOR(inverse_update_period=1), MKOR(window=16, inverse_update_period=1)
+    Preconditioner(other, {"body": dense, "head": windowed}).attach(another)
     assert_close(train(model, optimizer, range(6)), train(other, another, range(6)), rtol=0, atol=0)
     layers = preconditioner.state_dict()["layers"]
     assert ["right_weights" in layers[name] for name in ("body", "head")] == [False, True]
+    monkeypatch.setattr(MKOR, "largest_factor", None)
     with pytest.raises(ValueError, match="differ in tensor 'left_dropped'"):
-        Preconditioner(network(), MKOR(largest_factor=None)).load_state_dict(preconditioner.state_dict())
+        Preconditioner(network(), MKOR()).load_state_dict(preconditioner.state_dict())

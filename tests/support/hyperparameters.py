@@ -56,7 +56,6 @@ OTHER_VALUES: dict[str, Any] = {
     "stabilizer_blend": 0.3,
     "factor_dtype": "bfloat16",
     "window": 3,
-    "largest_factor": 2,
     "rank": 2,
     "sides": "input",
     "gradient_norm": 3.0,

@@ -66,6 +66,8 @@ class Session:
         self.optimizer, self.preconditioner = build(
             name, self.model, {**options(name, lr=0.01), **periods, **chosen}, **more
         )
+        if self.preconditioner is not None:  # MKOR-H warns of a first step without one; some misuses have no loss
+            self.preconditioner.observe(1.0)
 
     def batch(self, step: int) -> Tensor:
         """Return the inputs of a step."""

@@ -90,7 +90,10 @@ class StepTimes:
         first = dict(iter(timed[~is_true(timed["again"])].groupby(keys, sort=False)))
         second = timed[is_true(timed["again"])].groupby(keys, sort=False)
         # The same run under two names: of a label with several kinds of step, the kind that was timed again.
-        return [_aa_test(first[key].merge(rows[["run"]].drop_duplicates()), rows) for key, rows in second]
+        # What was timed again only, in a damaged table, has nothing to be compared with.
+        return [
+            _aa_test(first[key].merge(rows[["run"]].drop_duplicates()), rows) for key, rows in second if key in first
+        ]
 
     @property
     def exclusions(self) -> tuple[int, int]:

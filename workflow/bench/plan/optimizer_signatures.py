@@ -147,6 +147,8 @@ def _read_fields(root: Path, module: str, class_name: str) -> dict[str, Hyperpar
     fields: dict[str, Hyperparameter] = {}
     for base in reversed(_base_names(node)):
         fields |= _read_fields(root, module, base)
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return fields  # a mixin: its annotations are no fields
     for statement, following in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
             name = statement.target.id
