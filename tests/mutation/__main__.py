@@ -52,8 +52,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     root = Path.cwd()
     config = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mutation"]
     tests = {package: _test_files(root, paths) for package, paths in config["tests"].items()}
-    sources = {name: [str(file.relative_to(root)) for file in sorted((root / name).glob("*.py"))] for name in tests}
-    everything = [mutant for files in sources.values() for file in files for mutant in mutants(root, file)]
+    sources = {name: [str(file.relative_to(root)) for file in sorted((root / name).rglob("*.py"))] for name in tests}
+    everything = [mutant for name, files in sources.items() for file in files for mutant in mutants(root, name, file)]
     equivalent = _equivalent(root, everything)
     found = [mutant for mutant in everything if mutant.module.startswith(tuple(options.modules))]
     found = found if options.modules else everything

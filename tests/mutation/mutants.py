@@ -63,6 +63,8 @@ class Mutant:
     """One change of one file."""
 
     key: Key
+    package: str
+    """The configured folder, in which the file is, at any depth."""
     line: int
     statement: frozenset[int]
     """The lines of the statement, without those of the statements inside it."""
@@ -76,11 +78,6 @@ class Mutant:
     def module(self) -> str:
         """The file's path from the root."""
         return self.key.module
-
-    @property
-    def package(self) -> str:
-        """The folder of the file."""
-        return self.module.rpartition("/")[0]
 
     @property
     def place(self) -> str:
@@ -101,9 +98,9 @@ class Mutant:
         return (encoded[:start] + replacement.encode() + encoded[end:]).decode()
 
 
-def mutants(root: Path, module: str) -> list[Mutant]:
-    """Return all mutants of a file that compile, in the order of the syntax tree."""
-    finder = _Finder(module, (root / module).read_text(encoding="utf-8"))
+def mutants(root: Path, package: str, module: str) -> list[Mutant]:
+    """Return all mutants of a package's file that compile, in the order of the syntax tree."""
+    finder = _Finder(package, module, (root / module).read_text(encoding="utf-8"))
     finder.body(ast.parse(finder.text).body, "", top_level=True)
     return [mutant for mutant in finder.found if _compiles(mutant.apply(finder.text))]
 
@@ -117,8 +114,8 @@ def _compiles(text: str) -> bool:
 
 
 class _Finder:
-    def __init__(self, module: str, text: str) -> None:
-        self.module, self.text = module, text
+    def __init__(self, package: str, module: str, text: str) -> None:
+        self.package, self.module, self.text = package, module, text
         self.found: list[Mutant] = []
         self.seen: Counter[tuple[str, str, str]] = Counter()
         self.function, self.top_level, self.lines = "", True, frozenset[int]()
@@ -140,7 +137,7 @@ class _Finder:
         )
         lines = self.lines | frozenset(range(node.lineno, node.end_lineno + 1))
         key = Key(self.module, self.function, source, change)
-        self.found.append(Mutant(key, node.lineno, lines, self.top_level, span, text))
+        self.found.append(Mutant(key, self.package, node.lineno, lines, self.top_level, span, text))
 
     def body(self, statements: list[ast.stmt], function: str, *, top_level: bool) -> None:
         for statement in statements:

@@ -24,7 +24,7 @@ preload = []
 [tool.mutation.tests]
 planted = ["tests"]
 """,
-    "planted/weak.py": """
+    "planted/inner/weak.py": """
 from functools import cache
 
 LIMIT = 3
@@ -60,7 +60,7 @@ def count():
     "tests/test_planted.py": """
 from planted.endless import count
 from planted.strong import one
-from planted.weak import Small, over
+from planted.inner.weak import Small, over
 
 def test_over():
     assert over(5) and not over(2)
@@ -107,14 +107,14 @@ def source(project):
 
 def test_what_a_weak_test_misses_is_listed_and_nothing_else(project):
     before = source(project)
-    command = start(project, "planted/weak.py", "planted/strong.py")
+    command = start(project, "planted/inner/weak.py", "planted/strong.py")
     output, _ = command.communicate(timeout=120)
     survivors = yaml.safe_load((project / ".mutation" / "survivors.yaml").read_text())
     assert [(entry["at"], entry["function"], entry["change"]) for entry in survivors] == [
-        ("planted/weak.py:4", "", "3 -> 4"),
-        ("planted/weak.py:8", "Small", "4 -> 5"),
-        ("planted/weak.py:11", "Small.holds", "< -> <="),
-        ("planted/weak.py:16", "over", "> -> >="),
+        ("planted/inner/weak.py:4", "", "3 -> 4"),
+        ("planted/inner/weak.py:8", "Small", "4 -> 5"),
+        ("planted/inner/weak.py:11", "Small.holds", "< -> <="),
+        ("planted/inner/weak.py:16", "over", "> -> >="),
     ], output
     assert command.returncode == 1
     assert "planted: fewer than 95 % of the mutants were killed" in output
@@ -147,7 +147,7 @@ def wait_until(condition):
 
 def changes(tmp_path, text):
     (tmp_path / "module.py").write_text(text)
-    return mutants(tmp_path, "module.py")
+    return mutants(tmp_path, ".", "module.py")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +210,20 @@ def test_an_entry_that_fits_no_mutant_is_refused(tmp_path):
 
 
 def test_a_mutant_that_is_called_equivalent_and_is_killed_is_a_problem():
-    mutant = Mutant(Key("planted/weak.py", "f", "x = a < b", "< -> <="), 1, frozenset({1}), False, (4, 9), "(a <= b)")
+    mutant = Mutant(
+        Key("planted/inner/weak.py", "f", "x = a < b", "< -> <="),
+        "planted",
+        1,
+        frozenset({1}),
+        False,
+        (4, 9),
+        "(a <= b)",
+    )
     assert command._problems({mutant: None}, {mutant.key}, 95) == []
     assert "test_a kills" in command._problems({mutant: "test_a"}, {mutant.key}, 95)[0]
+
+
+def test_every_mutant_that_is_listed_as_equivalent_exists():
+    entries = yaml.safe_load((ROOT / command.EQUIVALENT).read_text(encoding="utf-8"))
+    known = {mutant.key for module in {entry["module"] for entry in entries} for mutant in mutants(ROOT, "", module)}
+    assert [entry for entry in entries if Key(*(entry[name] for name in Key._fields)) not in known] == []
