@@ -36,8 +36,8 @@ print(preconditioner.layers, mkor_core.__version__, mkor_core.__file__)
 
 
 def snippet(page: str) -> str:
-    """Return the five lines of a page."""
-    (found,) = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    """Return the five lines of a page, its first example."""
+    found, *_ = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     return found
 
 

@@ -181,18 +181,18 @@ def test_a_parameter_beside_those_of_a_layer_is_warned_of():
 
 
 def test_layers_whose_state_would_dwarf_their_weights_are_warned_of_before_anything_is_allocated():
-    """By hand: a factor of 32,000^2 and one of 513^2 floats, two vectors; a weight of 32,000 x 512."""
+    """By hand: a factor of 16,000^2 and one of 513^2 floats, two vectors; a weight of 16,000 x 512."""
     with torch.device("meta"):
-        model = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 32000), nn.Linear(32000, 10))
+        model = nn.Sequential(nn.Linear(8, 512), nn.Linear(512, 16000), nn.Linear(16000, 10))
     assert warned(model) == [
         """\
-MKOR will allocate 8.2 GB for layers whose state is more than 10 times as large as their weight:
-  1: Linear 32000 x 513, 4.1 GB of state for 65.5 MB of weight
-  2: Linear 10 x 32001, 4.1 GB of state for 1.3 MB of weight
+MKOR will allocate 2.0 GB for layers whose state is more than 10 times as large as their weight:
+  1: Linear 16000 x 513, 1.0 GB of state for 32.8 MB of weight
+  2: Linear 10 x 16001, 1.0 GB of state for 640.0 kB of weight
 MKOR(window=...) keeps columns in place of matrices; exclude= leaves a layer to the base optimizer."""
     ]
     (message,) = warned(model, KAISA())
-    assert message.startswith("KAISA will allocate 16.4 GB for layers")
+    assert message.startswith("KAISA will allocate 4.1 GB for layers")
     assert message.endswith("\nexclude= leaves a layer to the base optimizer.")
     assert warned(model, MKOR(window=16)) == warned(model, Eva()) == warned(model, exclude=["1", "2"]) == []
     model[1].requires_grad_(False)
@@ -202,7 +202,7 @@ MKOR(window=...) keeps columns in place of matrices; exclude= leaves a layer to 
 
 def test_many_layers_with_large_states_are_summed_up():
     with torch.device("meta"):
-        model = nn.ModuleDict({name: nn.Linear(10 + index, 20000) for index, name in enumerate("abcde")})
+        model = nn.ModuleDict({name: nn.Linear(10 + index, 16000) for index, name in enumerate("abcde")})
     lines = warned(model)[0].splitlines()
     assert len(lines) == 6
     assert lines[4] == "  2 other kinds of layers"
