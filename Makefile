@@ -23,7 +23,7 @@ FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(sh
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help reproduce evidence field test test-faults test-mutations test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
+.PHONY: help reproduce evidence field test test-faults test-mutations test-kernels test-slurm timing compare tune partial status refresh crate bench benchmark lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -68,8 +68,16 @@ test: $(INSTALLED) ## check lint, formatting and types, and run all tests, inclu
 test-faults: $(INSTALLED) ## run the long fault tests (20 minutes on 2 cores): kills, damaged files, full disks; print and check counts
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
 
-test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/knee.py SAMPLE=200
+test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/maths/knee.py SAMPLE=200
 	$(BIN)/python -m tests.mutation $(MODULE) $(if $(SAMPLE),--sample $(SAMPLE)) --workers $(WORKERS)
+
+# Triton takes a gigabyte of disk, so neither the lock nor `make test` brings it. Its interpreter is chosen when it is imported,
+# so kernels are compiled by another process.
+test-kernels: $(INSTALLED) ## run the Triton kernels in Triton's interpreter, and compile them for A100 and H100; 4 minutes
+	$(BIN)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["kernels"], sep="\n")' > .venv/kernels.txt
+	test -d .venv/kernels/triton || $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --target .venv/kernels --requirement .venv/kernels.txt
+	TRITON_INTERPRET=1 OMP_NUM_THREADS=1 PYTHONPATH=$(call quoted,$(CURDIR)/.venv/kernels) $(BIN)/pytest -q --numprocesses $(call quoted,$(value WORKERS)) tests/mkor_core/test_kernels.py
+	PYTHONPATH=$(call quoted,$(CURDIR)/.venv/kernels) $(BIN)/python -m benchmarks.kernels --check --out .venv/kernels.csv
 
 # The plugin is installed in a folder of its own, because Snakemake imports every installed plugin at each start, which takes seconds.
 test-slurm: $(INSTALLED) ## test the Slurm profile on a real Slurm of one node; needs slurm-wlm, munge and root

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -142,19 +142,14 @@ def _made(block: Block, width: int, device: torch.device) -> tuple[nn.Module, Te
 
 
 def forward_backward(block: Block, width: int, device: torch.device) -> Callable[[], Times]:
-    """Return a turn of a forward and a backward pass on a true batch; in bfloat16 on a GPU, as training there."""
+    """Return a turn of a forward and a backward pass on a true batch."""
     torch.manual_seed(0)
     model = block.make(width).to(device).train()
-    inputs = block.batch[device.type](width).to(device)
-    precision: AbstractContextManager[object] = (
-        torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext()
-    )
+    inputs = block.batch(width).to(device)
 
     def work() -> None:
         model.zero_grad()
-        with precision:
-            loss = model(inputs).float().square().mean()
-        loss.backward()
+        model(inputs).square().mean().backward()
 
     work()
     return partial(_alike, work, device)
@@ -170,24 +165,12 @@ def two_products(block: Block, width: int, device: torch.device) -> Callable[[],
     matrices = [[torch.randn(*side, device=device) for side in of_layer] for of_layer in sides]
 
     def work() -> None:
-        with _default_precision(device):
-            for left, grad, product, right, value in matrices:
-                torch.mm(left, grad, out=product)
-                torch.mm(product, right, out=value)
+        for left, grad, product, right, value in matrices:
+            torch.mm(left, grad, out=product)
+            torch.mm(product, right, out=value)
 
     work()
     return partial(_alike, work, device)
-
-
-@contextmanager
-def _default_precision(device: torch.device) -> Iterator[None]:
-    """Multiply in the precision that a `Preconditioner` takes by default: TF32 on a GPU."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 FACTORS: Final = 8

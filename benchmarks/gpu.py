@@ -9,8 +9,11 @@ FOLDER is laid out as ``results/reference/<hardware>/single_gpu``, where it can 
 
 - ``probes/<probe>.csv``: step times, memory and costs of BERT-Large and ResNet-50 at their true sizes, on random data;
 - ``bench/smoke.csv``: each method's trial under ``torch.cuda.set_sync_debug_mode("error")`` (`benchmarks.smoke`);
-- ``bench/steps.csv`` and its picture (`benchmarks.steps`);
+- ``bench/whole_steps.csv`` (`benchmarks.whole_steps`);
 - ``chunks/<chunk>.json``: seconds, machine, package versions, and what was left out and why.
+
+``--first`` measures in at most ten minutes what to know first of a GPU that is at hand for half an hour (`FIRST`), and
+writes it to FOLDER/first: shorter chunks, of which ``first.csv`` says how each ended.
 
 ``--device cpu --quick`` tries the program out on a CPU, with small models and a few steps.
 """
@@ -18,28 +21,22 @@ FOLDER is laid out as ``results/reference/<hardware>/single_gpu``, where it can 
 from __future__ import annotations
 
 import argparse
-import gc
 import logging
 import multiprocessing
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from types import FrameType
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import pandas as pd
 import torch
 
 from baselines import method_class
-from benchmarks import models, smoke, steps
+from benchmarks import first_parts, models, smoke, steps, whole_steps
 from benchmarks.methods import methods
-from benchmarks.step_rows import Measured, rows, summary
-from workflow.bench.plan import Plan, Tier
+from benchmarks.session import OutOfTimeError, Session, part, say, time_limit
 from workflow.bench.probes import _ranks, cost_scaling, iteration_time, memory, step_breakdown
 from workflow.bench.probes._models import ProbeModel, RandomImages, RandomTokens, bert_large
 from workflow.bench.probes._optimizers import optimizers
@@ -52,42 +49,7 @@ from workflow.bench.support.files import write_atomically, write_json
 
 logger = logging.getLogger(__name__)
 
-TIER: Final = "single_gpu"
-CHUNK_SECONDS: Final = 525.0
-"""A chunk is cut off after this time, so that with its start and end it stays below nine minutes."""
 DIMENSIONS: Final = (1024, 2048, 4096, 8192)
-
-
-class OutOfTimeError(Exception):
-    """The chunk's time is over."""
-
-
-@dataclass
-class Session:
-    """A chunk's measurement: where it computes and writes, and what it had to leave out."""
-
-    out: Path
-    device: torch.device
-    quick: bool
-    hardware: str
-    left_out: list[str] = field(default_factory=list)
-    failed: bool = False
-
-    def note(self, what: str, reason: str) -> None:
-        """Note and print that something is left out."""
-        self.left_out.append(f"{what}: {reason}")
-        say(f"  {what} is left out: {reason}")
-
-    @property
-    def plan(self) -> Plan:
-        """A plan without experiments: the probes measure the models that they are given."""
-        tier = Tier(TIER, "true model sizes on one GPU", self.device.type, torch.get_num_threads(), 10.0, "float32")
-        return Plan(tier, self.hardware, self.out, {}, ())
-
-
-def say(line: str) -> None:
-    """Print a line of progress."""
-    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
 
 
 def bert(session: Session) -> ProbeModel:
@@ -127,29 +89,6 @@ Rows = Iterator[NamedTuple]
 Result = TypeVar("Result")
 
 
-def part(session: Session, what: str, measure: Callable[[], Iterable[Result]]) -> Iterator[Result]:
-    """Yield what is measured in one part of a chunk; where it cannot be measured, note why.
-
-    A failure that nothing explains is printed with its traceback; the command's exit status is then 1.
-    """
-    say(f"  {what}")
-    try:
-        yield from measure()
-    except OutOfTimeError:
-        raise
-    except ModuleNotFoundError as error:
-        session.note(what, f"the package {error.name} is not installed")
-    except torch.OutOfMemoryError:
-        session.note(what, "out of memory")
-    except Exception as error:
-        logger.exception("%s failed", what)
-        session.note(what, f"failed: {(str(error).strip() or repr(error)).splitlines()[-1]}")
-        session.failed = True
-    if session.device.type == "cuda":
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
 def smoke_rows(session: Session) -> Rows:
     """Yield every method's trial."""
     for block in models.BLOCKS:
@@ -167,18 +106,17 @@ def _single(trial: Callable[[], Result]) -> list[Result]:
 
 
 def step_rows(session: Session) -> Rows:
-    """Yield the rows of `benchmarks.steps`, also of what was measured when the time is over."""
-    blocks = [models.narrowed(block, 4) for block in models.BLOCKS] if session.quick else models.BLOCKS
-    minutes = steps.QUICK_MINUTES if session.quick else steps.MINUTES["cuda"]
-    measured: list[Measured] = []
-    try:
-        for one in part(session, "steps", lambda: steps.measure(blocks, methods(), session.device, minutes)):
-            measured.append(one)  # noqa: PERF402 (all that came before the time is over)
-    except OutOfTimeError:
-        session.note("the rest of steps", "the chunk's time is over")
-    table = list(rows(measured, session.device, session.hardware))
-    yield from table
-    for line in summary(table):
+    """Yield the rows of `benchmarks.whole_steps`."""
+    makers = whole_steps.small_models() if session.quick else whole_steps.true_models()
+    seconds = 60 * steps.QUICK_MINUTES if session.quick else min(60 * whole_steps.MINUTES, 0.8 * session.seconds)
+    seconds /= len(makers)
+    chosen, table = methods(FIRST_LABELS if session.is_first else whole_steps.LABELS), []
+    for name, make in makers.items():
+        measure = partial(whole_steps.measure, [make], chosen, session.device, session.hardware, seconds)
+        for row in part(session, f"steps of {name}", measure):
+            yield row
+            table.append(row)
+    for line in whole_steps.summary(table):
         print(line)
 
 
@@ -229,6 +167,27 @@ def _iterations_of(session: Session, name: str, label: str) -> Rows:
     yield from iteration_time.rows([sweep], session.device.type, session.hardware, repeats)
 
 
+def stride_rows(session: Session) -> Rows:
+    """Yield the times of one product by the stride of its rows."""
+    measure = partial(first_parts.stride_rows, session.device, session.hardware, quick=session.quick)
+    yield from part(session, "a product by the stride of its rows", measure)
+
+
+def kernel_rows(session: Session) -> Rows:
+    """Run the command that compares the fused kernels, which writes its own tables."""
+    file = session.out / "bench" / "kernels.csv"
+    run = partial(first_parts.run_module, "benchmarks.kernels", file, session.seconds - 2)
+    yield from part(session, "python -m benchmarks.kernels", run)
+
+
+def profile_rows(session: Session) -> Rows:
+    """Yield what takes longest in a BERT's steps."""
+    model = (whole_steps.small_models() if session.quick else whole_steps.true_models())["bert"]()
+    for label in first_parts.PROFILED:
+        measure = partial(first_parts.profile_rows, model, label, session.device, session.hardware)
+        yield from part(session, f"profile of {label}", measure)
+
+
 class Chunk(NamedTuple):
     """A part of the measurements that fits into nine minutes."""
 
@@ -240,7 +199,7 @@ class Chunk(NamedTuple):
 
 CHUNKS: Final[Mapping[str, Chunk]] = {
     "smoke": Chunk("a trial of every method, with an error where the host waits", "bench/smoke.csv", smoke_rows),
-    "steps": Chunk("python -m benchmarks.steps --gpu", "bench/steps.csv", step_rows),
+    "steps": Chunk("python -m benchmarks.steps --gpu", "bench/whole_steps.csv", step_rows),
     "cost_scaling": Chunk("factor updates and preconditioning over the width", "probes/cost_scaling.csv", cost_rows),
     **{
         f"{probe}_{name}": Chunk(f"the probe {probe} on {name}", f"probes/{probe}.csv", partial(rows, name=name))
@@ -251,45 +210,56 @@ CHUNKS: Final[Mapping[str, Chunk]] = {
         )
         for name in MODELS
     },
+    "strides": Chunk("one product with rows that are aligned and that are not", "bench/strides.csv", stride_rows),
+    "kernels": Chunk("python -m benchmarks.kernels", "bench/kernels.csv", kernel_rows),
+    "profile": Chunk("what takes longest in steps of BERT", "bench/profile.csv", profile_rows),
 }
 """In the order in which they are measured; a machine may be at hand for the first ones only."""
+FIRST: Final[Mapping[str, float]] = {
+    "smoke": 90.0,
+    "strides": 20.0,
+    "step_breakdown_bert": 80.0,
+    "steps": 170.0,
+    "kernels": 60.0,
+    "profile": 120.0,
+}
+"""Chunks of ``--first`` in their order, and the most seconds of each: nine minutes of its ten."""
+FIRST_LABELS: Final = ("mkor_w4", "mkor", "eva")
+"""Labels of `benchmarks.methods` whose whole steps ``--first`` times."""
 
 
-@contextmanager
-def time_limit(seconds: float) -> Iterator[None]:
-    """Raise `OutOfTimeError` in the main thread once the time is over, or when the process is told to end."""
+class Ended(NamedTuple):
+    """How a chunk ended."""
 
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        raise OutOfTimeError
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGALRM, signal.SIGTERM)}
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    chunk: str
+    status: str
+    """``ok``, ``in part`` or ``failed``."""
+    seconds: float
+    rows: int
+    detail: str | None
+    """What was left out, and why."""
 
 
-def measure_chunk(name: str, session: Session, seconds: float = CHUNK_SECONDS) -> None:
+def measure_chunk(name: str, session: Session) -> Ended:
     """Measure a chunk, and write its rows and its record; what it had measured when its time was over counts."""
     chunk = CHUNKS[name]
     say(f"{name}: {chunk.title}")
     start = time.monotonic()
     rows: list[NamedTuple] = []
     try:
-        with time_limit(seconds):
+        with time_limit(session.seconds):
             rows.extend(chunk.rows(session))
     except OutOfTimeError:
         session.note("the rest of the chunk", f"not measured within {time.monotonic() - start:.0f} s")
         for child in multiprocessing.active_children():
             child.terminate()
+    except Exception as error:  # one chunk's failure must not cost the others their time
+        logger.exception("%s failed", name)
+        session.note("the rest of the chunk", f"failed: {error}")
+        session.failed = True
     if rows:
         write_part(session.out / chunk.file, rows)
-    if name == "steps" and rows:
-        say(f"  {steps.draw(session.out / 'bench')}")
-    record = {
+    record: dict[str, Any] = {
         "seconds": round(time.monotonic() - start, 1),
         "rows": len(rows),
         "left_out": session.left_out,
@@ -302,6 +272,8 @@ def measure_chunk(name: str, session: Session, seconds: float = CHUNK_SECONDS) -
     }
     write_json(session.out / "chunks" / f"{name}.json", record)
     say(f"{name}: {len(rows)} rows in {record['seconds']} s")
+    status = "failed" if session.failed else "in part" if session.left_out else "ok"
+    return Ended(name, status, record["seconds"], len(rows), "; ".join(session.left_out) or None)
 
 
 def write_part(file: Path, rows: Sequence[NamedTuple]) -> None:
@@ -319,6 +291,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, help="the folder to write to")
+    parser.add_argument("--first", action="store_true", help="measure in ten minutes what to know first")
     parser.add_argument("--chunk", nargs="+", metavar="NAME", help="measure these (default: all that are missing)")
     parser.add_argument("--list", action="store_true", help="list the chunks and whether FOLDER has them")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
@@ -339,20 +312,40 @@ def _work(options: argparse.Namespace) -> int:
             raise ConfigError(f"chunk = '{name}': unknown; {did_you_mean(name, CHUNKS)}")
     if options.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda: PyTorch finds no GPU; --device cpu --quick tries the program out")
+    if options.first and options.chunk:
+        raise ConfigError("--first: has its own chunks; leave out --chunk")
+    make = partial(
+        Session,
+        device=torch.device(options.device),
+        quick=options.quick,
+        hardware=provenance.hardware_name(options.device),
+    )
+    if options.first:
+        return measure_first(options.out / "first", make)
     chosen = options.chunk or [name for name in CHUNKS if not _record(options.out, name).is_file()]
     failed = False
     for name in chosen:
         refuse_unwritable("--out", _record(options.out, name))
-        hardware = provenance.hardware_name(options.device)
-        session = Session(options.out, torch.device(options.device), options.quick, hardware)
-        measure_chunk(name, session)
-        failed |= session.failed
+        failed |= measure_chunk(name, make(options.out)).status == "failed"
     say(
         f"All {len(CHUNKS)} chunks are in {options.out}"
         if not _missing(options.out)
         else "Missing: " + ", ".join(_missing(options.out))
     )
     return int(failed)
+
+
+def measure_first(folder: Path, make: Callable[..., Session]) -> int:
+    """Measure the chunks of `FIRST`, whichever of them fail, and say how each ended; return the exit status."""
+    refuse_unwritable("--out", folder / "first.csv")
+    ended: list[Ended] = []
+    for name, seconds in FIRST.items():
+        ended.append(measure_chunk(name, make(folder, seconds=seconds, is_first=True)))
+        write_atomically(folder / "first.csv", table_of(ended).to_csv(index=False))
+    for one in ended:
+        print(f"{one.chunk:24} {one.status:8} {one.seconds:6.1f} s {one.rows:5} rows  {one.detail or ''}".rstrip())
+    say(f"Written: {folder}")
+    return int(any(one.status == "failed" for one in ended))
 
 
 def _record(folder: Path, name: str) -> Path:

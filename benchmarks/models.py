@@ -5,7 +5,7 @@ They need no package but PyTorch. Weights are random and so is the data: the tim
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -119,8 +119,8 @@ class Block:
     make: Callable[[int], nn.Module]
     few: Inputs
     """A small batch: it gives statistics and gradients before a step."""
-    batch: Mapping[str, Inputs]
-    """By device, the batch whose forward and backward pass a step is compared with."""
+    batch: Inputs
+    """The batch whose forward and backward pass a step is compared with."""
     weight: float = 1.0
     """The share of the time that the block has beside the others'."""
 
@@ -132,7 +132,7 @@ BLOCKS: Final = (
         (256, 512, 1024),
         lambda width: EncoderLayer(width, 4 * width),
         lambda width: torch.randn(4, 8, width),
-        {"cpu": lambda width: torch.randn(4, 128, width), "cuda": lambda width: torch.randn(8, 512, width)},
+        lambda width: torch.randn(4, 128, width),
     ),
     Block(
         "alexnet",
@@ -140,7 +140,7 @@ BLOCKS: Final = (
         (1024, 2048, 4096),
         alexnet_head,
         lambda width: torch.randn(32, width // 16),
-        dict.fromkeys(("cpu", "cuda"), lambda width: torch.randn(128, width // 16)),
+        lambda width: torch.randn(128, width // 16),
         weight=1.4,
     ),
     Block(
@@ -149,7 +149,7 @@ BLOCKS: Final = (
         (32, 64),  # narrower ones would time the host's work for each layer
         resnet50,
         lambda _width: torch.randn(4, 3, 32, 32),
-        {"cpu": lambda _width: torch.randn(4, 3, 64, 64), "cuda": lambda _width: torch.randn(64, 3, 224, 224)},
+        lambda _width: torch.randn(4, 3, 64, 64),
     ),
 )
 

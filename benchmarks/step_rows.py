@@ -26,6 +26,8 @@ YARDSTICKS: Final = (FORWARD_BACKWARD, PRODUCTS, FLOOR)
 REFERENCE: Final = {CONTROL: SGD, "mkor": PRODUCTS, FACTOR: FLOOR}
 """The contender that another one is set beside in ``of_reference``."""
 FACTOR_BLOCK: Final = "factor"
+FAILED: Final = "failed: "
+"""How the note of an optimizer begins that raised an exception; the command's exit status is then 1."""
 
 Rounds = Mapping[str, Sequence[Times]]
 """Each contender's times by round."""
@@ -100,12 +102,12 @@ def _row(
         rounds=len(ms),
         update_ms=median(each.update for each in times) if times else float("nan"),
         plain_ms=median(each.plain for each in times) if times else float("nan"),
-        **_columns("ms", estimate(ms) if ms else None),
-        **_columns("of_sgd", _beside(one, ms, SGD, period)),
-        **_columns("of_adamw", _beside(one, ms, ADAMW, period)),
-        **_columns("of_forward_backward", _beside(one, ms, FORWARD_BACKWARD, period)),
+        **columns("ms", estimate(ms) if ms else None),
+        **columns("of_sgd", _beside(one, ms, SGD, period)),
+        **columns("of_adamw", _beside(one, ms, ADAMW, period)),
+        **columns("of_forward_backward", _beside(one, ms, FORWARD_BACKWARD, period)),
         reference=reference if reference in one.times else None,
-        **_columns("of_reference", _beside(one, ms, reference, period)),
+        **columns("of_reference", _beside(one, ms, reference, period)),
         slope=_slope(measured, one, label, period),
         state_bytes=one.state_bytes.get(label),
         note=one.left_out.get(label),
@@ -116,7 +118,7 @@ def _row(
     )
 
 
-def _columns(name: str, value: Estimate | None) -> dict[str, Any]:
+def columns(name: str, value: Estimate | None) -> dict[str, Any]:
     """Return a value and its interval as the columns ``name``, ``name_low`` and ``name_high``."""
     if value is None:
         return dict.fromkeys((name, f"{name}_low", f"{name}_high"), float("nan"))

@@ -1,7 +1,8 @@
 """What a step of every optimizer costs, beside torch's SGD and AdamW and the forward and backward pass.
 
-``python -m benchmarks.steps`` (``make bench``) takes at most 5 minutes on two cores, ``--gpu`` at most 8 minutes on a
-GPU; both need the machine to themselves. It writes ``steps.csv`` and, where Matplotlib is installed, a picture. All
+``python -m benchmarks.steps`` (``make bench``) takes at most 5 minutes on two cores and needs the machine to itself;
+``--gpu`` times whole models on a GPU instead (`benchmarks.whole_steps`, which lists its columns), where a block of
+layers would keep only the host busy. It writes ``steps.csv`` and, where Matplotlib is installed, a picture. All
 contenders take turns in every round; ratios are those within a round, their intervals span the rounds. The control is
 the same SGD once more: if the interval of its ratio excludes 1, the machine was not quiet.
 
@@ -34,11 +35,11 @@ from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 
-from benchmarks import contenders
+from benchmarks import contenders, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import BenchmarkMethod, methods
 from benchmarks.models import BLOCKS, Block, narrowed
@@ -46,6 +47,7 @@ from benchmarks.step_rows import (
     ADAMW,
     CONTROL,
     FACTOR,
+    FAILED,
     FLOOR,
     FORWARD_BACKWARD,
     PRODUCTS,
@@ -63,7 +65,9 @@ from workflow.bench.support.config import ConfigError, did_you_mean
 
 logger = logging.getLogger(__name__)
 
-MINUTES: Final = {"cpu": 4.2, "cuda": 6.5}
+Chosen = TypeVar("Chosen")
+
+MINUTES: Final = 4.2
 """The time that rounds may fill; the start and the last round come on top."""
 QUICK_MINUTES: Final = 0.4
 ROUNDS: Final = (3, 15)
@@ -74,8 +78,6 @@ GROWTH: Final = 2.5
 """The power of the width by which a step's time is expected to grow: the memory's is 2, that of products 3."""
 DEAREST: Final = 0.5
 """The share of a width's time that a single optimizer may take in the fewest rounds."""
-FAILED: Final = "failed: "
-"""How the note of an optimizer begins that raised an exception; the command's exit status is then 1."""
 CHEAP_SHARE: Final = 0.2
 """The share of a width's time that the cheap contenders' further rounds have in any case."""
 FACTOR_WIDTHS: Final = (1024, 4096)
@@ -95,8 +97,6 @@ def measure_block(
         yield measured
         smaller = measured
         gc.collect()  # models and preconditioners refer to each other through hooks
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def measure_width(
@@ -275,17 +275,48 @@ def draw(folder: Path) -> str:
     return f"Written: {', '.join(str(file) for file in steps_figure.draw(folder))}"
 
 
-def choose_blocks(names: Sequence[str]) -> list[Block]:
-    """Return blocks by name.
+def choose(names: Sequence[str] | None, known: Mapping[str, Chosen]) -> list[Chosen]:
+    """Return what has some names; without names all.
 
     Raises:
         ConfigError: an unknown name.
     """
-    known = {block.name: block for block in BLOCKS}
-    for name in names:
+    for name in names or ():
         if name not in known:
             raise ConfigError(f"models = '{name}': unknown; {did_you_mean(name, known)}")
-    return [known[name] for name in names]
+    return [known[name] for name in names or known]
+
+
+def layers(options: argparse.Namespace, folder: Path, hardware: str) -> int:
+    """Time the optimizers' steps on blocks of layers; return the exit status."""
+    blocks = choose(options.models, {block.name: block for block in BLOCKS})
+    chosen, out, device = methods(options.optimizers), folder / "steps.csv", torch.device("cpu")
+    refuse_unwritable("--out", out)
+    if options.quick:
+        blocks = [narrowed(block, 4) for block in blocks]
+    measured = list(measure(blocks, chosen, device, QUICK_MINUTES if options.quick else MINUTES))
+    table = list(rows(measured, device, hardware))
+    write_rows(out, table)
+    picture = draw(folder)
+    for line in summary(table):
+        print(line)
+    print(f"Written: {out}")
+    print(picture)
+    return int(any((row.note or "").startswith(FAILED) for row in table))
+
+
+def whole_models(options: argparse.Namespace, folder: Path, hardware: str) -> int:
+    """Time whole models on the GPU; return the exit status."""
+    models = choose(options.models, whole_steps.small_models() if options.quick else whole_steps.true_models())
+    chosen, out = methods(options.optimizers or whole_steps.LABELS), folder / "whole_steps.csv"
+    refuse_unwritable("--out", out)
+    minutes = QUICK_MINUTES if options.quick else whole_steps.MINUTES
+    table = list(whole_steps.measure(models, chosen, torch.device("cuda"), hardware, 60 * minutes))
+    write_rows(out, table)
+    for line in whole_steps.summary(table):
+        print(line)
+    print(f"Written: {out}")
+    return int(any((row.note or "").startswith(FAILED) for row in table))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -293,13 +324,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.steps", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--gpu", action="store_true", help="measure on the GPU instead of the CPU")
-    parser.add_argument("--models", nargs="+", metavar="NAME", default=[block.name for block in BLOCKS])
+    parser.add_argument("--gpu", action="store_true", help="time whole models on the GPU")
+    parser.add_argument("--models", nargs="+", metavar="NAME", help="some of them (default: all)")
     parser.add_argument(
         "--optimizers",
         nargs="+",
         metavar="LABEL",
-        help="files of baselines/, mkor_w4, ... (default: all but those that the field tier alone has)",
+        help="files of baselines/, mkor_w4, ... (default: all but those that the field tier alone has; on a GPU "
+        f"{', '.join(whole_steps.LABELS)})",
     )
     parser.add_argument("--out", type=Path, help="the folder to write to (default: results/<hardware>/bench)")
     parser.add_argument("--quick", action="store_true", help="narrow layers and half a minute: a trial of the program")
@@ -307,23 +339,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def work(options: argparse.Namespace) -> int:
         if options.gpu and not torch.cuda.is_available():
             raise ConfigError("--gpu: PyTorch finds no GPU")
-        device = torch.device("cuda" if options.gpu else "cpu")
-        blocks, chosen = choose_blocks(options.models), methods(options.optimizers)
-        folder = options.out or Path("results", provenance.hardware_name(device.type), "bench")
-        out = folder / "steps.csv"
-        refuse_unwritable("--out", out)
-        if options.quick:
-            blocks = [narrowed(block, 4) for block in blocks]
-        minutes = QUICK_MINUTES if options.quick else MINUTES[device.type]
-        measured = list(measure(blocks, chosen, device, minutes))
-        table = list(rows(measured, device, provenance.hardware_name(device.type)))
-        write_rows(out, table)
-        picture = draw(folder)
-        for line in summary(table):
-            print(line)
-        print(f"Written: {out}")
-        print(picture)
-        return int(any((row.note or "").startswith(FAILED) for row in table))
+        hardware = provenance.hardware_name("cuda" if options.gpu else "cpu")
+        folder = options.out or Path("results", hardware, "bench")
+        return (whole_models if options.gpu else layers)(options, folder, hardware)
 
     return run_command(parser, work, arguments)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mkor_core.attachment import Attachment
-from mkor_core.capture.autograd import Precision, autocast_dtype, matmul_precision, without_autocast
+from mkor_core.capture.autograd import Precision, autocast_dtype, matmul_precision, usual_precision, without_autocast
 from mkor_core.capture.discovery import Roster
 from mkor_core.capture.layer import Layer, ShardedLayer, modules_of
 from mkor_core.capture.losses import LossHistory
@@ -22,6 +22,7 @@ from mkor_core.engines.clipping import known
 from mkor_core.engines.comparison import Comparisons
 from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.stacks import local_name
+from mkor_core.kernels.fused import FusedAdamW, FusedSGD
 from mkor_core.method import FollowsLoss, LayerState, LearningRate, Method, plain_hyperparameters
 from mkor_core.ranks.codec import Coder
 from mkor_core.saving.checks import check_state, saved_changes
@@ -88,6 +89,12 @@ class AppliedMethod:
             with without_autocast(device):
                 self._take_step(layers, with_gradient)
 
+    def attach(self, attachment: Attachment) -> None:
+        """Note what the method is attached to."""
+        self.attachment = attachment
+        if self.work.in_kernels is not None and isinstance(attachment.optimizer, FusedAdamW | FusedSGD):
+            self.work.in_kernels.fused = attachment.optimizer
+
     @property
     def any_weight(self) -> Tensor:
         """A weight, for its device and precision."""
@@ -98,7 +105,7 @@ class AppliedMethod:
         """The precision of the matrix products on gradients."""
         if self._setting.precision is not None:
             return self._setting.precision
-        return "high" if self.any_weight.is_cuda else "highest"
+        return usual_precision(self.any_weight.device)
 
     def active_layers(self) -> list[Layer]:
         """Return the layers whose weight is trained, by the attached optimizer if there is one."""
@@ -117,14 +124,14 @@ class AppliedMethod:
 
     def set(self, changes: Mapping[str, Any]) -> None:
         """Change hyperparameters from the next step on; see `Preconditioner.set`."""
-        self.method = self._changed_method(changes)
+        self.method = self.changed_method(changes)
         self.work.use(self.method)
         self._changed |= changes
         # With a shorter period the next step may need statistics, so the hooks must be on in its forward pass. They are
         # not turned off: that pass may have run already.
         self.capture.enabled = self.capture.enabled or self.method.accumulates(self._step)
 
-    def _changed_method(self, changes: Mapping[str, Any]) -> Method:
+    def changed_method(self, changes: Mapping[str, Any]) -> Method:
         """Return the method with other hyperparameters.
 
         Raises:
@@ -168,7 +175,7 @@ class AppliedMethod:
         required: the layers that it must have if this rank alone keeps them; None: all that are trained.
         """
         changed = saved_changes(state)
-        check_state(state, self._changed_method(changed) if changed else self.method)
+        check_state(state, self.changed_method(changed) if changed else self.method)
         if self.switch_step is not None and state["switch_step"] is None:
             raise RuntimeError("This Preconditioner has switched to the base optimizer: load the state into a new one.")
         needed = [layer.name for layer in self.active_layers() if layer.name in self.work.needed]
@@ -319,7 +326,11 @@ class AppliedMethod:
             self._engine.precondition(layers, rates, scale)
             return
         self.comparisons.start(layers)
+        if self.work.in_kernels is not None:
+            self.work.in_kernels.writes_gradients = True
         self._engine.precondition(layers, rates, scale)
+        if self.work.in_kernels is not None:
+            self.work.in_kernels.writes_gradients = False
         self.comparisons.finish(layers, self.method, self.work.state_of)
 
     def _learning_rates(self, layers: Sequence[Layer]) -> dict[str, LearningRate]:

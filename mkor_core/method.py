@@ -258,6 +258,45 @@ class FollowsLoss(ABC):
         """
 
 
+class Windowed(NamedTuple):
+    """``V = J_L D J_R`` with windows (`mkor_core.maths.inverses.WindowedInverse`) under ``left`` and ``right``."""
+
+    rescale: bool
+    """Whether V gets the norm of D."""
+
+
+class RankOne(NamedTuple):
+    """``V = nu (g g^T (x) a a^T + damping I)^-1 D``, with g under ``left``, a under ``right``, and ``batches``.
+
+    nu is the clip's factor (`Method.clip`).
+    """
+
+    damping: float
+
+
+class LowRank(ABC):
+    """Mixin of an `InPlaceMethod` whose update is D times a number less a matrix of low rank.
+
+    Triton kernels compute it without a copy of D (`mkor_core.kernels`), with the same result as `InPlaceMethod.apply`.
+    """
+
+    @property
+    @abstractmethod
+    def form(self) -> Windowed | RankOne | None:
+        """The form of the update; None: not of low rank with these hyperparameters."""
+
+
+class OfRankOne(LowRank):
+    """Mixin of a method like Eva, with a hyperparameter ``damping``, whose update is `RankOne`."""
+
+    damping: float
+
+    @property
+    def form(self) -> RankOne:
+        """See `LowRank.form`."""
+        return RankOne(self.damping)
+
+
 class Products(NamedTuple):
     """What an `InPlaceMethod` must know of all of D: of a block of D, what the block adds to sums over the blocks."""
 

@@ -16,7 +16,7 @@ from mkor_core.maths import inverses, linalg
 from mkor_core.maths.block_products import BlockProducts, block_products, precondition_block_
 from mkor_core.maths.inverses import DenseInverse, Rule, WindowedInverse
 from mkor_core.maths.products import Cut, Gradient, precondition_
-from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, Products, cut_state
+from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, LowRank, Products, Windowed, cut_state
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
 from mkor_core.transfers import upload
 
@@ -32,7 +32,7 @@ NOISE = 1e-5
 
 
 @dataclass(frozen=True, kw_only=True)
-class MKOR(HostAssisted, InPlaceMethod):
+class MKOR(HostAssisted, LowRank, InPlaceMethod):
     """MKOR: ``V = J_L D J_R``, whose inverse factors J get a rank-1 update once per period; without damping.
 
     D ``[d_out, d_in (+1)]`` is a layer's gradient, with a column for the bias. J_L and J_R start as the identity. In
@@ -71,7 +71,8 @@ class MKOR(HostAssisted, InPlaceMethod):
     the model's parameters are float64."""
     window: Annotated[int | None, Range(at_least=2, largest=1024), "the number of columns that a factor keeps"] = None
     """Keep weighted columns in place of a dense factor, and of a full window the leading half
-    (`mkor_core.maths.inverses.WindowedInverse`); None: dense."""
+    (`mkor_core.maths.inverses.WindowedInverse`). None: dense; with ``rank=1``, 16 columns in a layer with a side above
+    `MKOR.largest_factor`, 16,384."""
     rank: Annotated[int, Range(at_least=1, largest=1024), "the number of rank-1 updates in one factor update"] = 1
     """Above 1, the directions come from a randomized range finder on the rows; only for ``sherman_morrison`` and
     dense factors."""
@@ -211,10 +212,11 @@ class MKOR(HostAssisted, InPlaceMethod):
         """Truncate full windows, also of layers without statistics: the layers of a stack use their rows in turn."""
         # Without the host's copies, those of the update before are computed now, and a GPU waits for them.
         grams = self.host_inputs(state, step - self.inverse_update_period) if host is None else host
-        for side, gram in grams.items():
-            window = inverses.from_state(state, side, _wide(state))
-            assert isinstance(window, WindowedInverse)
-            window.truncate_(gram, accept)
+        # All decompositions come before the first change: one that fails leaves both windows what they had.
+        pairs = {side: inverses.eigenpairs(gram, state[side].device) for side, gram in grams.items()}
+        for side, own in pairs.items():
+            window = _window(state, side, _wide(state))
+            window.truncate_(own, accept)
             if window.rows is not state[side]:  # as in `update_factors`
                 state[side].copy_(window.rows)
 
@@ -231,7 +233,8 @@ class MKOR(HostAssisted, InPlaceMethod):
         narrow = state["right"].dtype == torch.bfloat16 and is_dense and weight.device.type != "cpu"
         dtype = torch.bfloat16 if narrow else weight.dtype
         J_L = inverses.from_state(state, "left", dtype) if self.sides == "both" else None
-        precondition_(J_L, grad, inverses.from_state(state, "right", dtype), rescale=self.rescale)
+        J_R = inverses.from_state(state, "right", dtype)
+        precondition_(J_L, grad, J_R, rescale=self.rescale, grows=self.update_rule == "published")
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
@@ -250,6 +253,12 @@ class MKOR(HostAssisted, InPlaceMethod):
     @override
     def works_on_blocks(self) -> bool:
         return self.window is not None
+
+    @property
+    @override
+    def form(self) -> Windowed | None:
+        # Wide layers have windows in any case; they are too wide for the kernels, and so few that it does not matter.
+        return None if self.window is None else Windowed(self.rescale)
 
     @property
     @override

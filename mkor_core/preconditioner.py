@@ -23,6 +23,7 @@ from mkor_core.engines.choice import Setting
 from mkor_core.engines.comparison import Comparison
 from mkor_core.engines.description import describe, oversized, warn
 from mkor_core.engines.engine import Phases, PhasesOfWork
+from mkor_core.engines.in_kernels import Kernels
 from mkor_core.method import Distributed, Method
 from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.ranks import comm
@@ -60,6 +61,9 @@ class Preconditioner:
             for more communication. None: if the parameters are sharded and the method cannot work on their blocks.
         codec: the lossy code in which ranks send rows, decompositions and updates; None sends them as they are.
         schedule: SPD-KFAC's, for KAISA on several ranks, which changes no number; None: one message at a time.
+        kernels: ``triton`` preconditions with Triton kernels, in place and in few launches: MKOR with a window and Eva,
+            of whole gradients; on a CPU in Triton's interpreter, with TRITON_INTERPRET=1. ``auto`` does so on CUDA
+            devices if Triton is installed, ``eager`` never.
 
     Raises:
         ValueError: an argument out of range, a pattern that matches no module, or a model without a layer to
@@ -82,6 +86,7 @@ class Preconditioner:
         owners: bool | None = None,
         codec: Codec | None = None,
         schedule: Schedule | None = None,
+        kernels: Kernels = "auto",
     ) -> None:
         require("accumulation_steps", accumulation_steps, Annotated[int, AT_LEAST_1])
         if not callable(lr):
@@ -89,6 +94,7 @@ class Preconditioner:
         require("precision", precision, Precision | None)
         require("codec", codec, Codec | None)
         require("schedule", schedule, Schedule | None)
+        require("kernels", kernels, Kernels)
         if not callable(grad_scale) and not isinstance(grad_scale, torch.amp.GradScaler):
             require("grad_scale", grad_scale, Annotated[float, POSITIVE])
         # FSDP1 and ZeRO-3 hide the matrices of layers: without this check, select_layers would fail for another reason.
@@ -113,6 +119,7 @@ class Preconditioner:
             owners,
             codec,
             schedule,
+            kernels,
         )
         self._phases = phases
         self._group = process_group
@@ -156,7 +163,7 @@ class Preconditioner:
             optimizer, source, step_hook(self._parts), lambda: any(part.capture.reached for part in self._parts)
         )
         for part in self._parts:
-            part.attachment = self._attachment
+            part.attach(self._attachment)
         return self
 
     def step(self) -> None:
@@ -182,13 +189,20 @@ class Preconditioner:
 
         Raises:
             ValueError: no method has it; the value is out of its range; or it cannot change while a method trains: it
-                gives the state its meaning (`Method.fixed_in_state`), or says what the hooks capture.
+                gives the state its meaning (`Method.fixed_in_state`), says what the hooks capture, or whether there is
+                a clip.
         """
-        for key, value in hyperparameters.items():
-            # If no method has it, the first raises the error that names those that it has.
-            owners = [part for part in self._parts if hasattr(part.method, key)] or self._parts[:1]
-            for part in owners:
-                part.set({key: value})
+        # If no method has one, the first is asked for it, and raises the error that names those that it has.
+        unknown = {key for key in hyperparameters if not any(hasattr(part.method, key) for part in self._parts)}
+        changes: list[tuple[AppliedMethod, dict[str, Any]]] = []
+        for part in self._parts:
+            asked = unknown if part is self._parts[0] else set()
+            own = {key: new for key, new in hyperparameters.items() if hasattr(part.method, key) or key in asked}
+            changes.append((part, own))
+        for part, own in changes:  # what one method refuses, none gets
+            part.changed_method(own)
+        for part, own in changes:
+            part.set(own)
 
     def remove(self) -> None:
         """Remove all hooks from the model and the optimizer, and free the state."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Generator
@@ -13,6 +14,8 @@ from hypothesis import settings
 
 from tests.support.tally import counted, shortfalls
 
+# Triton's kernels run in its interpreter where it is installed; it reads this when it is imported, by PyTorch perhaps.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 # No example has a time limit: a loaded machine would fail it. `make test-faults` makes ten times as many mutants.
 settings.register_profile("untimed", deadline=None)
 settings.register_profile("long", max_examples=1000, deadline=None)

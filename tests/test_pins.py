@@ -63,6 +63,8 @@ def test_every_import_is_a_direct_dependency(folder):
             elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
                 imported.add(node.module.partition(".")[0])
     outside = {name for name in imported - set(sys.stdlib_module_names) if not (ROOT / name).is_dir()}
+    # The extra is pinned apart: it is not in the lock, and only code that its users choose imports it.
+    outside -= pins(project()["optional-dependencies"]["kernels"]).keys()
     distributions = packages_distributions()
     assert {name: distributions.get(name) for name in outside if not provided(name, distributions, set(direct()))} == {}
 

@@ -56,6 +56,12 @@ def test_the_image_installs_what_make_installs():
         assert (ROOT / name).is_file()
 
 
+def test_the_makefile_names_files_that_exist():
+    named = re.findall(r"(?<![\w.-])[\w./]+/\w+\.py\b", MAKEFILE)
+    assert "mkor_core/maths/knee.py" in named
+    assert [name for name in named if not (ROOT / name).is_file()] == []
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_links_and_targets_of_a_page_exist(page):
     text = (ROOT / page).read_text()

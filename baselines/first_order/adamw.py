@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from torch import nn
-from torch.optim import AdamW
 
 from baselines.parts.groups import decay_matrices_only
+from mkor_core.kernels.bases import AdamW
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
 COMPLEX_WEIGHTS = True
@@ -23,5 +23,5 @@ def optimizer(
     eps: Annotated[float, POSITIVE, "the number added to the denominator"] = 1e-8,
     weight_decay: Annotated[float, NOT_NEGATIVE, "the rate at which matrices shrink"] = 0.01,
 ) -> AdamW:
-    """Return ``torch.optim.AdamW``; vectors (biases, norms) are not decayed."""
+    """Return ``torch.optim.AdamW``, fused on a GPU; vectors (biases, norms) are not decayed."""
     return AdamW(decay_matrices_only(parameters, weight_decay), lr=lr, betas=(beta1, beta2), eps=eps)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from typing import Annotated
 
 from torch import nn
-from torch.optim import SGD
 
+from mkor_core.kernels.bases import SGD
 from mkor_core.ranges import DECAY, NOT_NEGATIVE, POSITIVE
 
 COMPLEX_WEIGHTS = True
@@ -21,5 +21,5 @@ def optimizer(
     weight_decay: Annotated[float, NOT_NEGATIVE, "the multiple of the weights added to the gradient"] = 0.0,
     nesterov: bool = False,
 ) -> SGD:
-    """Return ``torch.optim.SGD``; ``v <- momentum v + D``, ``w <- w - lr v``."""
+    """Return ``torch.optim.SGD``, fused on a GPU; ``v <- momentum v + D``, ``w <- w - lr v``."""
     return SGD(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, nesterov=nesterov)

@@ -7,6 +7,8 @@ from math import pi
 import torch
 from torch import Tensor
 
+from mkor_core.maths.linalg import joined_rows, product
+
 
 def rounded(tensor: Tensor, bits: int | None) -> Tensor:
     """Return a tensor whose entries are multiples of ``max|entry| / (2^(bits - 1) - 1)``; None: the tensor itself."""
@@ -26,8 +28,9 @@ def drawn_mean(
 ) -> Tensor:
     """Return the process' mean over a time for every column of b, drawn from its law; R's eigenpairs are given."""
     # The symmetric root of the covariance: the noise does not depend on the signs of eigenvectors.
-    noise = mean_variance(values, beta, duration).sqrt()[:, None] * (vectors.T @ gaussian(target, stream))
-    return vectors @ ((vectors.T @ target) / values[:, None] + noise)
+    noise = product(vectors.T, joined_rows([gaussian(target, stream)]))
+    noise.mul_(mean_variance(values, beta, duration).sqrt()[:, None])
+    return product(vectors, product(vectors.T, target).div_(values[:, None]).add_(noise))
 
 
 def simulated_mean(matrix: Tensor, largest: Tensor, target: Tensor, beta: float, steps: int, stream: Tensor) -> Tensor:

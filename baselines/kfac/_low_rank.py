@@ -10,7 +10,10 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from baselines.parts.matrices import shortened
+from baselines.parts.means import CountsBatches
 from mkor_core.capture.statistics import LayerShape
+from mkor_core.maths.linalg import test_matrix
 from mkor_core.method import LayerState, Method
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
 from mkor_core.transfers import upload
@@ -66,10 +69,9 @@ def randomized_eigh(matrix: Tensor, rank: int, power: int, seed: int) -> Pairs:
 
 
 def _range(matrix: Tensor, rank: int, power: int, seed: int) -> Tensor:
-    """Return an orthonormal basis of ``A^power Omega``; Omega depends on its shape and the seed alone."""
+    """Return an orthonormal basis of ``A^power Omega``; Omega is the `test_matrix` of the seed."""
     dimension = len(matrix)
-    generator = torch.Generator().manual_seed(seed)
-    start = torch.randn(dimension, min(rank + OVERSAMPLING, dimension), generator=generator, dtype=torch.float64)
+    start = test_matrix(dimension, min(rank + OVERSAMPLING, dimension), seed)
     basis = upload(start.to(matrix.dtype), matrix.device)
     for _ in range(power):
         basis = torch.linalg.qr(matrix @ basis).Q
@@ -95,15 +97,8 @@ def brand(pairs: Pairs, columns: Tensor, decay: float, rank: int) -> Pairs:
     return Pairs(torch.cat([pairs.basis, outside], 1) @ turned.basis, turned.values)
 
 
-def clipped(update: Tensor, largest_rms: float | None) -> Tensor:
-    """Return V, shortened to a root mean square of at most ``largest_rms``."""
-    if largest_rms is None:
-        return update
-    return update * (largest_rms / update.square().mean().sqrt().clamp(min=largest_rms))
-
-
 @dataclass(frozen=True, kw_only=True)
-class LowRankKFAC(Method):
+class LowRankKFAC(CountsBatches, Method):
     """KFAC, ``V = C^-1 D A^-1``, with inverses from eigenpairs that a subclass keeps up to date (`named_pairs`)."""
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("rank",)
@@ -148,15 +143,11 @@ class LowRankKFAC(Method):
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         update = self._divided(state, "right", self._divided(state, "left", grad).T).T
-        return clipped(update, self.update_clip)
+        return shortened(update, self.update_clip)
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
         return {"left": self._divided(state, "left", grad), "right": self._divided(state, "right", grad.T).T}
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0
 
     def faded(self, state: LayerState) -> Tensor:
         """Return the weight that a start from I would still have in the factors."""

@@ -24,7 +24,8 @@ class BKFAC(LowRankKFAC):
     batch with more rows, ``max_rows`` are drawn: tokens would make more rows than the layer is wide, for which the
     released code falls back on RS-KFAC. Layers narrower than rank plus rows take the same update in a dense form, and
     so do those of a Conv2d, whose rows are its locations. Ranks gather the rows. ``thesis_code`` also appends the
-    bias's 1 to rows that are divided by the root of their number, so that the bias weighs that number times too much.
+    bias's 1 to rows that are divided by the root of their number, and by that of a Conv2d's locations: the bias weighs
+    that number, times the locations, too much.
     """
 
     max_rows: Annotated[int, AT_LEAST_1, "the rows of a batch that update the factors"] = 256
@@ -39,9 +40,16 @@ class BKFAC(LowRankKFAC):
 
     def _rows(self, rows: list[Rows], step: int) -> Captured:
         # So that x^T x over the number of rows is A, and g^T g times it C, also of a Conv2d's locations.
-        x = torch.cat([part.x / part.locations**0.5 for part in rows])
+        x = torch.cat([self._inputs(part) for part in rows])
         g = torch.cat([part.g for part in rows])
         return Captured(x, g, torch.full((), len(x), dtype=x.dtype, device=x.device))
+
+    def _inputs(self, part: Rows) -> Tensor:
+        x: Tensor = part.x / part.locations**0.5
+        if self.thesis_code:  # the 1 of a bias stays 1, by which `accumulate` knows that there is one
+            ones = part.x[:, -1]
+            x[:, -1] = torch.where((ones == 1).all(), ones, x[:, -1])
+        return x
 
     @property
     @override

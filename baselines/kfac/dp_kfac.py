@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
+from contextlib import nullcontext
 from typing import Annotated, Any, Literal
 
-import torch
-from torch.optim import SGD
 from typing_extensions import override
 
 from baselines.kfac.kaisa import KAISA
@@ -15,11 +13,13 @@ from baselines.parts.combined import Combined
 from baselines.parts.groups import decay_matrices_only
 from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scaler
 from baselines.parts.layered import LayeredModel
-from mkor_core.capture.autograd import without_autocast
+from mkor_core.capture.autograd import matmul_precision, usual_precision, without_autocast
 from mkor_core.capture.sums import Capture
-from mkor_core.engines.clipping import Update, finished
+from mkor_core.engines.by_value import ByValue
 from mkor_core.engines.diagnostics import Diagnostics
+from mkor_core.engines.engine import Engine
 from mkor_core.engines.stacks import States
+from mkor_core.kernels.bases import SGD
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 from mkor_core.ranks import comm
 from mkor_core.ranks.owners import Owners
@@ -83,7 +83,9 @@ class DPKFAC(Combined):
         own = {name: layer for name, layer in self._layers.items() if self._owners.owns(name)}
         self._own = [*own.values()]
         self._states = States(own, kfac)
-        self._diagnostics = Diagnostics("dp_kfac")
+        by_value = ByValue(kfac, own, nullcontext, terms_of_all=self._owners.terms_of_all)
+        diagnostics = Diagnostics("dp_kfac")
+        self._engine = Engine(self._states, kfac, diagnostics, nullcontext, by_value, owners=self._owners)
         # A rank may own no layer.
         self._capture = Capture(own, kfac.statistic, micro_batches=model.accumulation_steps) if own else None
         self._steps = 0
@@ -94,23 +96,20 @@ class DPKFAC(Combined):
 
     @override
     def take_step(self) -> None:
-        with without_autocast(next(iter(self._layers.values())).module.weight.device):
-            self._update()
-            self._precondition()
+        device = next(iter(self._layers.values())).module.weight.device
+        with without_autocast(device):
+            with matmul_precision("highest"):
+                self._update()
+            with matmul_precision(usual_precision(device)):
+                self._precondition()
         super().take_step()
 
     def _update(self) -> None:
         """Update the factors of this rank's layers, and decompose them where that is due."""
         sums = {} if self._capture is None else self._capture.take()
         self._states.prepare(self._own)
-        states = self._states.by_layer()
-        if self._kfac.accumulates(self._steps):
-            for name, parts in sums.items():
-                captured = parts.complete(self._layers[name].bias_gradient())
-                self._kfac.accumulate(states[name], captured, self._steps, captured.is_finite())
-        if self._kfac.refreshes(self._steps):
-            for name, state in states.items():
-                self._diagnostics.guard(name, partial(self._kfac.refresh, state, self._steps))
+        statistics = sums if self._kfac.accumulates(self._steps) else {}
+        self._engine.update(self._own, statistics, self._steps, None, None)
         self._steps += 1
         if self._capture is not None:
             self._capture.enabled = self._kfac.accumulates(self._steps)
@@ -118,16 +117,9 @@ class DPKFAC(Combined):
     def _precondition(self) -> None:
         """Replace the gradients D by the updates V of the layers' owners; a collective call."""
         layers = [layer for layer in self._layers.values() if layer.has_gradient()]
-        rates = {id(weight): group["lr"] for group in self.param_groups for weight in group["params"]}
-        own = [layer for layer in layers if self._owners.owns(layer.name)]
-        updates, states = [], self._states.by_layer()
-        for layer in own:
-            state, grad = states[layer.name], layer.gradient()
-            known = self._kfac.has_statistics(state)
-            value = torch.where(known, self._kfac.precondition(state, grad), grad)
-            updates.append(Update(grad, value, rates[id(layer.parameters[0])], known))
-        values = finished(updates, self._kfac.clip, self._owners.terms_of_all)
-        self._owners.scatter(layers, {layer.name: layer.split(v) for layer, v in zip(own, values, strict=True)})
+        by_weight = {id(weight): group["lr"] for group in self.param_groups for weight in group["params"]}
+        rates = {layer.name: by_weight[id(layer.parameters[0])] for layer in layers}
+        self._engine.precondition(layers, rates, None)
 
     def _load(self, saved: Mapping[str, Any]) -> None:
         self._steps = saved["steps"]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from baselines.parts.means import CountsBatches, fold
 from mkor_core.capture.statistics import Captured, LayerShape, Statistic
 from mkor_core.maths import linalg
 from mkor_core.maths.linalg import product
@@ -17,7 +18,7 @@ from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class KAISA(KLClipping, Distributed, Method):
+class KAISA(CountsBatches, KLClipping, Distributed, Method):
     """KFAC: ``V = (C + damping I)^-1 D (A + damping I)^-1`` with running averages of second moments A and C."""
 
     refreshes_sides: ClassVar[bool] = True
@@ -82,10 +83,8 @@ class KAISA(KLClipping, Distributed, Method):
 
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        for side, moment in (("left", captured.g), ("right", captured.x)):
-            batch = moment / captured.number  # the mean second moment of the batch
-            put(state, accept, **{side: state[side].lerp(batch, 1 - self.factor_decay)})
-        state["batches"].add_(1 if accept is None else accept)
+        left, right = captured.g / captured.number, captured.x / captured.number  # the batch's mean second moments
+        fold(state, accept, 1 - self.factor_decay, left=left, right=right)
 
     @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
@@ -127,10 +126,6 @@ class KAISA(KLClipping, Distributed, Method):
     @override
     def start_weight(self, state: LayerState) -> Tensor:
         return torch.as_tensor(self.factor_decay, device=state["batches"].device) ** state["batches"]
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0
 
     @override
     def refresh_cost(self, shape: LayerShape) -> float:

@@ -10,6 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac._low_rank import LowRankKFAC, named_pairs, randomized_eigh, randomized_svd
+from baselines.parts.means import fold
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
 from mkor_core.method import Distributed, LayerState, put
 from mkor_core.ranges import AT_LEAST_1, Range
@@ -66,11 +67,10 @@ class RSKFAC(Distributed, LowRankKFAC):
 
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        triangles, new = Triangles(), 1 - self.factor_decay
+        triangles = Triangles()
         right = triangles.unpack(captured.x, len(state["right"])) / captured.number
         left = triangles.unpack(captured.g, len(state["left"])) * captured.number
-        put(state, accept, right=state["right"].lerp(right, new), left=state["left"].lerp(left, new))
-        state["batches"].add_(1 if accept is None else accept)
+        fold(state, accept, 1 - self.factor_decay, left=left, right=right)
 
     @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:

@@ -15,13 +15,15 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac._analog import drawn_mean, rounded, simulated_mean
+from baselines.parts.means import CountsBatches, fold
 from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
+from mkor_core.maths import linalg
 from mkor_core.method import KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE, Range
 
 
 @dataclass(frozen=True, kw_only=True)
-class ThermoKFAC(KLClipping, Method):
+class ThermoKFAC(CountsBatches, KLClipping, Method):
     """``V = (C + damping I)^-1 D (A + damping I)^-1``, each solve a mean over time of an Ornstein-Uhlenbeck process.
 
     The device holds R, and reads b and writes x, rounded to ``bits``; the largest entry of b is scaled to 1. Where the
@@ -57,8 +59,8 @@ class ThermoKFAC(KLClipping, Method):
         count = torch.zeros((), dtype=torch.int64, device=device)
         state: LayerState = {"batches": count, "solves": count.clone(), "simulated_time": zero}
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
-            identity = torch.eye(d, dtype=dtype, device=device)
-            state |= {side: identity, f"{side}_vectors": identity.clone(), f"{side}_shift": zero.clone()}
+            state |= {side: linalg.identity(d, dtype, device), f"{side}_shift": zero.clone()}
+            state[f"{side}_vectors"] = linalg.identity(d, dtype, device)
             state[f"{side}_values"] = torch.full((d,), 1 + self.damping, dtype=dtype, device=device)
         return state
 
@@ -72,9 +74,8 @@ class ThermoKFAC(KLClipping, Method):
 
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        for side, moment in (("left", captured.g), ("right", captured.x)):
-            put(state, accept, **{side: state[side].lerp(moment / captured.number, 1 - self.factor_decay)})
-        state["batches"].add_(1 if accept is None else accept)
+        left, right = captured.g / captured.number, captured.x / captured.number
+        fold(state, accept, 1 - self.factor_decay, left=left, right=right)
 
     @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
@@ -106,7 +107,7 @@ class ThermoKFAC(KLClipping, Method):
     def _solve(self, state: LayerState, side: str, target: Tensor, stream: Tensor) -> Tensor:
         values, vectors = state[f"{side}_values"], state[f"{side}_vectors"]
         largest = target.abs().amax()
-        given = rounded(target / torch.where(largest == 0, 1, largest), self.bits)
+        given = linalg.joined_rows([rounded(target / torch.where(largest == 0, 1, largest), self.bits)])
         beta = self.inverse_temperature
         if self.trajectory_steps is None:
             mean = drawn_mean(values, vectors, given, beta, self._duration(values), stream)
@@ -119,7 +120,3 @@ class ThermoKFAC(KLClipping, Method):
     @override
     def start_weight(self, state: LayerState) -> Tensor:
         return torch.as_tensor(self.factor_decay, device=state["batches"].device) ** state["batches"]
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0

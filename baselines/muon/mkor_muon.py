@@ -14,7 +14,7 @@ from typing_extensions import override
 from mkor_core import MKOR
 from mkor_core.capture.statistics import Captured, LayerShape, Statistic
 from mkor_core.maths.products import Gradient
-from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState
+from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, put
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE_DECAY, Range
 
 
@@ -67,7 +67,9 @@ class MKORMuon(HostAssisted, InPlaceMethod):
     def initial_state(
         self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
     ) -> LayerState:
-        return self._mkor.initial_state(shape, dtype, device, leading)
+        # Whether D has a column for a bias, which `apply` knows and `precondition` must find out.
+        has_bias = torch.ones(leading, dtype=torch.bool, device=device)
+        return {**self._mkor.initial_state(shape, dtype, device, leading), "has_bias": has_bias}
 
     @override
     def accumulates(self, step: int) -> bool:
@@ -84,7 +86,9 @@ class MKORMuon(HostAssisted, InPlaceMethod):
         if self.bias == "apart":
             # The last sum of a layer with a bias is the number of rows, exactly.
             last = captured.x[..., -1:]
-            last = torch.where(last == captured.number[..., None], 0, last)
+            is_number = last == captured.number[..., None]
+            put(state, accept, has_bias=state["has_bias"] & is_number[..., 0])
+            last = torch.where(is_number, 0, last)
             captured = captured._replace(x=torch.cat([captured.x[..., :-1], last], -1))
         return self._mkor.accumulate(state, captured, step, accept)
 
@@ -112,8 +116,18 @@ class MKORMuon(HostAssisted, InPlaceMethod):
         self._mkor.apply(state, grad, known)
 
     @override
+    def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
+        joint = super().precondition(state, grad)
+        if self.bias == "joint":
+            return joint
+        apart = Gradient(grad[..., :-1].clone(), grad[..., -1].clone())
+        self.apply(state, apart, Known(self.products(state, apart)))
+        divided = torch.cat([apart.weight, grad[..., -1:]], -1)
+        return torch.where(state["has_bias"][..., None, None], divided, joint)
+
+    @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:
-        return self._mkor.one_sided(state, grad)
+        return {"right": self.precondition(state, grad)}
 
     @override
     def start_weight(self, state: LayerState) -> Tensor:

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
+from baselines.parts.means import fold
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
-from mkor_core.maths.linalg import rescale
+from mkor_core.maths import linalg
 from mkor_core.method import LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
 from mkor_core.ranks.comm import Triangles
@@ -50,7 +51,7 @@ class NewtonMuon(Method):
     def _moments(self, rows: list[Rows], step: int) -> Captured:
         # The triangle of the sum of x x^T, and how many rows do not end in the 1 of a bias; of g, a 0 that is NaN if g
         # is not finite, so that the step does not count.
-        x = torch.cat([part.x for part in rows])
+        x = linalg.joined_rows([part.x for part in rows])
         others = (x[:, -1:] != 1).sum(0).to(x.dtype)
         gradients = torch.stack([part.g.sum() for part in rows]).sum(0, keepdim=True)
         number = torch.full((), len(x), dtype=x.dtype, device=x.device)
@@ -60,10 +61,9 @@ class NewtonMuon(Method):
     def initial_state(
         self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
     ) -> LayerState:
-        identity = torch.eye(shape.d_in, dtype=dtype, device=device)
         return {
-            "right": FIRST_MOMENT * identity,
-            "right_inverse": identity,
+            "right": linalg.identity(shape.d_in, dtype, device).mul_(FIRST_MOMENT),
+            "right_inverse": linalg.identity(shape.d_in, dtype, device),
             "batches": torch.zeros((), dtype=torch.int64, device=device),
             "has_bias": torch.ones((), dtype=torch.bool, device=device),
         }
@@ -79,13 +79,8 @@ class NewtonMuon(Method):
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
         moment = Triangles().unpack(captured.x[:-1], len(state["right"])) / captured.number
-        put(
-            state,
-            accept,
-            right=state["right"].lerp(moment, 1 - self.factor_decay),
-            has_bias=state["has_bias"] & (captured.x[-1] == 0),
-        )
-        state["batches"].add_(1 if accept is None else accept)
+        fold(state, accept, 1 - self.factor_decay, right=moment)
+        put(state, accept, has_bias=state["has_bias"] & (captured.x[-1] == 0))
         put(state, accept, right_inverse=self._inverse(state))
 
     def _inverse(self, state: LayerState) -> Tensor:
@@ -105,11 +100,11 @@ class NewtonMuon(Method):
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        update = grad @ state["right_inverse"]
+        update = linalg.product(grad, state["right_inverse"])
         if self.correction != "rescale":
             return update
         kept = self._kept(state)
-        return rescale(update * kept, grad * kept) + grad * (1 - kept)
+        return linalg.rescale(update * kept, grad * kept) + grad * (1 - kept)
 
     @override
     def one_sided(self, state: LayerState, grad: Tensor) -> dict[str, Tensor]:

@@ -10,7 +10,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic, join_rows
+from baselines.parts.matrices import shortened
+from baselines.parts.means import CountsBatches, fold
+from mkor_core.capture.reductions import average_locations
+from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
+from mkor_core.maths import linalg
+from mkor_core.maths.linalg import product
 from mkor_core.method import KLClipping, LayerState, Method, put
 
 LEAST_EIGENVALUE = 1e-6
@@ -18,7 +23,7 @@ LEAST_EIGENVALUE = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
-class WakeRegularized(KLClipping, Method):
+class WakeRegularized(CountsBatches, KLClipping, Method):
     """See `baselines.natural.kld_wrm.optimizer_for`, whose arguments the fields are."""
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("subproblem",)
@@ -44,12 +49,12 @@ class WakeRegularized(KLClipping, Method):
     ) -> LayerState:
         state: LayerState = {
             "batches": torch.zeros((), dtype=torch.int64, device=device),
-            "memory": torch.zeros(*shape, dtype=dtype, device=device),
+            "memory": linalg.aligned(shape, dtype, device),
             "lr": torch.zeros((), dtype=dtype, device=device),
         }
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
             names = [side, f"{side}_vectors", *([] if self.subproblem == "SO" else [f"{side}_batch"])]
-            state |= {name: torch.eye(d, dtype=dtype, device=device) for name in names}
+            state |= {name: linalg.identity(d, dtype, device) for name in names}
             state[f"{side}_values"] = torch.ones(d, dtype=dtype, device=device)
         return state
 
@@ -66,11 +71,9 @@ class WakeRegularized(KLClipping, Method):
         # Gradient rows are scaled by their number n: C = sum (n g)(n g)^T / n. The first moments enter unweighted.
         new = 1 - self.factor_decay * (state["batches"] > 0).to(captured.x.dtype)
         moments = {"left": captured.g * captured.number, "right": captured.x / captured.number}
-        for side, moment in moments.items():
-            put(state, accept, **{side: state[side].lerp(moment, new)})
-            if f"{side}_batch" in state:
-                put(state, accept, **{f"{side}_batch": moment})
-        state["batches"].add_(1 if accept is None else accept)
+        fold(state, accept, new, **moments)
+        if self.subproblem != "SO":
+            put(state, accept, **{f"{side}_batch": moment for side, moment in moments.items()})
 
     @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
@@ -91,7 +94,8 @@ class WakeRegularized(KLClipping, Method):
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         rate = self.lr()
         lr = rate.to(grad) if isinstance(rate, Tensor) else grad.new_full((), rate)
-        target = grad + self.factor_decay * state["lr"] / lr * state["memory"]
+        target = linalg.aligned(grad.shape, grad.dtype, grad.device, torch.empty)
+        torch.add(grad, self.factor_decay * state["lr"] / lr * state["memory"], out=target)
         left, right = state["left_vectors"], state["right_vectors"]
         c, a = state["left_values"], state["right_values"]
         match self.subproblem:
@@ -101,17 +105,13 @@ class WakeRegularized(KLClipping, Method):
                 weights = 1 + lr * torch.outer(c, a)
             case _:
                 weights = torch.outer(1 + lr * c, 1 + lr * a)
-        value = left @ ((left.T @ target @ right) / weights) @ right.T
-        memory = -grad if self.subproblem == "SO" else target - grad - state["left"] @ value @ state["right"]
+        value = product(product(left, product(product(left.T, target), right).div_(weights)), right.T)
+        memory = -grad
+        if self.subproblem != "SO":
+            memory = target - grad - product(product(state["left"], value), state["right"])
         # A step that is not finite leaves the state alone.
         put(state, (value.sum() + memory.sum()).isfinite(), memory=memory, lr=lr)
-        if self.subproblem != "SO" and self.rms_clip is not None:
-            value = value * (self.rms_clip / value.square().mean().sqrt()).clamp(max=1)
-        return value
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0
+        return value if self.subproblem == "SO" else shortened(value, self.rms_clip)
 
 
 def common_basis(metric: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,8 +125,9 @@ def common_basis(metric: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 def _moments(rows: list[Rows], _: int) -> Captured:
     """Return the second moments of the rows, a Conv2d's averaged over its locations, and the number of rows."""
-    joined = join_rows(rows)
-    return Captured(joined.x.T @ joined.x, joined.g.T @ joined.g, joined.number)
+    x = linalg.joined_rows([average_locations(part.x, part.locations) for part in rows])
+    g = linalg.joined_rows([average_locations(part.g, part.locations) for part in rows])
+    return Captured(x.T @ x, g.T @ g, torch.full((), len(x), dtype=x.dtype, device=x.device))
 
 
 def _shapes(shape: LayerShape) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -12,7 +12,7 @@ from typing_extensions import override
 from mkor_core.capture.statistics import Captured, LayerShape, Statistic
 from mkor_core.maths.inverses import dot
 from mkor_core.maths.products import Cut, Gradient, bilinear
-from mkor_core.method import InPlaceMethod, KLClipping, Known, LayerState, Products, Proposal, cut_state, put
+from mkor_core.method import InPlaceMethod, KLClipping, Known, LayerState, OfRankOne, Products, Proposal, cut_state, put
 from mkor_core.ranges import DECAY, POSITIVE
 
 EXAMPLES = 16
@@ -20,7 +20,7 @@ EXAMPLES = 16
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eva(KLClipping, InPlaceMethod):
+class Eva(KLClipping, OfRankOne, InPlaceMethod):
     """Eva: ``(g g^T (x) a a^T + damping I)^-1`` applied to the gradient; a and g are running means of raw rows."""
 
     fixed_in_state: ClassVar[tuple[str, ...]] = ("rows",)

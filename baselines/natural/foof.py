@@ -10,20 +10,20 @@ from torch import Tensor
 from typing_extensions import override
 
 from baselines.kfac.kaisa import damped_inverse
-from baselines.natural._means import InputMethod
+from baselines.parts.means import CountsBatches, InputMethod, fold
 from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
-from mkor_core.maths.linalg import rescale
+from mkor_core.maths import linalg
 from mkor_core.method import Distributed, LayerState, put
 from mkor_core.ranges import FRACTION, POSITIVE
 
 
 @dataclass(frozen=True, kw_only=True)
-class FOOF(Distributed, InputMethod):
+class FOOF(CountsBatches, Distributed, InputMethod):
     """FOOF: ``V = D (A + damping I)^-1`` with the running second moment A of the inputs; KFAC with C = I.
 
     See https://arxiv.org/abs/2201.12250; the defaults are those of https://github.com/hseung88/mac. A Conv2d's rows are
     divided by the number of its output locations, as KAISA's are; FOOF's author adds the moments of the locations up,
-    MAC's authors average them. The moments of gradients are captured and sent as well, and not used.
+    MAC's authors average them.
     """
 
     damping: Annotated[float, POSITIVE, "the Tikhonov term"] = 0.01
@@ -35,7 +35,7 @@ class FOOF(Distributed, InputMethod):
     @property
     @override
     def statistic(self) -> Statistic:
-        return MOMENT
+        return MOMENT.of_inputs()
 
     @property
     @override
@@ -52,16 +52,15 @@ class FOOF(Distributed, InputMethod):
         self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
     ) -> LayerState:
         return {
-            "right": torch.zeros(shape.d_in, shape.d_in, dtype=dtype, device=device),
-            "right_inverse": torch.eye(shape.d_in, dtype=dtype, device=device),
+            "right": linalg.aligned((shape.d_in, shape.d_in), dtype, device),
+            "right_inverse": linalg.identity(shape.d_in, dtype, device),
             "batches": torch.zeros((), dtype=torch.int64, device=device),
         }
 
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        state["batches"].add_(1 if accept is None else accept)
         moment = captured.x / captured.number
-        put(state, accept, right=state["right"].lerp(moment, self.new_weight(state["batches"], moment)))
+        fold(state, accept, self.new_weight(state, moment), right=moment)
 
     @override
     def refresh(self, state: LayerState, step: int, accept: Tensor | None = None) -> None:
@@ -69,12 +68,8 @@ class FOOF(Distributed, InputMethod):
 
     @override
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
-        update = grad @ state["right_inverse"]
-        return rescale(update, grad) if self.rescale else update
-
-    @override
-    def has_statistics(self, state: LayerState) -> Tensor:
-        return state["batches"] > 0
+        update = linalg.product(grad, state["right_inverse"])
+        return linalg.rescale(update, grad) if self.rescale else update
 
     @override
     def refresh_cost(self, shape: LayerShape) -> float:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from torch import Tensor
-from torch.optim import SGD
 from typing_extensions import override
 
 from baselines.natural._wake import WakeRegularized
@@ -16,6 +15,7 @@ from baselines.parts.hooked import SCALED_ROWS, keep_in_state_dict, refuse_scale
 from baselines.parts.layered import LayeredModel
 from mkor_core import Preconditioner
 from mkor_core.capture.layer import kind_of
+from mkor_core.kernels.bases import SGD
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 
 STATE_KEY = "kld_wrm"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from baselines.natural._means import InputMethod
+from baselines.parts.means import InputMethod, fold
 from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
 from mkor_core.maths import inverses
 from mkor_core.maths.inverses import dot
@@ -52,9 +52,8 @@ class MAC(InputMethod, InPlaceMethod):
 
     @override
     def accumulate(self, state: LayerState, captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        batches = state["batches"].add_(1 if accept is None else accept)
         a = captured.x / captured.number[..., None]
-        put(state, accept, mean=state["mean"].lerp(a, self.new_weight(batches, a)[..., None]))
+        fold(state, accept, self.new_weight(state, a)[..., None], mean=a)
         if self.refreshes(step):
             # J = c (I - a a^T / (damping + |a|^2)): a window of one column.
             a = state["mean"]

@@ -15,13 +15,14 @@ from typing import Annotated, Any, Literal
 import torch
 from singd.optim.optimizer import SINGD
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import Optimizer
 
 from baselines.parts.combined import Combined
 from baselines.parts.groups import decay_matrices_only
 from baselines.parts.hooked import keep_in_state_dict, refuse_scaler
 from baselines.parts.layered import LayeredModel
 from mkor_core.capture.autograd import Passes, adds_to_grad, in_backward
+from mkor_core.kernels.bases import AdamW
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
 from mkor_core.ranks import comm
 

@@ -11,11 +11,15 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from baselines.parts.closures import ClosureOptimizer
+from baselines.parts.groups import decay_matrices_only
 from baselines.parts.layered import LayeredModel
 from mkor_core.capture.layer import wide_dtype
 
 State = dict[str, Tensor]
 """A parameter's named tensors, in at least float32."""
+
+NORM_EPS = 1e-16
+"""The number added to the norm of an update that gets the length of another."""
 
 
 class MatrixOptimizer(ClosureOptimizer):
@@ -110,26 +114,31 @@ def momentum(grad: Tensor, mean: Tensor, beta: float, t: int, *, nesterov: bool 
     return torch.lerp(mean, grad, 1 - beta) / (1 - beta ** (t + 1)) if nesterov else mean / (1 - beta**t)
 
 
+def shortened(update: Tensor, largest_rms: float | None) -> Tensor:
+    """Return V, shortened to a root mean square of at most ``largest_rms``; None: V itself."""
+    if largest_rms is None:
+        return update
+    return update * (largest_rms / update.square().mean().sqrt().clamp(min=largest_rms))
+
+
+def grafted(update: Tensor, other: Tensor) -> Tensor:
+    """Return V with the length of another update."""
+    result: Tensor = update * (other.norm() / (update.norm() + NORM_EPS))
+    return result
+
+
 def layer_groups(model: LayeredModel, weight_decay: float, **shared: Any) -> list[dict[str, Any]]:
     """Return groups of the layers' weights, which are matrices and decay, and of all other parameters.
 
     Those decay too if they are matrices (embeddings); ``shared`` is common to all groups.
     """
     weights: list[nn.Parameter] = [layer.parameters[0] for layer in model.layers.values()]
-    rest = model.all_but(weights)
-    others = [parameter for parameter in rest if parameter.dim() > 1]
-    vectors = [parameter for parameter in rest if parameter.dim() <= 1]
-    found = ((weights, True, weight_decay), (others, False, weight_decay), (vectors, False, 0.0))
-    groups = [{"params": chosen, "is_matrix": flag, "weight_decay": decay, **shared} for chosen, flag, decay in found]
-    return [group for group in groups if group["params"]]
+    others = decay_matrices_only(model.all_but(weights), weight_decay)
+    first = {"params": weights, "weight_decay": weight_decay, "is_matrix": True, **shared}
+    return [first, *({**group, "is_matrix": False, **shared} for group in others)]
 
 
 def tensor_groups(parameters: Iterable[nn.Parameter], weight_decay: float, **shared: Any) -> list[dict[str, Any]]:
     """Return a group of all matrices, which decay, and one of vectors, which do not; ``shared`` is common to both."""
-    all_parameters = list(parameters)
-    found = (([p for p in all_parameters if p.dim() > 1], True), ([p for p in all_parameters if p.dim() <= 1], False))
-    groups = [
-        {"params": chosen, "is_matrix": is_matrix, "weight_decay": weight_decay if is_matrix else 0.0, **shared}
-        for chosen, is_matrix in found
-    ]
-    return [group for group in groups if group["params"]]
+    groups = decay_matrices_only(parameters, weight_decay)
+    return [{**group, "is_matrix": group["params"][0].dim() > 1, **shared} for group in groups]

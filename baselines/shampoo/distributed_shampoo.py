@@ -9,11 +9,16 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from baselines.parts.matrices import MatrixOptimizer, State, adam_direction, adam_state, momentum, tensor_groups
+from baselines.parts.matrices import (
+    MatrixOptimizer,
+    State,
+    adam_direction,
+    adam_state,
+    grafted,
+    momentum,
+    tensor_groups,
+)
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE
-
-NORM_EPS = 1e-16
-"""The number added to the norm of Shampoo's update."""
 
 
 def optimizer(
@@ -81,7 +86,7 @@ class DistributedShampoo(MatrixOptimizer):
             if t >= group["first"]:
                 value = state[f"left_root_{number}"] @ of_mean @ state[f"right_root_{number}"]
                 if group["grafts"]:
-                    value = value * (of_adam.norm() / (value.norm() + NORM_EPS))
+                    value = grafted(value, of_adam)
                 of_update.copy_(value)
         return update
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from baselines.parts import matrices as _matrices
-from baselines.parts.matrices import MatrixOptimizer, State, tensor_groups
+from baselines.parts import matrices
+from baselines.parts.matrices import MatrixOptimizer, State, shortened, tensor_groups
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, NOT_NEGATIVE, POSITIVE
 from mkor_core.transfers import upload
 
@@ -65,7 +65,7 @@ class PSGDKron(MatrixOptimizer):
 
     @override
     def direction(self, grad: Tensor, state: State, group: Mapping[str, Any], t: int) -> Tensor | None:
-        mean = _matrices.momentum(grad, state["mean"], group["momentum"], t)
+        mean = matrices.momentum(grad, state["mean"], group["momentum"], t)
         left, right = state["left"], state["right"]
         chance = random.Random(t)  # one for each step, so that all ranks and resumed runs draw alike
         if chance.random() < (group["update_probability"] or probability(t)):
@@ -76,10 +76,7 @@ class PSGDKron(MatrixOptimizer):
             state["left"], state["right"] = left, right
         update = times(left.mT if left.dim() > 1 else left, times(left, mean)).T
         update = times(right.mT if right.dim() > 1 else right, times(right, update)).T
-        if group["update_clip"] is not None:
-            rms = update.square().mean().sqrt()
-            update = update * (group["update_clip"] / rms.clamp(min=group["update_clip"]))
-        return update
+        return shortened(update, group["update_clip"])
 
 
 def probability(t: int) -> float:

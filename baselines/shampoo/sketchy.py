@@ -9,11 +9,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from baselines.parts.matrices import MatrixOptimizer, State, tensor_groups
+from baselines.parts.matrices import MatrixOptimizer, State, grafted, tensor_groups
 from mkor_core.ranges import AT_LEAST_1, DECAY, NOT_NEGATIVE, POSITIVE, POSITIVE_DECAY
-
-NORM_EPS = 1e-16
-"""The number added to the norm of the update that gets the graft's length."""
 
 
 def optimizer(
@@ -73,7 +70,7 @@ class Sketchy(MatrixOptimizer):
                 new = sketched(state[names[0]], state[names[1]], state[names[2]], rows, decay, of_tail)
                 state.update(zip(names, new, strict=True))
                 update = divided(update, *new, eps) if side == "left" else divided(update.T, *new, eps).T
-            update = update * (graft.norm() / (update.norm() + NORM_EPS))
+            update = grafted(update, graft)
         state["velocity"].mul_(group["momentum"]).add_(update)
         return update + group["momentum"] * state["velocity"] if group["nesterov"] else state["velocity"]
 

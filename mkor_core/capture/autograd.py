@@ -1,4 +1,8 @@
-"""Facts about what autograd and autocast are doing: the one place that uses private functions of torch."""
+"""Facts about what autograd and autocast are doing, from private functions of torch.
+
+Elsewhere, `engines/engine.py`, `kernels/fused.py` and `baselines/first_order/lamb.py` call those for lists of tensors
+(``torch._foreach_copy_`` and the like), and `saving/attached.py` looks into a frame of one.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,11 @@ _NOTHING = nullcontext()
 Precision = Literal["highest", "high", "medium"]
 """The precision of float32 matrix products, in the words of `torch.set_float32_matmul_precision`: float32, TF32,
 bfloat16."""
+
+
+def usual_precision(device: torch.device) -> Precision:
+    """Return the precision of the matrix products on gradients, unless the caller chooses another."""
+    return "high" if device.type == "cuda" else "highest"
 
 
 def in_backward() -> bool:

@@ -84,8 +84,7 @@ class Roster:
         gone = [name for name, layer in self._layers.items() if layer.module not in present]
         self._layers = {name: layer for name, layer in self._layers.items() if name not in gone}
         named = {_unwrapped_name(self._model, name): module for name, module in self._model.named_modules()}
-        matches = [module for pattern in self._patterns for module in _matches(named, pattern)]
-        excluded = {inner for module in matches for inner in module.modules()}
+        excluded = _excluded_modules(named, self._patterns)
         users = _users_of_parameters(named)
         new = [
             name
@@ -122,6 +121,7 @@ def select_layers(model: nn.Module, exclude: Exclude) -> Selection:
     """
     modules = {_unwrapped_name(model, name): module for name, module in model.named_modules()}
     patterns = [exclude] if isinstance(exclude, str | re.Pattern | nn.Module) else list(exclude)
+    _refuse_strangers(modules, patterns)
     excluded = _excluded_modules(modules, patterns)
     users = _users_of_parameters(modules)
     layers: dict[str, Layer] = {}
@@ -261,16 +261,18 @@ def _unsuitable_parameters(name: str, module: nn.Module, users: Mapping[int, Seq
     return None
 
 
-def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> set[nn.Module]:
-    excluded: set[nn.Module] = set()
+def _refuse_strangers(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> None:
+    """Raise a ValueError for a pattern that matches no module."""
     for pattern in patterns:
-        matches = _matches(modules, pattern)
-        if not matches:
+        if not _matches(modules, pattern):
             shown = type(pattern).__name__ if isinstance(pattern, nn.Module) else repr(pattern)
             raise ValueError(f"exclude={shown} matches no module of the model.")
-        # With all that is inside: exclude=model.head leaves out model.head.proj, too.
-        excluded.update(inner for module in matches for inner in module.modules())
-    return excluded
+
+
+def _excluded_modules(modules: Mapping[str, nn.Module], patterns: Sequence[Pattern]) -> set[nn.Module]:
+    """Return the modules that patterns match, with all inside: exclude=model.head leaves out model.head.proj, too."""
+    matches = [module for pattern in patterns for module in _matches(modules, pattern)]
+    return {inner for module in matches for inner in module.modules()}
 
 
 def _matches(modules: Mapping[str, nn.Module], pattern: Pattern) -> list[nn.Module]:

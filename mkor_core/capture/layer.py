@@ -175,15 +175,8 @@ class Layer:
             return weight.to(dtype)
         # Rows of d_in + 1 numbers would not start where a GPU loads wide words: they are a multiple of 16 bytes apart.
         width = -(-self.d_in * dtype.itemsize // 16) * 16 // dtype.itemsize  # 1025 in float32 -> 1028
-        matrix = weight.new_zeros(self.d_out, width, dtype=dtype)[:, : self.d_in]
-        matrix[:, :-1] = weight
-        matrix[:, -1] = parts[1]
-        return matrix
-
-    def write_gradient(self, matrix: Tensor) -> None:
-        """Copy a matrix ``[d_out, d_in (+1)]`` into the parameters' gradients, in place."""
-        for part, new in zip(self.gradient_parts(), self.split(matrix), strict=True):
-            part.copy_(new)
+        matrix = weight.new_empty(self.d_out, width, dtype=dtype)[:, : self.d_in]
+        return torch.cat([weight, parts[1][:, None]], 1, out=matrix)  # one kernel, into rows that are apart, too
 
     def split(self, matrix: Tensor) -> list[Tensor]:
         """Return the parts of a matrix like D for the weight and, if it has a column, for the bias.

@@ -20,7 +20,7 @@ Parts = dict[str, Tensor]
 """A layer's sums by name: x, g, number."""
 
 
-Cut = Callable[[int, float, Tensor], Tensor]
+NewVector = Callable[[int, float, Tensor], Tensor]
 """Returns a vector of a length, filled with a number, in the `wide_dtype` and on the device of a tensor."""
 
 
@@ -38,7 +38,8 @@ def average_locations(rows: Tensor, locations: int) -> Tensor:
 
 def mean_locations(rows: Tensor, number: Tensor) -> Tensor:
     """Return rows / number, both scalars, and 1 where there are none."""
-    return (rows / number.clamp(min=1)).clamp(min=1)
+    # Not number.clamp(min=1): of an image that two tensor-parallel ranks share, each of them has the number 0.5.
+    return torch.where(number > 0, rows / number, 1)
 
 
 def loss_scale(source: Any) -> Scale:
@@ -77,7 +78,7 @@ def input_vector(
     locations: int,
     limit: float | None = None,
     taken: Taken = None,
-    cut: Cut | None = None,
+    new_vector: NewVector | None = None,
     share: Share = WHOLE,
 ) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
@@ -88,7 +89,7 @@ def input_vector(
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
         taken: the examples that count.
-        cut: returns the vector to fill; None for one of its own.
+        new_vector: returns the vector to fill; None for one of its own.
         share: the columns of the rows that ``inputs`` has; the others are 0 here.
 
     Returns:
@@ -99,10 +100,10 @@ def input_vector(
     # The vector is filled with the number, then the sum of the rows is written over its first d_w entries. With a
     # bias, the number behind them is also the sum of the ones in X's last column.
     number, d_w, dtype = layer.multiplicity(inputs), layer.d_w, wide_dtype(inputs.dtype)
-    if cut is None:
+    if new_vector is None:
         vector = torch.full((d_w + 1,), number, dtype=dtype, device=inputs.device)
     else:
-        vector = cut(d_w + 1, number, inputs)
+        vector = new_vector(d_w + 1, number, inputs)
     if isinstance(taken, Tensor):
         vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
     part = vector[:d_w]
@@ -150,10 +151,13 @@ def gradient_sum(
     return whole
 
 
-def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts:
-    """Return ``X^T X``, ``G^T G`` of rows divided by the number of locations, and the number of rows ``[1]``."""
+def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int, *, sums_gradients: bool) -> Parts:
+    """Return ``X^T X``, ``G^T G`` of rows divided by the number of locations, and the number of rows ``[1]``.
+
+    sums_gradients: whether ``G^T G`` is wanted.
+    """
     dtype = wide_dtype(grad.dtype)
-    x, g = layer.patches(inputs.to(dtype)), layer.gradient_rows(grad.to(dtype))
+    x = layer.patches(inputs.to(dtype))
     # Not a scalar: torch.compile would make one on a CPU, as an input of the graph, a number of Python's.
     number = torch.full((1,), x.shape[0], dtype=dtype, device=x.device)
     moment = x.T @ x  # [d_w, d_w]
@@ -163,8 +167,11 @@ def moments(layer: Layer, inputs: Tensor, grad: Tensor, locations: int) -> Parts
         bordered[-1, :-1] = bordered[:-1, -1] = x.sum(0)
         bordered[-1, -1:] = number
         moment = bordered
-    gradients = g.T @ g
+    parts = {"x": moment}
+    if sums_gradients:
+        g = layer.gradient_rows(grad.to(dtype))
+        parts["g"] = g.T @ g
     # Both factors of x x^T are rows that are divided by the number of locations; so are those of g g^T.
     if locations != 1:
-        moment, gradients = moment / locations**2, gradients / locations**2
-    return {"x": moment, "g": gradients, "number": number}
+        parts = {name: part / locations**2 for name, part in parts.items()}
+    return {**parts, "number": number}

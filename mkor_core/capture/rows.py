@@ -66,8 +66,8 @@ class RowCapture(Hooks[list[Rows]]):
             if grad.numel() == 0:  # an empty micro-batch
                 return
             # Under autocast the gradient is narrower than the parameters.
-            dtype = torch.promote_types(wide_dtype(grad.dtype), layer.parameters[0].dtype)
-            g = layer.gradient_rows(grad.to(dtype))
+            wide = torch.promote_types(wide_dtype(grad.dtype), layer.parameters[0].dtype)
+            g = layer.gradient_rows(grad.to(wide))
             scale = divisor(self._shares, self._grad_scale)
             g = g if scale is None else g / scale
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.

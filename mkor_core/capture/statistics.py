@@ -48,11 +48,6 @@ class Captured(NamedTuple):
     norm: Tensor | None = None
     """``|D|``, a scalar, if the statistic has ``norms``."""
 
-    def is_finite(self) -> Tensor:
-        """Return whether all entries are finite, as a boolean scalar on the device."""
-        # A NaN or infinite entry makes its sum NaN or infinite. Large finite entries whose sum overflows fail, too.
-        return (self.x.sum() + self.g.sum()).isfinite()
-
 
 class Rows(NamedTuple):
     """The rows of one call of a layer; those of an example's locations are adjacent."""
@@ -84,7 +79,7 @@ class Statistic:
     examples: int | None = None
     """Take only rows of the first ``examples`` examples of the global batch; None takes all."""
     sides: Literal["both", "input"] = "both"
-    """``input`` takes the means of input rows only."""
+    """``input`` takes the means or moments of input rows only."""
     # Over 4 data-parallel ranks, a row of a rank's own mean loss is 4 times the row of the global mean loss.
     of_rank: bool = False
     """Whether gradient rows belong to each rank's own mean loss, not to the global mean loss."""
@@ -99,18 +94,12 @@ class Statistic:
 
     def __post_init__(self) -> None:
         # What the other kinds do not use must have its default, so that it is not ignored silently.
-        if self.kind != "mean" and (self.clamp, self.examples, self.sides) != (None, None, "both"):
-            raise ValueError(f"{self}: clamp, examples and sides are for means.")
+        if self.kind != "mean" and (self.clamp, self.examples) != (None, None):
+            raise ValueError(f"{self}: clamp and examples are for means.")
+        if self.kind == "rows" and self.sides != "both":
+            raise ValueError(f"{self}: sides are those of means and moments.")
         if self.kind != "rows" and (self.condense, self.shapes) != (None, None):
             raise ValueError(f"{self}: condense and shapes are for rows.")
-
-    def clamped(self, limit: float) -> Self:
-        """Return the same statistic over rows clamped to ``[-limit, limit]``."""
-        return replace(self, clamp=limit)
-
-    def first(self, examples: int) -> Self:
-        """Return the same statistic over the first ``examples`` examples of the global batch."""
-        return replace(self, examples=examples)
 
     def of_inputs(self) -> Self:
         """Return the same statistic of input rows only."""
@@ -142,9 +131,12 @@ class Statistic:
         return self.kind != "moment" and self.clamp is None
 
     def sums_gradients(self, layer: Layer) -> bool:
-        """Return whether the hooks sum a layer's gradient rows; if not, its bias's gradient is their sum."""
+        """Return whether the hooks sum a layer's gradient rows, or their moments.
+
+        If not, no method needs them, or the bias's gradient is their sum.
+        """
         if self.kind != "mean":
-            return True
+            return self.sides == "both"
         # db is the sum of all rows of G, and autograd has computed it. It is of no use if rows are changed or left out
         # before the sum.
         by_bias = self.clamp is None and self.examples is None and layer.bias_is_trained
@@ -192,8 +184,7 @@ class Sums(NamedTuple):
     """What g must still be divided by, output locations of an example on average: a scalar tensor for a Conv2d whose g
     is the gradient of its bias, otherwise 1.0."""
 
-    def complete(self, bias_gradient: Tensor) -> Captured:
-        """Return what a method gets; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
+    def of_gradients(self, g: Tensor) -> Tensor:
+        """Return what a method gets as g; g: that of these sums, or the unscaled gradient of the bias, ``[d_out]``."""
         # The gradient of a Conv2d's bias adds up all locations; the division turns their sum into their mean.
-        g = bias_gradient if self.g is None else self.g
-        return Captured(self.x, g / self.locations if isinstance(self.locations, Tensor) else g, self.number)
+        return g / self.locations if isinstance(self.locations, Tensor) else g

@@ -52,8 +52,8 @@ class PendingSums:
         """Add the micro-batch's moments to the total, normalized by its rows: every micro-batch weighs the same."""
         if self.batch:
             rows = self.batch["number"]
-            x, g = (self.batch[side] / rows for side in "xg")  # [d_in, d_in], [d_out, d_out]
-            add_parts(self.total, {"x": x, "g": g, "number": torch.ones_like(rows)})
+            means = {side: self.batch[side] / rows for side in "xg" if side in self.batch}
+            add_parts(self.total, {**means, "number": torch.ones_like(rows)})
             self.batch = {}
 
 
@@ -315,21 +315,14 @@ class Capture(Hooks[PendingSums]):
             return batch.to(dtype)
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
-        cut = None if torch.compiler.is_compiling() else self._vectors.cut
-        is_alone = torch.compiler.is_compiling() or not layer.sums_inputs or limit is not None or share != WHOLE
-        if is_alone or isinstance(taken, Tensor):
-            return input_vector(layer, batch, locations, limit, taken, cut, share)
-        last = self._last_sum
-        if last is None or last.inputs() is not inputs or (last.version, last.taken) != (inputs._version, taken):
-            vector = input_vector(layer, batch, locations, taken=taken, cut=cut)
-            last = self._last_sum = _LastSum(weakref.ref(inputs), inputs._version, taken, vector)
-        return last.vector
+        new_vector = None if torch.compiler.is_compiling() else self._vectors.cut
+        return input_vector(layer, batch, locations, limit, taken, new_vector, share)
 
     def _reduced(self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Scale, share: Share) -> Parts:
         """Return the sums of a call; scale: by what gradient rows are multiplied, where they are clamped."""
         layer, locations, sums_gradients, _ = call
         if self._statistic.kind == "moment":
-            return moments(layer, kept, grad, locations)
+            return moments(layer, kept, grad, locations, sums_gradients=sums_gradients)
         if not sums_gradients:  # the gradient of the bias is their sum, or g is not needed
             return {"x": kept}
         limit: Tensor | float | None = self._statistic.clamp
@@ -365,7 +358,8 @@ class Capture(Hooks[PendingSums]):
     def _shapes(self, layer: Layer) -> dict[str, tuple[int, ...]]:
         """Return the shapes of a call's sums."""
         if self._statistic.kind == "moment":
-            return {"x": (layer.d_in, layer.d_in), "g": (layer.d_out, layer.d_out), "number": (1,)}
+            gradients = {"g": (layer.d_out, layer.d_out)} if self._statistic.sums_gradients(layer) else {}
+            return {"x": (layer.d_in, layer.d_in), **gradients, "number": (1,)}
         return {"x": (layer.d_w + 1 + layer.is_convolution,), "g": (layer.d_out,)}
 
     def _sums(self, layer: Layer, total: Parts) -> Sums:

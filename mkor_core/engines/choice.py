@@ -1,7 +1,7 @@
 """The choice, when a preconditioner is made, of the objects that carry out its steps.
 
 On one process with whole parameters these are hooks, states, an engine and the preconditioning of its gradients. What
-ranks, shards and owners need comes as objects around them, so that no step asks whether there are any.
+ranks, shards and owners need comes as objects around them, so that a step on one process runs none of their code.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from mkor_core.capture.sums import Capture
 from mkor_core.engines.by_value import ByValue
 from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.engine import Engine, InPlace, Phases, Preconditioning, Refreshing
+from mkor_core.engines.in_kernels import InKernels, Kernels, form_of, refuse_kernels, takes_kernels
 from mkor_core.engines.joint import JointInPlace
 from mkor_core.engines.refreshing import PlacedRefreshing, SharedRefreshing
 from mkor_core.engines.stacks import States
@@ -31,9 +32,8 @@ from mkor_core.method import Distributed, InPlaceMethod, LayerState, Method
 from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Codec, Coder
 from mkor_core.ranks.exchange import exchange
-from mkor_core.ranks.kaisa import Sharing
+from mkor_core.ranks.kaisa import Placement, Sharing
 from mkor_core.ranks.owners import Owners, assigned
-from mkor_core.ranks.placement import Placement
 from mkor_core.ranks.schedule import Schedule
 
 Exchange = Callable[..., tuple[dict[str, Sums], Tensor | None]]
@@ -59,6 +59,7 @@ class Setting:
     owners: bool | None
     codec: Codec | None
     schedule: Schedule | None
+    kernels: Kernels
 
 
 class Work(NamedTuple):
@@ -72,6 +73,8 @@ class Work(NamedTuple):
     """Returns the state of a layer that this rank preconditions; None of others."""
     needed: frozenset[str]
     """Layers of which this rank alone has the state."""
+    in_kernels: InKernels | None
+    """What preconditions with Triton kernels; None where there are none."""
     users: tuple[Any, ...]
     """The objects that carry the method in an attribute of this name."""
 
@@ -159,7 +162,7 @@ def choose_work(
     part = None if sharing is None else sharing.local_part
     # None means all layers; a rank that owns none has an empty set, and keeps no state.
     states = States(layers, method, None if keepers is None else alone, part)
-    inner, sum_squares = _preconditioning(layers, method, setting.phases, sharing, owners, is_sharded=is_sharded)
+    inner, sum_squares = _preconditioning(layers, method, setting, sharing, owners, is_sharded=is_sharded)
     engine = Engine(states, method, diagnostics, setting.phases, inner, refreshing, owners, sum_squares)
     return Work(
         states,
@@ -167,6 +170,7 @@ def choose_work(
         _consolidation(states, sharing, keepers, layers),
         partial(_state_of, states, sharing, owners),
         alone,
+        inner if isinstance(inner, InKernels) else None,
         # Methods are frozen: `set` makes a new one, which all of these must get.
         tuple(user for user in (states, engine, inner, refreshing) if user is not None),
     )
@@ -175,23 +179,32 @@ def choose_work(
 def _preconditioning(
     layers: Mapping[str, Layer],
     method: Method,
-    phases: Phases,
+    setting: Setting,
     sharing: Sharing | None,
     owners: Owners | None,
     *,
     is_sharded: bool,
 ) -> tuple[Preconditioning, SumSquares | None]:
-    """Return how gradients become updates, and what sums ``|D|^2`` over blocks; None: there are no blocks."""
-    terms = None if owners is None else owners.terms_of_all
+    """Return how gradients become updates, and what sums ``|D|^2`` over blocks; None: there are no blocks.
+
+    Raises:
+        ValueError: Triton's kernels are asked for, and there are none.
+    """
+    phases, terms = setting.phases, None if owners is None else owners.terms_of_all
+    form = None if is_sharded or owners is not None else form_of(method)
+    refuse_kernels(setting.kernels, method, form)
     if not isinstance(method, InPlaceMethod):
         # With owners the updates go back by `Owners.scatter`; without, KAISA's gradient workers send them on.
         return ByValue(method, layers, phases, sharing if owners is None else None, terms), None
     # Owners get D whole, even if the parameters are sharded.
     joint = JointInPlace(method, phases, cuts=owners is None, terms_of_all=terms)
     simple = method.clip is None and (owners is not None or not is_sharded)
+    inner: Preconditioning = InPlace(method, phases) if simple else joint
+    if form is not None and takes_kernels(setting.kernels):
+        inner = InKernels(method, phases, inner, only_cuda=setting.kernels == "auto")
     # |D|, for MKOR's gradient_norm, is measured on .grad before owners gather it: of sharded parameters it is always a
     # sum over blocks.
-    return InPlace(method, phases) if simple else joint, joint.sum_squares if is_sharded else None
+    return inner, joint.sum_squares if is_sharded else None
 
 
 def _refuse_unfit(

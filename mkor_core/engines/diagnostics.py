@@ -51,9 +51,9 @@ class Diagnostics:
         if names:
             logger.warning("%s: layers %s %s.", self._method, ", ".join(repr(name) for name in names), what)
 
-    def report_failure(self, layer: str) -> None:
-        """Log that a decomposition of a layer has failed."""
-        self.report(DECOMPOSITION, [layer])
+    def report_failure(self, *layers: str) -> None:
+        """Log that a decomposition of layers has failed."""
+        self.report(DECOMPOSITION, layers)
 
     def guard(self, layer: str, work: Callable[[], None]) -> None:
         """Do some work on a layer; log that a decomposition has failed, if one does."""

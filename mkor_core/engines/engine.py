@@ -174,25 +174,26 @@ class Engine:
             What may have to be reported; None if the host knows, without waiting, that there is nothing.
         """
         lead = captured.number.dim()  # 1 for a stack, 0 for a layer alone
+        # A NaN or infinite entry makes its sum NaN or infinite. Large finite entries whose sum overflows fail, too.
         finite = (captured.x.flatten(lead).sum(-1) + captured.g.flatten(lead).sum(-1)).isfinite()
         # With several ranks every layer takes part in the sums, even if no rank used it: its number is then 0.
         accept = finite & (captured.number > 0)
         if will_step is not None:
             accept = accept & will_step
-        if stack.is_assisted:
-            assert isinstance(self.method, HostAssisted)
-            # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
-            is_later = stack.requested is not None and stack.requested < step
-            self.method.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
         # Where the host knows that all layers count, nothing need be masked; a layer alone that does not is left out.
         host_reads = goes_alone(accept.device)
         all_count = host_reads and bool(accept.all().tolist())
         noise: Tensor | None = None
-        if all_count or not host_reads or lead:
-            try:
+        try:
+            if stack.is_assisted:
+                assert isinstance(self.method, HostAssisted)
+                # A step that comes again, because the optimizer skipped it, cannot use what was requested after it.
+                is_later = stack.requested is not None and stack.requested < step
+                self.method.make_room(stack.state, step, will_step, _on_host(stack.host) if is_later else None)
+            if all_count or not host_reads or lead:
                 noise = self.method.accumulate(stack.state, captured, step, None if all_count else accept)
-            except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-                self._diagnostics.report_failure(stack.layers[0].name)
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
+            self._diagnostics.report_failure(*(layer.name for layer in stack.layers))
         if stack.is_assisted:
             assert isinstance(self.method, HostAssisted)
             stack.host, stack.requested = _requested(self.method.host_inputs(stack.state, step)), step
@@ -203,7 +204,7 @@ class Engine:
         try:
             self.method.refresh(stack.state, step, accept)
         except torch.linalg.LinAlgError:  # type: ignore[attr-defined]
-            self._diagnostics.report_failure(stack.layers[0].name)
+            self._diagnostics.report_failure(*(layer.name for layer in stack.layers))
 
     def _hand_on(self, reports: Sequence[_Report], will_step: Tensor | None) -> None:
         """Note layers whose statistics are not finite, or were noise, to be reported at the next update."""
@@ -332,38 +333,31 @@ def joined(
         norms: ``|D|`` by layer, if the method wants to know them.
         scale: the loss scale by which gradients are multiplied; None for 1.
     """
-    layers, sums, missing = stack.layers, list[Sums](), 0
-    for layer in layers:
-        if (one := statistics.get(layer.name)) is not None:
-            sums.append(one)
-        else:
-            missing += 1
+    layers = stack.layers
+    sums = [statistics[layer.name] for layer in layers if layer.name in statistics]
     if not sums:
         return None  # no rank has used any of the layers since the last step
     if stack.kind.name is not None:  # no leading dimension
         (layer,), (one,) = layers, sums
-        rows = layer.bias_gradient(scale) if one.g is None else one.g
-        rows = rows / one.locations if isinstance(one.locations, Tensor) else rows
-        return Captured(one.x, rows, one.number, None if norms is None else norms[layer.name])
-    if missing:  # layers that this step has not used: their number is 0, by which they do not count
+        return Captured(one.x, _rows_of(one, layer, scale), one.number, None if norms is None else norms[layer.name])
+    if len(sums) < len(layers):  # layers that this step has not used: their number is 0, by which they do not count
         first = sums[0]
         no_g = None if first.g is None else torch.zeros_like(first.g)
         blank = Sums(torch.zeros_like(first.x), no_g, torch.zeros_like(first.number), first.locations)
         sums = [statistics.get(layer.name, blank) for layer in layers]
-    x, g, number, by_bias = [], [], [], True
-    for one, layer in zip(sums, layers, strict=True):
-        x.append(one.x)
-        number.append(one.number)
-        by_bias = by_bias and one.g is None and not isinstance(one.locations, Tensor)
-        g.append(layer.bias_gradient() if one.g is None else one.g)
-    all_x, all_norms = torch.stack(x), None if norms is None else torch.stack([norms[layer.name] for layer in layers])
-    if by_bias:
-        all_g = torch.stack(g).to(all_x.dtype)  # unscaled together, by one kernel
-        all_g = all_g if scale is None else all_g / scale
+    x = torch.stack([one.x for one in sums])
+    if all(one.g is None and not isinstance(one.locations, Tensor) for one in sums):
+        g = torch.stack([layer.bias_gradient() for layer in layers]).to(x.dtype)
+        g = g if scale is None else g / scale  # together, by one kernel
     else:
-        complete = [one.complete(layer.bias_gradient(scale)).g for one, layer in zip(sums, layers, strict=True)]
-        all_g = torch.stack(complete)
-    return Captured(all_x, all_g, torch.stack(number), all_norms)
+        g = torch.stack([_rows_of(one, layer, scale) for one, layer in zip(sums, layers, strict=True)])
+    all_norms = None if norms is None else torch.stack([norms[layer.name] for layer in layers])
+    return Captured(x, g, torch.stack([one.number for one in sums]), all_norms)
+
+
+def _rows_of(sums: Sums, layer: Layer, scale: Tensor | None) -> Tensor:
+    """Return the sum of a layer's gradient rows, which may be the gradient of its bias (`Sums.g`)."""
+    return sums.of_gradients(layer.bias_gradient(scale) if sums.g is None else sums.g)
 
 
 def _square_norm(layer: Layer) -> Tensor:

@@ -12,8 +12,7 @@ from mkor_core.engines.diagnostics import Diagnostics
 from mkor_core.engines.engine import Phases
 from mkor_core.engines.stacks import States
 from mkor_core.method import Distributed, Method
-from mkor_core.ranks.kaisa import Sharing
-from mkor_core.ranks.placement import SIDES, Placement
+from mkor_core.ranks.kaisa import SIDES, Placement, Sharing
 
 
 class SharedRefreshing:

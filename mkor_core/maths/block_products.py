@@ -66,7 +66,10 @@ def precondition_block_(
     usable = (total + right.weights.sum(-1) + scale).isfinite()
     columns, rows = removed_factors(left, right, grad.bias is not None, sums.outer, sums.across, inner)
     # A block that stays as it is gets the scale 1: its own may be infinite or NaN.
-    combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
+    scale = torch.where(usable, scale, 1)
+    combine_on_device_(grad, columns, rows, scale, usable)
+    if not rescale:
+        grad.multiply_(scale)
 
 
 def counted_part(grad: Gradient, block: Cut) -> Gradient:

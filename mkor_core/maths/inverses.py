@@ -205,27 +205,22 @@ class WindowedInverse(NamedTuple):
         # With w = 8, updates 0 to 7 write rows 0 to 7, then updates 8 to 11 rows 4 to 7, updates 12 to 15 the same.
         return number if number < window else kept + (number - window) % (window - kept)
 
-    def truncate_(self, gram: Tensor, accept: Tensor | None = None) -> None:
-        """Keep the w / 2 leading eigenpairs of ``U diag(s) U^T``; gram: its `linalg.window_gram`.
-
-        The host computes the eigenpairs, since a GPU's routine makes it wait for a report of failure. A gram matrix
-        that is still on the device is copied, which does make it wait.
-        """
-        if gram.is_meta:  # a device without values has no host that could decompose them
-            values, vectors = torch.empty_like(gram[..., 0]), torch.empty_like(gram)
-        else:
-            # eigh raises an error for a NaN. The factor still becomes NaN: `truncated` multiplies by its rows.
-            on_host = gram.cpu().nan_to_num(0, 0, 0)
-            values, vectors = (upload(part, self.rows.device) for part in torch.linalg.eigh(on_host))
-        new = linalg.truncated(self.rows, self.weights, values, vectors, self._sizes()[1])
-        for tensor, value in zip((self.rows, self.weights, self.dropped), new, strict=True):
+    def truncate_(self, pairs: tuple[Tensor, Tensor], accept: Tensor | None = None) -> None:
+        """Keep the w / 2 leading eigenpairs of ``U diag(s) U^T``; pairs: `eigenpairs` of `gram`."""
+        rows, weights, dropped, common = linalg.truncated(self.rows, self.weights, *pairs, self._sizes()[1])
+        new = [(self.rows, rows), (self.weights, weights), (self.dropped, dropped)]
+        if common is not None:
+            # Rows that span everything take from all directions what c I gives to them, and both would grow without
+            # bound: c I - Z diag(l) Z^T = (c - m) I - Z diag(l - m) Z^T for an orthogonal Z.
+            new.append((self.scale, self.scale - common))
+        for tensor, value in new:
             if accept is not None:
                 # accept [L] as [L, 1, 1] for rows [L, w, d], as [L, 1] for weights.
                 value = torch.where(accept.view(accept.shape + (1,) * (value.dim() - accept.dim())), value, tensor)
             tensor.copy_(value)
 
     def gram(self) -> Tensor:
-        """Return what `truncate_` takes."""
+        """Return the matrix of which `truncate_` takes the eigenpairs."""
         return linalg.window_gram(self.rows, self.weights)
 
     def to_matrix(self) -> Tensor:
@@ -239,7 +234,7 @@ class WindowedInverse(NamedTuple):
 
     def _diagonal(self) -> Tensor:
         """Return J's diagonal ``[..., d]``, ``c - sum_k s_k U_ik^2``."""
-        return self.scale[..., None] - matvec(self.rows.square().mT, self.weights)
+        return self.scale[..., None] - matvec(linalg.entrywise(self.rows, self.rows).mT, self.weights)
 
     def _sizes(self) -> tuple[int, int]:
         """Return w, and the number of eigenpairs that a truncation keeps."""
@@ -262,6 +257,23 @@ def identity(
         return DenseInverse(linalg.identity(dimension, dtype, device, leading), one)
     rows = linalg.aligned((*leading, window, dimension), dtype, device)
     return WindowedInverse(rows, one.new_zeros(*leading, window), one, torch.zeros_like(one))
+
+
+def eigenpairs(gram: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return the eigenvalues and eigenvectors of a `WindowedInverse.gram` on the device of its window.
+
+    The host computes them, since a GPU's routine makes it wait for a report of failure. A gram matrix that is still on
+    the device is copied, which does make it wait.
+
+    Raises:
+        LinAlgError: the decomposition has failed.
+    """
+    if gram.is_meta:  # a device without values has no host that could decompose them
+        return torch.empty_like(gram[..., 0]), torch.empty_like(gram)
+    # eigh raises an error for a NaN. The factor still becomes NaN: `linalg.truncated` multiplies by its rows.
+    on_host = gram.cpu().nan_to_num(0, 0, 0)
+    values, vectors = torch.linalg.eigh(on_host)
+    return upload(values, device), upload(vectors, device)
 
 
 def state_of(inverse: Inverse, name: str) -> dict[str, Tensor]:
@@ -298,7 +310,14 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
         for m, v in zip(matrix, vector, strict=True):
             products.append(m @ v)
         return torch.stack(products)
-    return (matrix @ vector[..., None])[..., 0]
+    if vector.stride(-1) != 1:  # a column of a matrix
+        return (matrix @ vector[..., None])[..., 0]
+    # As a row, since a GPU's library takes the entries of a column for rows that start 4 bytes apart. In a stack of
+    # vectors of 1025 entries the second one would start between wide words.
+    is_cpu = vector.device.type == "cpu"  # which loads what is not aligned as fast
+    if not is_cpu and any(stride * vector.element_size() % linalg.ALIGNMENT for stride in vector.stride()[:-1]):
+        vector = linalg.aligned(vector.shape, vector.dtype, vector.device, torch.empty).copy_(vector)
+    return (vector[..., None, :] @ matrix.mT)[..., 0, :]
 
 
 def dot(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ whose name ends in ``_`` change their first argument.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
@@ -17,14 +17,18 @@ ALIGNMENT = 16
 """Bytes: a GPU loads the operands of a product in wide words only if their rows start on multiples of this."""
 
 
-def aligned(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+def aligned(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, make: Callable[..., Tensor] = torch.zeros
+) -> Tensor:
     """Return zeros of a shape, whose rows start on multiples of `ALIGNMENT`: a view of a wider tensor, if need be.
 
     A factor of d_in = 1024 inputs and a bias has 1025 columns; its rows are 1028 numbers apart in float32.
+
+    make: ``torch.empty`` if all entries will be written.
     """
     *leading, columns = shape
     step = max(1, ALIGNMENT // dtype.itemsize)  # 4 numbers in float32, 8 in bfloat16
-    wide = torch.zeros(*leading, -(-columns // step) * step, dtype=dtype, device=device)
+    wide = make(*leading, -(-columns // step) * step, dtype=dtype, device=device)
     return wide.narrow(-1, 0, columns)
 
 
@@ -37,7 +41,18 @@ def identity(d: int, dtype: torch.dtype, device: torch.device, leading: tuple[in
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return ``a b`` with aligned rows, of matrices ``[m, k]`` and ``[k, n]``."""
-    return torch.mm(a, b, out=aligned((len(a), b.shape[1]), a.dtype, a.device))
+    return torch.mm(a, b, out=aligned((len(a), b.shape[1]), a.dtype, a.device, torch.empty))
+
+
+def entrywise(a: Tensor, b: Tensor) -> Tensor:
+    """Return ``a * b`` with aligned rows, of a's shape; b is broadcast to it. ``a * b`` itself has no room for them."""
+    return torch.mul(a, b, out=aligned(a.shape, a.dtype, a.device, torch.empty))
+
+
+def joined_rows(matrices: Sequence[Tensor]) -> Tensor:
+    """Return matrices ``[n, d]`` of one width and dtype, one below the other, with aligned rows."""
+    first, rows = matrices[0], sum(map(len, matrices))
+    return torch.cat([*matrices], out=aligned((rows, first.shape[1]), first.dtype, first.device, torch.empty))
 
 
 def rescale(update: Tensor, grad: Tensor) -> Tensor:
@@ -56,15 +71,18 @@ def finite_or_gradient(update: Tensor, grad: Tensor) -> Tensor:
 
 def window_gram(rows: Tensor, weights: Tensor) -> Tensor:
     """Return ``A^T A`` ``[..., w, w]`` in float64, ``A = U |s|^(1/2)``; rows: ``U^T`` ``[..., w, d]``, weights: s."""
-    scaled = rows * weights.abs().sqrt()[..., None]
+    scaled = entrywise(rows, weights.abs().sqrt()[..., None])
     # A^T A [w, w] has the nonzero eigenvalues of A A^T [d, d], and [32, 32] is faster to decompose than [1024, 1024].
     return (scaled @ scaled.mT).to(torch.float64)
 
 
 def truncated(
     rows: Tensor, weights: Tensor, values: Tensor, vectors: Tensor, rank: int
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
     """Return the best approximation of rank ``rank`` of ``U diag(s) U^T``, and the largest eigenvalue that it drops.
+
+    With ``rank >= d`` it is exact, and a multiple of I is taken out of it: ``U diag(s) U^T - m I`` for the eigenvalue m
+    that is the nearest to 0.
 
     The eigenpairs (lambda, q) of `window_gram` give those of ``A A^T``: lambda and ``A q lambda^(-1/2)``.
 
@@ -76,20 +94,28 @@ def truncated(
         rank: r, less than w.
 
     Returns:
-        New rows ``[..., w, d]`` and weights ``[..., w]``, of which all but the first r are 0, and the magnitude of the
-        (r + 1)-th eigenvalue ``[...]``. O(r w d).
+        New rows ``[..., w, d]`` and weights ``[..., w]``, of which all but the first r are 0, the magnitude of the
+        (r + 1)-th eigenvalue ``[...]``, and m ``[...]``; None for ``rank < d``. O(r w d).
     """
     unused = weights.shape[-1] - rank
-    scaled = rows * weights.abs().sqrt()[..., None]
+    scaled = entrywise(rows, weights.abs().sqrt()[..., None])
     # Ascending, so the last `rank` are the largest. Rounding may have made an eigenvalue of 0 negative.
     kept, basis = values[..., unused:].clamp(min=0), vectors[..., :, unused:]
     # rsqrt(inf) = 0: what has no eigenvalue becomes a row of zeros, not of NaN.
     root = torch.where(kept > 0, kept, torch.inf).rsqrt()
     # The row of an eigenpair is lambda^(-1/2) q^T A^T: [rank, w] times [w, d].
-    new_rows = (basis * root[..., None, :]).mT.to(rows.dtype) @ scaled
-    new_weights = torch.where(weights.sum(-1, keepdim=True) < 0, -kept, kept).to(weights.dtype)
+    pairs = aligned((*basis.shape[:-2], rank, basis.shape[-2]), rows.dtype, rows.device, torch.empty)
+    new_rows = pairs.copy_((basis * root[..., None, :]).mT) @ scaled
+    common = None
+    negative = weights.sum(-1, keepdim=True) < 0
+    if (beyond := rank - rows.shape[-1]) >= 0:
+        # d of the rows span everything, and the eigenvalues beyond the d largest are rounding errors.
+        least = kept[..., beyond : beyond + 1]
+        common = torch.where(negative, -least, least)[..., 0].to(weights.dtype)
+        kept = (kept - least).clamp(min=0)
+    new_weights = torch.where(negative, -kept, kept).to(weights.dtype)
     dropped = values[..., unused - 1].clamp(min=0).to(weights.dtype)
-    return F.pad(new_rows, (0, 0, 0, unused)), F.pad(new_weights, (0, unused)), dropped
+    return F.pad(new_rows, (0, 0, 0, unused)), F.pad(new_weights, (0, unused)), dropped, common
 
 
 @lru_cache(maxsize=64)

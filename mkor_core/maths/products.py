@@ -116,7 +116,7 @@ class Gradient(NamedTuple):
         return Gradient(few_rows_product(rows, self.weight), None if self.bias is None else matvec(rows, self.bias))
 
 
-def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool) -> None:
+def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, rescale: bool, grows: bool = False) -> None:
     """Replace D by ``V = J_L D J_R``; by D where V is zero (if it is rescaled) or not finite.
 
     Equal to ``(J_R (x) J_L) vec(D)`` with column-stacking ``vec``. O(d_out d_in (d_out + d_in)) for dense factors,
@@ -127,13 +127,14 @@ def precondition_(left: Inverse | None, grad: Gradient, right: Inverse, *, resca
         grad: D, which is overwritten.
         right: J_R of d_in.
         rescale: whether V gets the Frobenius norm of D (A5).
+        grows: whether windows may have negative weights, so that V may be far longer than D.
     """
     if isinstance(right, DenseInverse):
         assert left is None or isinstance(left, DenseInverse)
         _dense_(left, grad, right, rescale=rescale)
     else:
         assert left is None or isinstance(left, WindowedInverse)
-        _windowed_(left, grad, right, rescale=rescale)
+        _windowed_(left, grad, right, rescale=rescale, grows=grows)
 
 
 def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, rescale: bool) -> None:
@@ -173,7 +174,9 @@ def _dense_(left: DenseInverse | None, grad: Gradient, right: DenseInverse, *, r
         torch.where(usable.view(shape), new.mul_(factor.view(shape)), old, out=old)
 
 
-def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool) -> None:
+def _windowed_(
+    left: WindowedInverse | None, grad: Gradient, right: WindowedInverse, *, rescale: bool, grows: bool
+) -> None:
     """Replace D by ``c_L c_R D - columns rows``, of inner size w or 2 w ("Applying both sides at once")."""
     outer = grad.right_product(right.rows)  # Q = D U_R
     # |V|^2 = tr(J_L^2 D J_R^2 D^T), and J^2 = c^2 I - U M U^T on either side. So |V|^2 = (c_L c_R)^2 |D|^2 - removed,
@@ -189,12 +192,12 @@ def _windowed_(left: WindowedInverse | None, grad: Gradient, right: WindowedInve
         removed = left.scale.square() * removed + right.scale.square() * _trace(left_middle, across.gram())
         removed = removed - _trace(inner.mT, left_middle @ inner @ middle)
     columns, rows = removed_factors(left, right, grad.bias is not None, outer, across, inner)
-    whole = grad.square_norm()
-    square = scale.square() * whole - removed
     if _on_host(grad):
+        whole = grad.square_norm()
+        square = scale.square() * whole - removed
         _subtract_on_host_(grad, columns, rows, *_numbers(scale, whole, square), rescale=rescale)
     else:
-        _subtract_on_device_(grad, columns, rows, scale, whole, square, rescale=rescale)
+        _subtract_on_device_(grad, columns, rows, scale, removed, rescale=rescale, grows=grows)
 
 
 def removed_factors(
@@ -255,29 +258,33 @@ def _subtract_on_host_(
 
 
 def _subtract_on_device_(
-    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, whole: Tensor, square: Tensor, *, rescale: bool
+    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, removed: Tensor, *, rescale: bool, grows: bool
 ) -> None:
     """Do as `_subtract_on_host_`, without reading a value."""
-    # A branch for cancellation would have to read `square`; `rescale_` gets the norm of V itself instead.
-    usable = square.isfinite()
-    combine_on_device_(grad, columns, rows, torch.where(usable, scale, 1), usable, rescale=rescale)
-    if rescale:
-        rescale_(grad, whole, grad.square_norm())
+    # What is not finite in D, U or s is not finite in what they remove.
+    usable = (removed + scale).isfinite()
+    scale = torch.where(usable, scale, 1)
+    whole = grad.square_norm() if rescale and grows else None
+    combine_on_device_(grad, columns, rows, scale, usable)
+    if not rescale:
+        grad.multiply_(scale)
+        return
+    # A branch for cancellation would have to read a value, so the norm of V is always measured. That of D follows:
+    # |D|^2 = |V / c|^2 + removed / c^2 with c = c_L c_R, a sum of positive terms if weights are positive.
+    square = grad.square_norm()
+    if whole is None:
+        whole = square + torch.where(usable, removed / scale.square(), 0)
+    rescale_(grad, whole, square)
 
 
-def combine_on_device_(
-    grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, usable: Tensor, *, rescale: bool
-) -> None:
-    """Replace D by ``scale D - columns rows``, divided by ``scale`` if it will be rescaled; D where not ``usable``."""
-    # c_L c_R drops out of a rescaled V, so D is not multiplied by it.
-    columns = torch.where(usable[..., None, None], columns / scale[..., None, None] if rescale else columns, 0)
+def combine_on_device_(grad: Gradient, columns: Tensor, rows: Gradient, scale: Tensor, usable: Tensor) -> None:
+    """Replace D by ``D - columns rows / scale``; D where not ``usable``."""
+    columns = torch.where(usable[..., None, None], columns / scale[..., None, None], 0)
     rows = Gradient(
         # Both factors are 0 where D stays: 0 times a NaN in the other would be NaN.
         torch.where(usable[..., None, None], rows.weight, 0),
         None if rows.bias is None else torch.where(usable[..., None], rows.bias, 0),
     )
-    if not rescale:
-        grad.multiply_(scale)
     grad.combine_(columns, rows, 1.0, 1.0)
 
 

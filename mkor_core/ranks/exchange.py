@@ -146,15 +146,16 @@ def _from_counts(like: Sums, counts: Iterator[Tensor]) -> tuple[Tensor, Tensor |
 def _add_symmetric(local: Sequence[Sums], losses: Sequence[Tensor], group: ProcessGroup | None) -> Exchanged:
     """Add symmetric x and g, of which only the upper triangles travel."""
     triangles = comm.Triangles()
-    packed, sides = [], []
-    for x, g, number, _ in local:
-        assert g is not None  # moments have both sides
-        packed.append(Sums(triangles.pack(x), triangles.pack(g), number))  # d (d + 1) / 2 numbers for d^2
-        sides.append((len(x), len(g)))
+    # d (d + 1) / 2 numbers for d^2; no g where the moments are those of inputs alone
+    packed = [Sums(triangles.pack(x), None if g is None else triangles.pack(g), number) for x, g, number, _ in local]
     added, losses = _add(packed, losses, group)
     total = [
-        Sums(triangles.unpack(x, d_in), None if g is None else triangles.unpack(g, d_out), number)
-        for (x, g, number, _), (d_in, d_out) in zip(added, sides, strict=True)
+        Sums(
+            triangles.unpack(sums.x, len(own.x)),
+            None if sums.g is None or own.g is None else triangles.unpack(sums.g, len(own.g)),
+            sums.number,
+        )
+        for sums, own in zip(added, local, strict=True)
     ]
     return total, losses
 

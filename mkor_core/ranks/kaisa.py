@@ -1,9 +1,14 @@
-"""KAISA's distribution of a method's work: owners refresh, gradient workers precondition, receivers get the updates."""
+"""KAISA's distribution of a method's work: owners refresh, gradient workers precondition, receivers get the updates.
+
+With SPD-KFAC's `Schedule`, the ranks that refresh are chosen factor by factor, and all precondition (`Placement`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
@@ -14,6 +19,9 @@ from mkor_core.method import Distributed, LayerState
 from mkor_core.ranks import comm
 from mkor_core.ranks.assignment import assign, make_grid
 from mkor_core.ranks.codec import Coder
+from mkor_core.ranks.schedule import Schedule, balanced
+
+SIDES = ("left", "right")
 
 
 class Sharing:
@@ -77,46 +85,40 @@ class Sharing:
         return state if self.works_on(name) else {k: v for k, v in state.items() if k not in self._refreshed}
 
     def share_refreshed(self, states: Mapping[str, LayerState], names: Sequence[str]) -> None:
-        """Send the tensors that owners have refreshed to their layers' gradient workers, one broadcast per owner."""
+        """Send the tensors that owners have refreshed to their layers' gradient workers."""
         # The owner is its layer's only worker, so nobody else needs the tensors.
         if self._grid.rows == 1:
             return
-        column = self._rank % self._grid.columns
-        in_column = [name for name in names if self._assignments[name].column == column]
-        # With columns (0, 2) and (1, 3): rank 0 sends to 2, then 2 to 0; at the same time 1 sends to 3, then 3 to 1.
-        # The ranks of a column go through its owners in the same order. For an owner without layers the list is empty
-        # on all of them, so that none calls broadcast.
-        for owner in self._grid.column(column):
-            layers = [name for name in in_column if self._assignments[name].owner == owner]
-            keys = [(name, key) for name in layers for key in self._refreshed]
-            bucket = [states[name][key] for name, key in keys]
-            source, coding = comm.global_rank(owner, self._group), self._coder.coding("refreshed", owner)
-            received = comm.broadcast(bucket, source, self._column_group, coding)
-            for (name, key), tensor in zip(keys, received, strict=True):
-                # On the owner too: if there is a codec, it must use the decoded tensors that the others have.
-                states[name][key].copy_(tensor)
+        # With columns (0, 2) and (1, 3), ranks 0 and 2 send each other what they have refreshed; at the same time so do
+        # 1 and 3.
+        column = self._grid.column(self._rank % self._grid.columns)
+        tensors = [
+            [states[name][key] for name in names if self._assignments[name].owner == owner for key in self._refreshed]
+            for owner in column
+        ]
+        own = tensors[column.index(self._rank)]
+        comm.broadcast_all(own, tensors, self._column_group, self._coder.coding("refreshed", self._rank))
 
     def share_updates(self, updates: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the updates of all layers, those of gradient workers sent to the other ranks of their row.
 
-        One broadcast per worker. updates: by layer; of a layer that this rank does not precondition, any of its shape.
+        updates: by layer; of a layer that this rank does not precondition, any of its shape.
         """
-        shared = dict(updates)
         if self._grid.columns == 1:  # all ranks are workers of all layers
-            return shared
-        row = self._rank // self._grid.columns
+            return dict(updates)
+        shared = {name: torch.empty_like(update) for name, update in updates.items()}
         # With rows (0, 1) and (2, 3): rank 0 sends the updates of column 0's layers to 1, rank 2 sends the same ones to
-        # 3; then 1 and 3 send those of column 1's layers to 0 and 2.
-        for column, source in enumerate(self._grid.row(row)):
-            # ``updates`` has the same layers in the same order on all ranks: a rank that left one out would pass a
-            # shorter buffer.
-            names = [name for name in updates if self._assignments[name].column == column]
-            # The workers of a column send the same updates to different rows, which must receive the same numbers.
-            coding = self._coder.coding("updates", column)
-            received = comm.broadcast(
-                [updates[name] for name in names], comm.global_rank(source, self._group), self._row_group, coding
-            )
-            shared.update(zip(names, received, strict=True))
+        # 3; and 1 and 3 send those of column 1's layers to 0 and 2. ``updates`` has the same layers in the same order
+        # on all ranks: a rank that left one out would pass a shorter buffer.
+        by_column = [
+            [name for name in updates if self._assignments[name].column == column]
+            for column in range(self._grid.columns)
+        ]
+        column = self._rank % self._grid.columns
+        # The workers of a column send the same updates to different rows, which must receive the same numbers.
+        coding = self._coder.coding("updates", column)
+        own = [updates[name] for name in by_column[column]]
+        comm.broadcast_all(own, [[shared[name] for name in names] for names in by_column], self._row_group, coding)
         return shared
 
     def gather(
@@ -146,6 +148,50 @@ class Sharing:
         return whole
 
 
+class Placement:
+    """The ranks that decompose factors, for a method whose sides are refreshed one by one; all ranks have the results.
+
+    Args:
+        layers: the layers.
+        method: the method.
+        group: the ranks.
+        schedule: says which factors are decomposed everywhere.
+        coder: gives the messages their codings.
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], method: Distributed, group: ProcessGroup | None, schedule: Schedule, coder: Coder
+    ) -> None:
+        # The left factor is [d_out, d_out], the right one [d_in, d_in]; the two of a layer may go to different ranks.
+        dimensions = {
+            (layer.name, side): d for layer in layers for side, d in zip(SIDES, (layer.d_out, layer.d_in), strict=True)
+        }
+        self._places = balanced(dimensions, comm.world_size(group), schedule.everywhere_below)
+        self._refreshed = method.refreshed
+        self._group = group
+        self._coder = coder
+
+    def computes(self, name: str, side: str) -> bool:
+        """Return whether this rank decomposes a factor."""
+        return self._places[name, side] in (None, comm.rank(self._group))  # None: every rank does
+
+    def share(self, states: Mapping[str, LayerState]) -> None:
+        """Send decompositions to the ranks that have not computed them."""
+        # If ranks 0 and 2 of 4 decompose factors, rank 0 sends to 1, 2 and 3, and rank 2 to 0, 1 and 3.
+        tensors = [
+            [
+                states[name][key]
+                for (name, side), place in self._places.items()
+                if place == owner and name in states
+                for key in self._refreshed
+                if key.startswith(side)  # the tensors that come of this side's factor
+            ]
+            for owner in range(comm.world_size(self._group))
+        ]
+        here = comm.rank(self._group)
+        comm.broadcast_all(tensors[here], tensors, self._group, self._coder.coding("refreshed", here))
+
+
 def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGroup | None:
     """Return the group of some ranks of ``parent``, of which this rank is one; ``parent`` if they are all of it.
 
@@ -154,7 +200,24 @@ def _make_group(ranks: Sequence[int], parent: ProcessGroup | None) -> ProcessGro
     if len(ranks) in (1, comm.world_size(parent)):
         return parent
     global_ranks = ranks if parent is None else [dist.get_global_rank(parent, rank) for rank in ranks]
-    # Each group is created by its members alone. The columns are all ranks of the parent, and so are the rows: NCCL,
-    # which splits a communicator with a device_id only if all its ranks call at the same time, gets these calls.
-    created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=True)
+    # Each group is created by its members alone. The columns are all ranks of the parent, and so are the rows. So if
+    # the parent has all ranks, all of them make these calls at the same time, as NCCL wants it if the default group is
+    # bound to a device: then the default group's communicator is split, which is a collective of all ranks.
+    with nullcontext() if comm.world_size(parent) == comm.world_size() else _unbound():
+        created: ProcessGroup | None = dist.new_group(list(global_ranks), use_local_synchronization=True)
     return created
+
+
+@contextmanager
+def _unbound() -> Iterator[None]:
+    """Let ``new_group`` make a communicator of its own, among its members, where it would split that of all ranks.
+
+    Of a parent with only some of the ranks, the others do not call ``new_group``, and a split would wait for them.
+    """
+    default = dist.group.WORLD
+    assert default is not None
+    device, default.bound_device_id = default.bound_device_id, None  # `new_group` has no argument for it
+    try:
+        yield
+    finally:
+        default.bound_device_id = device

@@ -1,7 +1,7 @@
 """One owner for each layer: it alone has the layer's state, gets the whole gradient, and sends the update back.
 
 A rank's share of the state and of the work falls with the number of ranks. Blocks of sharded gradients travel in one
-all-to-all each way; a gradient that every rank has whole stays, and its update is broadcast.
+all-to-all each way; a gradient that every rank has whole stays, and its update goes to all (`comm.broadcast_all`).
 """
 
 from __future__ import annotations
@@ -227,24 +227,19 @@ class Owners:
         updates: Mapping[str, Sequence[Tensor]],
     ) -> None:
         """Write the updates of layers of which every rank has the whole gradient."""
-        # One broadcast from each owner and dtype, in the same order on all ranks: first rank 0 sends its layers'
-        # updates to 1, 2 and 3, then rank 1 its own to 0, 2 and 3, and so on.
-        for owner in range(self._world):
-            names = [layer.name for layer in layers if self._owners[layer.name] == owner]
-            targets = [part for name in names for part in local[name]]
-            if owner == self._rank:
-                tensors = [part for name in names for part in updates[name]]
-            else:
-                tensors = targets  # gives the shapes; its values, gradients, are replaced
-            for dtype in sorted({target.dtype for target in targets}, key=str):
-                chosen = [index for index, target in enumerate(targets) if target.dtype == dtype]
-                # The dtype is part of the message's name, since a sender may send one message of a name in a step.
-                source, coding = comm.global_rank(owner, self._group), self._coder.coding(f"updates {dtype}", owner)
-                values = comm.broadcast([tensors[index].to(dtype) for index in chosen], source, self._group, coding)
-                for index, value in zip(chosen, values, strict=True):
-                    # On one process `broadcast` returns its input, which is the target itself.
-                    if targets[index].data_ptr() != value.data_ptr():
-                        targets[index].copy_(value)
+        names = [[layer.name for layer in layers if self._owners[layer.name] == owner] for owner in range(self._world)]
+        # Each update beside the place for it: of a mixed model, a dtype's updates travel after another's.
+        own = [pair for name in names[self._rank] for pair in zip(local[name], updates[name], strict=True)]
+        places = [[part for name in of_owner for part in local[name]] for of_owner in names]
+        for dtype in sorted({place.dtype for of_owner in places for place in of_owner}, key=str):
+            # The dtype is part of the message's name, since a sender may send one message of a name in a step.
+            coding = self._coder.coding(f"updates {dtype}", self._rank)
+            comm.broadcast_all(
+                [update.to(dtype) for place, update in own if place.dtype == dtype],
+                [[place for place in of_owner if place.dtype == dtype] for of_owner in places],
+                self._group,
+                coding,
+            )
 
     def _pieces(self, layers: Sequence[Layer], local: Mapping[str, Sequence[Tensor]]) -> list[list[_Piece]]:
         """Return the sharded gradients, those of one dtype together, in the same order on all ranks."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ from torch import nn
 from torch.testing import assert_close
 
 from baselines import KAISA, build
+from baselines.kfac import dp_kfac
 from mkor_core import Preconditioner
+from mkor_core.capture.autograd import Precision, matmul_precision, usual_precision
 from tests.support import owned_factors
 from tests.support.owned_factors import OPTIONS, RATE, batch, network
 from tests.support.rank_processes import run_ranks
@@ -33,6 +37,35 @@ def test_on_one_process_it_is_kaisa(chosen: dict[str, Any]):
             optimizer.step()
         results.append([parameter.detach() for parameter in model.parameters()])
     assert_close(results[1], results[0], rtol=1e-12, atol=1e-14)
+
+
+def test_products_have_the_precisions_of_a_preconditioners(monkeypatch: pytest.MonkeyPatch):
+    """TF32 on gradients on CUDA, as KAISA has it, and float32 for factors, whatever the program has chosen."""
+    found, current = [], ["none"]
+
+    @contextmanager
+    def at(precision: Precision) -> Iterator[None]:
+        current.append(precision)
+        with matmul_precision(precision):
+            yield
+        current.pop()
+
+    monkeypatch.setattr(dp_kfac, "matmul_precision", at)
+    monkeypatch.setattr(dp_kfac, "usual_precision", lambda device: "high")
+    for name in ("accumulate", "refresh", "precondition"):
+        original = getattr(KAISA, name)
+
+        def record(*arguments: Any, name: str = name, original: Any = original) -> Any:
+            found.append((name, current[-1]))
+            return original(*arguments)
+
+        monkeypatch.setattr(KAISA, name, record)
+    model = network()
+    optimizer, _ = build("dp_kfac", model, {"lr": 0.1})
+    model(batch(0, 1)).square().mean().backward()
+    optimizer.step()
+    assert [usual_precision(torch.device(name)) for name in ("cuda", "cpu")] == ["high", "highest"]
+    assert {*found} == {("accumulate", "highest"), ("refresh", "highest"), ("precondition", "high")}
 
 
 @pytest.fixture(scope="module")

@@ -51,6 +51,30 @@ def test_an_update_is_the_gradient_over_the_dense_mean_moment(has_bias, bias):
     assert_close(update[:, n:], grad[:, n:], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("bias", ["apart", "joint"])
+def test_what_a_method_says_of_its_update_is_what_a_step_applies(bias, window, has_bias):
+    """Stacks of two layers, whose last input is 1 in a batch by chance. It has one side, so that V is one-sided."""
+    torch.manual_seed(0)
+    model = nn.ModuleList(nn.Linear(4, 2, bias=has_bias) for _ in range(2)).double()
+    method = MKORMuon(inverse_update_period=1, bias=bias, window=window)
+    preconditioner = Preconditioner(model, method)
+    for step in range(4):
+        model.zero_grad()
+        for layer in model:
+            x = random(6, 4, seed=step) + 1
+            x[:, -1] = 1 if step == 2 else x[:, -1]
+            (layer(x) - 1).square().mean().backward()
+        joined = lambda: [torch.cat([p.grad.view(2, -1) for p in layer.parameters()], 1).clone() for layer in model]  # noqa: E731
+        before = joined()
+        preconditioner.step()
+        states = preconditioner.state_dict()["layers"].values()
+        for grad, update, state in zip(before, joined(), states, strict=True):
+            assert_close(method.precondition(state, grad), update)
+            assert_close(method.one_sided(state, grad)["right"], update)
+
+
 @pytest.mark.parametrize("bias", ["apart", "joint"])
 def test_a_window_of_all_updates_is_the_dense_factor(bias):
     batches = [random(6, 4, seed=seed) + 1 for seed in range(4)]

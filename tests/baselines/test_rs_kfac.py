@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines.kfac._low_rank import Pairs, brand, clipped, leading, randomized_eigh, randomized_svd
+from baselines.kfac._low_rank import Pairs, brand, leading, randomized_eigh, randomized_svd
 from baselines.kfac.b_kfac import BKFAC
 from baselines.kfac.rs_kfac import RSKFAC
+from baselines.parts.matrices import shortened
 from mkor_core import Method, Preconditioner
 from mkor_core.method import plain_hyperparameters
 from tests.support.matrices import random
@@ -151,13 +152,20 @@ def test_b_kfac_with_all_pairs_is_kfac_from_0():
     assert shapes == {(), (20,), (41, 20), (30, 20)}
 
 
-def test_the_thesis_code_of_b_kfac_weighs_the_bias_by_the_rows():
+@pytest.mark.parametrize("has_bias", [True, False])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_the_thesis_code_of_b_kfac_weighs_the_bias_by_the_rows(kind, has_bias):
+    """By 7 rows; by 45 rows and 9 locations of 5 images. A layer without a bias is as it is."""
     state = []
     for thesis in (False, True):
-        _, _, preconditioner, _ = step(linear(), random(7, 4), BKFAC(factor_decay=0.0, thesis_code=thesis))
+        torch.manual_seed(0)
+        layer = nn.Linear(4, 3, bias=has_bias) if kind == "linear" else nn.Conv2d(2, 3, 2, bias=has_bias)
+        inputs = random(7, 4) if kind == "linear" else random(5, 2, 4, 4)
+        _, _, preconditioner, _ = step(layer.double(), inputs, BKFAC(factor_decay=0.0, thesis_code=thesis))
         saved = preconditioner.state_dict()["layers"][""]
         state.append(matrix_of(Pairs(saved["right_vectors"], saved["right_values"])))
-    assert_close(state[1][-1, -1], 7 * state[0][-1, -1])
+    share = (7 if kind == "linear" else 45 * 9) if has_bias else 1
+    assert_close(state[1][-1, -1], share * state[0][-1, -1])
     assert_close(state[1][:-1, :-1], state[0][:-1, :-1])
 
 
@@ -180,7 +188,7 @@ def test_an_overwritten_sketch_is_that_of_the_dense_factor():
 
 
 def test_updates_are_clipped_to_a_root_mean_square():
-    assert_close(clipped(torch.full((2, 2), 3.0), 0.5), torch.full((2, 2), 0.5))
-    assert_close(clipped(torch.full((2, 2), 0.3), 0.5), torch.full((2, 2), 0.3))
-    assert_close(clipped(torch.zeros(2, 2), 0.5), torch.zeros(2, 2))
-    assert_close(clipped(torch.full((2, 2), 3.0), None), torch.full((2, 2), 3.0))
+    assert_close(shortened(torch.full((2, 2), 3.0), 0.5), torch.full((2, 2), 0.5))
+    assert_close(shortened(torch.full((2, 2), 0.3), 0.5), torch.full((2, 2), 0.3))
+    assert_close(shortened(torch.zeros(2, 2), 0.5), torch.zeros(2, 2))
+    assert_close(shortened(torch.full((2, 2), 3.0), None), torch.full((2, 2), 3.0))

@@ -9,17 +9,18 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager, nullcontext
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
 import torch
 
-from benchmarks import gpu, smoke
-from benchmarks.contenders import OptimizerContender, Times
-from benchmarks.gpu import CHUNKS, OutOfTimeError, Session, measure_chunk
+from benchmarks import first_parts, gpu, smoke, whole_steps
+from benchmarks.contenders import OptimizerContender
+from benchmarks.gpu import CHUNKS, FIRST, measure_chunk
 from benchmarks.methods import methods
 from benchmarks.models import BLOCKS, narrowed
-from benchmarks.step_rows import SGD, Measured
+from benchmarks.session import OutOfTimeError, Session
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import precision_of
 from workflow.bench.support.config import ROOT
@@ -32,13 +33,15 @@ MISSING = {missing}
 
 find_spec = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *where: None if name.split(".")[0] in MISSING else find_spec(name, *where)
-from benchmarks import gpu, models, steps
+from benchmarks import first_parts, gpu, models, steps, whole_steps
 from benchmarks.methods import methods
 from workflow.bench.probes import cost_scaling, iteration_time, memory, step_breakdown
 
-gpu.methods = lambda: methods(["mkor", "lamb", "soap", "singd"])
+gpu.methods = lambda chosen=("mkor", "lamb", "soap", "singd"): methods(chosen)
+first_parts.find_spec = lambda name: None
 models.BLOCKS = models.BLOCKS[:1]
-steps.QUICK_MINUTES, steps.ROUNDS = 0.02, (2, 2)
+steps.QUICK_MINUTES, whole_steps.ROUNDS, whole_steps.PERIOD = 0.02, (2, 2), 2
+whole_steps.LABELS, first_parts.PROFILED = ("mkor", "soap"), ("base",)
 cost_scaling.REPEATS = 1
 for probe in (cost_scaling, iteration_time, memory, step_breakdown):
     probe.OPTIMIZERS = ("base", "mkor") if "base" in probe.OPTIMIZERS else ("mkor",)
@@ -64,11 +67,14 @@ def test_a_bare_machine_measures_what_it_can_and_says_what_is_missing(tmp_path):
     assert "soap on bert" in process.stdout
     assert "the package pytorch_optimizer is not installed" in process.stdout
     assert "the package timm is not installed" in process.stdout
+    assert "python -m benchmarks.kernels" in process.stdout
     trials = pd.read_csv(tmp_path / "bench" / "smoke.csv").set_index("optimizer")["status"].to_dict()
     assert trials == {"mkor": "ok", "lamb": "missing", "soap": "missing", "singd": "missing"}
-    steps = pd.read_csv(tmp_path / "bench" / "steps.csv").set_index("optimizer")
-    assert (steps.loc["soap", "note"] == "the package pytorch_optimizer is not installed").all()
-    assert "No picture: matplotlib is not installed" in process.stdout
+    steps = pd.read_csv(tmp_path / "bench" / "whole_steps.csv").set_index(["workload", "optimizer"])["note"]
+    assert steps["resnet", "soap"] == "the package pytorch_optimizer is not installed"
+    assert steps["bert", "mkor"] == "the package transformers is not installed"
+    assert pd.isna(steps["resnet", "mkor"])
+    assert set(pd.read_csv(tmp_path / "bench" / "strides.csv")["stride"]) == {16, 17, 24}
     for probe in ("cost_scaling", "step_breakdown", "iteration_time", "memory"):
         table = pd.read_csv(tmp_path / "probes" / f"{probe}.csv")
         assert "mkor" in set(table["optimizer"])
@@ -92,22 +98,113 @@ def test_rows_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
         time.sleep(10)
 
     monkeypatch.setitem(CHUNKS, "smoke", CHUNKS["smoke"]._replace(rows=rows))
-    given = session(tmp_path)
-    measure_chunk("smoke", given, seconds=0.2)
+    given = session(tmp_path, seconds=0.2)
+    measure_chunk("smoke", given)
     assert len(pd.read_csv(tmp_path / "bench" / "smoke.csv")) == 1
     assert "the rest of the chunk: not measured within" in given.left_out[0]
     assert json.loads((tmp_path / "chunks" / "smoke.json").read_text())["rows"] == 1
 
 
 def test_steps_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
-    def measure(*given: object):
-        yield Measured("bert", 8, {SGD: [Times(1.0, 1.0)] * 3})
-        raise OutOfTimeError
+    columns = dict.fromkeys(whole_steps.Row._fields, 1.0) | {"workload": "bert", "optimizer": "mkor", "note": None}
 
-    monkeypatch.setattr(gpu.steps, "measure", measure)
+    def measure(makers: object, *given: object):
+        if makers == [whole["bert"]]:
+            yield whole_steps.Row(**columns)
+        else:
+            raise OutOfTimeError
+
+    whole = whole_steps.small_models()
+    monkeypatch.setattr(whole_steps, "small_models", lambda: whole)
+    monkeypatch.setattr(whole_steps, "measure", measure)
     given = session(tmp_path)
-    assert [row.optimizer for row in gpu.step_rows(given)] == [SGD, SGD]
-    assert given.left_out == ["the rest of steps: the chunk's time is over"]
+    measure_chunk("steps", given)
+    assert len(pd.read_csv(tmp_path / "bench" / "whole_steps.csv")) == 1
+    assert given.left_out[0].startswith("the rest of the chunk: not measured within")
+
+
+@pytest.fixture
+def stand_ins(monkeypatch):
+    """The chunks with rows of their own, of which one fails, one takes too long and one lacks its module."""
+
+    def measured(given: Session):
+        yield smoke.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
+
+    def too_long(given: Session):
+        yield from measured(given)
+        time.sleep(10)
+
+    def failing(given: Session):
+        raise ValueError("no such kernel")
+        yield
+
+    kinds = {"strides": failing, "steps": too_long, "kernels": gpu.kernel_rows}
+    for name in FIRST:
+        monkeypatch.setitem(CHUNKS, name, CHUNKS[name]._replace(rows=kinds.get(name, measured)))
+    monkeypatch.setattr(gpu, "FIRST", FIRST | {"steps": 0.1})
+    monkeypatch.setattr(first_parts, "find_spec", lambda name: None)
+
+
+def test_what_is_measured_first_goes_on_after_a_part_that_fails_and_says_so(tmp_path, capsys, stand_ins):
+    assert gpu.main(["--first", "--device", "cpu", "--quick", "--out", str(tmp_path)]) == 1
+    table = pd.read_csv(tmp_path / "first" / "first.csv").set_index("chunk")
+    assert [*table.index] == [*FIRST]
+    assert table["status"].to_dict() == {
+        **dict.fromkeys(FIRST, "ok"),
+        "strides": "failed",
+        "steps": "in part",
+        "kernels": "in part",
+    }
+    assert table["rows"].to_dict() == {**dict.fromkeys(FIRST, 1), "strides": 0, "kernels": 0}
+    said = capsys.readouterr().out
+    assert said.index("strides: 0 rows in") < said.index("profile: 1 rows in")
+    last = said[said.index("profile: 1 rows in") :].splitlines()[1:]
+    assert [line.split()[0] for line in last[: len(FIRST)]] == [*FIRST]
+    assert re.search(r"strides +failed .* the rest of the chunk: failed: no such kernel", "\n".join(last))
+    assert "the package benchmarks.kernels is not installed" in "\n".join(last)
+    assert not (tmp_path / "chunks").exists()  # the chunks are still to be measured in full
+
+
+def test_what_is_measured_first_fits_into_ten_minutes():
+    assert sum(FIRST.values()) <= 9 * 60
+    assert set(FIRST) <= set(CHUNKS)
+    assert set(gpu.FIRST_LABELS) <= set(whole_steps.LABELS)
+
+
+def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monkeypatch):
+    calls = []
+
+    def run(command: list[str], **options: object) -> subprocess.CompletedProcess:
+        calls.append((command[1:], options["timeout"]))
+        return subprocess.CompletedProcess(command, len(calls) - 1)
+
+    monkeypatch.setattr(first_parts, "find_spec", lambda name: object())
+    monkeypatch.setattr(first_parts.subprocess, "run", run)
+    file = tmp_path / "bench" / "kernels.csv"
+    for failed in (False, True):
+        given = session(tmp_path, seconds=60.0)
+        assert list(gpu.kernel_rows(given)) == []
+        assert given.failed is failed
+    assert calls[0] == (["-m", "benchmarks.kernels", "--out", str(file)], 58.0)
+    assert file.parent.is_dir()
+    assert "ended with status 1" in given.left_out[0]
+    monkeypatch.setattr(first_parts.subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("python", 58.0)))
+    assert "took longer than 58 s" in next(iter(told(gpu.kernel_rows, tmp_path)))
+
+
+def told(rows, folder) -> list[str]:
+    given = session(folder, seconds=60.0)
+    assert list(rows(given)) == []
+    return given.left_out
+
+
+def test_a_profile_has_the_operators_of_one_period(monkeypatch):
+    monkeypatch.setattr(first_parts, "PERIOD", 2)
+    model = whole_steps.small_models()["resnet"]()
+    rows = first_parts.profile_rows(model, "mkor_w4", torch.device("cpu"), "test-cpu")
+    names = {row.name: row.calls for row in rows}
+    assert names["Optimizer.step#SGD.step"] == 2
+    assert len(rows) <= first_parts.LARGEST
 
 
 def test_another_model_s_rows_stay(tmp_path):
@@ -148,6 +245,8 @@ def test_chunks_are_listed_with_those_that_a_folder_has(tmp_path, capsys):
         ([], "--out: must be the folder to write to"),
         (["--out", "{}", "--chunk", "memory"], "chunk = 'memory': unknown; did you mean 'memory_bert'?"),
         (["--out", "{}"], "--device cuda: PyTorch finds no GPU"),
+        (["--out", "{}", "--first"], "--device cuda: PyTorch finds no GPU"),
+        (["--out", "{}", "--first", "--chunk", "steps", "--device", "cpu"], "--first: has its own chunks"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line(arguments, message, tmp_path, capsys):

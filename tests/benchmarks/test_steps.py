@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -11,13 +12,16 @@ import torch
 from torch import nn
 
 from baselines import available
-from benchmarks import contenders, steps
+from benchmarks import contenders, steps, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
 from benchmarks.methods import ON_REQUEST, VARIANTS, labels, methods
 from benchmarks.models import BLOCKS, Block, alexnet_head, narrowed, resnet50
 from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD, Measured, rows, summary
+from tests.support import events
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import resnet50 as torchvision_resnet50
+from workflow.bench.training.clocks import Clock
+from workflow.bench.training.device_clocks import EventClock
 
 CPU = torch.device("cpu")
 BERT, ALEXNET, RESNET = BLOCKS
@@ -50,7 +54,7 @@ def test_a_block_takes_its_batches(block: Block):
     narrow = narrowed(block, 4)
     model = narrow.make(narrow.widths[0])
     assert model(narrow.few(narrow.widths[0])).isfinite().all()
-    assert model(narrow.batch["cpu"](narrow.widths[0])).isfinite().all()
+    assert model(narrow.batch(narrow.widths[0])).isfinite().all()
 
 
 class Alternating(torch.optim.SGD):
@@ -218,6 +222,86 @@ def test_the_command_writes_a_table_and_a_picture(tmp_path, capsys, monkeypatch)
     said = capsys.readouterr().out
     assert "bert, width 64" in said
     assert "mkor" in said
+
+
+class Loop:
+    """Steps that take 2 ms of the host, and then 5 ms of the device."""
+
+    def __init__(self, device: events.Device) -> None:
+        self.device, self.steps, self.optimizer = device, 0, torch.optim.SGD([torch.zeros(1)])
+
+    def train_step(self, clock: Clock) -> None:
+        clock.start("forward")
+        clock.switch("update")
+        self.steps += 1
+        self.device.works_on_host(2e-3)
+        self.device.launch(5e-3)
+        clock.stop()
+
+
+def test_whole_steps_are_timed_by_the_device_without_a_wait_and_the_host_from_an_idle_one(monkeypatch):
+    """Truth: a device that takes 5 ms for what the host issues in 2, as set; a synchronized step would take 7."""
+    device = events.Device()
+    monkeypatch.setattr("workflow.bench.training.clocks.perf_counter_ns", lambda: round(1e9 * device.host))
+    idle: list[int] = []
+
+    def wait(_: torch.device) -> float:
+        idle.append(loop.steps)
+        device.host = max(device.host, device.idle_from)
+        return device.host
+
+    monkeypatch.setattr("benchmarks.whole_steps._turns.now", wait)
+    loop = Loop(device)
+    times = whole_steps.turn(loop, CPU, lambda _: EventClock(make_event=device.event))
+    assert (times.ms, times.host_ms, times.host_update_ms) == pytest.approx((5.0, 2.0, 2.0))
+    streamed = whole_steps.WARM_UP + whole_steps.PERIOD
+    assert device.waits == [2]  # once both events were recorded
+    assert idle == [streamed + k for k in range(whole_steps.PERIOD)]
+
+
+def test_whole_models_are_timed_beside_their_base(monkeypatch):
+    monkeypatch.setattr(whole_steps, "ROUNDS", (2, 2))
+    monkeypatch.setattr(whole_steps, "PERIOD", 2)
+    makers = [whole_steps.small_models()["resnet"]]
+    table = list(whole_steps.measure(makers, methods(["mkor_w4", "adamw"]), CPU, "test-cpu", 1.0))
+    assert [row.optimizer for row in table] == [whole_steps.BASE, whole_steps.AGAIN, "mkor_w4", "adamw"]
+    assert all(row.rounds == 2 and row.of_base > 0 and row.host_ms > row.host_update_ms > 0 for row in table)
+    assert all((row.workload, row.base, row.period) == ("resnet", "sgd", 2) for row in table)
+    for low, high, word in ((0.9, 1.1, "passed"), (1.1, 1.2, "not quiet")):
+        again = table[1]._replace(of_base_low=low, of_base_high=high)
+        assert any(word in line for line in whole_steps.summary([again]))
+    left_out = table[2]._replace(rounds=0, note="out of memory")
+    assert any(line.split() == ["mkor_w4", "out", "of", "memory"] for line in whole_steps.summary([left_out]))
+
+
+def test_a_whole_model_s_contender_that_fails_is_left_out(monkeypatch):
+    make = whole_steps.small_models()["resnet"]
+    mkor = whole_steps.contenders(make(), methods(["mkor"]))[-1]
+    for fault, note in (
+        (torch.OutOfMemoryError("no"), "out of memory"),
+        (ValueError("no kernel"), "failed: no kernel"),
+        (ModuleNotFoundError("no", name="timm"), "the package timm is not installed"),
+    ):
+        monkeypatch.setattr(whole_steps, "turn", Mock(side_effect=fault))
+        assert whole_steps.loop_or_reason(make(), mkor, CPU) == note
+
+
+def test_rounds_of_whole_models_end_with_the_time(monkeypatch):
+    clock = [0.0]
+
+    def turn() -> whole_steps.TurnTimes:
+        clock[0] += 10.0
+        return whole_steps.TurnTimes(1.0, 1.0, 1.0)
+
+    monkeypatch.setattr("benchmarks.whole_steps._turns.now", lambda device: clock[0])
+    rounds = {seconds: len(whole_steps.in_rounds({"a": turn}, seconds, CPU)["a"]) for seconds in (0.0, 55.0, 1e3)}
+    assert rounds == {0.0: 3, 55.0: 5, 1e3: 15}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_whole_models_need_a_gpu(capsys):
+    assert steps.main(["--gpu"]) == 1
+    assert capsys.readouterr().err.strip().splitlines() == ["--gpu: PyTorch finds no GPU"]
 
 
 @pytest.mark.parametrize(

@@ -352,6 +352,51 @@ def test_the_launch_script_distinguishes_saved_work_from_failure(cluster):
     assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, 1]
 
 
+@pytest.mark.parametrize("code", [1, 0, 143])
+def test_saved_work_is_resumed_whatever_mpiexec_makes_of_the_exit_code(cluster, code):
+    """Rank 0 leaves a file; without it, the same code is a failure."""
+    cluster.server.behave(mpiexec_code=code)
+    saves = f"{LAUNCH} sh -c '[ $RANK -gt 0 ] || {{ touch $MKOR_SAVED; exit 75; }}'"
+    fails = f"{LAUNCH} sh -c 'exit 75'"
+    chain = cluster.submit(f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {saves}; else {fails} && {PUBLISH}; fi")
+    assert cluster.end(chain)[0] == ("success" if code == 0 else "failed")
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, code]
+
+
+HANGS = "if [ \"$NCCL_NET\" = 'AWS Libfabric' ]; then sleep 60; fi"
+
+
+def test_nccl_s_network_plugin_can_be_switched_off(cluster, tmp_path):
+    """Ranks that hang with the plugin, as some programs do on Polaris, end without it: modules may have chosen it."""
+    set_by_modules = "export NCCL_NET='AWS Libfabric' NCCL_NET_GDR_LEVEL=PHB NCCL_CROSS_NIC=1 NCCL_COLLNET_ENABLE=1"
+    cluster.variables = {"MKOR_NCCL_PLUGIN": "off"}
+    script = cluster.folder / "rank"
+    script.write_text(f"{HANGS}\nenv > seen.$RANK\n")
+    chain = cluster.submit(f"{set_by_modules}; {LAUNCH} sh rank && {PUBLISH}")
+    assert cluster.end(chain)[0] == "success"
+    seen = dict(line.split("=", 1) for line in (cluster.folder / "seen.7").read_text().splitlines() if "=" in line)
+    assert {name: value for name, value in seen.items() if name.startswith("NCCL_")} == {
+        "NCCL_NET": "Socket",
+        "NCCL_NET_PLUGIN": "none",
+    }
+
+
+def test_nccl_s_network_plugin_is_used_if_it_is_there(cluster, tmp_path):
+    cluster.variables = {"MKOR_NCCL_PLUGIN": str(tmp_path)}
+    chain = cluster.submit(f"{LAUNCH} sh -c 'echo $NCCL_NET $LD_LIBRARY_PATH >> seen' && {PUBLISH}")
+    assert cluster.end(chain)[0] == "success"
+    assert (cluster.folder / "seen").read_text().splitlines() == [
+        f"AWS Libfabric /soft/libraries/hwloc/lib:{tmp_path}:"
+    ] * 8
+
+
+def test_the_network_interface_of_gloo_and_nccl_can_be_chosen(cluster):
+    cluster.variables = {"MKOR_SOCKET_IFNAME": "eth7"}
+    chain = cluster.submit(f"{LAUNCH} sh -c 'echo $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME >> seen' && {PUBLISH}")
+    assert cluster.end(chain)[0] == "success"
+    assert (cluster.folder / "seen").read_text() == "eth7 eth7\n" * 8
+
+
 @pytest.mark.parametrize("is_writable", [True, False])
 def test_data_is_read_from_the_nodes_disks_if_it_could_be_copied(cluster, is_writable):
     data, ssd = cluster.folder / "data", cluster.folder / "ssd"
@@ -431,6 +476,22 @@ def test_the_documentation_names_every_key_that_a_job_may_have():
     assert [key for key in keys if f"`{key}`" not in page] == []
 
 
+def test_the_documentation_and_the_job_script_load_the_same_version_of_the_site_s_module():
+    """The virtual environment belongs to one; a module without a version is the default of that day."""
+    (pinned,) = re.findall(r"MKOR_CONDA_MODULE:-(conda/\S+)\}", (PROFILE / "jobscript").read_text())
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    assert re.findall(r"module load (\S+?);", page) == [pinned]
+    assert re.fullmatch(r"conda/\d{4}-\d\d-\d\d", pinned)
+    assert re.findall(r"^ *module load (.+)$", (PROFILE / "jobscript").read_text(), re.MULTILINE) == ['"$conda"']
+
+
+def test_the_documentation_names_every_variable_that_the_scripts_read():
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    scripts = "".join((PROFILE / name).read_text() for name in ("jobscript", "launch"))
+    own = {"MKOR_CHAIN", "MKOR_SLICE", "MKOR_STARTED"}  # set by the profile itself
+    assert [name for name in sorted({*re.findall(r"MKOR_[A-Z_]+", scripts)} - own) if name not in page] == []
+
+
 def test_an_unknown_cluster_is_refused_by_name():
     with pytest.raises(ConfigError, match=r"cluster = 'polaros': .*did you mean 'polaris'\?"):
         settings.Cluster.load("polaros", Plan.load(hardware="test"))
@@ -482,6 +543,13 @@ def snakemake(*arguments: str, **environment: str) -> subprocess.CompletedProces
     )
 
 
+def dry_run_without_cluster() -> str:
+    """Return what a dry run of the paper tier says where no cluster is named."""
+    settings = ["--config", "tier=paper", "hardware=polaris", "--", "figures/fig01_mkor_diagram.pdf"]
+    command = [sys.executable, "-m", "snakemake", "-n", "--cores", "1", *settings]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stderr
+
+
 def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     """The exact command of the documentation."""
     dry_run = snakemake("-n", MKOR_DATA=str(tmp_path))
@@ -489,10 +557,14 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     said, _, shared = dry_run.stderr.partition("seconds that ranks save")
     rows = {line.split()[0]: line.split() for line in said.splitlines() if line.startswith("  ") and line.split()}
     assert rows["bert_pretraining"][1:3] == ["prod", "16"]
-    hours = [float(row[-1].replace(",", "")) for name, row in rows.items() if len(row) == 7 and name != "experiment"]
+    hours = [float(row[6].replace(",", "")) for name, row in rows.items() if f"{row[2]}".isdigit() and name != "all"]
+    assert len(hours) == 12
     assert sum(hours) == pytest.approx(float(rows["all"][-1].replace(",", "")), abs=0.1 * len(hours))
+    assert " ".join(rows["bert_pretraining"][7:]).startswith("20 the paper's Table 2")
+    assert rows["bert_squad"][8:] == ["the", "model"]
+    assert dry_run.stderr.count("NOT DECIDED: C01, C02, C03: ") == 1
     assert re.search(r"^  resnet50_imagenet +an evaluation: reading the images +64 +8 ", shared, re.MULTILINE)
-    assert re.search(r"^  bert_pretraining +a step: drawing the batch +64 +8 .* 11,652 ", shared, re.MULTILINE)
+    assert re.search(r"^  bert_pretraining +a step: drawing the batch +64 +8 .* 12,652 ", shared, re.MULTILINE)
     assert "recorded as skipped: bert_pretraining/hylo: hylo keeps the rows of all layers, 464 GB" in dry_run.stderr
     assert "\nrule refuse:\n    output: results/polaris/paper/bert_pretraining/hylo.csv\n" in dry_run.stdout
     assert "account: none yet" in dry_run.stderr
@@ -500,6 +572,12 @@ def test_a_dry_run_prints_node_hours_and_plan_with_no_account(tmp_path):
     assert "disk: at most" in dry_run.stderr
     assert "resnet50_imagenet/mkor.csv" in dry_run.stdout
     assert "launch --nodes 16 --ranks 64 --cores 32 --minutes 180" in dry_run.stdout
+    pilot = snakemake("-n", "--printshellcmds", "pilot")
+    assert (
+        "launch --nodes 2 --ranks 8 --cores 32 --minutes 15 --margin 2.0 python -m workflow.cluster.pilot"
+        in pilot.stdout
+    )
+    assert "minutes=15" in pilot.stdout
 
 
 @pytest.fixture

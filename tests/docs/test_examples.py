@@ -4,9 +4,11 @@ and a trainer takes the same steps as a loop written by hand.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -43,11 +45,16 @@ def test_links_lead_to_files_and_headings():
     assert broken == []
 
 
+def snippet(page: str, word: str) -> str:
+    """Return the lines of Python on a page that have a word."""
+    texts = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    (found,) = (text for text in texts if word in text)
+    return str(found)
+
+
 def test_the_pages_loop_with_a_gradient_scaler_is_the_loop_without():
     """Truth: gradients clipped, preconditioned and used by hand. The snippet leaves out the forward pass."""
-    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "training_loops.md").read_text(), re.DOTALL)
-    (snippet,) = (text for text in snippets if "GradScaler" in text)
-    before, after = snippet.split("scaler.scale(loss)")
+    before, after = snippet("training_loops.md", "GradScaler").split("scaler.scale(loss)")
     weights = []
     for by_page in (True, False):
         torch.manual_seed(0)
@@ -67,6 +74,25 @@ def test_the_pages_loop_with_a_gradient_scaler_is_the_loop_without():
             optimizer.step()
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert_close(weights[0], weights[1])
+
+
+def test_the_pages_lines_about_several_methods_and_about_the_saved_state_run():
+    head, body = nn.Linear(3, 2), nn.Linear(4, 3)
+    model = nn.Sequential(OrderedDict(body=body, head=head))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    names = {"model": model, "optimizer": optimizer, "MKOR": MKOR, "Preconditioner": Preconditioner}
+    exec(snippet("library.md", "preconditioner.set("), names)
+    of_layers = names["preconditioner"].state_dict()["layers"]
+    assert {name: "right_weights" in layer for name, layer in of_layers.items()} == {"head": True, "body": False}
+    model(torch.randn(8, 4)).square().sum().backward()
+    optimizer.step()
+    first, *values = snippet("training_loops.md", "state = optimizer.state_dict()").splitlines()
+    exec(first, names)
+    left, text = (eval(value, names) for value in values)
+    assert left.shape == (3, 3)
+    methods = json.loads(text)["methods"].values()
+    assert [method["hyperparameters"]["stabilizer_blend"] for method in methods] == [0.9, 0.9]
+    assert all(method.keys() >= {"method", "step", "switch_step", "losses"} for method in methods)
 
 
 @pytest.mark.parametrize("name", ["own_loop", "lightning_module", "hugging_face_trainer"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -219,7 +220,7 @@ def test_a_backward_pass_is_tried_again_without_another_forward_pass(set_to_none
 def test_as_many_examples_as_ever_are_taken_if_gradients_are_cleared_when_a_forward_pass_has_run(micro_batches):
     """The forward pass counts on from those that are forgotten; the micro-batches after the last are the first."""
     model = linear(4, 3)
-    hooks = capture(model, MEAN.first(5), micro_batches=micro_batches)
+    hooks = capture(model, replace(MEAN, examples=5), micro_batches=micro_batches)
     model(rows(4)).sum().backward()
     loss = model(rows(4)).sum()
     model.zero_grad(set_to_none=False)

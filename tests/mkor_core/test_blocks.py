@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from mkor_core.capture.layer import Layer
 from mkor_core.capture.losses import LossHistory
 from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
 from mkor_core.capture.sums import Capture
-from mkor_core.engines import choice as engines
+from mkor_core.engines import choice
 from mkor_core.maths.block_products import counted_part
 from mkor_core.maths.products import Gradient, rescale_
 from mkor_core.method import InPlaceMethod, Known, Products
@@ -217,7 +217,7 @@ def test_a_method_that_returns_its_updates_trains_with_owners_as_without():
 def test_tensor_parallel_layers_are_refused_where_whole_rows_are_needed(method, monkeypatch):
     """As if the mesh's one rank were two: a model that no rank divides is not tensor-parallel."""
     model = parallelize_module(network(), init_device_mesh("cpu", (1,)), {"0": ColwiseParallel()})
-    monkeypatch.setattr(engines, "ranks_of_a_batch", lambda model, world: 2)
+    monkeypatch.setattr(choice, "ranks_of_a_batch", lambda model, world: 2)
     with pytest.raises(TypeError, match=r"needs whole rows of inputs and gradients, which tensor-parallel ranks"):
         Preconditioner(model, method)
 
@@ -243,7 +243,7 @@ def test_a_step_that_a_gradient_scaler_skips_leaves_no_statistics_behind(method)
     assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(1.0)], ids=["mean", "clamped"])
+@pytest.mark.parametrize("statistic", [MEAN, replace(MEAN, clamp=1.0)], ids=["mean", "clamped"])
 def test_a_rank_without_columns_counts_its_rows(statistic):
     """Of 3 columns, the last of four ranks has none: neither of outputs nor, in the next layer, of inputs."""
     inputs, grad = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
@@ -288,7 +288,7 @@ def test_a_loss_that_ranks_hold_in_parts_is_added_up():
 @pytest.mark.parametrize("method", [Eva(), KAISA()], ids=type)
 def test_a_rank_that_owns_no_layer_misses_the_learning_rate_too(method, monkeypatch):
     """Otherwise it would wait for the others, which raise an error."""
-    monkeypatch.setattr(engines, "assigned", lambda layers, group: {layer.name: 1 for layer in layers})
+    monkeypatch.setattr(choice, "assigned", lambda layers, group: {layer.name: 1 for layer in layers})
     model = network()
     made = Preconditioner(model, method, owners=True)
     model(torch.ones(2, 4, dtype=torch.float64)).sum().backward()

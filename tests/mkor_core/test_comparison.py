@@ -12,7 +12,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core.maths import inverses as factors
+from mkor_core.maths import inverses
 
 METHODS: dict[str, Method] = {
     "dense": MKOR(inverse_update_period=1),
@@ -78,7 +78,7 @@ def test_sides_are_those_of_the_factors(name):
         elif name == "kaisa inverse":
             inverse = state[f"{side}_inverse"]
         else:
-            inverse = factors.from_state(state, side).to_matrix()
+            inverse = inverses.from_state(state, side).to_matrix()
         value = inverse @ before if side == "left" else before @ inverse
         assert found.by_side[side] == pytest.approx(cosine(before, value))
 

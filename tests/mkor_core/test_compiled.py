@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -186,7 +187,7 @@ def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_captur
 def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device():
     """One graph for any number of micro-batches. The third holds one of the first seven on rank 0, none on rank 1."""
     model = linear(bias=False)
-    ranks = [capture(model, MEAN.first(7), micro_batches=12, place=rank) for rank in range(2)]
+    ranks = [capture(model, replace(MEAN, examples=7), micro_batches=12, place=rank) for rank in range(2)]
     compiled = Compiled(model)
     for _ in range(2):
         parts = [rows(part, 3, 2) for part in range(12)]
@@ -206,7 +207,7 @@ def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device(
 def test_the_batch_size_of_a_compiled_model_may_vary():
     """The second size makes a graph for all others; in some versions of PyTorch for all above the first examples."""
     model = linear()
-    hooks = capture(model, MEAN.first(5))
+    hooks = capture(model, replace(MEAN, examples=5))
     compiled = Compiled(model)
     for examples in (8, 6, 4, 7, 3):
         compiled(rows(0, examples)).sum().backward()
@@ -222,7 +223,7 @@ def test_the_limit_of_clamped_rows_follows_the_loss_scale_in_a_compiled_model():
     results: list[list[Sums]] = []
     for compiles in (False, True):
         model, scale = linear(bias=False), torch.tensor(8.0)
-        hooks = capture(model, MEAN.clamped(0.1), grad_scale=lambda scale=scale: scale)
+        hooks = capture(model, replace(MEAN, clamp=0.1), grad_scale=lambda scale=scale: scale)
         forward = Compiled(model) if compiles else model
         results.append([])
         for step in range(3):
@@ -262,7 +263,15 @@ def test_a_compiled_model_may_change_its_precision_after_the_hooks_were_made():
 @pytest.mark.parametrize("world", [1, 2])
 @pytest.mark.parametrize(
     "statistic",
-    [MEAN, MEAN.of_inputs(), MEAN.clamped(0.05), MEAN.first(2), MEAN.first(5), MEAN.first(10), MOMENT],
+    [
+        MEAN,
+        MEAN.of_inputs(),
+        replace(MEAN, clamp=0.05),
+        replace(MEAN, examples=2),
+        replace(MEAN, examples=5),
+        replace(MEAN, examples=10),
+        MOMENT,
+    ],
     ids=str,
 )
 def test_what_is_compiled_gives_the_sums_of_the_hooks_also_when_it_runs_uncompiled(statistic, world, monkeypatch):
@@ -323,7 +332,7 @@ def test_calls_that_a_compiled_graph_does_not_capture_keep_their_output(monkeypa
 
 
 @pytest.mark.parametrize("traced", [False, True])
-@pytest.mark.parametrize("statistic", [MEAN.first(2), MOMENT], ids=str)
+@pytest.mark.parametrize("statistic", [replace(MEAN, examples=2), MOMENT], ids=str)
 def test_a_micro_batch_of_one_number_counts(statistic, traced, monkeypatch):
     module = nn.Linear(3, 1, bias=False)
     hooks = Capture({"layer": Layer("layer", module)}, statistic)
@@ -339,7 +348,7 @@ def test_a_micro_batch_of_one_number_counts(statistic, traced, monkeypatch):
 
 def test_tokens_of_the_first_examples_are_counted(monkeypatch):
     module = nn.Linear(3, 2)
-    hooks = Capture({"layer": Layer("layer", module)}, MEAN.first(2))
+    hooks = Capture({"layer": Layer("layer", module)}, replace(MEAN, examples=2))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     module(torch.ones(4, 6, 3)).sum().backward()
     sums = hooks.take()["layer"]
@@ -407,7 +416,7 @@ def test_a_compiled_micro_batch_that_is_given_up_before_the_last_is_forgotten(fa
 def test_as_many_examples_as_ever_are_taken_of_a_compiled_step_that_is_begun_anew(micro_batches):
     """A compiled forward pass counts on from micro-batches that are forgotten; those after the last are the first."""
     model = linear()
-    hooks = capture(model, MEAN.first(7), micro_batches=micro_batches)
+    hooks = capture(model, replace(MEAN, examples=7), micro_batches=micro_batches)
     compiled = Compiled(model)
     for part in range(1 + micro_batches):
         compiled(rows(part, 6)).square().mean().backward()

@@ -36,6 +36,16 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 PERIODS = {"inverse_update_period", "factor_update_period", "update_period"}
 DECOMPOSITIONS = ("cholesky", "eigh", "eigvalsh", "inv", "pinv", "qr", "solve", "svd")
+DECOMPOSED = {
+    "b_kfac": 2,
+    "hylo KID": 3,
+    "kaisa": 2,
+    "mkor rank 2": 4,
+    "rs_kfac": 10,
+    "thermo_kfac": 2,
+    "mkor window": 2,  # a window of 4 is full for each side before the fifth update
+}
+"""Decompositions of a layer, or a stack, in a step; none of the other variants."""
 
 
 def test_a_method_has_few_members_and_eva_few_lines():
@@ -190,6 +200,8 @@ def test_a_decomposition_that_fails_leaves_a_state_as_it_was(name):
                         patches.enter_context(mock.patch.object(torch.linalg, function, partial(fail, own=own)))
                     try:
                         if part == "accumulate":
+                            if isinstance(method, HostAssisted):
+                                method.make_room(state, step.step)
                             method.accumulate(state, step.captured, step.step)
                         else:
                             method.refresh(state, step.step)
@@ -198,4 +210,4 @@ def test_a_decomposition_that_fails_leaves_a_state_as_it_was(name):
                         assert_close(state, step.state, rtol=0, atol=0)
                     else:
                         break
-    assert failures == 2 * len(steps) or name != "kaisa"
+    assert failures == DECOMPOSED.get(name, 0) * len(steps)

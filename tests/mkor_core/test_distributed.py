@@ -17,8 +17,7 @@ from baselines import KAISA, available, limits
 from mkor_core import MKOR
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import LayerShape
-from mkor_core.ranks import comm
-from mkor_core.ranks import kaisa as sharing
+from mkor_core.ranks import comm, kaisa
 from mkor_core.ranks.assignment import Assignment, Grid, assign, make_grid
 from tests.support import ranks
 from tests.support.rank_processes import run_ranks
@@ -149,6 +148,20 @@ def test_collectives_return_what_all_ranks_have(communicated):
         assert_close(results["broadcast"], (received, {"broadcast": 4 * 5} if rank == 1 else {}))
 
 
+@pytest.mark.parametrize("large", [0, 10**9])
+def test_all_ranks_get_what_each_has_for_all(communicated, large):
+    """In rounds or in one. Bytes are those of a rank's own tensors; with a code, their lengths and what it keeps."""
+    truth = [[torch.arange(6.0).view(3, 2).T, torch.tensor(7.0), torch.ones(4, 1)], [torch.full((1, 2), 9.0)]]
+    for rank, results in enumerate(communicated):
+        assert_close(results[f"broadcast from all, {large}"], (truth, {"broadcast": 4 * (11 if rank == 0 else 2)}))
+        coded, sent = results[f"coded broadcast from all, {large}"]
+        assert_close(coded, truth, atol=5 / 127, rtol=0)
+        # A length takes 8 bytes, a scale 4, a mask 1. Of the first matrix, 0 is dropped and 1 to 5 are kept.
+        assert sent == {"broadcast": 3 * 8 + (4 + 1 + 5) + 4 + (4 + 1 + 4) if rank == 0 else 8 + 4 + 1 + 2}
+    for name in ("broadcast from all", "coded broadcast from all"):
+        assert_close(*(results[f"{name}, {large}"][0] for results in communicated), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("kind", ranks.EXCHANGES)
 def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
     """Truth: the statistics of both ranks, added or joined; a layer that no rank used has number 0, or no rows."""
@@ -172,13 +185,23 @@ def test_ranks_exchange_sums_or_rows_and_the_mean_loss(communicated, kind):
 @pytest.mark.parametrize(("kind", "bytes_of_a_number"), [("mean", 4), ("half precision", 2)])
 def test_the_gradients_of_biases_are_not_exchanged(communicated, kind, bytes_of_a_number):
     """Only x and the number; the rows of a Conv2d too, because locations may differ: (2 * 4 + 1 * 1) / 3 = 3."""
+    both = {"linear": 1, "convolution": 3}  # numbers and locations alike
     for sums, sent in (results[f"{kind} with biases"] for results in communicated):
-        assert {name: part.number.item() for name, part in sums.items()} == {"linear": 1, "convolution": 3, "no": 0}
-        assert {name: float(part.locations) for name, part in sums.items()} == {"linear": 1, "convolution": 3, "no": 1}
+        assert {name: part.number.item() for name, part in sums.items()} == {**both, "no": 0, "shared": 1}
+        assert {name: float(part.locations) for name, part in sums.items()} == {**both, "no": 1, "shared": 4}
         assert all(part.g is None for part in sums.values())
         assert_close(sums["convolution"].x, 3 * torch.arange(5.0))
         assert_close(sums["linear"].x, torch.ones(3))
-        assert sent == {"all_reduce": bytes_of_a_number * (3 + 5 + 5) + 4 * (3 + 2)}
+        assert sent == {"all_reduce": bytes_of_a_number * (3 + 5 + 5 + 5) + 4 * (4 + 3)}
+
+
+def test_moments_of_inputs_alone_travel_without_those_of_gradients(communicated):
+    """Of rows of ones: d (d + 1) / 2 numbers, and a count. The rows of 4 locations are divided by their number."""
+    for sums, sent in (results["moments of inputs"] for results in communicated):
+        assert [(part.g, part.number.item(), part.locations) for part in sums.values()] == [(None, 1, 1)] * 2
+        assert_close(sums["convolution"].x, torch.ones(5, 5) / 16)
+        assert_close(sums["linear"].x, torch.ones(3, 3))
+        assert sent == {"all_reduce": 4 * (15 + 6 + 2)}
 
 
 @pytest.mark.parametrize("loss", ["global", "rank"])
@@ -215,8 +238,8 @@ def test_gathered_tensors_are_in_host_memory(monkeypatch, rank, keeps):
     method = KAISA(grad_worker_fraction=0.5)
     with monkeypatch.context() as patched:
         patched.setattr(comm, "world_size", lambda _: 2)
-        patched.setattr(sharing, "_make_group", lambda *_: None)
-        shared = sharing.Sharing([Layer("one", nn.Linear(2, 2))], method, None)
+        patched.setattr(kaisa, "_make_group", lambda *_: None)
+        shared = kaisa.Sharing([Layer("one", nn.Linear(2, 2))], method, None)
     with FakeTensorMode():
         state = method.initial_state(LayerShape(2, 3), torch.float32, torch.device("cuda"))
         kept = shared.gather({"one": state}, lambda _: dict(state), rank)
@@ -284,6 +307,35 @@ def test_the_costliest_layer_is_assigned_first_and_ties_go_to_the_earlier_name_a
     costs = {"a": 3.0, "b": 3.0, "c": 1.0}
     places = {"a": Assignment(0, 0), "b": Assignment(1, 1), "c": Assignment(2, 0)}
     assert assign(costs, Grid(rows=2, columns=2)) == places
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=6))
+def test_buffers_of_all_sizes_reach_all_ranks_in_equal_pieces(sizes):
+    """Truth: the buffers end to end. Rank after rank: first each sends, then each has its piece, then all have all."""
+    stream, world = torch.arange(sum(sizes)), len(sizes)
+    sent, pieces = dict[int, list[torch.Tensor]](), dict[int, torch.Tensor]()
+
+    def all_to_all(piece, flat, incoming, outgoing, group):
+        sent[here] = list(flat.split(outgoing))
+        if len(sent) == world:
+            parts = [sent[source][here] for source in range(world)]
+            assert [len(part) for part in parts] == incoming
+            pieces[here] = torch.cat(parts, out=piece)
+
+    def all_gather(whole, piece, group):
+        if len(pieces) == world:
+            parts = [torch.nn.functional.pad(part, (0, len(piece) - len(part))) for _, part in sorted(pieces.items())]
+            torch.cat(parts, out=whole)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(comm, "rank", lambda group: here)
+        patch.setattr(torch.distributed, "all_to_all_single", all_to_all)
+        patch.setattr(torch.distributed, "all_gather_single", all_gather, raising=False)
+        for here in [*range(world)] * 3:
+            arrived = comm._pieces_of_all(stream.split(sizes)[here], sizes, None)
+            if len(pieces) == world:
+                assert torch.equal(arrived[: len(stream)], stream)
+    assert len(arrived) < len(stream) + world
 
 
 @given(

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mkor_core.maths import inverses
-from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse
+from mkor_core.maths.inverses import DenseInverse, Inverse, Rule, WindowedInverse, eigenpairs
 from mkor_core.reference import RULES, stabilized
 from tests.support.matrices import spd
 from tests.support.recorded_products import RecordedProducts
@@ -36,7 +36,7 @@ def one(dimension: int, window: int | None, dtype: torch.dtype = torch.float64) 
 
 def update_(inverse: Inverse, rule: Rule, vector: Tensor, number: int, accept: Tensor = ALL) -> None:
     if isinstance(inverse, WindowedInverse) and inverse.is_full(number):
-        inverse.truncate_(inverse.gram(), torch.ones_like(accept))
+        inverse.truncate_(eigenpairs(inverse.gram(), inverse.rows.device), torch.ones_like(accept))
     inverse.update_(rule, vector, number, accept)
 
 
@@ -117,7 +117,7 @@ def test_a_truncation_keeps_the_best_approximation(name):
     kept = basis[:, order[:3]]
     best = kept @ torch.diag(values[order[:3]]) @ kept.T
     old = inverse.to_matrix()
-    inverse.truncate_(inverse.gram(), ALL)
+    inverse.truncate_(eigenpairs(inverse.gram(), inverse.rows.device), ALL)
     assert_close(inverse.rows.T @ (inverse.weights[:, None] * inverse.rows), best, rtol=1e-9, atol=1e-11)
     assert_close(inverse.rows[:3] @ inverse.rows[:3].T, torch.eye(3, dtype=torch.float64))
     assert not inverse.rows[3:].any()
@@ -129,11 +129,29 @@ def test_a_truncation_keeps_the_best_approximation(name):
     assert change.abs().max() <= inverse.dropped * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize(("dimension", "window"), [(2, 8), (4, 8), (1, 3)])
+@pytest.mark.parametrize("name", ["sherman_morrison", "released"])
+def test_a_window_that_spans_a_whole_side_is_exact_and_its_scale_is_bounded(name, dimension, window, dtype):
+    """As of heads with few outputs. c I and U diag(s) U^T would both grow to 1e15, and J be lost in their rounding."""
+    inverse, expected = one(dimension, window, dtype), torch.eye(dimension, dtype=torch.float64)
+    rule, largest = rule_of(name), 0.0
+    assert isinstance(inverse, WindowedInverse)
+    for number, vector in enumerate(3 * vectors(1000, dimension)):
+        vector = vector.to(dtype)
+        update_(inverse, rule, vector, number)
+        expected = RULES[name](stabilized(expected, rule.threshold, rule.blend), vector.double(), rule.decay)
+        largest = max(largest, float(inverse.scale))
+    assert largest < 10
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
+    assert_close(inverse.to_matrix().double(), expected, rtol=tolerance, atol=tolerance)
+
+
 def test_a_window_without_a_column_is_truncated_to_the_identity():
     """No update of a layer may have counted when the rows of its stack are used up."""
     inverse = one(5, 4)
     assert isinstance(inverse, WindowedInverse)
-    inverse.truncate_(inverse.gram(), ALL)
+    inverse.truncate_(eigenpairs(inverse.gram(), inverse.rows.device), ALL)
     assert_close(inverse.to_matrix(), torch.eye(5, dtype=torch.float64), rtol=0, atol=0)
     assert inverse.dropped == 0
 
@@ -141,7 +159,7 @@ def test_a_window_without_a_column_is_truncated_to_the_identity():
 def test_a_window_on_the_meta_device_is_truncated_there():
     inverse = inverses.identity((2,), 5, 2, torch.float32, torch.device("meta"))
     assert isinstance(inverse, WindowedInverse)
-    inverse.truncate_(inverse.gram(), torch.ones(2, dtype=torch.bool, device="meta"))
+    inverse.truncate_(eigenpairs(inverse.gram(), inverse.rows.device), torch.ones(2, dtype=torch.bool, device="meta"))
     assert inverse.rows.is_meta
 
 
@@ -209,9 +227,9 @@ def test_a_factor_whose_update_is_not_accepted_stays_bitwise(name, window, updat
         given_vectors[1, 2] = poison
     accept = torch.tensor([True, False, True])
     if isinstance(stack, WindowedInverse) and stack.is_full(updates):
-        stack.truncate_(stack.gram(), torch.zeros(3, dtype=torch.bool))
+        stack.truncate_(eigenpairs(stack.gram(), stack.rows.device), torch.zeros(3, dtype=torch.bool))
         assert_close(list(stack), before, rtol=0, atol=0)
-        stack.truncate_(stack.gram(), accept)
+        stack.truncate_(eigenpairs(stack.gram(), stack.rows.device), accept)
     stack.update_(rule, given_vectors, updates, accept)
     assert_close([tensor[1] for tensor in stack], [tensor[1] for tensor in before], rtol=0, atol=0)
     update_(alone, rule, given_vectors[2], updates)
@@ -319,11 +337,16 @@ def test_inner_products_are_those_of_the_last_dimension():
 
 
 @pytest.mark.parametrize(
-    ("device", "names"), [("cpu", ["mv"] * 3 + ["addr_"] * 3), ("meta", ["bmm", "addcmul_"])], ids=["cpu", "meta"]
+    ("device", "d", "names"),
+    [
+        ("cpu", 64, ["mv"] * 3 + ["addr_"] * 3),  # of LONG entries
+        ("cpu", 63, ["bmm"] + ["addr_"] * 3),
+        ("meta", 64, ["bmm", "addcmul_"]),
+    ],
 )
-def test_a_cpu_multiplies_the_layers_of_a_stack_one_by_one_and_other_devices_together(device, names):
+def test_a_cpu_multiplies_the_large_layers_of_a_stack_one_by_one_and_other_devices_all_together(device, d, names):
     generator = torch.Generator().manual_seed(0)
-    matrix, vector = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, 64, 64), (3, 64)))
+    matrix, vector = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in ((3, d, d), (3, d)))
     matrix, vector = matrix.to(device), vector.to(device)
     outer = matrix.clone()
     with RecordedProducts() as products:

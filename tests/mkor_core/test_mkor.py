@@ -126,10 +126,11 @@ def test_half_precision_factors_stay_finite_and_close(dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize(("window", "dimensions"), [(None, (4, 6)), (2, (4, 6)), (8, (20, 30))])
+@pytest.mark.parametrize("window", [None, 2, 8])
 @pytest.mark.parametrize("rule", ["sherman_morrison", "released"])
-def test_ten_thousand_half_precision_updates_stay_finite(rule, window, dimensions, dtype):
-    """Windows are shorter than the sides of D: c in ``c I - U diag(s) U^T`` grows if they span all of a side."""
+def test_ten_thousand_half_precision_updates_stay_finite(rule, window, dtype):
+    """What is left of a window of 8 after a truncation spans all of the side of 4."""
+    dimensions = 4, 6
     method = MKOR(update_rule=rule, factor_dtype=dtype, window=window, inverse_update_period=1)
     state = method.initial_state(LayerShape(*dimensions), torch.float32, torch.device("cpu"))
     generator = torch.Generator().manual_seed(0)

@@ -93,7 +93,7 @@ class Ranks:
     def run(self, work: Callable[[Owners, list[Any]], Any]) -> list[Any]:
         """Return what some work with a rank's owners and layers returns, for each rank."""
         sent: dict[int, Any] = {}
-        sent_to_all: dict[tuple[int, int], list[Tensor]] = {}
+        sent_to_all: dict[tuple[int, int], list[Tensor]] = {}  # by rank and call
         calls = 0
 
         def all_to_all(parts: Any, expected: Any, like: Tensor, group: None) -> list[list[Tensor]]:
@@ -106,12 +106,13 @@ class Ranks:
                 for source, shapes in enumerate(expected)
             ]
 
-        def broadcast(tensors: list[Tensor], source: int, group: None, coding: None) -> list[Tensor]:
+        def broadcast_all(own: list[Tensor], targets: list[list[Tensor]], group: None, coding: None) -> None:
             nonlocal calls
             calls += 1
-            if source == self.rank:
-                sent_to_all[source, calls] = [tensor.clone() for tensor in tensors]
-            return sent_to_all.get((source, calls), list(tensors))
+            sent_to_all[self.rank, calls] = [tensor.clone() for tensor in own]
+            for source, of_rank in enumerate(targets):
+                for target, tensor in zip(of_rank, sent_to_all.get((source, calls), of_rank), strict=True):
+                    target.copy_(tensor)
 
         divided = [matrix.cuts for matrix in self.matrices if matrix.cuts is not None]
         everywhere = torch.tensor([[[*cuts[r][0], *cuts[r][1]] for cuts in divided] for r in range(self.world)])
@@ -121,7 +122,7 @@ class Ranks:
             patch.object(comm, "world_size", lambda group: self.world),
             patch.object(comm, "gather_numbers", lambda numbers, group: everywhere),
             patch.object(comm, "all_to_all", all_to_all),
-            patch.object(comm, "broadcast", broadcast),
+            patch.object(comm, "broadcast_all", broadcast_all),
         ):
             for _ in range(2):
                 for rank in range(self.world):

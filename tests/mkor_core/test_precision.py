@@ -10,7 +10,6 @@ from torch import nn
 
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.autograd import matmul_precision
-from mkor_core.mkor import MKOR as Method
 
 CUBLAS, ONEDNN = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
@@ -67,13 +66,13 @@ def test_before_the_new_settings_the_old_functions_serve(monkeypatch):
 def test_gradients_are_preconditioned_in_the_precision_and_factors_updated_in_the_highest(given, expected, monkeypatch):
     seen: dict[str, tuple[str, str]] = {}
     for name in ("refresh", "apply"):
-        original = getattr(Method, name)
+        original = getattr(MKOR, name)
 
         def spy(self, *args, name=name, original=original, **options):
             seen[name] = settings()
             original(self, *args, **options)
 
-        monkeypatch.setattr(Method, name, spy)
+        monkeypatch.setattr(MKOR, name, spy)
     model = nn.Linear(3, 2)
     preconditioner = Preconditioner(model, MKOR(), precision=given)
     assert preconditioner.precision == (given or "highest")

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from mkor_core.maths import inverses, products
-from mkor_core.maths.inverses import Inverse, Rule, WindowedInverse
+from mkor_core.maths.inverses import Inverse, Rule, WindowedInverse, eigenpairs
 from mkor_core.maths.products import Gradient, precondition_
 from tests.support import reference
 from tests.support.recorded_products import RecordedProducts
@@ -27,7 +27,7 @@ def factor(
     accept = torch.ones(leading, dtype=torch.bool)
     for number in range(9):
         if isinstance(inverse, WindowedInverse) and inverse.is_full(number):
-            inverse.truncate_(inverse.gram(), accept)
+            inverse.truncate_(eigenpairs(inverse.gram(), inverse.rows.device), accept)
         vector = torch.randn(*leading, dimension, generator=generator, dtype=torch.float64)
         inverse.update_(Rule(rule, 0.9, 2.1, 0.8), vector, number, accept)
     return inverse

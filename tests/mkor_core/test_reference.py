@@ -15,7 +15,6 @@ from torch.optim import Optimizer
 from torch.testing import assert_close
 
 from mkor_core import MKOR, Preconditioner
-from mkor_core.engines import engine as engines
 from mkor_core.reference import RULES, ReferenceMKOR, rescaled, rows, stabilized
 from tests.support import reference
 from tests.support.matrices import random, spd
@@ -201,7 +200,7 @@ truth_of = cache(partial(trained, attach_reference))
 @pytest.mark.parametrize("rule", RULES)
 def test_every_engine_trains_as_the_reference(rule, kind, bias, engine, options, monkeypatch):
     """A window is as wide as the number of updates, so that it forgets nothing."""
-    monkeypatch.setattr(engines, "goes_alone", lambda device: engine != "gathered")
+    monkeypatch.setattr("mkor_core.engines.engine.goes_alone", lambda device: engine != "gathered")
     method = MKOR(**{"update_rule": rule, "inverse_update_period": 1, **options})
     owners = True if engine == "owners" else None
     weights = trained(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Statistic, Sums
 from mkor_core.capture.sums import Capture
 from tests.support import reference
+from tests.support.reference import complete
 
 Calls = list[list[int]]
 """By backward pass, the numbers of examples of the layer's calls."""
@@ -43,7 +45,7 @@ def capture(module: nn.Module, statistic: Statistic, **options: Any) -> Capture:
 
 def take(hooks: Capture) -> Captured:
     """Return the only layer's sums, completed by the gradient of its bias."""
-    return hooks.take()["layer"].complete(hooks._layers["layer"].bias_gradient())
+    return complete(hooks.take()["layer"], hooks._layers["layer"].bias_gradient())
 
 
 def train(module: nn.Module, kind: str, calls: Calls) -> tuple[Tensor, Tensor]:
@@ -95,7 +97,7 @@ def test_mean_gradients_are_the_same_from_the_bias_and_from_gradient_rows(calls,
     assert_close(results["bias"], results["frozen bias"])
 
 
-@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(0.1), MEAN.first(2), MOMENT], ids=str)
+@pytest.mark.parametrize("statistic", [MEAN, replace(MEAN, clamp=0.1), replace(MEAN, examples=2), MOMENT], ids=str)
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
 def test_only_methods_on_all_plain_rows_take_the_gradient_of_the_bias(kind, statistic):
     module = layer_of(kind)
@@ -123,7 +125,16 @@ def test_images_of_several_sizes_share_the_gradient_of_the_bias_by_their_mean_lo
     sums = hooks.take()["layer"]
     assert sums.number == 3
     assert_close(sums.locations, torch.tensor((2 * 8 + 4) / 3, dtype=torch.float64))
-    assert_close(sums.complete(module.bias.grad).g, module.bias.grad * 3 / 20)
+    assert_close(complete(sums, module.bias.grad).g, module.bias.grad * 3 / 20)
+
+
+def test_an_image_that_tensor_parallel_ranks_share_has_all_its_locations():
+    """Each of two ranks counts half of it: its number is 0.5, and that of its 2 x 3 locations 3."""
+    module = nn.Conv2d(1, 2, 2).double()
+    hooks = Capture({"layer": Layer("layer", module)}, MEAN, sharers=2)
+    module(torch.ones(1, 1, 3, 4, dtype=torch.float64)).square().mean().backward()
+    sums = hooks.take()["layer"]
+    assert (sums.number, sums.locations) == (0.5, 6)
 
 
 def test_without_rows_the_mean_locations_are_one():
@@ -131,7 +142,9 @@ def test_without_rows_the_mean_locations_are_one():
     zero = torch.tensor(0.0)
     assert mean_locations(zero, zero) == 1
     assert mean_locations(torch.tensor(8.0), torch.tensor(1.0)) == 8
-    assert Sums(torch.zeros(3), None, zero, mean_locations(zero, zero)).complete(torch.zeros(2)).is_finite()
+    assert mean_locations(torch.tensor(8.0), torch.tensor(0.5)) == 16
+    sums = Sums(torch.zeros(3), None, zero, mean_locations(zero, zero))
+    assert complete(sums, torch.zeros(2)).g.isfinite().all()
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
@@ -145,14 +158,34 @@ def test_methods_on_inputs_alone_read_no_gradient(kind, bias):
     assert_close(sums.x / sums.number, x.mean(0))
 
 
-@pytest.mark.parametrize("kind", ["moment", "rows"])
-@pytest.mark.parametrize("options", [{"clamp": 1.0}, {"examples": 3}, {"sides": "input"}], ids=str)
-def test_settings_of_means_are_refused_for_other_statistics(kind, options):
-    with pytest.raises(ValueError, match="clamp, examples and sides are for means"):
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+@pytest.mark.parametrize("bias", [True, False])
+def test_moments_of_inputs_alone_are_those_of_both_sides_without_the_gradients(kind, bias):
+    sums = {}
+    for statistic in (MOMENT, MOMENT.of_inputs()):
+        module = layer_of(kind, bias=bias)
+        hooks = capture(module, statistic, micro_batches=2)
+        with ProductsCounted(module.weight.shape[0]) as products:
+            train(module, kind, [[3], [2]])
+        sums[statistic] = hooks.take()["layer"]
+        assert (products.seen > 0) == (statistic == MOMENT)
+    both, inputs_alone = sums.values()
+    assert inputs_alone.g is None
+    assert torch.equal(inputs_alone.x, both.x)
+    assert inputs_alone.number == both.number
+    assert inputs_alone.locations == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("moment", {"clamp": 1.0}), ("moment", {"examples": 3}), ("rows", {"clamp": 1.0}), ("rows", {"sides": "input"})],
+)
+def test_settings_of_other_statistics_are_refused(kind, options):
+    with pytest.raises(ValueError, match=r"(clamp and examples|sides) are (for|those of) means"):
         Statistic(kind, **options)
 
 
-@pytest.mark.parametrize("statistic", [MEAN, MEAN.clamped(0.02), MOMENT, ROWS], ids=str)
+@pytest.mark.parametrize("statistic", [MEAN, replace(MEAN, clamp=0.02), MOMENT, ROWS], ids=str)
 @pytest.mark.parametrize("scale", [64.0, torch.tensor(64.0)], ids=str)
 def test_a_loss_that_is_scaled_gives_the_statistics_of_the_plain_one(statistic, scale):
     results: list[Any] = []
@@ -164,6 +197,19 @@ def test_a_loss_that_is_scaled_gives_the_statistics_of_the_plain_one(statistic, 
         (module(inputs("linear", 0, 3)).square().mean() * (1.0 if factor is None else factor)).backward()
         results.append(hooks.take_rows()["layer"][0] if statistic == ROWS else hooks.take()["layer"][:3])
     assert_close(tuple(results[0]), tuple(results[1]))
+
+
+class ProductsCounted(TorchDispatchMode):
+    """Counts products of matrices whose result is ``[d, d]``."""
+
+    def __init__(self, dimension: int) -> None:
+        super().__init__()
+        self.seen, self._shape = 0, (dimension, dimension)
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        self.seen += function is torch.ops.aten.mm.default and result.shape == self._shape
+        return result
 
 
 class SumsCounted(TorchDispatchMode):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from typing import Any
 
@@ -12,7 +13,7 @@ from torch.testing import assert_close
 
 from baselines import Eva
 from mkor_core import MKOR, Preconditioner
-from mkor_core.engines import engine as engines
+from mkor_core.engines import engine
 from mkor_core.maths import linalg
 from mkor_core.method import InPlaceMethod
 from workflow.bench import workloads
@@ -76,7 +77,7 @@ def trained(
 def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
     """On a GPU the gradients of a stack are gathered; on a CPU each layer is preconditioned in place."""
     alone, _ = trained(method, frozen=frozen)
-    monkeypatch.setattr(engines, "goes_alone", lambda device: False)
+    monkeypatch.setattr(engine, "goes_alone", lambda device: False)
     together, _ = trained(method, frozen=frozen)
     assert_close(together, alone, rtol=1e-10, atol=1e-12)
 
@@ -85,7 +86,7 @@ def test_gathered_stacks_train_as_layer_by_layer(method, frozen, monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_gradients_of_any_precision_and_layout_are_written_back(dtype, together, monkeypatch):
     """A bfloat16 gradient, or one in channels_last, is no view of what is preconditioned."""
-    monkeypatch.setattr(engines, "goes_alone", lambda device: not together)
+    monkeypatch.setattr(engine, "goes_alone", lambda device: not together)
     torch.manual_seed(0)
     model = nn.Conv2d(4, 6, 3).to(dtype).to(memory_format=torch.channels_last)
     truth = nn.Conv2d(4, 6, 3)
@@ -210,8 +211,8 @@ def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested
         preconditioner._parts[0]._engine.update(layers, preconditioner._parts[0].capture.take(), step, None, None)
     assert hosts == [False, False, True, False, True]
     tensor = torch.ones(1)
-    assert engines._requested({"right": tensor})["right"] is tensor
-    assert engines._on_host({"right": tensor})["right"] is tensor
+    assert engine._requested({"right": tensor})["right"] is tensor
+    assert engine._on_host({"right": tensor})["right"] is tensor
 
 
 @pytest.mark.parametrize("will_step", [True, False])
@@ -220,19 +221,16 @@ def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, 
     """What is not finite is told at the next update. Truth: the number of updates."""
     model = nn.Sequential(nn.Linear(4, 3)).double()
     preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-    layers, engine, states = (
-        list(preconditioner._layers.values()),
-        preconditioner._parts[0]._engine,
-        preconditioner._parts[0].states,
-    )
+    layers, part = list(preconditioner._layers.values()), preconditioner._parts[0]
+    states, update = part.states, part._engine.update
     states.prepare(layers)
     for step, scale in enumerate((value, 1.0)):
         model.zero_grad()
         model(torch.full((1, 4), scale, dtype=torch.float64)).square().mean().backward()
-        sums = preconditioner._parts[0].capture.take()
-        engine.update(layers, sums, step, torch.tensor(will_step), None)
+        sums = part.capture.take()
+        update(layers, sums, step, torch.tensor(will_step), None)
         before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
-        engine.update(layers, {}, step, torch.tensor(will_step), None)
+        update(layers, {}, step, torch.tensor(will_step), None)
         assert_close(states.by_layer()["0"], before, rtol=0, atol=0)
     message = "MKOR: layers '0' have statistics that are not finite, which are left out."
     assert [record.getMessage() for record in caplog.records] == ([message] if will_step and value != 1.0 else [])
@@ -344,3 +342,33 @@ def directions(window: int, steps: int) -> list[float]:
 
 def test_a_window_of_four_preconditions_as_the_dense_factor():
     assert max(directions(4, 150)) < 1e-3
+
+
+@pytest.mark.parametrize("fails_on", ["left", "right"])
+def test_a_window_that_cannot_be_cut_leaves_its_stack_what_it_had(fails_on, monkeypatch, caplog):
+    """Also the other factor's window. The step goes on: V is that of the windows as they were."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    preconditioner = Preconditioner(model, MKOR(window=2, inverse_update_period=1))
+
+    def step() -> dict[str, dict[str, Tensor]]:
+        model.zero_grad()
+        model(torch.randn(6, 4)).square().mean().backward()
+        preconditioner.step()
+        return copy.deepcopy(preconditioner.state_dict()["layers"])
+
+    before = [step() for _ in range(2)][-1]
+    decompose, calls = torch.linalg.eigh, iter(("left", "right"))
+
+    def fail(matrix: Tensor) -> Any:
+        if next(calls) == fails_on:
+            raise torch.linalg.LinAlgError  # type: ignore[attr-defined]
+        return decompose(matrix)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.linalg, "eigh", fail)
+        assert_close(step(), before, rtol=0, atol=0)
+    assert int(step()["0"]["updates"]) == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "MKOR: layers '0', '1' keep what they had, because a decomposition failed."
+    ]

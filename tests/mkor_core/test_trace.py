@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import nn
 import mkor_core
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
+from workflow.bench.support.config import ROOT
 
 CORE = Path(mkor_core.__file__).parent
 FILES, FUNCTIONS, CALLS = 10, 90, 300
@@ -50,8 +52,14 @@ def trace(method: Method) -> Counter[tuple[str, str]]:
 
 
 def test_a_step_can_be_followed():
+    """The page that tells how names the files."""
     calls = trace(MKOR(inverse_update_period=1))
     files = {file for file, _ in calls}
+    page = (ROOT / "docs" / "library.md").read_text()
+    (way,) = re.findall(
+        r"^A step of MKOR on one process passes through ten files.*?\n\n", page, re.DOTALL | re.MULTILINE
+    )
+    assert set(re.findall(r"`([\w/]+\.py)`", way)) == files
     assert len(files) <= FILES, sorted(files)
     assert len(calls) <= FUNCTIONS, len(calls)
     assert calls.total() <= CALLS, calls.most_common(20)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -16,9 +17,12 @@ from torch.nn.parallel import DistributedDataParallel
 from baselines import KAISA, Eva, HyLo, available, build, build_optimizer, limits, method_class
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
-from mkor_core.capture.statistics import LayerShape, Sums
+from mkor_core.capture.reductions import mean_locations
+from mkor_core.capture.statistics import MOMENT, LayerShape, Sums
+from mkor_core.capture.sums import Capture
 from mkor_core.method import Method, put
 from mkor_core.ranks import comm
+from mkor_core.ranks.codec import Codec, Coder
 from mkor_core.ranks.exchange import exchange
 from mkor_core.ranks.kaisa import Sharing
 
@@ -235,19 +239,29 @@ def captured(kind: str, rank: int) -> dict[str, Sums]:
 def with_biases(method: Method, rank: int) -> dict[str, Sums]:
     """Exchange the statistics of layers whose biases have g: rank 0 uses the convolution, on 4 locations an example.
 
-    Rank 1 uses it on one location, and the Linear.
+    Rank 1 uses it on one location, and the Linear. Each counts half of an image of 4 locations that they share.
     """
     layers = [
         Layer("linear", nn.Linear(2, 2)),
         Layer("convolution", nn.Conv2d(1, 2, 2)),
         Layer("no", nn.Conv2d(1, 2, 2)),
+        Layer("shared", nn.Conv2d(1, 2, 2)),
     ]
-    number = torch.tensor(2.0 - rank)
+    number, half = torch.tensor(2.0 - rank), torch.tensor(0.5)
     convolution = Sums(torch.arange(5.0) * number, None, number, torch.tensor(4.0 - 3 * rank))
-    local = {"convolution": convolution, "linear": Sums(torch.ones(3), None, number)}
+    shared = Sums(torch.arange(5.0) * half, None, half, mean_locations(torch.tensor(2.0), half))
+    local = {"convolution": convolution, "linear": Sums(torch.ones(3), None, number), "shared": shared}
     if rank == 0:
         del local["linear"]
     return exchange(layers, local, None, statistic=method.statistic, group=None)[0]
+
+
+def moments_of_inputs(rank: int) -> dict[str, Sums]:
+    """Exchange second moments of inputs alone: rank 0 uses the convolution, on several locations, rank 1 the Linear."""
+    layers = [Layer("convolution", nn.Conv2d(1, 2, 2)), Layer("linear", nn.Linear(2, 2))]
+    own = Capture({layer.name: layer for layer in layers}, MOMENT.of_inputs(), shares=2)
+    layers[rank].module(torch.ones(2, 1, 3, 3) if rank == 0 else torch.ones(2, 2)).sum().backward()
+    return exchange(layers, own.take(), None, statistic=MOMENT.of_inputs(), group=None)[0]
 
 
 def consolidated(rank: int) -> list[set[str]]:
@@ -307,6 +321,16 @@ def unused_state(method: Method, rank: int) -> dict[str, Tensor]:
     return preconditioner.state_dict()["layers"]["1"]
 
 
+def everyones(rank: int, large: int, codec: Codec | None = None) -> list[list[Tensor]]:
+    """Return what three messages of rank 0 and one of rank 1 have brought, in rounds from ``large`` bytes on."""
+    sent = [[torch.arange(6.0).view(3, 2).T, torch.tensor(7.0), torch.ones(4, 1)], [torch.full((1, 2), 9.0)]]
+    targets = [[torch.empty_like(tensor) for tensor in of_rank] for of_rank in sent]
+    with mock.patch.object(comm, "LARGE", large):
+        comm.broadcast_all(sent[rank], targets, coding=Coder(codec).coding("all", rank))
+        comm.broadcast_all([], [[], []])  # makes no call
+    return targets
+
+
 def communicate(rank: int, world: int, folder: str) -> None:
     """Call collectives and exchange statistics on two ranks; write each one's results to ``<folder>/<rank>.pt``."""
     torch.set_num_threads(1)
@@ -321,6 +345,9 @@ def communicate(rank: int, world: int, folder: str) -> None:
         ),
         "broadcast": lambda: comm.broadcast([torch.ones(2, 2) * rank, torch.ones(()) * (rank + 1)], 1),
     }
+    for large in (0, 10**9):
+        calls[f"broadcast from all, {large}"] = lambda large=large: everyones(rank, large)
+        calls[f"coded broadcast from all, {large}"] = lambda large=large: everyones(rank, large, Codec(drop=0.2))
     modules = {"both": nn.Linear(3, 2, bias=False).double(), "one": nn.Linear(3, 2, bias=False)}
     modules["none"] = nn.Linear(3, 2, bias=False)
     layers = [Layer(name, module) for name, module in modules.items()]
@@ -334,6 +361,7 @@ def communicate(rank: int, world: int, folder: str) -> None:
         calls[f"{kind} of an unused layer"] = lambda kind=kind: unused_state(EXCHANGES[kind], rank)
     for kind in ("mean", "half precision"):
         calls[f"{kind} with biases"] = lambda kind=kind: with_biases(EXCHANGES[kind], rank)
+    calls["moments of inputs"] = lambda: moments_of_inputs(rank)
     calls["consolidated"] = lambda: consolidated(rank)
     calls["gathered"] = lambda: gathered(rank)
     calls["phases"] = lambda: phases(rank)

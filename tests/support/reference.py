@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mkor_core.capture.statistics import Captured, Sums
+
 
 def random_spd(dimension: int, generator: torch.Generator) -> Tensor:
     """Return a well-conditioned symmetric positive definite matrix."""
@@ -46,3 +48,8 @@ def rows_of(layer: Any, inputs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
                 gs.append(grad[(n, slice(None), *place)])
     x, g = torch.stack(xs), torch.stack(gs)
     return (torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer.bias is not None else x), g
+
+
+def complete(sums: Sums, bias_gradient: Tensor) -> Captured:
+    """Return what a method gets of a layer's sums; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
+    return Captured(sums.x, sums.of_gradients(bias_gradient if sums.g is None else sums.g), sums.number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -22,10 +24,11 @@ from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
 from workflow.bench.training import checkpoint, launcher, loop, one_run
 from workflow.bench.training import ranks as ranks_module
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import Setting, build
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks, joined
 from workflow.bench.training.record import RunFolder
+from workflow.bench.training.replicas import difference
 from workflow.bench.workloads import create
 from workflow.bench.workloads.autoencoder import Autoencoder
 from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
@@ -203,6 +206,45 @@ def slow_command(*arguments: str) -> int:
     return command(*arguments)
 
 
+class Slipping(InFloat64):
+    """Changes a weight of rank 1 by one unit in the last place in its third step."""
+
+    def __init__(self, workload: Workload, rank: int) -> None:
+        super().__init__(workload)
+        self._steps_left = 2 if rank == 1 else -1
+
+    def loss(self, model: nn.Module, one: Batch) -> Tensor:
+        if self._steps_left == 0:
+            slip(next(model.parameters()))
+        self._steps_left -= 1
+        return super().loss(model, one)
+
+
+def slip(tensor: Tensor) -> None:
+    """Change the last number of a tensor by one unit in the last place."""
+    last = tensor.detach().view(-1)[-1:]
+    last.copy_(last.nextafter(last + 1))
+
+
+def compare_replicas(folder: Path, runs: Mapping[str, Run], ranks: Ranks) -> None:
+    """Train a run in which a rank slips; and compare parts of which one rank's slip, in ``<folder>/said.<rank>``."""
+    place: Any = RunFolder(folder / "slipped")
+    heard = io.StringIO()
+    listening = replace(setting(ranks), progress=Progress(1, heard))
+    slipping: Any = Slipping(create(**SMALL), ranks.rank)
+    one_run.train(runs["mkor"], slipping, place, listening)
+    said: list[str | None] = [heard.getvalue()]
+    whole: Any = InFloat64(create(**SMALL))
+    for case in ("mkor", "kaisa"):
+        parts = build(runs[case], whole, setting(ranks))
+        assert parts.preconditioner is not None
+        said.append(difference(parts, ranks))
+        if ranks.rank == 1:
+            slip(list(parts.preconditioner.state_dict()["layers"].values())[-1]["left"])
+        said.append(difference(parts, ranks))
+    (folder / f"said.{ranks.rank}").write_text(json.dumps(said))
+
+
 def _refuse_to_read(path: Path, run: str) -> bytes:
     raise AssertionError((path, run))
 
@@ -217,3 +259,4 @@ def join_and_train(folder: Path, runs: Mapping[str, Run], images: Run) -> None:
         if ranks.size == 2:
             place: Any = RunFolder(folder / "images")
             one_run.train(images, create(**IMAGES), place, setting(ranks), keep_weights=True)
+            compare_replicas(folder, runs, ranks)

@@ -17,7 +17,7 @@ from workflow.bench.support.command_line import check_option, real, refuse_unwri
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import exit_with_cost
 from workflow.bench.training import launcher
-from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop, leave_mark
 
 MAX_MINUTES: Final = 525600
 
@@ -75,7 +75,7 @@ def _check_options(options: argparse.Namespace, jobs: Sequence[Job]) -> None:
 
 def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: launcher.Place) -> int | None:
     """Train the chosen runs and publish each job's CSV; return the exit status."""
-    launcher.prepare(place)
+    launcher.prepare(place, deterministic=plan.tier.deterministic)
     stop = Stop(None if options.minutes is None else 60 * options.minutes, launched=place.size > 1)
     with stop.listening():
         # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
@@ -95,6 +95,7 @@ def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: 
         return None
     if options.minutes is not None and not runner.has_moved:
         raise ConfigError(f"--minutes = {options.minutes}: over before a step was trained; give it more")
+    leave_mark()
     print("interrupted and saved; the same command resumes it", file=sys.stderr)
     return EXIT_RESUMABLE
 

@@ -27,6 +27,7 @@ from workflow.bench.support.command_line import (
     whole,
 )
 from workflow.bench.support.config import ConfigError, did_you_mean, shown_path
+from workflow.bench.training import launcher
 from workflow.bench.training.record import RunFolder, is_done
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, Stop
 
@@ -109,6 +110,7 @@ def _train(plan: Plan, trials: Sequence[Run], jobs: int) -> bool:
     """Train the trials that are not done, in ``jobs`` processes; return whether all have ended."""
     if jobs == 1 or len(trials) <= 1:
         # Imported here because torch takes seconds to import, and mistakes in the options should be reported at once.
+        launcher.prepare(launcher.Place(), deterministic=plan.tier.deterministic)
         from workflow.bench.training.runner import Runner
 
         return Runner(plan).train(trials)
@@ -163,6 +165,7 @@ def _work(plan: Plan, trials: Sequence[Run], following: Synchronized[int]) -> No
     """Train the next trial until none is left; the main function of a process, which exits like the command."""
     stop, parent = Stop(), multiprocessing.parent_process()
     with stop.listening(), one_line_warnings():
+        launcher.prepare(launcher.Place(), deterministic=plan.tier.deterministic)
         from workflow.bench.training.progress import Progress
         from workflow.bench.training.runner import Runner
 

@@ -9,17 +9,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from workflow.bench.data.folder import data_folder
 from workflow.bench.plan import Plan, rank_shares
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.columns import aligned
-from workflow.bench.support.config import shown_path
+from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record
+from workflow.cluster import claim_costs
 from workflow.cluster.row_memory import refused
 from workflow.cluster.settings import Cluster, Training
+from workflow.cluster.step_seconds import FAR, StepSeconds, papers_step, step_seconds
 from workflow.cluster.submit import SubmitError, account
+
+ESTIMATED_ON: Final = "polaris"
+"""The cluster of estimates where none is named."""
 
 
 @dataclass(frozen=True)
@@ -33,13 +39,15 @@ class CostEstimate:
     """Remaining steps of each unfinished job."""
     runs: int
     """Number of unfinished runs."""
+    assumed: StepSeconds
+    """The seconds of a step's training, and where they are from."""
     shared_seconds: float = 0.0
     """Seconds for each step in which ranks draw batches and read an evaluation's images, each its part."""
 
     @property
     def step_seconds(self) -> float:
         """Seconds per step, with what comes beside the training."""
-        return self.need.step_seconds + self.shared_seconds
+        return self.assumed.seconds + self.shared_seconds
 
     @property
     def hours(self) -> float:
@@ -62,6 +70,7 @@ def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
     """Return the estimates of all experiments with unfinished runs; a run that several share counts once."""
     counted: set[str] = set()
     estimates = []
+    assumed = step_seconds(plan, cluster)
     never = refused(plan, cluster)
     shared: dict[str, float] = {}
     for saving in rank_shares.savings(plan, cluster.place, rank_shares.measured()[1], never):
@@ -76,14 +85,14 @@ def cost_estimates(plan: Plan, cluster: Cluster) -> list[CostEstimate]:
                 steps.append(sum(left))
         if steps:
             need, margin = cluster.training(name), cluster.margin_minutes
-            estimates.append(CostEstimate(name, need, margin, tuple(steps), runs, shared.get(name, 0.0)))
+            estimates.append(CostEstimate(name, need, margin, tuple(steps), runs, assumed[name], shared.get(name, 0.0)))
     return estimates
 
 
 def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     """Yield notes for the user before the plan is submitted; none of them stops it."""
     estimates = cost_estimates(plan, cluster)
-    yield from _table(plan, cluster, estimates)
+    yield from cost_lines(plan, cluster, estimates)
     never = refused(plan, cluster)
     yield from rank_shares.lines(plan, cluster.place, never)
     yield from (f"not submitted, recorded as skipped: {reason}" for reason in never.values())
@@ -98,6 +107,42 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     yield _disk(plan, estimates)
     for name in sorted(set(cluster.trainings) - {"default"} - set(plan.experiments)):
         yield f"note: {shown_path(cluster.file)}: training.{name}: no experiment of tier '{plan.tier.name}'"
+
+
+def cost_lines(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Iterator[str]:
+    """Yield the node-hours by experiment with their sources, what is doubtful in them, and what they can decide."""
+    yield from _table(plan, cluster, estimates)
+    if not estimates:
+        return
+    if doubtful := [each for each in estimates if each.assumed.is_doubtful]:
+        guesses = ", ".join(_beside_model(each) for each in doubtful)
+        where = f"{shown_path(cluster.file)}: step_seconds without step_source"
+        yield f"warning: {where}, more than {FAR:g} times off the model's: {guesses}; run the pilot, or state a source"
+    if paper := papers_step(plan, cluster):
+        yield (
+            f"overheads weigh {paper.seconds / paper.model:.1f} times what the paper's did: BERT-Large's base step "
+            f"takes {paper.model:.1f} s by the model, and took the paper {paper.seconds:.1f} s, "
+            f"{100 * paper.share_of_peak:.0f} % of the GPUs' peak"
+        )
+    yield from claim_costs.lines(plan, {each.experiment: each.node_hours for each in estimates})
+
+
+def _beside_model(estimate: CostEstimate) -> str:
+    return f"{estimate.experiment} {estimate.assumed.seconds:g} ({estimate.assumed.model:.2g})"
+
+
+def lines_without_cluster(plan: Plan) -> Iterator[str]:
+    """Yield `cost_lines` of a tier whose large runs several ranks train, as if on `ESTIMATED_ON`.
+
+    Nothing for other tiers, and for a plan that does not fit that cluster.
+    """
+    if plan.tier.ranks == 1:
+        return
+    try:
+        cluster = Cluster.load(ESTIMATED_ON, plan)
+        yield from cost_lines(plan, cluster, cost_estimates(plan, cluster))
+    except ConfigError as problem:
+        yield f"no estimate of node-hours: {problem}"
 
 
 def _account(cluster: Cluster) -> str:
@@ -123,7 +168,7 @@ def _table(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Itera
     if not estimates:
         yield f"node-hours: nothing is left to train at tier '{plan.tier.name}'"
         return
-    heads = ("experiment", "queue", "nodes", "runs", "hours", "jobs", "node-hours")
+    heads = ("experiment", "queue", "nodes", "runs", "hours", "jobs", "node-hours", "s/step", "from")
     rows = [
         (
             each.experiment,
@@ -133,15 +178,18 @@ def _table(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Itera
             f"{each.hours:,.1f}",
             f"{each.slices}",
             f"{each.node_hours:,.1f}",
+            f"{each.assumed.seconds:.3g}",
+            each.assumed.source,
         )
         for each in estimates
     ]
     runs, slices = sum(each.runs for each in estimates), sum(each.slices for each in estimates)
     node_hours = sum(each.node_hours for each in estimates)
-    rows.append(("all", "", "", f"{runs}", "", f"{slices}", f"{node_hours:,.1f}"))
-    yield f"node-hours to train all that is left at tier '{plan.tier.name}', estimated from the seconds per step in"
-    yield f"{shown_path(cluster.file)}, not measured:"
-    yield from aligned([heads, *rows], names=2)
+    rows.append(("all", "", "", f"{runs}", "", f"{slices}", f"{node_hours:,.1f}", "", ""))
+    yield f"node-hours to train all that is left at tier '{plan.tier.name}', from seconds of a step that a pilot job"
+    yield f"measured, that {shown_path(cluster.file)} states, or of a model: that of the base optimizer's step alone,"
+    yield "without reading data, a lower bound"
+    yield from aligned([heads, *rows], names=2, remarks=1)
 
 
 def _disk(plan: Plan, estimates: list[CostEstimate]) -> str:

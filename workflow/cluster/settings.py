@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.rank_shares import Place
+from workflow.bench.probes import _links
 from workflow.bench.support.config import (
     ROOT,
     ConfigError,
@@ -26,6 +27,8 @@ from workflow.bench.support.names import portable_rule
 PROFILES: Final = ROOT / "profiles"
 _FILE: Final = "cluster.yaml"
 _DEFAULT: Final = "default"
+PILOT_MARGIN_MINUTES: Final = 2.0
+"""Minutes before its time limit at which the pilot begins no further workload."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class Training(Need):
     """The resources that an experiment's training jobs request, and their estimated cost."""
 
     ranks_per_node: int
-    step_seconds: float
-    """Estimated seconds per step."""
+    step_seconds: float | None
+    """Estimated seconds per step; None takes the model's."""
     gigabytes: float
     """Disk space that a run needs."""
     row_megabytes: float
@@ -52,6 +55,8 @@ class Training(Need):
     """Folders of the data folder that its runs read."""
     stage: bool
     """Whether to copy ``data`` to the disk of each node first."""
+    step_source: str | None = None
+    """Where ``step_seconds`` are from; None: they are a guess."""
 
     @property
     def ranks(self) -> int:
@@ -76,6 +81,10 @@ class Cluster:
     """By probe; ``default`` for those without an entry."""
     gpu_gigabytes: float | None = None
     """Memory of a GPU; None if the file does not state it."""
+    system: str | None = None
+    """Its name in workflow/systems.yaml, whose speeds model the seconds of a step; None if there is none."""
+    pilot: Need | None = None
+    """The resources of the pilot job; None if the file states none."""
 
     @classmethod
     def load(cls, name: str, plan: Plan) -> Cluster:
@@ -95,10 +104,16 @@ class Cluster:
         content = read_mapping(file)
         check(content, schema("cluster"), file)
         kinds = schema("cluster")["properties"]
+        systems = [system.name for system in _links.systems()]
+        if content.get("system", systems[0]) not in systems:
+            raise error(file, ("system",), content["system"], f"unknown; {did_you_mean(content['system'], systems)}")
         trainings = {}
         for experiment, given in content["training"].items():
             _check_need(file, ("training", experiment), given, content)
-            filled = with_defaults(given, kinds["training"]["additionalProperties"])
+            if "step_seconds" not in given and (content.get("system") is None or experiment == _DEFAULT):
+                must = "must be given: without 'system', or of 'default', there is no model of a step's seconds"
+                raise error(file, ("training", experiment, "step_seconds"), None, must)
+            filled = {"step_seconds": None, **with_defaults(given, kinds["training"]["additionalProperties"])}
             ranks = filled.pop("ranks_per_node", content["gpus_per_node"])
             if ranks > content["cores_per_node"]:
                 must = f"must be at most cores_per_node, {content['cores_per_node']}: each rank needs a core"
@@ -106,6 +121,8 @@ class Cluster:
             trainings[experiment] = Training(**{**filled, "ranks_per_node": ranks, "data": tuple(filled["data"])})
         for probe, given in content["probes"].items():
             _check_need(file, ("probes", probe), given, content)
+        if pilot := content.get("pilot"):
+            _check_need(file, ("pilot",), pilot, content)
         probes = {probe: Need(**given) for probe, given in content["probes"].items()}
         cluster = cls(
             file,
@@ -116,6 +133,8 @@ class Cluster:
             trainings,
             probes,
             content.get("gpu_gigabytes"),
+            content.get("system"),
+            Need(**pilot) if pilot else None,
         )
         cluster.check_plan(plan)
         return cluster
@@ -141,13 +160,31 @@ class Cluster:
 
     def launch(self, experiment: str) -> str:
         """Return the prefix that starts a training command on all ranks: the profile's launch script and options."""
-        need = self.training(experiment)
+        return self._launch(self.training(experiment), self.margin_minutes)
+
+    def pilot_training(self) -> Training:
+        """Return the resources of the pilot job, on all GPUs of its nodes.
+
+        Raises:
+            ConfigError: the cluster's file states none.
+        """
+        if self.pilot is None:
+            raise error(self.file, ("pilot",), None, "must be given: nodes, minutes and queue of the pilot job")
+        each = max(1, self.gpus_per_node)
+        need = self.pilot
+        return Training(need.nodes, need.minutes, need.queue, each, None, 0.0, 0.0, (), stage=False)
+
+    def pilot_launch(self) -> str:
+        """Return the prefix that starts the pilot on all ranks, with time left to end."""
+        return self._launch(self.pilot_training(), PILOT_MARGIN_MINUTES)
+
+    def _launch(self, need: Training, margin_minutes: float) -> str:
         options = {
             "--nodes": need.nodes,
             "--ranks": need.ranks,
             "--cores": self.cores_per_node,
             "--minutes": need.minutes,
-            "--margin": self.margin_minutes,
+            "--margin": margin_minutes,
         }
         words = [str(self.file.parent.absolute() / "launch"), *(str(word) for pair in options.items() for word in pair)]
         return shlex.join([*words, *(word for name in need.data if need.stage for word in ("--stage", name))])
@@ -183,7 +220,14 @@ def probe_resources(cluster: Cluster | None, probe: str) -> dict[str, Any]:
     return {} if cluster is None else cluster.resources(cluster.probes.get(probe, cluster.probes[_DEFAULT]))
 
 
-def _check_need(file: Path, key: tuple[str, str], given: Mapping[str, Any], content: Mapping[str, Any]) -> None:
+def pilot_resources(cluster: Cluster | None) -> dict[str, Any]:
+    """Return the resources of the rule of the pilot; without a cluster, no launch."""
+    if cluster is None or cluster.pilot is None:
+        return {"launch": ""}
+    return {**cluster.resources(cluster.pilot_training()), "launch": cluster.pilot_launch()}
+
+
+def _check_need(file: Path, key: tuple[str, ...], given: Mapping[str, Any], content: Mapping[str, Any]) -> None:
     """Raise `ConfigError` if no queue takes a job: some schedulers drop such a job silently."""
     queues = content["queues"]
     if given["queue"] not in queues:

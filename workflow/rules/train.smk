@@ -36,6 +36,27 @@ for group in PLAN.grouped(without=REFUSED):
             "{params.options:q} 2>> {log:q}"
 
 
+rule pilot:
+    """Measure a few steps of every workload, for the estimates of node-hours."""
+    output:
+        touch(f"{R}/logs/pilot.done"),
+    log:
+        f"{R}/logs/pilot.log",
+    conda:
+        "../envs/runtime.yaml"
+    threads: PLAN.tier.threads
+    resources:
+        **pilot_resources(CLUSTER),
+        setup=SETUP,
+        gpu=GPUS_A_JOB,
+    params:
+        cluster=["--cluster", str(config["cluster"])] if CLUSTER else [],
+        options=options,
+    shell:
+        # It writes pilot.csv itself, workload by workload: Snakemake would delete the output of a job that is cut off.
+        "{resources.setup}{resources.launch} python -m workflow.cluster.pilot {params.cluster:q} {params.options:q} 2> {log:q}"
+
+
 if REFUSED:
 
     rule refuse:

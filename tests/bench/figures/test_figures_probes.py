@@ -18,7 +18,7 @@ from matplotlib.patches import Rectangle
 
 from tests.support import synthetic_probes
 from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
-from tests.support.synthetic_probes import PHASE_MS, PROJECTED, REFRESH, SLOPES, write_probes
+from tests.support.synthetic_probes import COUNTED, PHASE_MS, PROJECTED, REFRESH, SLOPES, write_probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown as fig03
 from workflow.bench.figures import fig08_kfac_spectra as fig08
@@ -252,15 +252,24 @@ def test_fig09_draws_the_model_dashed_and_labels_it(draw):
     assert all(axes.get_ylabel().endswith(", model") for axes in panels)
     for label, factor in PROJECTED.items():
         for axes in panels[:2]:
-            assert ys(lines(axes, label, dashed=True)[0]) == pytest.approx([factor] * 3)
+            floor, counted = (ys(line) for line in lines(axes, label, dashed=True))
+            assert (floor, counted) == (pytest.approx([factor] * 3), pytest.approx([COUNTED[label]] * 3))
         memory = [ys(line) for line in lines(panels[2], label, dashed=True)]
         assert [pytest.approx([1e11 / gpus + 1e10 for gpus in (8, 64, 1024)])] == memory[:1]
         assert ys(lines(panels[3], label, dashed=True)[0]) == pytest.approx([1e8] * 3)
     # Under DistributedDataParallel dense MKOR and the base optimizer alone, beyond a GPU's memory.
     assert [ys(line) for line in lines(panels[2], "mkor", dashed=True)][1] == pytest.approx([1.1e11] * 3)
-    assert "formula, model" in legend_of(figure)
+    assert {"formula, model", "model, counted bytes"} <= {*legend_of(figure)}
     assert "computed, not measured" in caption_of(figure)
+    assert "dotted: with the bytes that this version's kernels move" in caption_of(figure)
     assert "at 64 GPUs over 8: LAMB 1, MKOR (exact rule) 1" in caption_of(figure)
+
+
+def test_fig09_of_an_earlier_version_has_no_counted_bytes(draw):
+    figure = draw("fig09_scalability", projection=synthetic_probes.projection().drop(columns="step_ms_counted"))
+    assert len(lines(figure.axes[4], "mkor", dashed=True)) == 1
+    assert "model, counted bytes" not in legend_of(figure)
+    assert "dotted" not in caption_of(figure)
 
 
 def test_fig09_draws_what_ranks_keep_and_send_beside_the_formulas(draw):

@@ -26,7 +26,7 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
     adds upper triangles of two moments and a count, then its owner broadcasts eigenvectors and eigenvalues to the
     gradient workers, or the update to the other ranks; thermodynamic K-FAC broadcasts nothing. HyLo, CG-FAC and
     B-KFAC gather the rows. RS-KFAC sends as KAISA does, up to its rank. Newton-Muon adds the triangle of one moment and
-    three numbers, MKOR-Muon and MAC one mean vector and a count. FOOF sends as KAISA does, and one inverse.
+    three numbers, MKOR-Muon and MAC one mean vector and a count. FOOF adds one triangle, and broadcasts one inverse.
     """
     exchanged = FLOAT32_BYTES * d * d // workers * ((workers - 1) if rank == 0 else 1)
     return {
@@ -49,7 +49,7 @@ def formula(label: str, d: int, workers: int, rank: int) -> dict[str, int]:
         "newton_muon": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) // 2 + 3)},
         "mkor_muon": {"all_reduce": FLOAT32_BYTES * (d + 1)},
         "mac": {"all_reduce": FLOAT32_BYTES * (d + 1)},
-        "foof": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) + 1), "broadcast": FLOAT32_BYTES * d * d},
+        "foof": {"all_reduce": FLOAT32_BYTES * (d * (d + 1) // 2 + 1), "broadcast": FLOAT32_BYTES * d * d},
     }[label]
 
 

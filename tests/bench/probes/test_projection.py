@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
 import pytest
 import torch
@@ -13,12 +14,15 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks.counting import count_steps
 from tests.bench.probes.test_links import TEST
-from workflow.bench.probes import _sharding, projection
+from workflow.bench.probes import _counted_steps, _links, _sharding, projection
 from workflow.bench.probes._costs import Layer
+from workflow.bench.probes._links import Assumed
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META
 from workflow.bench.probes.projection import Model
+from workflow.bench.support.config import ROOT
 
 A, B = Layer(4, 6, has_bias=True), Layer(8, 3)
 LAYERS = (A, B)
@@ -229,6 +233,60 @@ def test_communication_by_hand():
     )
 
 
+class Stack(nn.Module):
+    """Layers of several shapes, some with equal ones, on rows of ones."""
+
+    def __init__(self, layers: tuple[Layer, ...]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(layer.n, layer.m, bias=layer.has_bias) for layer in layers)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return sum((layer(x[..., : layer.in_features]).sum() for layer in self.layers), start=x.new_zeros(()))
+
+
+@pytest.mark.parametrize("label", ["mkor", "mkor_windowed", "kaisa"])
+def test_a_layers_share_of_a_count_is_that_of_a_whole_model(label):
+    """Truth: all layers counted at once, by the benchmarks' own counter. Shares are of layers in stacks of two."""
+    square, wide = Layer(32, 32, has_bias=True), Layer(48, 32)
+    model = (*5 * (square,), *3 * (wide,))
+    with META:
+        network, x = Stack(model), torch.empty(2, 32)
+    method = Setup.of(label, period=2).method
+    assert method is not None
+    whole = count_steps(method, network, x).plain.bytes
+    shares = sum(_counted_steps.of_layer(method, layer).plain.bytes for layer in model)
+    assert shares == pytest.approx(whole, rel=2e-3)
+
+
+def test_counted_bytes_of_bert_large_are_those_of_the_page():
+    """Truth: the table of docs/performance.md, which counts all 146 layers at once; 14.8 GB take Polaris 11.9 ms."""
+    page = (ROOT / "docs" / "performance.md").read_text()
+    layers, polaris = projection.bert_large().layers, _links.systems()[0]
+    for label, row in (("mkor_windowed", "mkor_w4"), ("mkor", "mkor")):
+        (gigabytes,) = re.findall(rf"^\| {row} \|.*\| ([\d.]+) \| [\d.]+ \|$", page, re.MULTILINE)
+        plain = [_counted_steps.of_layer(Setup.of(label).method, layer).plain for layer in layers]
+        assert sum(work.bytes for work in plain) / 1e9 == pytest.approx(float(gigabytes), abs=0.01)
+        if label == "mkor_windowed":
+            ms = 1000 * float(gigabytes) * 1e9 / (0.8 * polaris.gpu.bandwidth)
+            assert sum(work.milliseconds(polaris) for work in plain) == pytest.approx(ms, rel=0.01)
+
+
+def test_a_kernel_takes_as_long_as_its_bytes_or_its_operations():
+    """Truth by hand: 1e9 bytes and 1e12 operations a second, and a quarter of that in decompositions."""
+    system = TEST._replace(assumed=Assumed(1.0, 1.0, 0.25))
+    kernel = _counted_steps.Kernel(decomposes=False, operations=1e9, bytes=3e6)
+    assert _counted_steps.Work(((kernel, 2.0),)).milliseconds(system) == pytest.approx(6)
+    for decomposes, ms in ((False, 4), (True, 16)):
+        kernel = kernel._replace(decomposes=decomposes, operations=4e9)
+        assert _counted_steps.Work(((kernel, 0.5),)).milliseconds(system) == pytest.approx(ms / 2)
+
+
+def test_the_base_optimizers_read_and_write_more_than_the_floor():
+    """Truth: AdamW's seven numbers a parameter, of 4 bytes, are the least."""
+    for name in ("lamb", "adamw"):
+        assert 28 < _counted_steps.of_base(name).bytes < 200
+
+
 @pytest.fixture(scope="module")
 def rows() -> list[projection.Row]:
     return list(projection.rows(workers=(8, 1024)))
@@ -241,6 +299,13 @@ def test_every_row_is_a_model_and_adds_up(rows):
     parts = [field for field in projection.Row._fields if field.endswith("_ms") and field != "step_ms"]
     for row in rows:
         assert row.step_ms == pytest.approx(sum(getattr(row, part) for part in parts))
+        above = sum(
+            getattr(row, f"{part}_ms_counted") - getattr(row, f"{part}_ms")
+            for part in ("factor", "precondition", "update")
+        )
+        assert row.step_ms_counted == pytest.approx(row.step_ms + above)
+        assert row.step_ms_counted >= row.step_ms
+        assert row.bytes_counted >= row.bytes_floor
         assert all(math.isfinite(value) and value >= 0 for value in row if isinstance(value, float))
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import multiprocessing
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +23,11 @@ from workflow.bench.plan.runs import Run
 from workflow.bench.support import provenance
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.files import first_free
-from workflow.bench.training import checkpoint, one_run
+from workflow.bench.training import checkpoint, one_run, ranks
 from workflow.bench.training.batch_shares import micro_batches
 from workflow.bench.training.build import Setting
+from workflow.bench.training.launcher import Place
+from workflow.bench.training.precision import choose_algorithms
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
 from workflow.bench.workloads import create
@@ -243,6 +247,49 @@ def test_a_tier_has_a_precision_and_a_block_may_have_another(folder: Path):
 def test_a_micro_batch_must_divide_the_batch(folder: Path):
     with pytest.raises(ConfigError, match="micro_batch_size = 48: must divide the workload's batch_size, 128"):
         run_of(folder, "sgd", {"micro_batch_size": 48})
+
+
+@pytest.fixture
+def _flags(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Leave torch's flags and the environment as they were."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG")
+    yield
+    choose_algorithms(deterministic=False)
+
+
+@pytest.mark.usefixtures("_flags")
+def test_a_deterministic_tier_sets_its_flags_before_cuda_starts_and_says_so(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Runs of other tiers keep their ids: the setting is in a spec only if it is true."""
+    write(folder, "one", block(optimizer("mkor"), steps=2, evaluate_every=2))
+    (plain,) = load(folder).runs.values()
+    tier = folder / "tiers" / "embedded.yaml"
+    tier.write_text(tier.read_text() + "deterministic: true\n")
+    plan = load(folder)
+    (run,) = plan.runs.values()
+    assert run.spec == {**plain.spec, "deterministic": True}
+    assert run.id != plain.id
+    at_start: list[str | None] = []  # CUDA starts when ranks join
+    join = ranks.joined
+
+    def joined(place: Place, device: str) -> AbstractContextManager[ranks.Ranks]:
+        at_start.append(os.environ.get("CUBLAS_WORKSPACE_CONFIG"))
+        return join(place, device)
+
+    monkeypatch.setattr(ranks, "joined", joined)
+    assert train.main(["one", "mkor", *options(folder)]) == 0
+    assert at_start == [":4096:8"]
+    assert torch.are_deterministic_algorithms_enabled()
+    assert not torch.is_deterministic_algorithms_warn_only_enabled()
+    assert torch.backends.cudnn.deterministic
+    assert not torch.backends.cudnn.benchmark
+    assert read_summary(RunFolder.of(plan.results, run.id))["spec"]["deterministic"] is True
+    tier.write_text(tier.read_text().replace("true", "false"))
+    assert train.main(["one", "mkor", *options(folder)]) == 0
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "deterministic" not in read_summary(RunFolder.of(plan.results, plain.id))["spec"]
 
 
 @pytest.mark.parametrize("tier", ["single_gpu", "paper"])

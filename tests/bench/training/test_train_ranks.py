@@ -7,12 +7,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from datetime import timedelta
 from itertools import pairwise
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -41,13 +43,14 @@ from tests.support.train_ranks import (
 )
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
-from workflow.bench.support.config import ROOT
-from workflow.bench.training import checkpoint, ranks
+from workflow.bench.support.config import ROOT, ConfigError
+from workflow.bench.training import checkpoint, ranks, replicas
 from workflow.bench.training.launcher import Place
 from workflow.bench.training.record import RunFolder
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE
 from workflow.bench.workloads import create
 from workflow.bench.workloads.autoencoder import Autoencoder
+from workflow.cluster import pilot
 
 PATIENCE = 60.0
 """Seconds until a test gives up on processes."""
@@ -131,6 +134,43 @@ def test_ranks_train_like_one_process(trained: dict[int, Path], runs: dict[str, 
         one[key] for key in ("switch_step", "steps_done", "parameters")
     ]
     assert many["world_size"] == size
+    assert "replicas_differ_after" not in many
+
+
+def test_a_change_of_one_unit_in_the_last_place_on_one_rank_is_reported(trained: dict[int, Path]):
+    """In a weight while a run trains, once, by the first rank; and in a factor."""
+    first, second = (json.loads((trained[2] / f"said.{rank}").read_text()) for rank in (0, 1))
+    assert first[1:] == second[1:]
+    slipped = "ranks differ in the weights inner.0.weight: rank 1 from rank 0"
+    advice = "its numbers are not those of one model (docs/distributed.md)"
+    assert first[0] == f"warning: after step 4, {slipped}; {advice}\n"
+    assert second[0] == first[0]  # the bench gives the other ranks a stream that nobody reads
+    assert read_summary(RunFolder(trained[2] / "slipped"))["replicas_differ_after"] == 4
+    slipped = "ranks differ in the factor 'left' of inner.6: rank 1 from rank 0"
+    assert first[1:] == [None, slipped, None, slipped]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.bool])
+def test_a_digest_depends_on_every_number_and_its_place(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(replicas, "_NUMBERS_AT_ONCE", 8)
+    numbers = (torch.arange(60).view(3, 20) % 3).to(dtype)
+    found = {int(replicas.digest(numbers)), int(replicas.digest(numbers.roll(1)))}
+    for index in range(60):
+        changed = numbers.clone()
+        changed.view(-1)[index] = not changed.view(-1)[index]
+        found.add(int(replicas.digest(changed)))
+    assert len(found) == 62
+    assert replicas.digest(numbers.t()) != replicas.digest(numbers)
+    assert int(replicas.digest(torch.empty(0, dtype=dtype))) == 0
+
+
+def test_a_message_names_the_few_ranks_that_differ_from_the_most():
+    """Tensors that only some ranks hold, as KAISA's decompositions, are compared among those."""
+    alike = [{"w": 1, "x": 2}] * 20
+    assert replicas._described(alike) is None
+    assert replicas._described([*alike, {"w": 1, "y": 3}, {"w": 1, "y": 3}]) is None
+    said = replicas._described([{"w": 7, "x": 2}, *alike, {"w": 8, "x": 3}])
+    assert said == "ranks differ in w and 1 more: ranks 0, 21 from ranks 1, 2, 3, 4, 5, 6, 7, 8 and 12 more"
 
 
 def test_ranks_evaluate_the_first_one_s_model_like_one_process(trained: dict[int, Path], images: Run):
@@ -144,31 +184,124 @@ def test_ranks_evaluate_the_first_one_s_model_like_one_process(trained: dict[int
     assert last["accuracy"] == truth["accuracy"]
 
 
-def test_ranks_on_gpus_tell_nccl_theirs(monkeypatch: pytest.MonkeyPatch):
-    """The fifth of a node with four GPUs shares one, which is what NCCL itself then refuses."""
-    told: list[Any] = []
+class Ended:
+    """Stands for the watchdog, whose `end_all` exits the process."""
 
-    class Ended:
-        def __init__(self, *_: object) -> None: ...
+    def __init__(self, *_: object) -> None: ...
 
-        def end_all(self, problem: BaseException) -> None:
-            raise problem
+    def end_all(self, problem: BaseException) -> None:
+        raise problem
+
+
+def told_to_nccl(
+    monkeypatch: pytest.MonkeyPatch, visible: list[list[str]], local_ranks: list[int], device: str = "cuda"
+) -> list[Any]:
+    """Return what each rank of one machine tells torch before NCCL connects, or why it ends.
+
+    visible: the UUIDs of the GPUs that each rank sees.
+    """
+    this = threading.local()
+    outcomes: list[Any] = [None] * len(visible)
+    store = HashStore()
 
     def init(*_: object, device_id: torch.device | None, **__: object) -> None:
-        told.append(device_id)
+        outcomes[this.rank] = [*this.chosen, device_id]
         raise InterruptedError
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    monkeypatch.setattr(torch.cuda, "set_device", told.append)
+    def be(rank: int) -> None:
+        this.rank, this.chosen = rank, []
+        place = Place(rank=rank, size=len(visible), local_rank=local_ranks[rank])
+        try:
+            with ranks.joined(place, device):
+                pass
+        except ConfigError as problem:
+            outcomes[rank] = str(problem)
+        except InterruptedError:
+            pass
+
+    properties = lambda index: SimpleNamespace(uuid=visible[this.rank][index])  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(visible[this.rank]))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda gpu: this.chosen.append(gpu))
     monkeypatch.setattr(ranks, "Watchdog", Ended)
-    monkeypatch.setattr(ranks, "_meet", lambda _: HashStore())
+    monkeypatch.setattr(ranks, "_meet", lambda _: store)
     monkeypatch.setattr(ranks, "_connect", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", init)
-    for local_rank, device in ((3, "cuda"), (4, "cuda"), (3, "cpu")):
-        with pytest.raises(InterruptedError), ranks.joined(Place(rank=9, size=16, local_rank=local_rank), device):
-            pass
-    gpus = [torch.device("cuda", 3), torch.device("cuda", 0)]
-    assert told == [gpus[0], gpus[0], gpus[1], gpus[1], None]
+    threads = [threading.Thread(target=be, args=(rank,)) for rank in range(len(visible))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE)
+    return outcomes
+
+
+def test_ranks_on_gpus_tell_nccl_theirs(monkeypatch: pytest.MonkeyPatch):
+    """Whether each sees all GPUs of the machine, or its launcher shows it only one."""
+    gpus = [torch.device("cuda", index) for index in range(3)]
+    assert told_to_nccl(monkeypatch, [["a", "b", "c"]] * 3, [2, 0, 1]) == [[gpus[i], gpus[i]] for i in (2, 0, 1)]
+    assert told_to_nccl(monkeypatch, [["a"], ["b"]], [0, 1]) == [[gpus[0], gpus[0]]] * 2
+    assert told_to_nccl(monkeypatch, [["a", "b"]] * 2, [0, 1], "cpu") == [[None]] * 2
+
+
+@pytest.mark.parametrize(
+    ("visible", "local_ranks", "says"),
+    [
+        ([["a", "b"]] * 3, [0, 1, 2], "rank 2 has the local rank 2, and sees 2 GPUs; start one rank for each GPU"),
+        # A wrapper that deals out one GPU to each of more ranks than there are GPUs; two ranks in one MIG slice.
+        ([["a"], ["b"], ["a"]], [0, 1, 2], "ranks 0 and 2 have the same GPU, a; start one rank for each GPU, or"),
+        ([["MIG-1"]] * 2, [0, 1], "ranks 0 and 1 have the same GPU, MIG-1; start one rank for each GPU, or for each"),
+    ],
+)
+def test_two_ranks_on_one_gpu_are_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, visible: list[list[str]], local_ranks: list[int], says: str
+):
+    """NCCL would end with an error that does not name them, or on MIG they would share a slice silently."""
+    outcomes = told_to_nccl(monkeypatch, visible, local_ranks)
+    assert len({*outcomes}) == 1, outcomes
+    assert says in outcomes[0]
+    assert "\n" not in outcomes[0]
+
+
+def test_ranks_whose_networks_do_not_connect_end_with_one_line(monkeypatch: pytest.MonkeyPatch):
+    """A network plugin of NCCL that hangs: nothing else would end the job before the queue's time limit."""
+    ended, heard = threading.Event(), list[str]()
+
+    class Ending(Ended):
+        def end_all(self, problem: BaseException) -> None:
+            if isinstance(problem, InterruptedError):
+                raise problem
+            heard.append(str(problem))
+            ended.set()  # the true one exits the process here
+
+    def hang(*_: object, **__: object) -> None:
+        assert ended.wait(PATIENCE)
+        raise InterruptedError
+
+    monkeypatch.setattr(ranks, "ARRIVAL_TIMEOUT", timedelta(seconds=0.3))
+    monkeypatch.setattr(ranks, "Watchdog", Ending)
+    monkeypatch.setattr(ranks, "_meet", lambda _: HashStore())
+    monkeypatch.setattr(ranks, "_connect", lambda _: None)
+    monkeypatch.setattr(ranks, "_own_gpu", lambda *_: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", hang)
+    with pytest.raises(InterruptedError), ranks.joined(Place(size=2), "cuda"):
+        pass
+    assert "the 2 ranks met, but did not connect through their networks within 0.005 minutes: NCCL's" in heard[0]
+    assert "\n" not in heard[0]
+
+
+def _over_a_missing_interface(*arguments: str) -> int:
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo,nope7"
+    return command(*arguments)
+
+
+def test_a_missing_network_interface_is_named_in_one_line(folder: Path, tmp_path: Path):
+    """Truth: torch's error names no variable, and the ranks would blame one that was killed."""
+    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
+    codes = joined(start(2, _over_a_missing_interface, "one", "sgd", *options(folder), log=tmp_path / "log"))
+    assert codes == [1, 1]
+    (line,) = "".join(outputs(tmp_path / "log", 2)).splitlines()
+    assert "GLOO_SOCKET_IFNAME: " in line
+    assert " has no network interface 'nope7'; it has lo" in line
 
 
 @given(examples=strategies.integers(0, 10**6), size=strategies.integers(1, 2000))
@@ -349,6 +482,19 @@ def test_ranks_that_cannot_share_a_batch_are_refused_in_one_line(
     assert why in errors
 
 
+def test_the_pilot_measures_on_ranks_with_as_many_examples_each(folder: Path, tmp_path: Path):
+    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
+    assert joined(start(2, _pilot, "--steps", "2", *options(folder), log=tmp_path / "log")) == [0, 0]
+    (row,) = rows(load(folder).results / "pilot.csv")
+    assert (row["experiment"], row["ranks"], row["examples"]) == ("one", "2", "128")
+    assert float(row["step_seconds"]) > 0
+
+
+def _pilot(*arguments: str) -> int:
+    """Be ``python -m workflow.cluster.pilot``."""
+    return pilot.main(arguments)
+
+
 def test_divergence_on_ranks_is_an_outcome(folder: Path, tmp_path: Path):
     write(folder, "one", block(optimizer("sgd", lr=1e30), workload=SMALL))
     assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [0, 0]
@@ -356,7 +502,8 @@ def test_divergence_on_ranks_is_an_outcome(folder: Path, tmp_path: Path):
     assert row["status"] == "diverged"
 
 
-def _run_out_of_memory(*arguments: str) -> int:
+def _run_out_of_memory(mark: Path, *arguments: str) -> int:
+    os.environ["MKOR_SAVED"] = str(mark)
     if os.environ["PMI_RANK"] == "1":
         Autoencoder.loss = lambda *_: torch.empty(2**50).sum()  # type: ignore[method-assign]
     return command(*arguments)
@@ -366,8 +513,9 @@ def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_can_continue(folde
     """The others, which wait for that rank, are ended; the same command then continues with the remaining runs."""
     write(folder, "one", block(optimizer("sgd"), workload=SMALL))
     arguments = ("one", "sgd", *options(folder))
-    codes = joined(start(2, _run_out_of_memory, *arguments, log=tmp_path / "log"))
+    codes = joined(start(2, _run_out_of_memory, tmp_path / "mark", *arguments, log=tmp_path / "log"))
     assert codes == [EXIT_RESUMABLE, EXIT_RESUMABLE], outputs(tmp_path / "log", 2)
+    assert (tmp_path / "mark").exists()  # launchers may turn the code into another
     errors = "".join(outputs(tmp_path / "log", 2)).splitlines()
     assert len(errors) == 1
     assert "rank 1 of 2" in errors[0]

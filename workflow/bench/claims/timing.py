@@ -278,10 +278,16 @@ def _modeled_efficiency(model: pd.DataFrame) -> str:
     if GPUS not in set(times["workers"]):
         return ""
     fewest = int(times["workers"].min())
-    steps = {gpus: rows.set_index("system")["step_ms"] for gpus, rows in times.groupby("workers")}
-    efficiencies = (fewest * steps[fewest] / (GPUS * steps[GPUS])).items()
+
+    def efficiencies(column: str) -> str:
+        steps = {gpus: rows.set_index("system")[column] for gpus, rows in times.groupby("workers")}
+        shares = (fewest * steps[fewest] / (GPUS * steps[GPUS])).items()
+        return ", ".join(f"{number(share)} on {system}" for system, share in shares)
+
+    # Results of earlier versions have the model's floor alone.
+    is_counted = "step_ms_counted" in times and times["step_ms_counted"].notna().all()
+    counted = f"; with the bytes that the code moves {efficiencies('step_ms_counted')}" if is_counted else ""
     return (
         "A model of BERT-Large's training on published link speeds, which is no measurement, gives "
-        f"{', '.join(f'{number(efficiency)} on {system}' for system, efficiency in efficiencies)} at {GPUS} GPUs over "
-        f"{fewest}."
+        f"{efficiencies('step_ms')} at {GPUS} GPUs over {fewest}{counted}."
     )

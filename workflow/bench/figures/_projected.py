@@ -1,4 +1,7 @@
-"""Panels of the probe projection: a model of 8 to 1,024 GPUs, from published link speeds. Every line is dashed."""
+"""Panels of the probe projection: a model of 8 to 1,024 GPUs, from published link speeds.
+
+Every line is a model's: dashed at the floor, and dotted with the bytes that the code's kernels move.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +24,8 @@ SMALL: Final = ("bert_large", "Polaris")
 LARGE: Final = ("gpt_7b", "DGX H100")
 """The model that does not."""
 _MODEL: Final[Any] = {"linestyle": style.MODEL_LINE, "linewidth": 1.0, "markersize": 3.2}
+COUNTED_LINE: Final = (0, (1, 1.2))
+"""The line of times with counted bytes."""
 _BACKGROUND: Final = "#F3F3F3"
 """The background of panels that show a model, and no measurement."""
 _GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
@@ -37,12 +42,17 @@ def look_of(label: str) -> style.MethodStyle:
 
 
 def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
-    """Draw times over the base optimizer's, and a rank's memory and bytes; return the labels of the looks."""
+    """Draw times over the base optimizer's, and a rank's memory and bytes; return the labels of the looks.
+
+    Results of earlier versions have no times with counted bytes.
+    """
     (small, large), (memory, sent) = panels
     shown: set[str] = set()
     for axes, (model, system), sharded in ((small, SMALL, False), (large, LARGE, True)):
         of_panel = _of(rows, model, system, sharded=sharded)
-        shown |= _lines(axes, _over_base(of_panel), "ratio")
+        shown |= _lines(axes, _over_base(of_panel, "step_ms"), "ratio")
+        if has_counted(rows):
+            _lines(axes, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
         axes.axhline(1, **_GUIDE)
         axes.set_ylabel("step ÷ base's, model")
         axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
@@ -74,10 +84,19 @@ def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
     return shown
 
 
+def has_counted(rows: pd.DataFrame) -> bool:
+    """Return whether the model has times with the bytes counted from the code."""
+    return "step_ms_counted" in rows and bool(rows["step_ms_counted"].notna().all())
+
+
 def notes(rows: pd.DataFrame) -> list[str]:
     """Return the caption's sentences on the model."""
     model, system = SMALL
     efficiencies = []
+    counted = (
+        "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, counted "
+        "on meta tensors, in the optimizer and its base"
+    )
     for label, times in _of(rows, model, system, sharded=False).groupby("optimizer", sort=False):
         by_gpus = times.set_index("workers")["step_ms"]
         fewest = by_gpus.index.min()
@@ -90,6 +109,7 @@ def notes(rows: pd.DataFrame) -> list[str]:
         "overlaps; 40 % of the peak of matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; "
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
+        *([counted] if has_counted(rows) else []),
         f"by the model, efficiency of {_name(model)} on {system} at 64 GPUs over {rows['workers'].min()}: "
         f"{', '.join(efficiencies)}",
     ]
@@ -100,21 +120,22 @@ def _of(rows: pd.DataFrame, model: str, system: str, *, sharded: bool) -> pd.Dat
     return chosen[chosen["optimizer"].str.endswith(SHARDED) == sharded]
 
 
-def _over_base(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of methods, with the time over that of the base optimizer, which has no state to keep."""
+def _over_base(rows: pd.DataFrame, times: str) -> pd.DataFrame:
+    """Return the rows of methods, with a column's time over that of the base optimizer, which has no state to keep."""
     is_base = rows["state_bytes"] == 0
-    base = rows[is_base].set_index("workers")["step_ms"]
+    base = rows[is_base].set_index("workers")[times]
     methods = rows[~is_base]
-    return methods.assign(ratio=methods["step_ms"] / methods["workers"].map(base))
+    return methods.assign(ratio=methods[times] / methods["workers"].map(base))
 
 
-def _lines(axes: Axes, rows: pd.DataFrame, column: str) -> set[str]:
+def _lines(axes: Axes, rows: pd.DataFrame, column: str, **style_of_line: Any) -> set[str]:
     """Draw a line a method, and return the labels of their looks."""
     drawn = set()
     for label, of_label in rows.groupby("optimizer", sort=False):
         look = look_of(str(label))
         line = of_label.sort_values("workers")
-        axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **_MODEL)
+        drawing = {**_MODEL, **style_of_line}
+        axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **drawing)
         drawn.add(variant_of(str(label)))
     return drawn
 

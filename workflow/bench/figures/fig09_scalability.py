@@ -78,7 +78,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         shown |= module.draw(np.squeeze(panels[first : first + lines]), frame)
         notes += module.notes(frame)
         first += lines
-    legend = _entries(shown, few_cores, measured=not measured.empty, with_model=bool(further))
+    counted = not projected.empty and _projected.has_counted(projected)
+    legend = _entries(shown, few_cores, measured=not measured.empty, with_model=bool(further), counted=counted)
     absent = [f"probe {name}" for name in PROBES if results.probe(name).empty]
     of_one = next(frame for frame in (rows, sharding, projected) if not frame.empty)
     caption = footer(results, of_one, notes=notes, absent=absent)
@@ -131,7 +132,9 @@ def _speedup_axis(axes: Axes) -> None:
     fixed_ticks(axes.yaxis, (2.0**power for power in range(math.ceil(low), math.floor(high) + 1, every)))
 
 
-def _entries(labels: Iterable[str], cores: int | None, *, measured: bool, with_model: bool) -> list[Artist]:
+def _entries(
+    labels: Iterable[str], cores: int | None, *, measured: bool, with_model: bool, counted: bool
+) -> list[Artist]:
     """Return the entries of the legend; cores: the machine's, if there were more workers."""
     entries: list[Artist] = [_legend.marker_entry(style.style_of(label)) for label in style.in_order(labels)]
     if measured:
@@ -143,6 +146,9 @@ def _entries(labels: Iterable[str], cores: int | None, *, measured: bool, with_m
         entries.append(
             Line2D([], [], color=style.GUIDE, linewidth=1.0, linestyle=style.MODEL_LINE, label="formula, model")
         )
+    if counted:
+        line: Any = {"linewidth": 1.0, "linestyle": _projected.COUNTED_LINE}
+        entries.append(Line2D([], [], color=style.GUIDE, **line, label="model, counted bytes"))
     return entries
 
 

@@ -46,9 +46,7 @@ class Experiments:
         self.unfinished: dict[str, str] = {}
         """Experiments that `expand` left out because tuned values are missing, each with the message that says so."""
         self._folder = folder
-        self._tier = tier.name
-        self._precision = tier.precision
-        self._tuned_like = tier.tuned_like
+        self._tier = tier
         self._for_tuning = for_tuning
         self._signatures = read_signatures()
         self._files = {
@@ -61,7 +59,7 @@ class Experiments:
     def expand(self, rounds: Rounds) -> dict[str, Experiment]:
         """Return the tier's experiments by name, in alphabetical order, with the seeds of their rounds."""
         for name in sorted(set(self._contents) - set(self._names)):
-            self.notes.append(f"{name}: left out, it has no tier '{self._tier}'")
+            self.notes.append(f"{name}: left out, it has no tier '{self._tier.name}'")
         for name in self._order():
             try:
                 self._expanded[name] = self._expand(name, rounds.of(name))
@@ -96,11 +94,11 @@ class Experiments:
     def _sources(self, name: str) -> list[str]:
         """Return the experiments that the runs of an experiment start from."""
         sources = []
-        for index, block in enumerate(self._contents[name]["tiers"][self._tier]):
+        for index, block in enumerate(self._contents[name]["tiers"][self._tier.name]):
             source = (block.get("start_from") or {}).get("experiment")
             if source is not None and source not in self._names:
-                key = ("tiers", self._tier, index, "start_from", "experiment")
-                must = f"unknown experiment at tier '{self._tier}'; {did_you_mean(source, self._names)}"
+                key = ("tiers", self._tier.name, index, "start_from", "experiment")
+                must = f"unknown experiment at tier '{self._tier.name}'; {did_you_mean(source, self._names)}"
                 raise error(self._files[name], key, source, must)
             if source is not None:
                 sources.append(source)
@@ -114,11 +112,11 @@ class Experiments:
         # jobs.
         planned: dict[str, list[PlannedRun]] = {}
         upstream: dict[str, dict[tuple[str, str], None]] = {}
-        for index, first_round in enumerate(content["tiers"][self._tier]):
-            key = ("tiers", self._tier, index)
+        for index, first_round in enumerate(content["tiers"][self._tier.name]):
+            key = ("tiers", self._tier.name, index)
             given = {**first_round, "seeds": seeds_of(first_round, rounds)}
             find_source = partial(self._source, file, (*key, "start_from"), given.get("start_from"))
-            block = _Block.of(self._tier, self._precision, given, find_source, self._signatures)
+            block = _Block.of(self._tier, given, find_source, self._signatures)
             for position, entry in enumerate(given["optimizers"]):
                 label = label_of(entry)
                 tuned_optimizer = block.tuned_optimizer(entry)
@@ -137,7 +135,7 @@ class Experiments:
         for job in jobs.values():
             if len(set(job.run_ids)) < len(job.run_ids):
                 raise ConfigError(f"{shown_path(file)}: label '{job.label}': two of its blocks contain the same run")
-        most = most_rounds(content["tiers"][self._tier])
+        most = most_rounds(content["tiers"][self._tier.name])
         return Experiment(name, content["title"], content["paper"], jobs, tuple(tuned_optimizers), most)
 
     def _tuned_values(self, name: str, like: str) -> TunedValues:
@@ -146,8 +144,8 @@ class Experiments:
             must = f"unknown experiment; {did_you_mean(like, self._contents)}"
             raise error(self._files[name], ("tuned_from",), like, must)
         tuned = self._folder / "tuned"
-        of_another = tuned / self._tuned_like / f"{like}.yaml" if self._tuned_like else None
-        return TunedValues(tuned / self._tier / f"{name}.yaml", self._signatures, of_another)
+        of_another = tuned / self._tier.tuned_like / f"{like}.yaml" if self._tier.tuned_like else None
+        return TunedValues(tuned / self._tier.name / f"{name}.yaml", self._signatures, of_another)
 
     def _source(
         self, file: Path, key: Key, start_from: Mapping[str, Any] | None, label: str, seed: int
@@ -197,8 +195,7 @@ class _Block:
     @classmethod
     def of(
         cls,
-        tier: str,
-        precision: str,
+        tier: Tier,
         given: Mapping[str, Any],
         find_source: Callable[[str, int], _Source | None],
         signatures: Mapping[str, Signature],
@@ -208,13 +205,13 @@ class _Block:
         workload = with_defaults(workload, workloads.parameters(name))
         schedule = given.get("schedule", _CONSTANT)
         shared = {
-            "tier": tier,
+            "tier": tier.name,
             "workload": {"name": name, **workload},
             "data_version": workloads.data_version(name, **workload),
             "steps": given["steps"],
             "evaluate_every": given["evaluate_every"],
             "schedule": with_defaults(schedule, schedule_schema(schedule)),
-            **_numerics(given, precision, workload),
+            **_numerics(given, tier, workload),
         }
         target = Target.parse(given["target"]) if given.get("target") else None
         return cls(shared, find_source, given["seeds"], target, given.get("tuning"), signatures)
@@ -278,13 +275,14 @@ def _shown_chain(names: Sequence[str]) -> str:
     return " -> ".join(shown)
 
 
-def _numerics(given: Mapping[str, Any], precision: str, workload: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a spec's precision and micro-batch size.
+def _numerics(given: Mapping[str, Any], tier: Tier, workload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a spec's precision and micro-batch size, and whether its algorithms are deterministic.
 
     Plain values are left out: runs that were made before these keys existed keep their ids.
     """
-    size, chosen = given.get("micro_batch_size"), given.get("precision", precision)
+    size, chosen = given.get("micro_batch_size"), given.get("precision", tier.precision)
     return {
         **({"precision": chosen} if chosen != PLAIN_PRECISION else {}),
+        **({"deterministic": True} if tier.deterministic else {}),
         **({"micro_batch_size": size} if size and size != workload["batch_size"] else {}),
     }

@@ -34,7 +34,8 @@ class Run:
     spec: Spec = field(compare=False)
     """The keys tier, workload (with all its parameters; and ``for_tuning: true`` in trials), data_version, steps,
     evaluate_every, seed, schedule, start_from (a run's id, or None) and optimizer (name and hyperparameters, with
-    defaults); precision and micro_batch_size only if they differ from float32 and the whole batch."""
+    defaults); precision, micro_batch_size and deterministic only if they differ from float32, the whole batch and
+    false."""
     upstream: Run | None = field(default=None, compare=False)
     """The run with the id `start_from`, whose final weights this one starts from."""
     id: str = field(init=False)

@@ -31,6 +31,8 @@ class Tier:
     checkpoint_minutes: float
     precision: str
     """The dtype of forward passes, for blocks that give none."""
+    deterministic: bool = False
+    """Whether torch may use only algorithms that give the same bits each time."""
     checkpoint_steps: int | None = None
     """Steps between two checkpoints, besides those by `checkpoint_minutes`; None adds none."""
     ranks: int = 1

@@ -226,6 +226,9 @@ class Counting(TorchDispatchMode):
             value = args[position] if position < len(args) else kwargs.get(argument.name)
             tensors = _tensors(value)
             writes = argument.alias_info is not None and argument.alias_info.is_write
+            if name.startswith("_fused_") and argument.name == "grads":
+                # Their schemas allow for a gradient scaler, for which they store what they unscale.
+                writes = kwargs.get("grad_scale") is not None
             if writes:
                 changed |= {id(tensor) for tensor in tensors}
             if not (writes and (argument.is_out or name in OVERWRITES)):
@@ -272,6 +275,8 @@ def _run(function: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return args[0].zero_()
     if name == "_to_copy" and args[0].is_meta and torch.device(kwargs.get("device") or META).type != "meta":
         return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+    if name == "_fused_sgd_" and args[0][0].is_meta:
+        return None  # torch has no kernel of it for meta tensors; it changes its arguments only
     return function(*args, **kwargs)
 
 

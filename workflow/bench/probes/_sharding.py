@@ -83,12 +83,12 @@ def statistic_numbers(method: Method, layer: Layer, *, is_sharded: bool) -> int:
     """Return the numbers that a rank adds to the statistics' all-reduce for a layer.
 
     Means: n for the mean input row, 1 for the bias's input and one for the number of rows; and m for the mean gradient
-    row, unless the gradient of the whole bias is on every rank. Moments: two upper triangles and their number.
+    row, unless the gradient of the whole bias is on every rank. Moments: upper triangles and their number.
     """
     d_in = layer.n + layer.has_bias
     statistic = method.statistic
     if statistic.kind == "moment":
-        return d_in * (d_in + 1) // 2 + layer.m * (layer.m + 1) // 2 + 1
+        return d_in * (d_in + 1) // 2 + layer.m * (layer.m + 1) // 2 * (statistic.sides == "both") + 1
     in_bias = layer.has_bias and statistic.clamp is None and statistic.examples is None
     return d_in + 1 + layer.m * (statistic.sides == "both" and (is_sharded or not in_bias))
 

@@ -88,18 +88,15 @@ class TimedLoop:
 
         On a GPU the host waits after the last one only: until then it runs ahead of the device, as in training.
         """
-        trained = [self._train_step() for _ in range(WARM_UP + steps)]
+        trained = [self._clocked_step() for _ in range(WARM_UP + steps)]
         return [_times_of(*step) for step in trained[WARM_UP:]]
 
     def step(self) -> StepTimes:
         """Train one step and return its times."""
-        return _times_of(*self._train_step())
+        return _times_of(*self._clocked_step())
 
-    def _train_step(self) -> tuple[bool, Clock]:
-        """Train one step; return whether the method refreshed, and the step's clock, which need not be read at once."""
-        clock = clock_of(self._device, per_layer=self._by_phase)
-        if self.preconditioner is not None and self._by_phase:
-            self.preconditioner.phases = clock
+    def train_step(self, clock: Clock) -> bool:
+        """Train one step; return whether the method refreshed. clock: times forward, backward and update."""
         batch = next(self._batches)
         clock.start("forward")
         with self._precision.autocast:
@@ -114,7 +111,14 @@ class TimedLoop:
         clock.stop()
         refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._steps_done)
         self._steps_done += 1
-        return refreshed, clock
+        return refreshed
+
+    def _clocked_step(self) -> tuple[bool, Clock]:
+        """Train one step; return whether the method refreshed, and the step's clock, which need not be read at once."""
+        clock = clock_of(self._device, per_layer=self._by_phase)
+        if self.preconditioner is not None and self._by_phase:
+            self.preconditioner.phases = clock
+        return self.train_step(clock), clock
 
 
 def _times_of(refreshed: bool, clock: Clock) -> StepTimes:

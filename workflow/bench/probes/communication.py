@@ -78,7 +78,7 @@ def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
         sizes["all_gather"] = FLOAT32_BYTES * numbers
     else:
         if method.statistic.kind == "moment":
-            numbers = d * (d + 1)  # two upper triangles
+            numbers = d * (d + 1) // 2 * (1 if method.statistic.sides == "input" else 2)  # upper triangles
         dtype = method.statistic.message_dtype
         number = FLOAT32_BYTES if dtype is None else dtype.itemsize
         sizes["all_reduce"] += FLOAT32_BYTES + number * numbers

@@ -11,31 +11,38 @@ what formulas give, not what a run would take. Columns:
 - optimizer: a variant of the probes; with ``_sharded`` under ``fully_shard``, otherwise under DistributedDataParallel;
   with ``_owners`` each layer's dense factors at one rank. ``lamb`` and ``adamw`` are the base optimizers alone.
 - workers: GPUs, over which the global batch is divided (strong scaling).
-- step_ms, the sum of: compute_ms, forward and backward in bfloat16; capture_ms; factor_ms; precondition_ms;
-  communication_ms, the method's collectives; update_ms, of the base optimizer; gradients_ms, the exchange of gradients,
-  and under ``fully_shard`` of parameters. Nothing overlaps. Methods with a period refresh in one step of 10.
+- step_ms, at the floor: what must be computed, read and written at least. It is the sum of: compute_ms, forward and
+  backward in bfloat16; capture_ms; factor_ms; precondition_ms; communication_ms, the method's collectives; update_ms,
+  of the base optimizer; gradients_ms, the exchange of gradients, and under ``fully_shard`` of parameters. Nothing
+  overlaps. Methods with a period refresh in one step of 10.
+- step_ms_counted: step_ms with factor_ms_counted, precondition_ms_counted and update_ms_counted in place of the three
+  floors: the kernels of this version's code, counted on meta tensors. It is as much of a model as step_ms.
+- bytes_floor, bytes_counted: that these three pieces read and write in a mean step, on the rank that has most to do.
 - memory_bytes: parameters, gradients and all optimizer state of the rank that keeps most, without activations;
   state_bytes: the method's part.
 - sent_bytes: that the busiest rank hands to the method's collectives in a step; gradient_bytes: the tensors that the
   exchange of gradients and parameters combines.
 
-`_costs` has the operations and bytes of the pieces of a step, `_sharding` those of ranks, `_links` the collectives.
+`_costs` has the operations and bytes of the pieces of a step at the floor, `_counted_steps` those of the code,
+`_sharding` those of ranks, `_links` the collectives.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, NamedTuple
 
 from baselines import KAISA
 from mkor_core import MKOR, Method
 from mkor_core.method import Distributed
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _costs, _links, _sharding
-from workflow.bench.probes._costs import FLOAT, Layer, Machine
+from workflow.bench.probes import _command, _costs, _counted_steps, _links, _sharding
+from workflow.bench.probes._costs import FLOAT, Cost, Layer, Machine
+from workflow.bench.probes._counted_steps import Work
 from workflow.bench.probes._links import System
 from workflow.bench.probes._optimizers import BASE
 from workflow.bench.probes._sharding import Setup
@@ -85,6 +92,12 @@ class Row(NamedTuple):
     state_bytes: float
     sent_bytes: float
     gradient_bytes: float
+    step_ms_counted: float
+    factor_ms_counted: float
+    precondition_ms_counted: float
+    update_ms_counted: float
+    bytes_floor: float
+    bytes_counted: float
 
 
 class Model(NamedTuple):
@@ -163,62 +176,120 @@ def capture_ms(method: Method | None, model: Model, system: System, ranks: int) 
     return whole * _sharding.share_of_steps(method.accumulates)
 
 
-def refresh_ms(method: Method, layer: Layer, system: System) -> float:
-    """Return the time of the periodic work on one layer."""
+def refresh_costs(method: Method, layer: Layer) -> Sequence[Cost]:
+    """Return the least costs of the periodic work on one layer."""
     if isinstance(method, MKOR):
-        return _costs.least_ms(_costs.both_updates(layer, method.window), machine(system))
+        return _costs.both_updates(layer, method.window)
+    return [_costs.decompose_kaisa(layer)] if isinstance(method, KAISA) else []
+
+
+def refresh_ms(method: Method, layer: Layer, system: System) -> float:
+    """Return the least time of the periodic work on one layer."""
+    costs = refresh_costs(method, layer)
     if isinstance(method, KAISA):
-        operations = _costs.decompose_kaisa(layer).operations
+        operations = sum(cost.operations for cost in costs)
         return 1000 * operations / (system.gpu.float32 * system.assumed.decompositions)
-    return 0.0
+    return _costs.least_ms(costs, machine(system))
 
 
-def layer_ms(method: Method, layer: Layer, system: System) -> float:
-    """Return the time in which one layer's D becomes V."""
+def layer_cost(method: Method, layer: Layer) -> Cost:
+    """Return the least cost of making one layer's V of D."""
     if isinstance(method, MKOR) and method.window is not None:
-        cost = _costs.precondition_windowed(layer, method.window)
-    elif isinstance(method, MKOR):
-        cost = _costs.precondition_dense(layer)
-    else:
-        cost = _costs.precondition_kaisa(layer) if isinstance(method, KAISA) else _costs.precondition_eva(layer)
-    return cost.milliseconds(machine(system))
+        return _costs.precondition_windowed(layer, method.window)
+    if isinstance(method, MKOR):
+        return _costs.precondition_dense(layer)
+    return _costs.precondition_kaisa(layer) if isinstance(method, KAISA) else _costs.precondition_eva(layer)
 
 
-def slowest_ms(setup: Setup, model: Model, ranks: int, ms: Callable[[Layer], float], *, by_owners: bool) -> float:
-    """Return the time of the rank with most work; ms: that of one layer."""
+def most(setup: Setup, model: Model, ranks: int, amount: Callable[[Layer], float], *, by_owners: bool) -> float:
+    """Return the amount, such as milliseconds or bytes, of the rank that has most; amount: that of one layer."""
     assert setup.method is not None
-    of_layer = {layer: ms(layer) for layer in set(model.layers)}
+    of_layer = {layer: amount(layer) for layer in set(model.layers)}
     by_rank = _sharding.owned(setup.method, model.layers, ranks) if by_owners else {0: model.layers}
     return max(sum(of_layer[layer] for layer in own) for own in by_rank.values())
 
 
-def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the mean time of the periodic work; KAISA's is divided among ranks wherever its state is."""
+def of_refreshes(setup: Setup, model: Model, ranks: int, amount: Callable[[Method, Layer], float]) -> float:
+    """Return the mean amount of the periodic work; KAISA's is divided among ranks wherever its state is.
+
+    amount: that of one layer's refresh.
+    """
     method = setup.method
     if method is None:
         return 0.0
     by_owners = setup.placement == "owners" or isinstance(method, Distributed)
-    ms = slowest_ms(setup, model, ranks, lambda layer: refresh_ms(method, layer, system), by_owners=by_owners)
-    return ms * _sharding.share_of_steps(method.refreshes)
+    whole = most(setup, model, ranks, lambda layer: amount(method, layer), by_owners=by_owners)
+    return whole * _sharding.share_of_steps(method.refreshes)
 
 
-def precondition_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the time in which a rank preconditions its layers, or its rows of all layers."""
+def of_every_step(setup: Setup, model: Model, ranks: int, amount: Callable[[Method, Layer, int], float]) -> float:
+    """Return the amount of preconditioning of a rank: of its layers, or of its rows of all layers.
+
+    amount: that of so many rows of a layer.
+    """
     method = setup.method
     if method is None:
         return 0.0
-    rows = ranks if setup.placement == "blocks" else 1
+    parts = ranks if setup.placement == "blocks" else 1
+    of_rows = lambda layer: amount(method, layer, math.ceil(layer.m / parts))  # noqa: E731
+    return most(setup, model, ranks, of_rows, by_owners=setup.placement == "owners")
 
-    def ms(layer: Layer) -> float:
-        return layer_ms(method, layer._replace(m=math.ceil(layer.m / rows)), system)
 
-    return slowest_ms(setup, model, ranks, ms, by_owners=setup.placement == "owners")
+def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
+    """Return the mean time of the periodic work at the floor."""
+    return of_refreshes(setup, model, ranks, lambda method, layer: refresh_ms(method, layer, system))
+
+
+def precondition_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
+    """Return the time at the floor in which a rank preconditions its layers, or its rows of all layers."""
+
+    def amount(method: Method, layer: Layer, rows: int) -> float:
+        return layer_cost(method, layer._replace(m=rows)).milliseconds(machine(system))
+
+    return of_every_step(setup, model, ranks, amount)
+
+
+def update_parameters(setup: Setup, model: Model, ranks: int) -> int:
+    """Return the parameters that a rank's base optimizer updates."""
+    return math.ceil(model.parameters / ranks) if setup.is_sharded else model.parameters
 
 
 def update_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the time of the base optimizer's step; LAMB's is taken as AdamW's."""
-    parameters = math.ceil(model.parameters / ranks) if setup.is_sharded else model.parameters
-    return _costs.adamw(Layer(parameters, 1)).milliseconds(machine(system))
+    """Return the time of the base optimizer's step at the floor; LAMB's is taken as AdamW's."""
+    return _costs.adamw(Layer(update_parameters(setup, model, ranks), 1)).milliseconds(machine(system))
+
+
+def floor_bytes(setup: Setup, model: Model, ranks: int) -> float:
+    """Return the bytes that refreshing, preconditioning and the update must read and write in a mean step."""
+
+    def refreshed(method: Method, layer: Layer) -> float:
+        return sum(cost.bytes for cost in refresh_costs(method, layer))
+
+    def preconditioned(method: Method, layer: Layer, rows: int) -> float:
+        return layer_cost(method, layer._replace(m=rows)).bytes
+
+    update = _costs.adamw(Layer(update_parameters(setup, model, ranks), 1)).bytes
+    return of_refreshes(setup, model, ranks, refreshed) + of_every_step(setup, model, ranks, preconditioned) + update
+
+
+def counted(setup: Setup, model: Model, ranks: int, measure: Callable[[Work], float]) -> dict[str, float]:
+    """Return the amounts of the same three pieces by the kernels of the code, in a mean step.
+
+    A layer's rows on a rank are counted as that share of the layer. measure: returns a work's milliseconds or bytes.
+    """
+
+    def refreshed(method: Method, layer: Layer) -> float:
+        step = _counted_steps.of_layer(method, layer)
+        return max(0.0, measure(step.update) - measure(step.plain))
+
+    def preconditioned(method: Method, layer: Layer, rows: int) -> float:
+        return measure(_counted_steps.of_layer(method, layer).plain) * rows / layer.m
+
+    return {
+        "factor": of_refreshes(setup, model, ranks, refreshed),
+        "precondition": of_every_step(setup, model, ranks, preconditioned),
+        "update": measure(_counted_steps.of_base(model.base)) * update_parameters(setup, model, ranks),
+    }
 
 
 def gradient_bytes(setup: Setup, model: Model) -> float:
@@ -268,6 +339,8 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
         "state_bytes": state,
         "sent_bytes": _sharding.most_sent_bytes(setup, model.layers, ranks),
         "gradient_bytes": gradient_bytes(setup, model),
+        "bytes_floor": floor_bytes(setup, model, ranks),
+        "bytes_counted": sum(counted(setup, model, ranks, lambda work: work.bytes).values()),
     }
     for system in _links.systems():
         parts = {
@@ -278,6 +351,8 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
                 for piece in (factor_ms, precondition_ms, communication_ms, update_ms, gradients_ms)
             },
         }
+        by_code = counted(setup, model, ranks, partial(Work.milliseconds, system=system))
+        above = sum(ms - parts[f"{piece}_ms"] for piece, ms in by_code.items())
         yield Row(
             source="model",
             system=system.name,
@@ -287,6 +362,8 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
             optimizer=setup.label,
             workers=ranks,
             step_ms=sum(parts.values()),
+            step_ms_counted=sum(parts.values()) + above,
+            **{f"{piece}_ms_counted": ms for piece, ms in by_code.items()},
             **parts,
             **sizes,
         )

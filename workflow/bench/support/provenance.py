@@ -7,11 +7,12 @@ import platform
 import re
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from workflow.bench.support.config import ROOT, ConfigError, check, shown_path
 from workflow.bench.support.files import write_json
@@ -80,7 +81,7 @@ def saved_or_own_name(results: Path, device: str) -> str:
 
 
 def hardware_name(device: str) -> str:
-    """Return the name of this machine's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
+    """Return the name of this process's GPUs for the device ``cuda`` (without any: `NO_GPU`), else of its CPU."""
     if device != "cuda":
         return _cpu_slug()
     return _gpu_slug() if gpu_names() else NO_GPU
@@ -122,22 +123,72 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-@cache
+class _Gpu(NamedTuple):
+    """A GPU, or the MIG slice of one that a process has in its place."""
+
+    name: str
+    uuid: str
+    driver: str
+    memory: str
+    """That of the whole GPU."""
+
+    def slice_of(self, profile: str, uuid: str) -> _Gpu:
+        """Return one of its slices, by its profile, such as ``3g.20gb``."""
+        return self._replace(name=f"{self.name} MIG {profile}", uuid=uuid)
+
+
 def gpu_names() -> tuple[str, ...]:
-    """Return the names of this machine's NVIDIA GPUs, as nvidia-smi lists them."""
-    return tuple(line.split(", ")[0] for line in _nvidia_smi("name"))
+    """Return the names of the NVIDIA GPUs that CUDA shows this process: nvidia-smi lists all of the machine."""
+    return tuple(gpu.name for gpu in _visible_gpus())
+
+
+@cache
+def _visible_gpus() -> tuple[_Gpu, ...]:
+    """Return the GPUs, or the MIG slice, that a process with this environment may use, as CUDA numbers them."""
+    rows = [line.rsplit(", ", 3) for line in _nvidia_smi("--query-gpu=name,uuid,driver_version,memory.total")]
+    gpus = [_Gpu(*row) for row in rows if len(row) == 4]
+    slices = _mig_slices(gpus)
+    known = [*gpus, *chain.from_iterable(slices.values())]
+    # CUDA shows the fastest first, nvidia-smi goes by bus: the numbers agree if a machine's GPUs are of one kind.
+    chosen = gpus
+    if "CUDA_VISIBLE_DEVICES" in os.environ:
+        chosen = []
+        for entry in os.environ["CUDA_VISIBLE_DEVICES"].split(","):
+            is_number = entry.strip().isdecimal()
+            found = gpus[int(entry) :][:1] if is_number else [gpu for gpu in known if _is_named(gpu, entry)]
+            if len(found) != 1:
+                break  # as CUDA does: it shows what comes before the first entry that names none
+            chosen += found
+    # A GPU in MIG mode cannot be used as a whole. A process gets at most one slice, the first, and no GPU beside it.
+    used = [slices.get(gpu.uuid, [gpu])[0] for gpu in chosen]
+    return tuple(next(([gpu] for gpu in used if gpu.uuid.startswith("MIG-")), used))
+
+
+def _is_named(gpu: _Gpu, entry: str) -> bool:
+    """Return whether an entry of CUDA_VISIBLE_DEVICES is a GPU's UUID, or the beginning of it."""
+    return entry.strip().startswith(("GPU-", "MIG-")) and gpu.uuid.startswith(entry.strip())
+
+
+def _mig_slices(gpus: Sequence[_Gpu]) -> dict[str, list[_Gpu]]:
+    """Return the slices of the GPUs in MIG mode by their UUID, in nvidia-smi's order."""
+    slices: dict[str, list[_Gpu]] = {}
+    parent: _Gpu | None = None
+    for line in _nvidia_smi("--list-gpus"):
+        uuid = re.search(r"\(UUID: ([^)]+)\)", line)
+        profile = re.match(r"\s+MIG (\S+)", line)
+        if uuid and profile and parent:
+            slices.setdefault(parent.uuid, []).append(parent.slice_of(profile[1], uuid[1]))
+        elif uuid:
+            parent = next((gpu for gpu in gpus if gpu.uuid == uuid[1]), None)
+    return slices
 
 
 def _nvidia_smi(query: str) -> list[str]:
     if shutil.which("nvidia-smi") is None:
         return []
-    process = subprocess.run(
-        ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return process.stdout.strip().splitlines() if process.returncode == 0 else []
+    format_options = ["--format=csv,noheader"] if query.startswith("--query") else []
+    process = subprocess.run(["nvidia-smi", query, *format_options], capture_output=True, text=True, check=False)
+    return process.stdout.rstrip().splitlines() if process.returncode == 0 else []
 
 
 def git_state(root: Path = ROOT) -> tuple[str | None, bool | None]:
@@ -181,12 +232,15 @@ def memory_bytes() -> int:
 
 @cache
 def machine() -> dict[str, Any]:
-    """Return this machine's CPU, number of cores, memory in bytes, GPUs (name, driver, memory) and operating system."""
+    """Return this machine's CPU, cores, memory in bytes and operating system, and the GPUs that this process may use.
+
+    A GPU's text is its name, driver and memory; of a MIG slice, the memory is that of its GPU.
+    """
     return {
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "memory_bytes": memory_bytes(),
-        "gpus": _nvidia_smi("name,driver_version,memory.total"),
+        "gpus": [f"{gpu.name}, {gpu.driver}, {gpu.memory}" for gpu in _visible_gpus()],
         "system": platform.platform(),
     }
 

@@ -91,8 +91,14 @@ def place(environment: Mapping[str, str] = os.environ) -> Place:
     )
 
 
-def prepare(place: Place) -> None:
-    """Set environment variables that torch reads when imported: a lost rank is then one line, not stack traces."""
+def prepare(place: Place, *, deterministic: bool = False) -> None:
+    """Set environment variables that torch and CUDA read when they are loaded.
+
+    A lost rank is then one line, not stack traces. deterministic: give cuBLAS a workspace that makes its sums repeat.
+    """
+    if deterministic:
+        # One of the two values that torch accepts; a user may have chosen the other.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     if place.size > 1:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import warnings
 from collections.abc import Iterator, Sequence
 
@@ -20,6 +21,7 @@ from workflow.bench.training.early_ends import (
 )
 from workflow.bench.training.effects import effects
 from workflow.bench.training.record import first_line
+from workflow.bench.training.replicas import difference
 from workflow.bench.training.state import TrainingState
 
 MEETING_SECONDS: float = 1.0
@@ -98,6 +100,25 @@ class Loop:
                 state.wait_for_checkpoint()
                 raise InterruptedRunError
 
+    def timed(self, steps: int) -> Iterator[float]:
+        """Train so many steps and yield the seconds of each, with its batch: no evaluation, checkpoint or meeting.
+
+        The host waits for the device after each of them.
+        """
+        clock, batches = self._clock, self._batches()
+        clock.start("data")
+        before = time.perf_counter()
+        for _ in range(steps):
+            clock.switch("data")
+            self._step(micro_batches(next(batches), self._parts.share.micro_batches))
+            clock.stop()
+            _ = clock.train_seconds  # waits for the device
+            now = time.perf_counter()
+            yield now - before
+            clock.start("data")
+            before = time.perf_counter()
+        clock.stop()
+
     def _batches(self) -> Iterator[Batch]:
         """Return this rank's part of the batches, from the next step on."""
         workload, seed, start = self._parts.workload, self._parts.run.seed, self._account.steps_done
@@ -151,6 +172,7 @@ class Loop:
             if reason is not None:
                 raise DivergedError(reason)
         state.losses.clear()
+        self._compare_replicas()
         validation, training = self._measure()
         if not math.isfinite(validation["loss"]):
             raise DivergedError(f"the validation loss is {validation['loss']} after step {steps_done}")
@@ -169,6 +191,16 @@ class Loop:
                 wall_seconds=wall_seconds,
                 values=values,
             )
+
+    def _compare_replicas(self) -> None:
+        """Note it, once a run, if ranks no longer have the same weights and factors."""
+        if self._account.replicas_differ_after is not None:
+            return
+        problem = difference(self._parts, self._ranks)
+        if problem is not None:
+            self._account.replicas_differ_after = self._account.steps_done
+            advice = "its numbers are not those of one model (docs/distributed.md)"
+            self._setting.progress.note(f"warning: after step {self._account.steps_done}, {problem}; {advice}")
 
     def _measure(self) -> tuple[dict[str, float], dict[str, float]]:
         """Return the validation metrics and, unless the validation loss is not finite, those of the training data.

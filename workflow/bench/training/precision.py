@@ -1,4 +1,4 @@
-"""The precision of training: autocast in forward passes and, for float16, a scaled loss."""
+"""The numerics of training: autocast in forward passes, for float16 a scaled loss, and deterministic algorithms."""
 
 from __future__ import annotations
 
@@ -10,6 +10,20 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from workflow.bench.plan.runs import PLAIN_PRECISION
+
+
+def choose_algorithms(*, deterministic: bool) -> None:
+    """Let torch use only algorithms that give the same bits each time, or any; for all that follows in this process.
+
+    On CUDA, `launcher.prepare` must have been called before. An operation without such an algorithm then raises a
+    RuntimeError that names it.
+    """
+    # Only a change, for torch then imports its compiler: 6 seconds.
+    if torch.are_deterministic_algorithms_enabled() != deterministic:
+        torch.use_deterministic_algorithms(deterministic)
+    torch.backends.cudnn.deterministic = deterministic
+    if deterministic:
+        torch.backends.cudnn.benchmark = False  # it would choose by time
 
 
 class Precision:

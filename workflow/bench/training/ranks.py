@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import socket
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from typing_extensions import override
 
 from mkor_core.ranks import comm
+from workflow.bench.support.config import ConfigError
 from workflow.bench.training.launcher import MeetingError, Place
 from workflow.bench.training.record import first_line
 from workflow.bench.training.watchdog import SILENCE_SECONDS, Watchdog
@@ -207,18 +211,20 @@ def joined(place: Place, device: str) -> Iterator[Ranks]:
     watchdog = Watchdog(place, _connect(place))
     ranks = Ranks(place, store)
     try:
-        gpu = _gpu_of(place) if device == "cuda" else None
+        _require_interfaces()
+        gpu = _own_gpu(ranks, place, store) if device == "cuda" else None
         if gpu is not None:
             torch.cuda.set_device(gpu)
-        dist.init_process_group(
-            "gloo" if gpu is None else "cpu:gloo,cuda:nccl",
-            store=PrefixStore("group", store),
-            rank=place.rank,
-            world_size=place.size,
-            timeout=_COLLECTIVE_TIMEOUT,
-            # NCCL connects now, and splits later groups off, instead of when each is first used.
-            device_id=gpu,
-        )
+        with _connecting(place, device, watchdog):
+            dist.init_process_group(
+                "gloo" if gpu is None else "cpu:gloo,cuda:nccl",
+                store=PrefixStore("group", store),
+                rank=place.rank,
+                world_size=place.size,
+                timeout=_COLLECTIVE_TIMEOUT,
+                # NCCL connects now, and splits later groups off, instead of when each is first used.
+                device_id=gpu,
+            )
         watchdog.start()
         yield ranks
         ranks.gathered(None)
@@ -233,9 +239,74 @@ def joined(place: Place, device: str) -> Iterator[Ranks]:
         time.sleep(0.01)
 
 
-def _gpu_of(place: Place) -> torch.device:
-    """Return the GPU of a rank: those of a node take turns."""
-    return torch.device("cuda", place.local_rank % torch.cuda.device_count())
+def _require_interfaces() -> None:
+    """Raise `ConfigError` if this machine lacks a network interface that gloo is told to use."""
+    present = [name for _, name in socket.if_nameindex()]
+    for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        if name not in present:
+            raise ConfigError(
+                f"GLOO_SOCKET_IFNAME: {socket.gethostname()} has no network interface {name!r}; "
+                f"it has {', '.join(present)}"
+            )
+
+
+@contextmanager
+def _connecting(place: Place, device: str, watchdog: Watchdog) -> Iterator[None]:
+    """End the job if what stands in the context, which connects the ranks, takes longer than `ARRIVAL_TIMEOUT`."""
+    minutes = f"{ARRIVAL_TIMEOUT.total_seconds() / 60:g} minutes"
+    if device == "cuda":
+        cause = "NCCL's network plugin may hang (NCCL_NET=Socket does without)"
+    else:
+        cause = "gloo may use the wrong network interface"
+    problem = MeetingError(
+        f"the {place.size} ranks met, but did not connect through their networks within {minutes}: {cause}, "
+        "or GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name one that does not reach the others; see docs/clusters.md"
+    )
+    # NCCL connects without a limit of its own, in a call that nothing interrupts: a thread has to end the process.
+    timer = threading.Timer(ARRIVAL_TIMEOUT.total_seconds(), watchdog.end_all, [problem])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _own_gpu(ranks: Ranks, place: Place, store: Store) -> torch.device:
+    """Return the GPU of this rank: the one numbered as the rank on its machine, or the only one that it sees.
+
+    Raises:
+        ConfigError: on all ranks alike, if a rank has no GPU, or two ranks have the same one.
+    """
+    number = torch.cuda.device_count()
+    # A launcher may hide all GPUs but one from each rank: that is then its own, whatever the rank's number.
+    index = 0 if number == 1 else place.local_rank
+    host = socket.gethostname()
+    own = f" {host}: rank {place.rank} has the local rank {index}, and sees {number} GPUs"  # begins unlike a host
+    if index < number:
+        own = f"{host} {torch.cuda.get_device_properties(index).uuid}"
+    store.set(f"gpu/{place.rank}", own)
+    problem = ranks.from_first(_gpu_problem(place, store) if ranks.is_first else None)
+    if problem:
+        raise ConfigError(problem)
+    return torch.device("cuda", index)
+
+
+def _gpu_problem(place: Place, store: Store) -> str:
+    """Return which ranks have no GPU of their own, empty if all have; every rank has put its GPU into the store."""
+    keys = [f"gpu/{rank}" for rank in range(place.size)]
+    store.wait(keys, ARRIVAL_TIMEOUT)
+    holders: dict[str, int] = {}
+    for rank, key in enumerate(keys):
+        gpu = store.get(key).decode()
+        if gpu.startswith(" "):
+            return f"{gpu.strip()}; start one rank for each GPU"
+        if gpu in holders:
+            host, _, uuid = gpu.partition(" ")
+            advice = "start one rank for each GPU, or for each MIG slice, and let no two see the same one alone"
+            return f"{host}: ranks {holders[gpu]} and {rank} have the same GPU, {uuid}; {advice}"
+        holders[gpu] = rank
+    return ""
 
 
 def _connect(place: Place, *, hosts: bool = False) -> Store:

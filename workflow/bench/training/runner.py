@@ -28,6 +28,7 @@ from workflow.bench.training import checkpoint
 from workflow.bench.training.batch_shares import share_of
 from workflow.bench.training.build import Setting
 from workflow.bench.training.one_run import train
+from workflow.bench.training.precision import choose_algorithms
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
 from workflow.bench.training.record import (
@@ -77,6 +78,7 @@ class Runner:
         """The ids of runs whose weights are needed by runs that `train` was asked for and that are not done."""
         refuse_absent_device(plan)
         torch.set_num_threads(threads or plan.tier.threads)
+        choose_algorithms(deterministic=plan.tier.deterministic)
 
     def train(self, runs: Iterable[Run], progress: Progress | None = None) -> bool:
         """Train the runs that are not done, and first those that they start from; return whether all have ended.

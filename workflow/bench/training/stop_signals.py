@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Final
 
@@ -15,8 +17,18 @@ EXIT_RESUMABLE: Final = 75
 This is EX_TEMPFAIL of the C library; cluster profiles take it as "continue in the next slice".
 """
 
+_MARK: Final = "MKOR_SAVED"
+"""The environment variable with the path of a file that says the same: launchers may turn the code into another."""
+
 _QUEUE_SIGNALS: Final = (signal.SIGTERM, signal.SIGUSR1)
 """Sent by a batch queue when a job's time is over, or some minutes before."""
+
+
+def leave_mark() -> None:
+    """Leave the file that says that the process exits with `EXIT_RESUMABLE`, if a cluster's job asks for one."""
+    if os.environ.get(_MARK):
+        with suppress(OSError):  # the exit code may still arrive
+            Path(os.environ[_MARK]).touch()
 
 
 class Stop:

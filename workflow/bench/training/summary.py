@@ -38,6 +38,8 @@ class Account:
     """The precision of the preconditioner's matrix products, in torch's words; None without a preconditioner."""
     switch_step: int | None = None
     """The step at which MKOR-H switched to its base optimizer; None if it did not."""
+    replicas_differ_after: int | None = None
+    """The first evaluated step after which ranks had different weights or factors; if None, not in run.json."""
     nanoseconds: dict[str, int] = field(default_factory=dict)
     """Time by phase of `clocks.PHASES`."""
 
@@ -74,7 +76,8 @@ def summarize(
     started, provenance: taken before training, so that they state the code that was loaded.
     """
     clock = Clock(nanoseconds=account.nanoseconds)
-    counts = {name: value for name, value in asdict(account).items() if name not in ("code", "nanoseconds")}
+    left_out = {"code", "nanoseconds"} | ({"replicas_differ_after"} if account.replicas_differ_after is None else set())
+    counts = {name: value for name, value in asdict(account).items() if name not in left_out}
     return {
         **_outcome(run, status, reason, started),
         "ended": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -23,7 +23,7 @@ from typing_extensions import override
 from workflow.bench.support.config import ConfigError
 from workflow.bench.training.launcher import Place
 from workflow.bench.training.record import first_line
-from workflow.bench.training.stop_signals import EXIT_RESUMABLE
+from workflow.bench.training.stop_signals import EXIT_RESUMABLE, leave_mark
 
 _BEAT_SECONDS: Final = 1.0
 """Seconds between two heartbeats of a rank."""
@@ -135,6 +135,8 @@ class Watchdog(threading.Thread):
         except RuntimeError:
             prints = True
         if prints:
+            if code == EXIT_RESUMABLE:
+                leave_mark()
             self._print(reason)
         self._exit(code)
 

@@ -1,15 +1,37 @@
-"""Running means of a layer's inputs, and the steps at which they, and what follows from them, change."""
+"""Running means in a layer's state, their number of batches, and methods that have those of the inputs alone."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.method import Method
+from mkor_core.method import LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, DECAY
+
+
+def fold(state: LayerState, accept: Tensor | None, new: Tensor | float, **batch: Tensor) -> None:
+    """Move running means of these names toward those of a batch, and count it under ``batches``; see `Method`.
+
+    new: the weight of the batch, ``[..., 1]`` or a number.
+    """
+    for name, value in batch.items():
+        if accept is None:
+            state[name].lerp_(value, new)
+        else:
+            put(state, accept, **{name: torch.lerp(state[name], value, new)})
+    state["batches"].add_(1 if accept is None else accept)
+
+
+class CountsBatches:
+    """Mixin of a `Method` whose states count the batches in their means (`fold`); list it before `Method`."""
+
+    def has_statistics(self, state: LayerState) -> Tensor:
+        """See `Method.has_statistics`."""
+        return state["batches"] > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +52,7 @@ class InputMethod(Method):
         # Once a period, with the first batch that enters the mean.
         return self.accumulates(step) and step % self.inverse_update_period < self.factor_update_period
 
-    def new_weight(self, batches: Tensor, like: Tensor) -> Tensor:
-        """Return the weight of the last of some batches in the mean, in the dtype of a tensor; 1 for the first."""
+    def new_weight(self, state: LayerState, like: Tensor) -> Tensor:
+        """Return the weight of the next batch in the mean, in the dtype of a tensor; 1 for the first."""
+        batches = state["batches"] + 1
         return (1 - self.factor_decay) / (1 - self.factor_decay ** batches.to(like.dtype))

@@ -1,0 +1,89 @@
+"""What the Triton kernels launch and move at BERT-Large, from the launched grids; counting needs no Triton."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+import torch
+
+from baselines import KAISA, Eva
+from benchmarks import kernels
+from benchmarks.kernels import METHODS, bytes_of, launches, timed
+from mkor_core import MKOR, MKORH, Preconditioner
+from mkor_core.engines.in_kernels import form_of
+from mkor_core.kernels.fused import FusedAdamW
+from mkor_core.method import RankOne, Windowed
+from workflow.bench.support.config import ROOT
+
+
+@pytest.mark.parametrize(("label", "most_kernels", "most_gb"), [("mkor_w4", 12, 4.0), ("eva", 4, 3.8)])
+def test_a_plain_step_stays_below_its_ceilings(label: str, most_kernels: int, most_gb: float):
+    """The floor of window 4 is 3.7 GB: D read twice and written once."""
+    found = launches(METHODS[label])
+    assert 0 < len(found) <= most_kernels
+    assert 3.6 < sum(map(bytes_of, found)) / 1e9 <= most_gb
+
+
+def test_a_step_of_adamw_with_windows_reads_the_gradient_once_more():
+    added = {step.path: step.gigabytes for step in kernels.counted(["mkor_w4"])}
+    assert 1.2 < added["mkor_w4 in AdamW, beyond AdamW's own"] <= 1.7
+
+
+def test_every_group_is_launched_at_once_whatever_the_shapes():
+    """The same launches for 146 layers of three shapes and for one layer."""
+    model = torch.nn.Linear(8, 8, device="meta")
+    found = []
+    with kernels.grouped.recorded(found.append):
+        optimizer = FusedAdamW(model.parameters(), lr=1e-3)
+        Preconditioner(model, MKOR(window=4), kernels="triton").attach(optimizer)
+        model(torch.empty(4, 8, device="meta")).sum().backward()
+        optimizer.step()
+    assert [launch.kernel for launch in found] == [launch.kernel for launch in launches(METHODS["mkor_w4"], FusedAdamW)]
+
+
+def test_what_has_no_kernels_is_refused_in_one_line():
+    model = torch.nn.Linear(8, 8)
+    with kernels.grouped.recorded(lambda launch: None), pytest.raises(ValueError, match="there are none for this MKOR"):
+        Preconditioner(model, MKOR(), kernels="triton")
+    with pytest.raises(ValueError, match="kernels='fast' must be one of"):
+        Preconditioner(model, MKOR(window=4), kernels="fast")
+
+
+def test_a_subclass_with_another_update_has_no_kernels():
+    class Longer(MKOR):
+        def apply(self, state, grad, known):
+            super().apply(state, grad, known)
+            grad.multiply_(torch.tensor(2.0))
+
+    assert form_of(MKORH(window=4)) == form_of(MKOR(window=4)) == Windowed(rescale=True)
+    assert form_of(Eva(damping=0.5)) == RankOne(0.5)
+    assert form_of(MKOR()) is form_of(Longer(window=4)) is form_of(KAISA()) is None
+
+
+def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch):
+    """The device is a stand-in, on which every step takes as long as the order of its path says."""
+    paths = kernels._timed_paths()
+    monkeypatch.setattr(kernels, "_stepper", lambda device, *path: lambda: None)
+    turns: list[int] = []
+
+    def elapsed(step: object, device: torch.device) -> float:
+        turns.append(len(turns) % len(paths))
+        return 1.0 + turns[-1]
+
+    monkeypatch.setattr(kernels, "elapsed_ms", elapsed)
+    found = list(timed(torch.device("cpu"), rounds=3))
+    assert turns == list(range(len(paths))) * 4
+    assert [time.ms for time in found] == [1.0 + index for index in range(len(paths))]
+    assert found[2].of_adamw == 3.0
+
+
+def test_the_reference_has_no_kernel_that_spills():
+    """Made by ``python -m benchmarks.kernels --check``, as `make test-kernels` checks it."""
+    table = pd.read_csv(ROOT / "results/reference/kernels.csv")
+    compiled = table.dropna(subset="arch")
+    assert set(compiled.arch) == {"sm_80", "sm_90"}
+    assert {name.split()[0] for name in compiled.kernel} == {
+        *("project", "reduce", "windowed", "finish", "measure", "correct", "rank_one", "step")
+    }
+    assert (compiled.spill_bytes == 0).all()
+    assert (compiled.registers <= kernels.MOST_REGISTERS).all()

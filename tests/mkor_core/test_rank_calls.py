@@ -1,0 +1,191 @@
+"""In every group all ranks call the same collectives. Truth: the calls of rank after rank on the fake process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import chain, pairwise
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+from baselines import KAISA, Eva
+from benchmarks.counting import bert_large
+from mkor_core import MKOR, Codec, Method, Preconditioner, Schedule
+from mkor_core.ranks import comm
+from tests.support.recorded_calls import SPLIT, Call, calls_of, stalled
+from workflow.bench.probes._counting import META, Counting
+
+SIZES = (5, 7, 4)
+"""Of the features, from layer to layer; fewer layers than ranks, and rows that 64 ranks cannot share evenly."""
+WORLDS = {64: range(64), 1024: [*chain(range(4), range(510, 514), range(766, 770), range(1020, 1024))]}
+"""The ranks that are recorded, by the number of ranks; of 1,024, neighbours, and ranks that are 256 or 512 apart."""
+STEPS = 2
+"""With an update in the first."""
+
+
+class Case(NamedTuple):
+    """A preconditioner on each rank of a world."""
+
+    method: Callable[[int], Method]
+    """Returns the method for a number of ranks."""
+    options: Mapping[str, Any] = MappingProxyType({})
+    replicas: int = 0
+    """Of a model that is sharded by ``fully_shard``, the number of its copies; 0: the model is not sharded."""
+
+
+def kaisa(**options: Any) -> KAISA:
+    return KAISA(factor_update_period=2, inverse_update_period=2, **options)
+
+
+CASES = {
+    "mkor": Case(lambda _: MKOR(inverse_update_period=2)),
+    "mkor, window": Case(lambda _: MKOR(inverse_update_period=2, window=4)),
+    "eva": Case(lambda _: Eva()),
+    "kaisa": Case(lambda _: kaisa()),
+    "kaisa, scheduled": Case(lambda _: kaisa(), {"schedule": Schedule(everywhere_below=5)}),
+    "kaisa, half": Case(lambda _: kaisa(grad_worker_fraction=0.5)),
+    "kaisa, one worker": Case(lambda world: kaisa(grad_worker_fraction=1 / world)),
+    "mkor by owners": Case(lambda _: MKOR(inverse_update_period=2), {"owners": True}),
+    "mkor by owners, coded": Case(lambda _: MKOR(inverse_update_period=2), {"owners": True, "codec": Codec()}),
+    "window, fully_shard": Case(lambda _: MKOR(inverse_update_period=2, window=4), replicas=1),
+    "eva, HSDP": Case(lambda _: Eva(), replicas=2),
+    "kaisa by owners, HSDP": Case(lambda world: kaisa(grad_worker_fraction=1 / world), replicas=2),
+}
+
+
+def network() -> nn.Sequential:
+    return nn.Sequential(*(nn.Linear(d_in, d_out) for d_in, d_out in pairwise(SIZES)))
+
+
+def blocks_of_all(numbers: Tensor, shards: int, world: int) -> Tensor:
+    """Return what ``fully_shard`` gives each rank, ``[world, layers, 4]``: parts of equal sizes but the last."""
+    everywhere = numbers.repeat(world, 1, 1)
+    for layer, d_out in enumerate(SIZES[1:]):
+        part = -(-d_out // shards)
+        for rank in range(world):
+            place = rank % shards
+            everywhere[rank, layer, :2] = torch.tensor([min(place * part, d_out), min((place + 1) * part, d_out)])
+    assert torch.equal(everywhere[comm.rank()], numbers)
+    return everywhere
+
+
+def trained(case: Case, world: int, group: dist.ProcessGroup | None = None) -> None:
+    """Take some steps."""
+    model: Any = network()
+    if case.replicas:
+        # With names of each rank's own: PyTorch keeps meshes of equal names for later, with the place of a former rank.
+        names = f"copies, {dist.get_rank()}", f"shards, {dist.get_rank()}"
+        mesh = init_device_mesh("cpu", (case.replicas, world // case.replicas), mesh_dim_names=names)
+        fully_shard(model, mesh=mesh if case.replicas > 1 else mesh[names[1]])
+    preconditioner = Preconditioner(model, case.method(world), lr=0.1, process_group=group, **case.options)
+    for _ in range(STEPS):
+        model.zero_grad()
+        model(torch.ones(2, SIZES[0])).sum().backward()
+        preconditioner.step()
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("name", CASES)
+def test_all_ranks_of_a_group_make_the_same_calls(name: str, world: int, monkeypatch: pytest.MonkeyPatch):
+    case = CASES[name]
+    # The plan of owners reads what others have sent, which a fake group does not bring.
+    shards = world // max(1, case.replicas)
+    monkeypatch.setattr(comm, "gather_numbers", lambda numbers, group: blocks_of_all(numbers, shards, world))
+    calls = calls_of(WORLDS[world], world, lambda _: trained(case, world))
+    assert all(calls.values())
+    assert stalled(calls) == {}
+
+
+OWNED_CEILING = 8
+"""Collectives in a step of BERT-Large's layers with owners, of 1,024 ranks, that of the statistics included."""
+
+
+@pytest.mark.parametrize("rank", [0, 1023])
+def test_updates_of_owners_travel_in_few_collectives_at_1024_ranks(rank: int):
+    """146 owners, one of them rank 0. No message is padded, and no buffer holds all updates."""
+    model, numbers = bert_large(), 12 * 24 * 1024**2 + 2 * 1024**2 + 98 * 1024 + 24 * (4096 + 1024)
+    assert numbers == sum(parameter.numel() for parameter in model.parameters())
+
+    def work(_: int) -> None:
+        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1), lr=0.1, owners=True)
+        model(torch.empty(2, 8, 1024, device=META)).backward()
+        preconditioner.step()
+
+    with Counting():  # answers where a value is read
+        calls = calls_of([rank], 1024, work)[rank]
+    assert len(calls) <= OWNED_CEILING
+    gathered = [call.details[0][0][0][0] for call in calls if call.operation == "_allgather_base_"]
+    largest = 4096 * 1024
+    assert numbers <= sum(gathered) <= numbers + len(gathered) * 1024
+    assert max(gathered) <= numbers / len(gathered) + largest
+    sent = sum(sum(call.sent) for call in calls)
+    assert sent == (largest + 4096 if rank == 0 else 0)
+
+
+BOUND = torch.device("cuda", 0)
+SUBGROUP = (1, 3, 4, 6)
+
+
+@pytest.mark.parametrize("is_bound", [False, True])
+@pytest.mark.parametrize("group", [None, SUBGROUP])
+def test_a_subgroup_needs_no_call_of_the_other_ranks(group: tuple[int, ...] | None, is_bound: bool):
+    """Also where the default group is bound to a device, so that ``new_group`` would split its communicator.
+
+    All ranks make the subgroup, as PyTorch wants it, but its members alone have a preconditioner.
+    """
+
+    def work(rank: int) -> None:
+        made = None if group is None else dist.new_group(list(group))
+        if group is None or rank in group:
+            default = dist.group.WORLD
+            assert default is not None
+            default.bound_device_id = BOUND if is_bound else None
+            trained(Case(lambda _: kaisa(grad_worker_fraction=0.5)), 8, made)
+            assert default.bound_device_id == (BOUND if is_bound else None)
+
+    calls = calls_of(range(8), 8, work)
+    assert stalled(calls) == {}
+    # With the whole world, the splits are those of all ranks: that of the columns, and that of the rows.
+    assert [call.operation for call in calls[1]].count(SPLIT) == (2 if is_bound and group is None else 0)
+
+
+def test_a_wait_is_found():
+    """A split that some ranks do not call, other sizes, roots and numbers, and a circle of groups."""
+    split = Call(SPLIT, (0, 1))
+    assert stalled({0: [split], 1: []}) == {0: split}
+    assert stalled({0: [split], 1: [split]}) == {}
+    for others in (("broadcast", (0, 1), (8, 1)), ("broadcast", (0, 1), (4, 0)), ("all_reduce", (0, 1), (4, 1))):
+        assert stalled({0: [Call("broadcast", (0, 1), (4, 1))], 1: [Call(*others)]}).keys() == {0, 1}
+    exchanged = {rank: [Call("all_to_all", (3, 5), (), sent, received)] for rank, sent, received in ALL_TO_ALL}
+    assert stalled(exchanged) == {}
+    exchanged[5] = [exchanged[5][0]._replace(received=(2, 0))]
+    assert stalled(exchanged).keys() == {3, 5}
+    first, second, third = (Call("all_reduce", group) for group in ((0, 1), (1, 2), (0, 2)))
+    assert stalled({0: [first, third], 1: [first, second], 2: [second, third]}) == {}
+    assert stalled({0: [first, third], 1: [second, first], 2: [third, second]}).keys() == {0, 1, 2}
+
+
+ALL_TO_ALL = [(3, (0, 7), (0, 4)), (5, (4, 0), (7, 0))]
+"""Rank 3 of the group (3, 5) sends 7 numbers to 5 and gets 4 of it."""
+
+
+def test_the_calls_of_a_rank_are_recorded_with_what_they_say():
+    def work(rank: int) -> None:
+        pair = dist.new_group([0, 2])
+        dist.all_reduce(torch.ones(3))
+        if rank == 2:
+            dist.broadcast(torch.ones(2, dtype=torch.float64), 2, group=pair)
+            dist.all_to_all_single(torch.ones(4), torch.ones(1), [0, 4], [1, 0], group=pair)
+
+    everywhere, broadcast, exchange = calls_of([2], 3, work)[2]
+    assert (everywhere.operation, everywhere.group) == ("allreduce_", (0, 1, 2))
+    assert everywhere.details[0] == (((3,), torch.float32),)
+    assert broadcast.group == (0, 2)
+    assert broadcast.details[:2] == ((((2,), torch.float64),), 1)  # the root's rank in the group
+    assert exchange == Call("alltoall_base_", (0, 2), (torch.float32,), (1, 0), (0, 4))
