@@ -202,8 +202,8 @@ class MKOR(HostAssisted, LowRank, InPlaceMethod):
         """Return the gram matrices of the windows that are full before the next update; the host decomposes them."""
         if not self.needs_host(state):
             return {}
-        number = step // self.inverse_update_period + 1  # of the next update
-        return {side: window.gram() for side in self.factors if (window := _window(state, side)).is_full(number)}
+        number, wide = step // self.inverse_update_period + 1, _wide(state)  # of the next update
+        return {side: window.gram() for side in self.factors if (window := _window(state, side, wide)).is_full(number)}
 
     @override
     def make_room(

@@ -99,8 +99,11 @@ def truncated(
     """
     unused = weights.shape[-1] - rank
     scaled = entrywise(rows, weights.abs().sqrt()[..., None])
-    # Ascending, so the last `rank` are the largest. Rounding may have made an eigenvalue of 0 negative.
-    kept, basis = values[..., unused:].clamp(min=0), vectors[..., :, unused:]
+    # Ascending, so the last `rank` are the largest. Rounding gives an eigenvalue of 0 some small value of either sign,
+    # and 1 / its root would make a row of it that float16 cannot hold.
+    noise = torch.finfo(scaled.dtype).eps * weights.shape[-1] * values[..., -1:]
+    kept, basis = values[..., unused:], vectors[..., :, unused:]
+    kept = torch.where(kept > noise, kept, 0)
     # rsqrt(inf) = 0: what has no eigenvalue becomes a row of zeros, not of NaN.
     root = torch.where(kept > 0, kept, torch.inf).rsqrt()
     # The row of an eigenpair is lambda^(-1/2) q^T A^T: [rank, w] times [w, d].

@@ -33,10 +33,10 @@ LEVELS = [
     {"ranks", "checkpoint_writer"},
     {"batch_shares", "precision"},
     {"build"},
-    {"state", "early_ends"},
+    {"state", "early_ends", "replicas"},
     {"loop", "resume"},
     {"one_run"},
-    {"runner"},
+    {"runner", "timed_steps"},
 ]
 """The modules of the room from the lowest up; each may import and call those of lower levels only."""
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
