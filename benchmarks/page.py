@@ -20,4 +20,4 @@ def fill(page: Path, name: str, lines: Iterable[str]) -> None:
     if first not in text or last not in text:
         raise ConfigError(f"--page: must contain '{first.strip()}' and '{last.strip()}'")
     before, rest = text.split(first, 1)
-    write_atomically(page, before, first, "\n".join(lines), last, rest.split(last, 1)[1])
+    write_atomically(page, before, first, "\n".join(lines), last, f"\n{rest}".split(last, 1)[1])
