@@ -51,9 +51,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 def without_autocast(device: torch.device) -> AbstractContextManager[object]:
     """Return a context manager in which nothing is cast to a lower precision on a device."""
-    if device.type == "meta" or not torch.is_autocast_enabled(device.type):
-        return _NOTHING
-    return torch.autocast(device.type, enabled=False)
+    return _NOTHING if autocast_dtype(device) is None else torch.autocast(device.type, enabled=False)
 
 
 _PRECISIONS = {"highest": ("ieee", "ieee"), "high": ("tf32", "tf32"), "medium": ("tf32", "bf16")}

@@ -122,22 +122,22 @@ class Hooks(ABC, Generic[Pending]):
         cast = autograd.autocast_dtype(inputs.device)
         # A plain tensor is no part of one that ranks divide.
         part, share = (inputs, WHOLE) if type(inputs) is Tensor else (local(inputs), share_of(inputs))
-        with torch.no_grad(), self._phases("capture"), autograd.without_autocast(inputs.device):
-            locations = layer.locations(output) if layer.is_convolution else 1
+        locations = layer.locations(output) if layer.is_convolution else 1
+        with self._phases("capture"):
             on_gradient = self._take_input(layer, part, locations, cast or inputs.dtype, share)
         # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module hook sees.
         # A Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
-        shape = output.shape
-        base = output._base
+        shape, base = output.shape, output._base
         hooked = base if base is not None and base.numel() == output.numel() and base.requires_grad else output
 
         def take_gradient(grad: Tensor) -> None:
             # Another weight: the call was made with parameters of torch.func.functional_call. FSDP changes it, too.
             is_own = layer.block is not None or layer.module._parameters.get("weight") is weight
             if is_own and autograd.adds_to_grad(weight):
-                with torch.no_grad(), self._phases("capture"), autograd.without_autocast(grad.device):
+                with self._phases("capture"), autograd.without_autocast(grad.device):
                     self._enter_micro_batch()
-                    grad = grad.reshape(shape)  # that of a base is [batch * tokens, d]
+                    grad = grad.detach()  # with create_graph=True it has a graph of its own
+                    grad = grad if grad.shape == shape else grad.reshape(shape)  # that of a base: [batch * tokens, d]
                     rows, share = (grad, WHOLE) if type(grad) is Tensor else (local(grad), share_of(grad))
                     has_batch = rows.dim() >= layer.batched_dimensions
                     on_gradient(rows if has_batch else layer.with_batch_dimension(rows), share)
