@@ -14,6 +14,7 @@ from mkor_core.engines.engine import GradientParts, Phases, Preconditioning
 from mkor_core.engines.stacks import Stack, States
 from mkor_core.kernels.fused import FusedAdamW, FusedSGD, Pair, Pending
 from mkor_core.kernels.grouped import Entry, Group, Kind, is_possible, is_recorded, kind_of
+from mkor_core.maths.linalg import ALIGNMENT
 from mkor_core.method import InPlaceMethod, LearningRate, LowRank, Method, RankOne, Windowed
 from mkor_core.transfers import upload
 
@@ -76,8 +77,9 @@ class InKernels:
         self._only_cuda = only_cuda
         self.method = method
         self._stacks: list[Stack] = []
-        self._known: list[object] = []
-        """Addresses and layout of the gradients of the last step."""
+        self._addresses: list[int] = []
+        self._layout: list[object] = []
+        """Names, precisions and strides of the gradients of the last step, and how they are aligned."""
         self._groups: dict[tuple[Kind, tuple[tuple[int, int, bool], ...]], Group] = {}
         self._members: list[tuple[Group, list[str]]] = []
         self._others: set[str] = set()
@@ -105,15 +107,22 @@ class InKernels:
         self, states: States, gradients: GradientParts, rates: Mapping[str, LearningRate], scale: Tensor | None
     ) -> None:
         """See `mkor_core.engines.engine.Preconditioning`."""
-        known: list[object] = []
+        addresses: list[int] = []
+        layout: list[object] = []
         for name, parts in gradients.items():
-            known.append(name)
+            layout.append(name)
             for part in parts:
-                known += (part.data_ptr(), part.is_contiguous())
-        # Mostly nothing has moved since the last step. Stacks are made anew when a state moves.
-        if states.stacks is not self._stacks or known != self._known:
-            self._stacks, self._known = states.stacks, known
+                addresses.append(address := part.data_ptr())
+                layout += (part.dtype, part.is_contiguous(), address % ALIGNMENT)
+        # Stacks are made anew when a state moves. Gradients mostly move only where they are freed between steps.
+        if states.stacks is not self._stacks or layout != self._layout:
+            self._stacks, self._layout = states.stacks, layout
             self._arrange(gradients)
+        elif addresses != self._addresses:
+            self._pair()
+            for group, names in self._members:
+                group.move([gradients[name] for name in names])
+        self._addresses = addresses
         if self._others:
             self._eager.precondition(states, {name: gradients[name] for name in self._others}, rates, scale)
         clip = self.method.clip
@@ -132,7 +141,7 @@ class InKernels:
     def _arrange(self, gradients: GradientParts) -> None:
         """Divide the layers into groups, and send the groups their addresses."""
         found: dict[Kind, list[tuple[str, Entry]]] = {}
-        self._others, self._pairs = set(), {}
+        self._others = set()
         for stack in self._stacks:
             for index, layer in enumerate(stack.layers):
                 if (parts := gradients.get(layer.name)) is None:
@@ -141,12 +150,12 @@ class InKernels:
                 if self._is_fit(stack, parts):
                     entry = Entry(parts[0], bias, stack.state, index)
                     found.setdefault(kind_of(entry, self._form), []).append((layer.name, entry))
-                    self._pairs[layer.name] = layer.known[0], layer.known[1] if stack.kind.has_bias else None
                 else:
                     self._others.add(layer.name)
         # A clip concerns all layers, whose terms must be in one place.
         if self.method.clip is not None and (self._others or len({kind.device for kind in found}) > 1):
             self._others, found = set(gradients), {}
+        self._pair()
         kept, self._groups, self._members = self._groups, {}, []
         for kind, members in found.items():
             shapes = tuple((len(entry.weight), entry.weight[0].numel(), entry.bias is not None) for _, entry in members)
@@ -157,6 +166,14 @@ class InKernels:
         if found:
             number = sum(len(names) for _, names in self._members)
             self._terms = torch.zeros(number, dtype=torch.float32, device=next(iter(found)).device)
+
+    def _pair(self) -> None:
+        """Note the parameters that the gradients are of."""
+        self._pairs = {
+            layer.name: (layer.known[0], layer.known[1] if stack.kind.has_bias else None)
+            for stack in self._stacks
+            for layer in stack.layers
+        }
 
     def _is_fit(self, stack: Stack, parts: Sequence[Tensor]) -> bool:
         """Return whether there are kernels for a layer's gradient and state."""

@@ -190,6 +190,8 @@ class Group:
         self.kind = kind
         self.shapes = shapes
         self.table: Tensor
+        self._host: Tensor
+        """The table in the host's memory, int64."""
         self.numbers = FIXED + kind.window * (2 + kind.window)
         """Numbers of a layer."""
         self.places: list[tuple[int, ...]] = []
@@ -225,7 +227,14 @@ class Group:
     def point_to(self, entries: Sequence[Entry]) -> None:
         """Send the addresses of a step."""
         rows = [[*entry.addresses(), *place] for entry, place in zip(entries, self.places, strict=True)]
-        self.table = self._sent(rows, torch.int64)
+        self._host = torch.tensor(rows)
+        self.table = upload(self._host, self.kind.device)
+
+    def move(self, gradients: Sequence[Sequence[Tensor]]) -> None:
+        """Send the addresses of a step in which only gradients lie elsewhere: each layer's weight's and bias's."""
+        addresses = [(parts[0].data_ptr(), parts[1].data_ptr() if len(parts) > 1 else 0) for parts in gradients]
+        self._host[:, :2] = torch.tensor(addresses)  # `device.GRAD` and `device.GRAD_BIAS`
+        self.table = upload(self._host, self.kind.device)
 
     def _sent(self, rows: Any, dtype: torch.dtype) -> Tensor:
         return upload(torch.tensor(rows, dtype=dtype), self.kind.device)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baselines import KAISA, Eva
-from benchmarks import kernels
+from benchmarks import host_time, kernels
 from benchmarks.kernels import METHODS, bytes_of, launches, timed
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.engines.in_kernels import form_of
@@ -87,3 +87,29 @@ def test_the_reference_has_no_kernel_that_spills():
     }
     assert (compiled.spill_bytes == 0).all()
     assert (compiled.registers <= kernels.MOST_REGISTERS).all()
+
+
+def test_gradients_that_lie_elsewhere_in_the_next_step_are_pointed_to():
+    """Only their addresses are sent again; those of the states stay."""
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Linear(8, 8))
+    tables: list[torch.Tensor] = []
+    with kernels.grouped.recorded(lambda launch: tables.append(launch.arguments[0].clone())):
+        preconditioner = Preconditioner(model, MKOR(window=4, inverse_update_period=10), kernels="triton")
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = None
+            kept = torch.empty(64)  # takes the memory of a gradient that was freed
+            model(torch.ones(4, 8)).sum().backward()
+            preconditioner.step()
+            own = [[layer.weight.grad.data_ptr(), layer.bias.grad.data_ptr()] for layer in model]
+            assert tables[-1][:, :2].tolist() == own
+            del kept
+    assert torch.equal(tables[0][:, 2:], tables[-1][:, 2:])
+
+
+def test_the_hosts_time_is_measured_beside_a_model_without_a_preconditioner(capsys: pytest.CaptureFixture[str]):
+    assert host_time.main(["--rounds", "10"]) == 0
+    first, *others = capsys.readouterr().out.splitlines()
+    assert first.startswith("the model's own forward and backward pass: ")
+    assert [line.split()[:2] for line in others] == [["none", "again"], ["mkor_w4", "hooks"], ["eva", "hooks"]]
+    assert host_time.main(["--rounds", "1"]) == 1
