@@ -15,7 +15,7 @@ endif
 # because make would expand it for that.
 quoted = '$(subst ','\'',$(strip $(1)))'
 quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
-unexport CORES EXPERIMENT FOLDERS JOBS LABEL PYTHON TIER WORKERS
+unexport CORES EXPERIMENT FOLDERS JOBS LABEL MODULE PYTHON SAMPLE TIER WORKERS
 CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
 
 # tests/faults, and the files that count what they try or try more under the hypothesis profile "long".
@@ -69,7 +69,7 @@ test-faults: $(INSTALLED) ## run the long fault tests (20 minutes on 2 cores): k
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(call quoted,$(value WORKERS)) --dist worksteal --hypothesis-profile long --require-counts $(FAULT_TESTS)
 
 test-mutations: $(INSTALLED) ## list changes of one operator or constant that no test notices; an hour; MODULE=mkor_core/maths/knee.py SAMPLE=200
-	$(BIN)/python -m tests.mutation $(MODULE) $(if $(SAMPLE),--sample $(SAMPLE)) --workers $(WORKERS)
+	$(BIN)/python -m tests.mutation $(call quoted_words,$(value MODULE)) $(if $(value SAMPLE),--sample $(call quoted,$(value SAMPLE))) --workers $(call quoted,$(value WORKERS))
 
 # Triton takes a gigabyte of disk, so neither the lock nor `make test` brings it. Its interpreter is chosen when it is imported,
 # so kernels are compiled by another process.

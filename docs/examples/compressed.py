@@ -107,7 +107,7 @@ def measure(steps: int = STEPS, start_method: str = "spawn") -> list[Result]:
     """Return the results of all methods and codecs, from processes that are started for it."""
     with tempfile.TemporaryDirectory() as folder:
         start_processes(run, (folder, steps), nprocs=RANKS, start_method=start_method)
-        of_ranks = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(RANKS)]
+        of_ranks = [torch.load(Path(folder) / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
     results = []
     for name, code in of_ranks[0]:
         ranks = [Training(*of_rank[name, code]) for of_rank in of_ranks]

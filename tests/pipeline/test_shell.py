@@ -96,8 +96,10 @@ MADE = {
     "tune": ["python", "-m", "workflow.bench.tune", "WORDS", "--label", "WORDS", "--tier=TEXT", "--jobs=TEXT"],
     "crate": ["python", "-m", "workflow.bench.crate", "--tier=TEXT"],
     "timing": ["python", "-m", "workflow.bench.timing", "--cores", "TEXT"],
+    "test-mutations": ["python", "-m", "tests.mutation", "WORDS", "--sample", "TEXT", "--workers", "TEXT"],
 }
 """The commands of make's targets, where variables of a user stand for words or for one text."""
+VARIABLES = ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS", "LABEL", "JOBS", "MODULE", "SAMPLE")
 
 
 @examples(one_in=20)
@@ -110,7 +112,7 @@ def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
         (folder / name).touch()
     count(TRIED)
     for target, command in MADE.items():
-        given = [f"{name}={text}" for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "LABEL", "JOBS")]
+        given = [f"{name}={text}" for name in VARIABLES]
         called = subprocess.run(
             ["make", "--dry-run", f"--file={ROOT}/Makefile", "--old-file=.venv/installed", target, *given],
             cwd=folder,
@@ -126,10 +128,7 @@ def test_variables_of_make_are_words_of_one_command(folder: Path, text: str):
 
 
 def test_make_does_not_expand_what_it_is_given_for_the_environment_of_commands(tmp_path: Path):
-    given = [
-        f"{name}=$(shell touch {tmp_path}/{name})"
-        for name in ("FOLDERS", "TIER", "EXPERIMENT", "CORES", "WORKERS", "LABEL", "JOBS")
-    ]
+    given = [f"{name}=$(shell touch {tmp_path}/{name})" for name in VARIABLES]
     subprocess.run(["make", f"--file={ROOT}/Makefile", "help", *given], cwd=ROOT, capture_output=True, check=True)
     assert list(tmp_path.iterdir()) == []
 

@@ -208,6 +208,7 @@ def test_damaged_and_foreign_archives_are_named_in_one_line_and_ignored(folder: 
         gzip.compress(b"[]"),
         gzip.compress(b"\xff"),
         gzip.compress(json.dumps(content).encode()),
+        gzip.compress(b"[" + b"[]," * 2**24 + b"[]]"),
     ):
         file.write_bytes(damaged)
         with pytest.warns(FileWarning, match=r"ignored$") as said:

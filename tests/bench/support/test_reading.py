@@ -65,6 +65,9 @@ def test_a_file_too_large_for_memory_is_not_read(tmp_path: Path):
     os.truncate(file, reading.MOST_BYTES + 1)
     with pytest.raises(DamagedFileError, match=rf"damaged: it has {reading.MOST_BYTES + 1} bytes"):
         reading.read_bytes(file)
+    os.truncate(file, reading.MOST_JSON_BYTES + 1)  # lists in it would take 40 times its size
+    with pytest.raises(DamagedFileError, match=rf"damaged: it has {reading.MOST_JSON_BYTES + 1} bytes"):
+        reading.read_json(file)
 
 
 def test_an_absent_file_is_absent(tmp_path: Path):

@@ -114,6 +114,14 @@ def test_markdown_names_files_and_html_folds_the_ids_away(tmp_path):
     assert pd.read_csv(tmp_path / "t.csv")["data"].tolist() == ["x.csv: runs a1, b2"]
 
 
+def test_texts_of_records_are_neither_tags_nor_formulas(tmp_path):
+    frame = pd.DataFrame({"reason": ["<script>x</script> 1 < 2", "=cmd|' /C calc'!A0", "+x()", "-0.5 [-1, 0]", "-"]})
+    write_table(frame, tmp_path, "t", title="T", caption="C.")
+    assert "| &lt;script>x&lt;/script> 1 < 2 |" in (tmp_path / "t.md").read_text().splitlines()
+    texts = pd.read_csv(tmp_path / "t.csv")["reason"].tolist()
+    assert texts == ["<script>x</script> 1 < 2", "'=cmd|' /C calc'!A0", "'+x()", "-0.5 [-1, 0]", "-"]
+
+
 # Tables 2 to 4: fine-tuning
 
 

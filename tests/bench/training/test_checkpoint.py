@@ -74,6 +74,13 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path):
         checkpoint.load(path, "a")
 
 
+def test_names_of_a_state_are_texts(tmp_path: Path):
+    path = tmp_path / "weights.pt"
+    checkpoint.save(path, "a", 1, {0: torch.zeros(2)})
+    with pytest.raises(DamagedError, match=r"weights\.pt: damaged: it contains no state"):
+        checkpoint.load(path, "a")
+
+
 def test_a_full_disk_leaves_the_old_checkpoint(path: Path, monkeypatch: pytest.MonkeyPatch):
     def full(handle: int) -> None:
         raise OSError(28, "No space left on device")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -79,7 +80,6 @@ class Plan:
         refuse_folder("config_dir", config_dir)
         folder = Path(config_dir)
         file = folder / "config.yaml"
-        _refuse_unlike_text(file, settings)
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = read_tiers(folder / "tiers")
@@ -89,6 +89,8 @@ class Plan:
         tier = tiers[chosen["tier"]]
         files = Experiments(folder, tier, tiers, for_tuning=for_tuning)
         results, hardware = Path(chosen["results"]), chosen["hardware"]
+        if (taken := _not_a_folder(results)) is not None:
+            raise error(file, ("results",), chosen["results"], f"must be a folder, but {taken} is none")
         if hardware == "auto":
             hardware = saved_or_own_name(results, tier.device)
         rounds = read_rounds(results / hardware / tier.name, tier)
@@ -189,18 +191,12 @@ class Plan:
         return self.results / job.experiment / f"{job.label}.csv"
 
 
-def _refuse_unlike_text(file: Path, settings: Mapping[str, Any]) -> None:
-    """Raise `ConfigError` on settings that do not come from `read_mapping`, and that a schema's messages cannot show.
-
-    Snakemake reads its own configuration files and command line: integers of thousands of digits, and aliases that
-    stand for billions of values, reach the plan.
-    """
-    for key, value in settings.items():
-        for item in value if key == "compare" and isinstance(value, list) else [value]:
-            if isinstance(item, Mapping | Sequence) and not isinstance(item, str):
-                raise error(file, (key,), value, "must be text")
-            if isinstance(item, int) and item.bit_length() > 64:
-                raise error(file, (key,), value, "must be text")
+def _not_a_folder(path: Path) -> Path | None:
+    """Return what exists and is no folder, of a path and those around it, such as ``/dev/null``."""
+    with suppress(OSError):  # where the user may not look, writing will say why
+        nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
+        return None if nearest.is_dir() else nearest
+    return None
 
 
 def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:

@@ -18,9 +18,11 @@ from typing import Any, Final
 from workflow.bench.support.config import check, refuse_odd_values
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
-from workflow.bench.support.reading import MOST_BYTES, parse_json, read_bytes
+from workflow.bench.support.reading import parse_json, read_bytes
 
 SUFFIX: Final = ".records.json.gz"
+MOST_BYTES: Final = 2**25
+"""The most that an archive unpacks to: four times the largest that is kept here."""
 
 _SCHEMA: Final[Mapping[str, Any]] = {
     "type": "object",

@@ -18,6 +18,8 @@ from workflow.bench.support.errors import DamagedFileError, UnreadableError
 
 MOST_BYTES: Final = 2**30
 """The largest file that is read into memory as a whole, except checkpoints."""
+MOST_JSON_BYTES: Final = 2**24
+"""The largest JSON file that is parsed: 16 MB of ``[[],[],...`` become half a gigabyte of lists."""
 
 
 def open_regular(path: Path, *, writable: bool = False, within: Path | None = None) -> BinaryIO:
@@ -94,19 +96,19 @@ def _require_regular(path: Path, mode: int) -> None:
         raise UnreadableError(f"{path}: cannot be read: it is {kind}, not a file")
 
 
-def read_bytes(path: Path, *, within: Path | None = None) -> bytes:
+def read_bytes(path: Path, *, within: Path | None = None, most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file.
 
-    within: as in `open_regular`.
+    within: as in `open_regular`. most: the largest number of bytes.
 
     Raises:
         FileNotFoundError: it does not exist.
         UnreadableError: it cannot be read, or is not ``within``.
-        DamagedFileError: it is larger than `MOST_BYTES`.
+        DamagedFileError: it is larger.
     """
     with open_regular(path, within=within) as file:
         size = os.fstat(file.fileno()).st_size
-        if size > MOST_BYTES:
+        if size > most:
             raise DamagedFileError(f"{path}: damaged: it has {size} bytes, more than any such file")
         try:
             return file.read()
@@ -140,7 +142,7 @@ def read_json(path: Path, *, within: Path | None = None) -> Any:
     Raises:
         FileNotFoundError, UnreadableError, DamagedFileError: as `read_text`; the last also if it is not such a file.
     """
-    return parse_json(path, read_bytes(path, within=within))
+    return parse_json(path, read_bytes(path, within=within, most=MOST_JSON_BYTES))
 
 
 def parse_json(path: Path, content: bytes) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,9 @@ _SENTENCE: Final = 60
 """A cell with more characters is wide, so that its sentence can be read."""
 _NUMBER: Final = 28
 """A cell with at most as many characters, such as a number with its interval, stays on one line."""
+_TAG: Final = re.compile(r"<(?=[A-Za-z/!?])")
+_FORMULA: Final = re.compile(r"[=@]|[+-][^0-9.\s]")
+"""How a text begins that a spreadsheet computes; a negative number is none."""
 DATA: Final = "data"
 """The column of `Sources`: the files and runs from which a row's numbers are computed."""
 
@@ -46,7 +50,7 @@ def write_table(
     rows, columns = _cells(shown), [str(column) for column in shown]
     details = _details(narrow) if narrow else []
     contents = {
-        ".csv": frame.to_csv(index=False),
+        ".csv": _without_formulas(frame).to_csv(index=False),
         ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n{''.join(_section(*row) for row in details)}",
         ".html": render("table.html.j2", title=title, columns=columns, rows=rows, caption=caption, details=details),
         ".rst": as_rst(caption),
@@ -96,7 +100,13 @@ def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+    """Return a cell's text for Markdown, in which a tag that a record brings stays text."""
+    return _TAG.sub("&lt;", text).replace("|", "\\|").replace("\n", " ")
+
+
+def _without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a table whose texts a spreadsheet takes for texts: ``=cmd|...`` gets a quote in front."""
+    return frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
 
 
 def estimated(estimate: Estimate, digits: int = 3) -> str:

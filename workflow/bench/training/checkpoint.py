@@ -63,7 +63,7 @@ def unpack(path: Path, payload: bytes) -> dict[str, Any]:
             raise
         # torch.load raises errors of many types for a payload that torch.save has not written.
         raise DamagedError(f"{path}: damaged: torch cannot load it: {first_line(problem):.200}") from None
-    if not isinstance(state, dict):
+    if not isinstance(state, dict) or not all(isinstance(name, str) for name in state):
         raise DamagedError(f"{path}: damaged: it contains no state")
     return state
 
