@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from workflow.bench.support.config import ConfigError, read_yaml
 from workflow.bench.support.strict_yaml import dump, parse
 
+
 @pytest.mark.parametrize(
     "written",
     ["1:30:00", "1:30.5", "1_000", "010", "0x10", "0b11", "0o7", "yes", "off", "2026-01-01", "2026-13-45", "1 000"],
