@@ -76,7 +76,8 @@ def test_code_in_a_checkpoint_is_never_run(tmp_path: Path):
 
 def test_names_of_a_state_are_texts(tmp_path: Path):
     path = tmp_path / "weights.pt"
-    checkpoint.save(path, "a", 1, {0: torch.zeros(2)})
+    state: Any = {0: torch.zeros(2)}
+    checkpoint.save(path, "a", 1, state)
     with pytest.raises(DamagedError, match=r"weights\.pt: damaged: it contains no state"):
         checkpoint.load(path, "a")
 
