@@ -1,7 +1,9 @@
-"""YAML files: scalars as the user wrote them, and every refusal one line."""
+"""YAML files: limited in size, scalars as the user wrote them, and every refusal one line."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workflow.bench.support import strict_yaml
 from workflow.bench.support.config import ConfigError, read_yaml
 from workflow.bench.support.strict_yaml import dump, parse
+
+SECONDS = 5.0
+"""Time in which any file must be read or refused; the slowest takes about one second."""
 
 
 @pytest.mark.parametrize(
@@ -56,14 +62,29 @@ def test_what_is_dumped_is_read_back_the_same(value: Any):
     assert repr(parse(dump(value))) == repr(value)
 
 
-MISTAKES = {
-    "an integer of 20 digits": (f"a: -{2**63}", f"the integer -{2**63} does not fit into 64 bits, line 1"),
+def _links(first: str, link: str) -> str:
+    """Return a chain of anchors, each of which repeats the one before it nine times."""
+    lines = [f"a0: &a0 {first}"]
+    return "\n".join([*lines, *(f"a{k}: &a{k} {link.format(','.join([f'*a{k - 1}'] * 9))}" for k in range(1, 13))])
+
+
+BOMBS = {
+    "aliases": (_links("[x]", "[{}]"), "at most 50000 values, those that aliases repeat included, line 6"),
+    "merges": (_links("{x: 1}", "{{<<: [{}]}}"), "at most 50000 values"),
+    "many bytes": ("#" * 1_000_001, "must have at most 1000000 bytes"),
+    "deep lists": ("[" * 100_000, "nested at most 40 deep, line 1"),
+    "deep mappings": ("{a: " * 100_000, "nested at most 40 deep"),
+    "deep blocks": ("".join(f"{' ' * k}a:\n" for k in range(1000)), "nested at most 40 deep"),
+    "long integer": (f"a: {'9' * 900_000}", "the integer 9999999999999999999999999999999999999... does not fit"),
+    "integer of 20 digits": (f"a: -{2**63}", f"the integer -{2**63} does not fit into 64 bits, line 1"),
     "too large a real": ("a: [1e400]", 'a[0] = "inf": must be a finite number'),
-    "the same key": ("a: 1\nb: 2\na: 3", "the key 'a' appears twice, line 3"),
-    "the same anchor": ("- &a 1\n- &a 2", "found duplicate anchor; first occurrence: second occurrence, line 2"),
-    "an object": ("!!python/object/apply:os.system [ls]", "could not determine a constructor for the tag"),
+    "itself": ("a: &a [*a]", "the value of '&a' contains itself"),
+    "same anchor": ("- &a 1\n- &a 2", "found duplicate anchor 'a'; first occurrence: second occurrence, line 2"),
+    "a tag": ('a: !!int "1:30"', "tags such as !!int are not allowed, line 1"),
+    "an object": ("!!python/object/apply:os.system [ls]", "tags such as !!int are not allowed"),
     "a list as a key": ("? [a]\n: 1", "a key must be text, line 1"),
     "no character": ('a: "\\UFFFFFFFF"', "found invalid Unicode character escape code, line 1"),
+    "half a character": ('a: "\\ud800"', "found invalid Unicode character escape code, line 1"),
     "a bell": ('a: ["\\x07"]', 'a[0] = "\\u0007": must be text without line breaks and control characters'),
     "two lines": ("a: |\n  b\n  c", 'a = "b\\nc": must be text without line breaks'),
     "a line separator": ('a: "b\\u2028c"', 'a = "b\\u2028c": must be text without line breaks'),
@@ -72,24 +93,35 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_one_line(mistake: str, tmp_path: Path):
-    text, said = MISTAKES[mistake]
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_what_would_hang_or_mislead_is_one_line_soon(bomb: str, tmp_path: Path):
+    text, said = BOMBS[bomb]
     file = tmp_path / "some.yaml"
     file.write_text(text)
+    began = time.process_time()
     with pytest.raises(ConfigError) as caught:
         read_yaml(file)
+    assert time.process_time() - began < SECONDS
     assert "some.yaml: " in str(caught.value)
     assert said in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 400
 
 
-def test_integers_of_64_bits_and_merged_mappings_are_read():
+def test_the_limits_leave_room(tmp_path: Path):
+    """A file at the limit is read, in a time that a user can wait for."""
+    file = tmp_path / "some.yaml"
+    file.write_text(f"[{'1,' * (strict_yaml.MAX_VALUES - 2)}1]")
+    began = time.process_time()
+    read_yaml(file)
+    assert time.process_time() - began < SECONDS
+    assert parse("[" * 40 + "]" * 40)
     assert parse(f"[{2**63 - 1}, {1 - 2**63}]") == [2**63 - 1, 1 - 2**63]
-    assert parse("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}\nc: {<<: *a}")["b"] == {"x": 3, "y": 2}
 
 
-def test_a_folder_is_no_file(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"cannot be read: .*Is a directory"):
-        read_yaml(tmp_path)
+@pytest.mark.parametrize("kind", ["folder", "FIFO"])
+def test_only_a_file_is_read(kind: str, tmp_path: Path):
+    file = tmp_path / "some.yaml"
+    file.mkdir() if kind == "folder" else os.mkfifo(file)
+    with pytest.raises(ConfigError, match=r"some\.yaml: must be a file"):
+        read_yaml(file)

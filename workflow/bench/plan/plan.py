@@ -80,6 +80,7 @@ class Plan:
         refuse_folder("config_dir", config_dir)
         folder = Path(config_dir)
         file = folder / "config.yaml"
+        _refuse_unlike_text(file, settings)
         chosen = {**read_mapping(file), **{key: value for key, value in settings.items() if value is not None}}
         check(chosen, schema("config"), file)
         tiers = read_tiers(folder / "tiers")
@@ -197,6 +198,20 @@ def _not_a_folder(path: Path) -> Path | None:
         nearest = next(place for place in (path, *path.absolute().parents) if place.exists())
         return None if nearest.is_dir() else nearest
     return None
+
+
+def _refuse_unlike_text(file: Path, settings: Mapping[str, Any]) -> None:
+    """Raise `ConfigError` on settings that do not come from `read_mapping`, and that a schema's messages cannot show.
+
+    Snakemake reads its own configuration files and command line: integers of thousands of digits, and aliases that
+    stand for billions of values, reach the plan.
+    """
+    for key, value in settings.items():
+        for item in value if key == "compare" and isinstance(value, list) else [value]:
+            if isinstance(item, Mapping | Sequence) and not isinstance(item, str):
+                raise error(file, (key,), value, "must be text")
+            if isinstance(item, int) and item.bit_length() > 64:
+                raise error(file, (key,), value, "must be text")
 
 
 def _compared(file: Path, given: Sequence[str], tier: str) -> tuple[Path, ...]:

@@ -68,7 +68,15 @@ def shown_key(key: Key) -> str:
 
 def shown_value(value: Any) -> str:
     """Return ``value`` as JSON, cut to 80 characters."""
-    text = json.dumps(value, default=str, ensure_ascii=False)
+    text = ""
+    try:
+        # In parts, because aliases of YAML can make a value of billions of characters.
+        for part in json.JSONEncoder(default=str, ensure_ascii=False).iterencode(value):
+            text += part
+            if len(text) > 80:
+                break
+    except ValueError:  # Python refuses to print an integer of thousands of digits
+        text += "(an integer of thousands of digits)"
     return printable(_cut(text, 80))
 
 
@@ -89,11 +97,17 @@ def read_yaml(file: Path) -> Any:
     """Return the content of a YAML file.
 
     Raises:
-        ConfigError: the file is missing or not YAML as `strict_yaml` reads it, or it contains a value that JSON cannot
-            express, such as NaN, or text with a control character.
+        ConfigError: the file is missing, too large or not YAML as `strict_yaml` reads it, or it contains a value that
+            JSON cannot express, such as NaN, or text with a control character.
     """
     try:
-        value = strict_yaml.parse(file.read_text(encoding="utf-8"))
+        if file.exists() and not file.is_file():
+            raise error(file, (), None, "must be a file")  # reading a FIFO would wait forever
+        with file.open("rb") as opened:
+            content = opened.read(strict_yaml.MAX_BYTES + 1)
+        if len(content) > strict_yaml.MAX_BYTES:
+            raise error(file, (), None, f"must have at most {strict_yaml.MAX_BYTES} bytes")
+        value = strict_yaml.parse(content.decode("utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"{shown_path(file)}: no such file") from None
     except (OSError, UnicodeDecodeError) as problem:
