@@ -16,7 +16,7 @@ endif
 quoted = '$(subst ','\'',$(strip $(1)))'
 quoted_words = $(foreach word,$(1),$(call quoted,$(word)))
 unexport CORES EXPERIMENT FOLDERS JOBS LABEL MODULE PYTHON SAMPLE TIER WORKERS
-CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster benchmarks docs tests
+CHECKED := .ci mkor_core baselines workflow/bench workflow/cluster workflow/plugins benchmarks docs tests
 
 # tests/faults, and the files that count what they try or try more under the hypothesis profile "long".
 FAULT_TESTS = tests/faults $(filter-out tests/faults/% tests/test_tally.py, $(shell grep -rlwE 'tally|MOST' --include='test_*.py' tests))
@@ -46,7 +46,7 @@ $(INSTALLED): requirements.lock
 	@touch $@
 
 reproduce: $(INSTALLED) ## train, measure, and make every figure, table and claim, and the report
-	$(BIN)/snakemake --cores $(call quoted,$(value CORES))
+	PYTHONPATH=workflow/plugins $(BIN)/snakemake --cores $(call quoted,$(value CORES)) --logger progress
 	@echo "Figures are in figures/, everything else in results/. Report: $$(ls -t results/*/*/report.html | head -n 1)"
 
 evidence: $(INSTALLED) ## run larger models and more seeds, to decide the claims (docs/evidence.md); 6 core-hours if no run is adopted, resumable
@@ -54,7 +54,7 @@ evidence: $(INSTALLED) ## run larger models and more seeds, to decide the claims
 
 field: $(INSTALLED) ## compare every optimizer, equally tuned, on four workloads (docs/field.md); half a core-hour, resumable
 	$(BIN)/python -m workflow.bench.adopt --tier field
-	$(BIN)/snakemake --cores $(call quoted,$(value CORES)) --config tier=field
+	PYTHONPATH=workflow/plugins $(BIN)/snakemake --cores $(call quoted,$(value CORES)) --config tier=field --logger progress
 
 test: $(INSTALLED) ## check lint, formatting and types, and run all tests, including a miniature pipeline
 	$(BIN)/ruff check $(CHECKED)

@@ -24,7 +24,7 @@ for probe in PROBES:
             workloads=workloads_of(probe, PLAN),
             options=options,
         shell:
-            "{resources.setup}python -m workflow.bench.probes.{params.name:q} {params.options:q} --out={output:q} 2> {log:q}"
+            "{resources.setup}python -m workflow.bench.probes.{params.name:q} {params.options:q} --out={output:q} > {log:q} 2>&1"
 
 
 rule probes:

@@ -33,7 +33,7 @@ for group in PLAN.grouped(without=REFUSED):
         shell:
             # The launch command consists of several words, which are quoted already.
             "{resources.setup}{resources.launch} python -m workflow.bench.train {params.experiment:q} {params.labels:q} "
-            "{params.options:q} 2>> {log:q}"
+            "{params.options:q} >> {log:q} 2>&1"
 
 
 rule pilot:
@@ -54,7 +54,7 @@ rule pilot:
         options=options,
     shell:
         # It writes pilot.csv itself, workload by workload: Snakemake would delete the output of a job that is cut off.
-        "{resources.setup}{resources.launch} python -m workflow.cluster.pilot {params.cluster:q} {params.options:q} 2> {log:q}"
+        "{resources.setup}{resources.launch} python -m workflow.cluster.pilot {params.cluster:q} {params.options:q} > {log:q} 2>&1"
 
 
 if REFUSED:
@@ -75,7 +75,7 @@ if REFUSED:
             options=options,
             reasons=list(REFUSED.values()),
         shell:
-            "{resources.setup}python -m workflow.cluster.refuse {params.cluster:q} {params.options:q} 2> {log:q}"
+            "{resources.setup}python -m workflow.cluster.refuse {params.cluster:q} {params.options:q} > {log:q} 2>&1"
 
 
 rule aggregate:
@@ -102,4 +102,4 @@ rule aggregate:
         ],
         options=options,
     shell:
-        "{resources.setup}python -m workflow.bench.aggregate {wildcards.experiment:q} {params.options:q} 2> {log:q}"
+        "{resources.setup}python -m workflow.bench.aggregate {wildcards.experiment:q} {params.options:q} > {log:q} 2>&1"

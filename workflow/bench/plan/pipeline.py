@@ -29,8 +29,10 @@ def run_pipeline(plan: Plan, options: argparse.Namespace, targets: Sequence[str]
         *(sys.executable, "-m", "snakemake", "--snakefile", str(ROOT / "Snakefile"), "--cores", options.cores),
         *targets,
         *("--config", *(f"{key}={value}" for key, value in settings.items() if value is not None)),
+        *("--logger", "progress"),
     ]
-    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)}) as pipeline, forwarding(pipeline):
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "workflow" / "plugins")])
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": paths}) as pipeline, forwarding(pipeline):
         return abs(pipeline.wait())
 
 

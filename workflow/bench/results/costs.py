@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.artefacts import planned_probes
+from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
@@ -118,6 +118,33 @@ def read_costs(file: Path) -> list[JobCost]:
 def kept_costs(plan: Plan) -> dict[str, JobCost]:
     """Return the costs that the folders to compare with keep, by name; of several machines the first counts."""
     return {cost.name: cost for folder in reversed(plan.compared) for cost in read_costs(folder / FILE)}
+
+
+def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
+    """Return what jobs took elsewhere: of training by "<experiment>/<label>", of probes, figures and tables by name.
+
+    An experiment's cost is shared among its labels by their steps, that of figures and of tables evenly. A job that
+    needs the machine for itself takes all of ``cores``.
+    """
+    costs = kept_costs(plan)
+    expected: dict[str, float] = {}
+    for name, experiment in plan.experiments.items():
+        if (cost := costs.get(name)) and cost.core_seconds:
+            steps = {
+                label: sum(planned.run.spec["steps"] for planned in job.planned)
+                for label, job in experiment.jobs.items()
+            }
+            expected |= {
+                f"{name}/{label}": cost.core_seconds * own / sum(steps.values()) for label, own in steps.items()
+            }
+    for probe in planned_probes(plan):
+        if cost := costs.get(probe.name):
+            expected[probe.name] = cost.core_seconds or (cost.seconds_alone or 0) * cores
+    for kind in ARTEFACTS:
+        if (cost := costs.get(kind)) and cost.core_seconds:
+            names = [artefact.name for artefact in planned_artefacts(plan, kind)]
+            expected |= dict.fromkeys(names, cost.core_seconds / len(names))
+    return expected
 
 
 def _number(file: Path, text: str) -> float:
