@@ -17,6 +17,7 @@ from mkor_core.capture.layer import Layer, ShardedLayer, modules_of
 from mkor_core.capture.losses import LossHistory
 from mkor_core.capture.rows import RowCapture
 from mkor_core.capture.statistics import Sums, join_rows
+from mkor_core.devices import DeferredScalar
 from mkor_core.engines.choice import Setting, choose_capture, choose_exchange, choose_work
 from mkor_core.engines.clipping import known
 from mkor_core.engines.comparison import Comparisons
@@ -26,7 +27,6 @@ from mkor_core.kernels.fused import FusedAdamW, FusedSGD
 from mkor_core.method import FollowsLoss, LayerState, LearningRate, Method, plain_hyperparameters
 from mkor_core.ranks.codec import Coder
 from mkor_core.saving.checks import check_state, saved_changes
-from mkor_core.transfers import DeferredScalar
 
 
 class AppliedMethod:

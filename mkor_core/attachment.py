@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 from mkor_core.capture.autograd import is_zero
 from mkor_core.capture.layer import Layer
 from mkor_core.method import LearningRate, Method, plain_hyperparameters
-from mkor_core.saving.attached import Source, StateInOptimizer
+from mkor_core.saving.attached import StateInOptimizer, StateSource
 from mkor_core.saving.entries import without_preconditioner
 
 STEPPED_BY = "_preconditioned_by"
@@ -39,7 +39,7 @@ class Attachment:
     """
 
     def __init__(
-        self, optimizer: Optimizer, source: Source, before_step: StepHook, has_captured: Callable[[], bool]
+        self, optimizer: Optimizer, source: StateSource, before_step: StepHook, has_captured: Callable[[], bool]
     ) -> None:
         self.optimizer = _unwrapped(optimizer)
         """The torch optimizer itself."""

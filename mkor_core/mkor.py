@@ -12,13 +12,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
+from mkor_core.devices import upload
 from mkor_core.maths import inverses, linalg
 from mkor_core.maths.block_products import BlockProducts, block_products, precondition_block_
 from mkor_core.maths.inverses import DenseInverse, Rule, WindowedInverse
 from mkor_core.maths.products import Cut, Gradient, precondition_
 from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, LowRank, Products, Windowed, cut_state
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE, POSITIVE_DECAY, OneOf, Range
-from mkor_core.transfers import upload
 
 RELEASED_CLAMP = 100.0
 """Limit on the magnitude of row entries before their mean, in the released code (A4)."""

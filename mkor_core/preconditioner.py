@@ -29,7 +29,7 @@ from mkor_core.ranges import AT_LEAST_1, POSITIVE, require
 from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Codec
 from mkor_core.ranks.schedule import Schedule
-from mkor_core.saving.attached import Source
+from mkor_core.saving.attached import StateSource
 from mkor_core.saving.checks import check_several
 
 OTHER = "no method is given for it"
@@ -157,7 +157,7 @@ class Preconditioner:
             raise RuntimeError("This Preconditioner is already attached: call remove() and construct a new one.")
         # Before anything is registered on the optimizer, so that a refused one stays as it was.
         check_target(optimizer, self._layers.values(), [part.method for part in self._parts])
-        source = Source(self._layers, _Kept(self._parts), self.state_dict, self._load, self._is_over)
+        source = StateSource(self._layers, _Kept(self._parts), self.state_dict, self._load, self._is_over)
         # Whether anything was captured tells a training step from one that only makes the optimizer's first state.
         self._attachment = Attachment(
             optimizer, source, step_hook(self._parts), lambda: any(part.capture.reached for part in self._parts)

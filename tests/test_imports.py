@@ -27,7 +27,7 @@ CORE: dict[str, set[str]] = {
 """The rooms of mkor_core, and what each may import. Maths and capture know nothing of methods."""
 
 CORE_ROOMS = {
-    **dict.fromkeys(("experts", "ranges", "transfers", "torchvision_operators"), "leaves"),
+    **dict.fromkeys(("devices", "experts", "ranges", "torchvision_operators"), "leaves"),
     **dict.fromkeys(("applied", "attachment", "preconditioner"), "step"),
     **dict.fromkeys(("mkor", "mkor_h", "reference"), "mkor"),
 }

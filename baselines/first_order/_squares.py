@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from mkor_core.capture.blocks import Share
+from mkor_core.capture.blocks import ActivationShard
 from mkor_core.capture.hooks import Hooks
 from mkor_core.capture.layer import Layer, Supported, wide_dtype
 from mkor_core.capture.reductions import Parts, add_parts
@@ -54,13 +54,13 @@ class Squares(Hooks[Parts]):
 
     @override
     def _take_input(
-        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
-    ) -> Callable[[Tensor, Share], None]:
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, shard: ActivationShard
+    ) -> Callable[[Tensor, ActivationShard], None]:
         wide = inputs.detach().to(wide_dtype(dtype))
         right = _norm_inputs(wide) if isinstance(layer, NormLayer) else _row_squares(layer, wide)
         examples = inputs.shape[0]
 
-        def add(grad: Tensor, _: Share) -> None:
+        def add(grad: Tensor, _: ActivationShard) -> None:
             rows = grad.to(right.dtype) / self.shares
             if rows.numel() == 0:
                 return

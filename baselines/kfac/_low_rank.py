@@ -13,10 +13,10 @@ from typing_extensions import override
 from baselines.parts.matrices import shortened
 from baselines.parts.means import CountsBatches
 from mkor_core.capture.statistics import LayerShape
+from mkor_core.devices import upload
 from mkor_core.maths.linalg import test_matrix
 from mkor_core.method import LayerState, Method
 from mkor_core.ranges import AT_LEAST_1, DECAY, POSITIVE
-from mkor_core.transfers import upload
 
 OVERSAMPLING = 10
 """Columns of a sketch beyond the rank."""

@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from baselines.kfac._low_rank import LowRankKFAC, brand, named_pairs, pairs_of, randomized_svd
 from mkor_core.capture.statistics import ROWS, Captured, Rows, Statistic
+from mkor_core.devices import upload
 from mkor_core.method import LayerState, put
 from mkor_core.ranges import AT_LEAST_1
-from mkor_core.transfers import upload
 
 
 @dataclass(frozen=True, kw_only=True)

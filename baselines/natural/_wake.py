@@ -14,6 +14,7 @@ from baselines.parts.matrices import shortened
 from baselines.parts.means import CountsBatches, fold
 from mkor_core.capture.reductions import average_locations
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Rows, Statistic
+from mkor_core.devices import aligned
 from mkor_core.maths import linalg
 from mkor_core.maths.linalg import product
 from mkor_core.method import KLClipping, LayerState, Method, put
@@ -49,7 +50,7 @@ class WakeRegularized(CountsBatches, KLClipping, Method):
     ) -> LayerState:
         state: LayerState = {
             "batches": torch.zeros((), dtype=torch.int64, device=device),
-            "memory": linalg.aligned(shape, dtype, device),
+            "memory": aligned(shape, dtype, device),
             "lr": torch.zeros((), dtype=dtype, device=device),
         }
         for side, d in (("left", shape.d_out), ("right", shape.d_in)):
@@ -94,7 +95,7 @@ class WakeRegularized(CountsBatches, KLClipping, Method):
     def precondition(self, state: LayerState, grad: Tensor) -> Tensor:
         rate = self.lr()
         lr = rate.to(grad) if isinstance(rate, Tensor) else grad.new_full((), rate)
-        target = linalg.aligned(grad.shape, grad.dtype, grad.device, torch.empty)
+        target = aligned(grad.shape, grad.dtype, grad.device, torch.empty)
         torch.add(grad, self.factor_decay * state["lr"] / lr * state["memory"], out=target)
         left, right = state["left_vectors"], state["right_vectors"]
         c, a = state["left_values"], state["right_values"]

@@ -12,6 +12,7 @@ from typing_extensions import override
 from baselines.kfac.kaisa import damped_inverse
 from baselines.parts.means import CountsBatches, InputMethod, fold
 from mkor_core.capture.statistics import MOMENT, Captured, LayerShape, Statistic
+from mkor_core.devices import aligned
 from mkor_core.maths import linalg
 from mkor_core.method import Distributed, LayerState, put
 from mkor_core.ranges import FRACTION, POSITIVE
@@ -52,7 +53,7 @@ class FOOF(CountsBatches, Distributed, InputMethod):
         self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
     ) -> LayerState:
         return {
-            "right": linalg.aligned((shape.d_in, shape.d_in), dtype, device),
+            "right": aligned((shape.d_in, shape.d_in), dtype, device),
             "right_inverse": linalg.identity(shape.d_in, dtype, device),
             "batches": torch.zeros((), dtype=torch.int64, device=device),
         }

@@ -11,9 +11,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from mkor_core.capture.statistics import ROWS, Captured, LayerShape, Statistic
+from mkor_core.devices import upload
 from mkor_core.method import KLClipping, LayerState, Method, put
 from mkor_core.ranges import AT_LEAST_1, FRACTION, POSITIVE
-from mkor_core.transfers import upload
 
 JITTER = 1e-10
 """Number that the original adds to the damping."""

@@ -13,8 +13,8 @@ from typing_extensions import override
 
 from baselines.parts import matrices
 from baselines.parts.matrices import MatrixOptimizer, State, shortened, tensor_groups
+from mkor_core.devices import upload
 from mkor_core.ranges import AT_LEAST_1, DECAY, FRACTION, NOT_NEGATIVE, POSITIVE
-from mkor_core.transfers import upload
 
 ALWAYS, LEAST, FALL = 500, 0.03, 0.001
 """Steps in which factors are always updated; then the probability falls as ``e^(-FALL t)`` to ``LEAST``."""

@@ -31,7 +31,7 @@ class Block(NamedTuple):
     """The number of blocks into which the rows are divided."""
 
 
-class Share(NamedTuple):
+class ActivationShard(NamedTuple):
     """The part of a layer's input, output or gradient that this rank has, if tensor-parallel ranks share a batch."""
 
     offset: int = 0
@@ -42,12 +42,12 @@ class Share(NamedTuple):
     """What sums are multiplied by so that they add up over all ranks: the number of ranks among which rows are divided,
     divided by the number of those that share the batch."""
 
-    def shared_by(self, ranks: int) -> Share:
-        """Return the same share of a batch that some ranks share."""
+    def shared_by(self, ranks: int) -> ActivationShard:
+        """Return the same shard of a batch that some ranks shard."""
         return self._replace(weight=self.weight / ranks)
 
 
-WHOLE = Share()
+WHOLE = ActivationShard()
 
 
 def is_dtensor(value: object) -> bool:
@@ -140,10 +140,10 @@ def ranks_of_a_batch(model: nn.Module, world: int) -> int:
     return max((parameter.device_mesh.size() for parameter in sharded), default=1)
 
 
-def share_of(tensor: Any) -> Share:
-    """Return the share of an input or of an output's gradient, of which no other rank holds a replica.
+def shard_of(tensor: Any) -> ActivationShard:
+    """Return the shard of an input or of an output's gradient, of which no other rank holds a replica.
 
-    `Share.shared_by` takes replicas into account.
+    `ActivationShard.shared_by` takes replicas into account.
     """
     if not is_dtensor(tensor):
         return WHOLE
@@ -157,7 +157,7 @@ def share_of(tensor: Any) -> Share:
             column_shards *= size
         elif not placement.is_replicate():
             row_shards *= size
-    return Share(_last_offset(tensor), column_shards, float(row_shards))
+    return ActivationShard(_last_offset(tensor), column_shards, float(row_shards))
 
 
 def _rows(bias: Any) -> tuple[int, int]:

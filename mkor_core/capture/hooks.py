@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from mkor_core.capture import autograd
-from mkor_core.capture.blocks import WHOLE, Share, local, share_of
+from mkor_core.capture.blocks import WHOLE, ActivationShard, local, shard_of
 from mkor_core.capture.layer import Layer
 
 FORGOTTEN = 10
@@ -121,10 +121,10 @@ class Hooks(ABC, Generic[Pending]):
             return None
         cast = autograd.autocast_dtype(inputs.device)
         # A plain tensor is no part of one that ranks divide.
-        part, share = (inputs, WHOLE) if type(inputs) is Tensor else (local(inputs), share_of(inputs))
+        part, shard = (inputs, WHOLE) if type(inputs) is Tensor else (local(inputs), shard_of(inputs))
         locations = layer.locations(output) if layer.is_convolution else 1
         with self._phases("capture"):
-            on_gradient = self._take_input(layer, part, locations, cast or inputs.dtype, share)
+            on_gradient = self._take_input(layer, part, locations, cast or inputs.dtype, shard)
         # Hook the output tensor, not the module: a following ReLU(inplace=True) would change what a module hook sees.
         # A Linear's output on [batch, tokens, d] is a view, whose hooks an inplace ReLU drops; those of its base stay.
         shape, base = output.shape, output._base
@@ -138,17 +138,17 @@ class Hooks(ABC, Generic[Pending]):
                     self._enter_micro_batch()
                     grad = grad.detach()  # with create_graph=True it has a graph of its own
                     grad = grad if grad.shape == shape else grad.reshape(shape)  # that of a base: [batch * tokens, d]
-                    rows, share = (grad, WHOLE) if type(grad) is Tensor else (local(grad), share_of(grad))
+                    rows, shard = (grad, WHOLE) if type(grad) is Tensor else (local(grad), shard_of(grad))
                     has_batch = rows.dim() >= layer.batched_dimensions
-                    on_gradient(rows if has_batch else layer.with_batch_dimension(rows), share)
+                    on_gradient(rows if has_batch else layer.with_batch_dimension(rows), shard)
 
         hooked.register_hook(take_gradient)
         return None
 
     @abstractmethod
     def _take_input(
-        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
-    ) -> Callable[[Tensor, Share], None]:
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, shard: ActivationShard
+    ) -> Callable[[Tensor, ActivationShard], None]:
         """Take in a call's input; return what takes in each gradient of its output, with a batch dimension.
 
         Args:
@@ -156,7 +156,7 @@ class Hooks(ABC, Generic[Pending]):
             inputs: its input, as it was passed.
             locations: output locations of an example.
             dtype: the one to which autocast casts the input for the layer.
-            share: the part of the input that this rank has.
+            shard: the part of the input that this rank has.
         """
 
     @abstractmethod

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from mkor_core.capture.blocks import Block, block_of, is_dtensor, local, place_gradient
+from mkor_core.devices import aligned
 from mkor_core.experts import ExpertLinear
 
 Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
@@ -173,9 +174,7 @@ class Layer:
         dtype = wide_dtype(weight.dtype)
         if not self.has_bias:
             return weight.to(dtype)
-        # Rows of d_in + 1 numbers would not start where a GPU loads wide words: they are a multiple of 16 bytes apart.
-        width = -(-self.d_in * dtype.itemsize // 16) * 16 // dtype.itemsize  # 1025 in float32 -> 1028
-        matrix = weight.new_empty(self.d_out, width, dtype=dtype)[:, : self.d_in]
+        matrix = aligned((self.d_out, self.d_in), dtype, weight.device, torch.empty)
         return torch.cat([weight, parts[1][:, None]], 1, out=matrix)  # one kernel, into rows that are apart, too
 
     def split(self, matrix: Tensor) -> list[Tensor]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mkor_core.capture.blocks import whole
 from mkor_core.capture.layer import wide_dtype
-from mkor_core.transfers import DeferredScalar
+from mkor_core.devices import DeferredScalar
 
 REMEDY = "pass a closure to step(), let the model return an output with .loss, or call observe(loss) before the step."
 

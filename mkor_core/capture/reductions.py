@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mkor_core.capture.blocks import WHOLE, Share
+from mkor_core.capture.blocks import WHOLE, ActivationShard
 from mkor_core.capture.layer import Layer, wide_dtype
 
 Scale = Tensor | float | None
@@ -79,7 +79,7 @@ def input_vector(
     limit: float | None = None,
     taken: Taken = None,
     new_vector: NewVector | None = None,
-    share: Share = WHOLE,
+    shard: ActivationShard = WHOLE,
 ) -> Tensor:
     """Return a call's sum of input rows / locations and then, as its last entries, what they are divided by.
 
@@ -90,7 +90,7 @@ def input_vector(
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
         taken: the examples that count.
         new_vector: returns the vector to fill; None for one of its own.
-        share: the columns of the rows that ``inputs`` has; the others are 0 here.
+        shard: the columns of the rows that ``inputs`` has; the others are 0 here.
 
     Returns:
         ``[d_w + 1]`` with the number of rows for a Linear, ``[d_w + 2]`` with the numbers of examples and of rows for a
@@ -107,8 +107,8 @@ def input_vector(
     if isinstance(taken, Tensor):
         vector[d_w:] = taken.sum() * layer.multiplicity(inputs[:1])
     part = vector[:d_w]
-    if share.column_shards > 1:
-        part = part.zero_()[share.offset : share.offset + inputs.shape[-1]]
+    if shard.column_shards > 1:
+        part = part.zero_()[shard.offset : shard.offset + inputs.shape[-1]]
     if limit is not None:
         rows = average_locations(layer.patches(inputs.to(dtype)), locations)
         torch.sum(rows.clamp(-limit, limit), 0, out=part)
@@ -116,18 +116,18 @@ def input_vector(
         torch.div(layer.patch_sum(inputs), locations, out=part)
     else:
         torch.sum(inputs, tuple(range(inputs.dim() - 1)), dtype=dtype, out=part)
-    if share.column_shards > 1:
+    if shard.column_shards > 1:
         # A column is on one of column_shards ranks, the number of rows on all of them. This factor makes one weight
         # right for both.
-        part.mul_(share.column_shards)
-    if share.weight != 1:
-        vector.mul_(share.weight)
+        part.mul_(shard.column_shards)
+    if shard.weight != 1:
+        vector.mul_(shard.weight)
     # Of a Conv2d, the number so far is that of examples; each has a row for every location.
     return torch.cat([vector, vector[d_w:] * locations]) if layer.is_convolution else vector
 
 
 def gradient_sum(
-    layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None, share: Share = WHOLE
+    layer: Layer, grad: Tensor, locations: int, limit: Tensor | float | None = None, shard: ActivationShard = WHOLE
 ) -> Tensor:
     """Return the sum of gradient rows / locations ``[d_out]``, in `wide_dtype`.
 
@@ -136,7 +136,7 @@ def gradient_sum(
         grad: the gradient of its output, with a batch dimension.
         locations: output locations of an example.
         limit: on the magnitude of entries of the rows, those of a Conv2d averaged over locations.
-        share: the columns of the rows that ``grad`` has; the others are 0 here.
+        shard: the columns of the rows that ``grad`` has; the others are 0 here.
     """
     if limit is None:
         total = layer.gradient_sum(grad)
@@ -144,10 +144,10 @@ def gradient_sum(
     else:
         rows = average_locations(layer.gradient_rows(grad.to(wide_dtype(grad.dtype))), locations)
         total = rows.clamp(-limit, limit).sum(0)  # type: ignore[arg-type]  # torch takes either, its stubs no union
-    if share == WHOLE:
+    if shard == WHOLE:
         return total
     whole = total.new_zeros(layer.d_out)
-    whole[share.offset : share.offset + len(total)] = total * (share.column_shards * share.weight)
+    whole[shard.offset : shard.offset + len(total)] = total * (shard.column_shards * shard.weight)
     return whole
 
 

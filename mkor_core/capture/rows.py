@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from mkor_core.capture.blocks import Share
+from mkor_core.capture.blocks import ActivationShard
 from mkor_core.capture.hooks import Hooks
 from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.reductions import GradScale, divisor
@@ -52,15 +52,15 @@ class RowCapture(Hooks[list[Rows]]):
 
     @override
     def _take_input(
-        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
-    ) -> Callable[[Tensor, Share], None]:
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, shard: ActivationShard
+    ) -> Callable[[Tensor, ActivationShard], None]:
         # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
         # backward pass.
         kept = layer.with_batch_dimension(inputs.detach()).to(dtype)
         added: tuple[list[Rows], int] | None = None
         """The step's rows to which this call has added its own, and their index there."""
 
-        def add(grad: Tensor, _: Share) -> None:
+        def add(grad: Tensor, _: ActivationShard) -> None:
             nonlocal added
             rows = self._pending.setdefault(layer.name, [])
             if grad.numel() == 0:  # an empty micro-batch

@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from typing_extensions import override
 
 from mkor_core.capture import autograd
-from mkor_core.capture.blocks import WHOLE, Share, is_dtensor
+from mkor_core.capture.blocks import WHOLE, ActivationShard, is_dtensor
 from mkor_core.capture.compiled import Ghosts, GraphNumbers
 from mkor_core.capture.hooks import Hooks, is_dense
 from mkor_core.capture.layer import Layer, wide_dtype
@@ -93,7 +93,7 @@ class _Call(NamedTuple):
     """Output locations of an example."""
     sums_gradients: bool
     """Whether gradient rows are summed; otherwise no g is needed, or the bias has it."""
-    share: Share
+    shard: ActivationShard
     """The part of the input that this rank has."""
 
 
@@ -183,23 +183,23 @@ class Capture(Hooks[PendingSums]):
 
     @override
     def _take_input(
-        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, share: Share
-    ) -> Callable[[Tensor, Share], None]:
-        if self._takes_rows and share is WHOLE and layer.sums_inputs:
+        self, layer: Layer, inputs: Tensor, locations: int, dtype: torch.dtype, shard: ActivationShard
+    ) -> Callable[[Tensor, ActivationShard], None]:
+        if self._takes_rows and shard is WHOLE and layer.sums_inputs:
             return self._take_linear(layer, inputs)
         examples = self._examples_taken(layer.batch_size(inputs))
-        call = _Call(layer, locations, self._statistic.sums_gradients(layer), self._share(share))
+        call = _Call(layer, locations, self._statistic.sums_gradients(layer), self._shard(shard))
         kept = self._kept(call, inputs, dtype, examples)
         added: PendingSums | None = None  # the step's sums to which this call has been added
 
-        def add(grad: Tensor, share: Share) -> None:
+        def add(grad: Tensor, shard: ActivationShard) -> None:
             nonlocal added
             pending = self._pending.setdefault(layer.name, PendingSums())
             came_before, added = added is pending, pending
             if examples == 0 or layer.multiplicity(grad) == 0:  # no example is taken, or the micro-batch is empty
                 return
             scale = None if self._statistic.clamp is None else self._grad_scale()
-            parts = self._reduced(call, kept, grad, examples, scale, self._share(share))
+            parts = self._reduced(call, kept, grad, examples, scale, self._shard(shard))
             # Two backward passes may go through one forward pass: the second brings more gradient for the same rows.
             if came_before and self._statistic.is_linear:
                 del parts["x"]  # the first pass has added it
@@ -212,7 +212,7 @@ class Capture(Hooks[PendingSums]):
 
         return add
 
-    def _take_linear(self, layer: Layer, inputs: Tensor) -> Callable[[Tensor, Share], None]:
+    def _take_linear(self, layer: Layer, inputs: Tensor) -> Callable[[Tensor, ActivationShard], None]:
         """Do what `_take_input` does, for plain means of the rows of a Linear: the case that must be fast."""
         statistic, last = self._statistic, self._last_sum
         taken = None if statistic.examples is None else self._examples_taken(layer.batch_size(inputs))
@@ -229,7 +229,7 @@ class Capture(Hooks[PendingSums]):
         sums_gradients = statistic.sides == "both" and (bias is None or not bias.requires_grad)
         added: PendingSums | None = None
 
-        def add(grad: Tensor, _: Share) -> None:
+        def add(grad: Tensor, _: ActivationShard) -> None:
             nonlocal added
             pending = self._pending.get(layer.name)
             if pending is None:
@@ -256,15 +256,15 @@ class Capture(Hooks[PendingSums]):
         if not (is_dense(inputs) and is_dense(output) and output.requires_grad) or is_dtensor(inputs):
             return None
         taken, scale = self._taken_on_device(layer.batch_size(inputs), inputs.device), self._graph_numbers.loss_scale
-        share = self._share(WHOLE)
-        call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer), share)
+        shard = self._shard(WHOLE)
+        call = _Call(layer, layer.locations(output), self._statistic.sums_gradients(layer), shard)
         kept = self._kept(call, inputs, autograd.autocast_dtype(inputs.device) or inputs.dtype, taken)
 
         def reduce(grad: Tensor, kept: Tensor, taken: Tensor | None, scale: Tensor | None) -> Parts:
             if grad.numel() == 0:  # an empty micro-batch
                 return {}
             with torch.no_grad(), autograd.without_autocast(grad.device):
-                return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale, share)
+                return self._reduced(call, kept, layer.with_batch_dimension(grad), taken, scale, shard)
 
         return self._ghosts[layer.name].attach(output, reduce, (kept, taken, scale))
 
@@ -292,9 +292,9 @@ class Capture(Hooks[PendingSums]):
                 take = partial(self._take_compiled, layer)
                 self._ghosts[name] = Ghosts(self._shapes(layer), weight, take)
 
-    def _share(self, share: Share) -> Share:
-        """Return a share of a batch that the ranks of tensor parallelism share."""
-        return share if self._sharers == 1 else share.shared_by(self._sharers)
+    def _shard(self, shard: ActivationShard) -> ActivationShard:
+        """Return a shard of a batch that the ranks of tensor parallelism shard."""
+        return shard if self._sharers == 1 else shard.shared_by(self._sharers)
 
     def _any_weight(self) -> Tensor:
         return next(iter(self._layers.values())).module.weight
@@ -307,7 +307,7 @@ class Capture(Hooks[PendingSums]):
 
     def _kept(self, call: _Call, inputs: Tensor, dtype: torch.dtype, taken: Taken) -> Tensor:
         """Return what the backward pass needs of an input: its sum for means, itself for moments."""
-        layer, locations, _, share = call
+        layer, locations, _, shard = call
         batch = layer.with_batch_dimension(inputs.detach())
         if self._statistic.kind == "moment":
             # Autograd keeps autocast's copy of the input, so the original may legally be changed in place before the
@@ -316,9 +316,11 @@ class Capture(Hooks[PendingSums]):
         # Reduce to the sum now, not when the gradient arrives: only d_in numbers then outlive the forward pass.
         limit = self._statistic.clamp
         new_vector = None if torch.compiler.is_compiling() else self._vectors.cut
-        return input_vector(layer, batch, locations, limit, taken, new_vector, share)
+        return input_vector(layer, batch, locations, limit, taken, new_vector, shard)
 
-    def _reduced(self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Scale, share: Share) -> Parts:
+    def _reduced(
+        self, call: _Call, kept: Tensor, grad: Tensor, taken: Taken, scale: Scale, shard: ActivationShard
+    ) -> Parts:
         """Return the sums of a call; scale: by what gradient rows are multiplied, where they are clamped."""
         layer, locations, sums_gradients, _ = call
         if self._statistic.kind == "moment":
@@ -331,7 +333,7 @@ class Capture(Hooks[PendingSums]):
             # loss times its rows.
             limit = limit / (layer.multiplicity(grad) * self._micro_batches)
             limit = limit if scale is None else limit * scale
-        return {"x": kept, "g": gradient_sum(layer, first_examples(grad, taken), locations, limit, share)}
+        return {"x": kept, "g": gradient_sum(layer, first_examples(grad, taken), locations, limit, shard)}
 
     def _examples_taken(self, batch: int) -> int | None:
         """Return how many of a micro-batch's examples are among the global batch's first ones; None for all.

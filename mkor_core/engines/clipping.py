@@ -8,9 +8,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from mkor_core.devices import upload
 from mkor_core.maths.linalg import finite_or_gradient
 from mkor_core.method import LearningRate
-from mkor_core.transfers import upload
 
 TermsOfAll = Callable[[Sequence[Tensor]], list[Tensor]]
 """Returns scalars with the sum of the terms of all ranks, given those of this rank's layers."""

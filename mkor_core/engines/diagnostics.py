@@ -16,7 +16,7 @@ from mkor_core.capture.autograd import is_zero
 from mkor_core.capture.discovery import Roster
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.statistics import Sums
-from mkor_core.transfers import Deferred
+from mkor_core.devices import Deferred
 
 logger = logging.getLogger(__name__)
 

@@ -22,12 +22,12 @@ from torch import Tensor
 from mkor_core.capture.blocks import Block
 from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.statistics import Captured, Sums
+from mkor_core.devices import Deferred
 from mkor_core.engines.diagnostics import NOISE, NOT_FINITE, Diagnostics
 from mkor_core.engines.stacks import Stack, States
 from mkor_core.maths.products import Gradient
 from mkor_core.method import HostAssisted, InPlaceMethod, Known, LayerState, LearningRate, Method
 from mkor_core.ranks.owners import Owners
-from mkor_core.transfers import Deferred
 
 Phases = Callable[[str], AbstractContextManager[object]]
 """Returns the context manager of a phase of the work, given its name."""

@@ -9,14 +9,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from mkor_core.devices import ALIGNMENT, upload
 from mkor_core.engines.clipping import split_rates
 from mkor_core.engines.engine import GradientParts, Phases, Preconditioning
 from mkor_core.engines.stacks import Stack, States
 from mkor_core.kernels.fused import FusedAdamW, FusedSGD, Pair, Pending
-from mkor_core.kernels.grouped import Entry, Group, Kind, is_possible, is_recorded, kind_of
-from mkor_core.maths.linalg import ALIGNMENT
+from mkor_core.kernels.grouped import Entry, Group, GroupKind, is_possible, is_recorded, kind_of
 from mkor_core.method import InPlaceMethod, LearningRate, LowRank, Method, RankOne, Windowed
-from mkor_core.transfers import upload
 
 Kernels = Literal["auto", "eager", "triton"]
 """Which code preconditions with methods of low rank."""
@@ -80,7 +79,7 @@ class InKernels:
         self._addresses: list[int] = []
         self._layout: list[object] = []
         """Names, precisions and strides of the gradients of the last step, and how they are aligned."""
-        self._groups: dict[tuple[Kind, tuple[tuple[int, int, bool], ...]], Group] = {}
+        self._groups: dict[tuple[GroupKind, tuple[tuple[int, int, bool], ...]], Group] = {}
         self._members: list[tuple[Group, list[str]]] = []
         self._others: set[str] = set()
         self._terms = torch.empty(0)
@@ -140,7 +139,7 @@ class InKernels:
 
     def _arrange(self, gradients: GradientParts) -> None:
         """Divide the layers into groups, and send the groups their addresses."""
-        found: dict[Kind, list[tuple[str, Entry]]] = {}
+        found: dict[GroupKind, list[tuple[str, Entry]]] = {}
         self._others = set()
         for stack in self._stacks:
             for index, layer in enumerate(stack.layers):

@@ -16,11 +16,11 @@ from torch import Tensor
 from mkor_core.capture.blocks import Block
 from mkor_core.capture.layer import Layer, wide_dtype
 from mkor_core.capture.statistics import LayerShape
+from mkor_core.devices import Deferred
 from mkor_core.method import HostAssisted, InPlaceMethod, LayerState, Method
-from mkor_core.transfers import Deferred
 
 
-class Kind(NamedTuple):
+class StackKind(NamedTuple):
     """What the layers of a stack have in common."""
 
     shape: LayerShape
@@ -38,7 +38,7 @@ class Kind(NamedTuple):
 class Stack:
     """Layers of one kind, and their state."""
 
-    kind: Kind
+    kind: StackKind
     layers: list[Layer]
     state: LayerState
     host: dict[str, Tensor | Deferred] = field(default_factory=dict)
@@ -195,7 +195,7 @@ class States:
 
     def _stack(self, states: Mapping[str, LayerState]) -> None:
         """Stack the states of layers by their kinds, in the model's order."""
-        groups: dict[Kind, list[Layer]] = {}
+        groups: dict[StackKind, list[Layer]] = {}
         for name, layer in self._layers.items():
             if name in states:
                 groups.setdefault(self._kind(layer), []).append(layer)
@@ -216,11 +216,11 @@ class States:
     def _is_assisted(self, state: LayerState) -> bool:
         return isinstance(self.method, HostAssisted) and self.method.needs_host(state)
 
-    def _kind(self, layer: Layer) -> Kind:
+    def _kind(self, layer: Layer) -> StackKind:
         weight = layer.parameters[0]
         shape = LayerShape(layer.d_out, layer.d_in)
         name = layer.name if self._stands_alone else None  # a name makes the kind one of its own
-        return Kind(shape, layer.has_bias, weight.dtype, weight.device, layer.block, name)
+        return StackKind(shape, layer.has_bias, weight.dtype, weight.device, layer.block, name)
 
 
 def local_name(layers: Container[str], name: str) -> str:

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from typing_extensions import override
 
+from mkor_core.devices import upload
 from mkor_core.kernels.bases import SGD, AdamW, unhooked_step
 from mkor_core.kernels.grouped import Group
-from mkor_core.transfers import upload
 
 ADAMW, PLAIN, WITH_MOMENTUM = 0, 1, 2
 """What `mkor_core.kernels.applying` calls OPTIMIZER."""

@@ -18,8 +18,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
+from mkor_core.devices import ALIGNMENT, upload
 from mkor_core.method import LayerState, RankOne, Windowed
-from mkor_core.transfers import upload
 
 STRIP: Final = 128
 """Rows of a strip. Its part of ``P = U_L^T D`` has w rows, so that writing and reading it costs 2 w / 128 of D."""
@@ -130,7 +130,7 @@ class Entry(NamedTuple):
         return 0 if tensor is None else tensor.data_ptr() + self.place * tensor.stride(0) * tensor.element_size()
 
 
-class Kind(NamedTuple):
+class GroupKind(NamedTuple):
     """What the layers of a group have in common."""
 
     form: int
@@ -139,21 +139,21 @@ class Kind(NamedTuple):
     row_dtype: torch.dtype
     device: torch.device
     is_aligned: bool
-    """Whether every row of D starts on a multiple of 16 bytes."""
+    """Whether every row of D starts on a multiple of `ALIGNMENT`."""
 
 
-def kind_of(entry: Entry, form: Windowed | RankOne) -> Kind:
+def kind_of(entry: Entry, form: Windowed | RankOne) -> GroupKind:
     """Return the kind of a layer."""
     weight, _, state, _ = entry
     right = state["right"]
     columns = weight[0].numel()
-    return Kind(
+    return GroupKind(
         EVA if isinstance(form, RankOne) else TWO_SIDED if "left" in state else ONE_SIDED,
         1 if isinstance(form, RankOne) else right.shape[-2],
         weight.dtype,
         right.dtype,
         weight.device,
-        columns % 8 == 0 and weight.data_ptr() % 16 == 0,
+        columns % 8 == 0 and weight.data_ptr() % ALIGNMENT == 0,
     )
 
 
@@ -186,7 +186,7 @@ class Group:
         shapes: D's rows, the weight's columns, and whether there is a bias, by layer.
     """
 
-    def __init__(self, kind: Kind, shapes: tuple[tuple[int, int, bool], ...]) -> None:
+    def __init__(self, kind: GroupKind, shapes: tuple[tuple[int, int, bool], ...]) -> None:
         self.kind = kind
         self.shapes = shapes
         self.table: Tensor

@@ -17,8 +17,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from mkor_core.devices import ALIGNMENT, aligned, upload
 from mkor_core.maths import linalg
-from mkor_core.transfers import upload
 
 LONG = 4096
 """Entries of a matrix from which products with vectors, one by one, are faster on a CPU than a batched product."""
@@ -255,7 +255,7 @@ def identity(
     one = torch.ones(leading, dtype=torch.promote_types(dtype, torch.float32), device=device)
     if window is None:
         return DenseInverse(linalg.identity(dimension, dtype, device, leading), one)
-    rows = linalg.aligned((*leading, window, dimension), dtype, device)
+    rows = aligned((*leading, window, dimension), dtype, device)
     return WindowedInverse(rows, one.new_zeros(*leading, window), one, torch.zeros_like(one))
 
 
@@ -315,8 +315,8 @@ def matvec(matrix: Tensor, vector: Tensor) -> Tensor:
     # As a row, since a GPU's library takes the entries of a column for rows that start 4 bytes apart. In a stack of
     # vectors of 1025 entries the second one would start between wide words.
     is_cpu = vector.device.type == "cpu"  # which loads what is not aligned as fast
-    if not is_cpu and any(stride * vector.element_size() % linalg.ALIGNMENT for stride in vector.stride()[:-1]):
-        vector = linalg.aligned(vector.shape, vector.dtype, vector.device, torch.empty).copy_(vector)
+    if not is_cpu and any(stride * vector.element_size() % ALIGNMENT for stride in vector.stride()[:-1]):
+        vector = aligned(vector.shape, vector.dtype, vector.device, torch.empty).copy_(vector)
     return (vector[..., None, :] @ matrix.mT)[..., 0, :]
 
 

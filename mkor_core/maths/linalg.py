@@ -6,30 +6,14 @@ whose name ends in ``_`` change their first argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-ALIGNMENT = 16
-"""Bytes: a GPU loads the operands of a product in wide words only if their rows start on multiples of this."""
-
-
-def aligned(
-    shape: Sequence[int], dtype: torch.dtype, device: torch.device, make: Callable[..., Tensor] = torch.zeros
-) -> Tensor:
-    """Return zeros of a shape, whose rows start on multiples of `ALIGNMENT`: a view of a wider tensor, if need be.
-
-    A factor of d_in = 1024 inputs and a bias has 1025 columns; its rows are 1028 numbers apart in float32.
-
-    make: ``torch.empty`` if all entries will be written.
-    """
-    *leading, columns = shape
-    step = max(1, ALIGNMENT // dtype.itemsize)  # 4 numbers in float32, 8 in bfloat16
-    wide = make(*leading, -(-columns // step) * step, dtype=dtype, device=device)
-    return wide.narrow(-1, 0, columns)
+from mkor_core.devices import aligned
 
 
 def identity(d: int, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()) -> Tensor:

@@ -16,8 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
+from mkor_core.devices import upload
 from mkor_core.ranks.codec import Coding
-from mkor_core.transfers import upload
 
 ROUNDS = 3
 """In which many bytes are broadcast, so that their buffers take a third of the memory."""

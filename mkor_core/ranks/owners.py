@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed import ProcessGroup
 
 from mkor_core.capture.layer import Layer, wide_dtype
+from mkor_core.devices import upload
 from mkor_core.method import LayerState
 from mkor_core.ranks import comm
 from mkor_core.ranks.assignment import Grid, assign
 from mkor_core.ranks.codec import Coder
-from mkor_core.transfers import upload
 
 
 class _Region(NamedTuple):

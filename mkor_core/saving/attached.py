@@ -46,7 +46,7 @@ NOTHING = torch.empty(0)
 """The entries of a live optimizer's parameter."""
 
 
-class Engine(Protocol):
+class StateKeeper(Protocol):
     """What keeps the tensors of layers: an engine, as far as it is needed here."""
 
     def prepare_states(self, layers: Sequence[Layer]) -> None:
@@ -67,11 +67,11 @@ class Engine(Protocol):
         ...
 
 
-class Source(NamedTuple):
+class StateSource(NamedTuple):
     """What the state in an optimizer is made of: parts and methods of a preconditioner."""
 
     layers: Mapping[str, Layer]
-    engine: Engine
+    engine: StateKeeper
     save: Callable[[], dict[str, Any]]
     """`Preconditioner.state_dict`."""
     load: Callable[[Mapping[str, Any] | None, Collection[str] | None], None]
@@ -88,7 +88,7 @@ class StateInOptimizer:
         source: the preconditioner.
     """
 
-    def __init__(self, optimizer: Optimizer, source: Source) -> None:
+    def __init__(self, optimizer: Optimizer, source: StateSource) -> None:
         self._optimizer = optimizer
         self._source = source
         self._keeps: list[bool | None] = []

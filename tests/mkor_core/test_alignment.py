@@ -17,8 +17,9 @@ from baselines.natural._wake import WakeRegularized
 from baselines.natural.foof import FOOF
 from benchmarks.models import EncoderLayer
 from mkor_core import MKOR, Method, Preconditioner
+from mkor_core.devices import ALIGNMENT, aligned
 from mkor_core.engines import engine
-from mkor_core.maths.linalg import ALIGNMENT, aligned, product
+from mkor_core.maths.linalg import product
 from workflow.bench.probes._counting import META, Counting
 
 PRODUCTS = {"mm", "mv", "bmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "addbmm", "addbmm_"}

@@ -22,7 +22,7 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
-from mkor_core.capture.blocks import WHOLE, Block, Share, place_gradient
+from mkor_core.capture.blocks import WHOLE, ActivationShard, Block, place_gradient
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.losses import LossHistory
 from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
@@ -248,7 +248,7 @@ def test_a_rank_without_columns_counts_its_rows(statistic):
     """Of 3 columns, the last of four ranks has none: neither of outputs nor, in the next layer, of inputs."""
     inputs, grad = torch.randn(5, 3, dtype=torch.float64), torch.randn(5, 3, dtype=torch.float64)
     layer = Layer("0", nn.Linear(3, 3).double())
-    none = Share(offset=3, column_shards=4)
+    none = ActivationShard(offset=3, column_shards=4)
     capture = Capture({"0": layer}, statistic)
     capture._take_input(layer, inputs, 1, inputs.dtype, WHOLE)(grad[:, 3:], none)
     by_rows = capture.take()["0"]

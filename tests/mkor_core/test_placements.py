@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing import assert_close
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from mkor_core.capture.blocks import block_of, ranks_of_a_batch, share_of
+from mkor_core.capture.blocks import block_of, ranks_of_a_batch, shard_of
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import gradient_sum, input_vector
 from mkor_core.ranks import comm
@@ -122,9 +122,9 @@ def test_the_sums_of_the_parts_of_rows_are_those_of_all_rows(shape, placements):
     for rank in RANKS:
         with place(rank) as mesh:
             part = distributed(rows, mesh, placements)
-            share = share_of(part).shared_by(WORLD)
-            vectors.append(input_vector(layer, part.to_local(), 1, share=share))
-            gradients.append(gradient_sum(layer, part.to_local(), 1, share=share))
+            shard = shard_of(part).shared_by(WORLD)
+            vectors.append(input_vector(layer, part.to_local(), 1, shard=shard))
+            gradients.append(gradient_sum(layer, part.to_local(), 1, shard=shard))
     vector = torch.stack(vectors).sum(0)
     assert_close(vector, torch.cat([rows.sum(0), torch.tensor([float(shape[0])])]))
     assert_close(torch.stack(gradients).sum(0), rows.sum(0))
@@ -138,9 +138,9 @@ def test_the_sums_of_the_parts_of_tokens_are_those_of_all_tokens(placements):
     for rank in RANKS:
         with place(rank) as mesh:
             part = distributed(tokens, mesh, placements)
-            share = share_of(part).shared_by(WORLD)
-            vector += input_vector(layer, part.to_local(), 1, share=share)
-            gradient += gradient_sum(layer, part.to_local(), 1, share=share)
+            shard = shard_of(part).shared_by(WORLD)
+            vector += input_vector(layer, part.to_local(), 1, shard=shard)
+            gradient += gradient_sum(layer, part.to_local(), 1, shard=shard)
     assert_close(vector, torch.cat([tokens.sum((0, 1)), torch.tensor([6.0])]))
     assert_close(gradient, tokens.sum((0, 1)))
 
@@ -148,9 +148,9 @@ def test_the_sums_of_the_parts_of_tokens_are_those_of_all_tokens(placements):
 def test_a_tensor_that_all_sharing_ranks_have_counts_as_one():
     rows = torch.arange(1.0, 7).view(2, 3)
     layer = Layer("layer", nn.Linear(3, 3))
-    share = share_of(rows).shared_by(2)
-    assert_close(2 * gradient_sum(layer, rows, 1, share=share), rows.sum(0))
-    assert_close(2 * input_vector(layer, rows, 1, share=share), torch.cat([rows.sum(0), torch.tensor([2.0])]))
+    shard = shard_of(rows).shared_by(2)
+    assert_close(2 * gradient_sum(layer, rows, 1, shard=shard), rows.sum(0))
+    assert_close(2 * input_vector(layer, rows, 1, shard=shard), torch.cat([rows.sum(0), torch.tensor([2.0])]))
 
 
 def test_values_that_are_to_be_added_up_count_for_each_rank():
@@ -162,7 +162,7 @@ def test_values_that_are_to_be_added_up_count_for_each_rank():
         with place(rank) as mesh:
             local = rows / 4 if rank % 2 else rows * 3 / 4
             part = DTensor.from_local(local, mesh, [Replicate(), Partial()])
-            total += gradient_sum(layer, local, 1, share=share_of(part).shared_by(WORLD))
+            total += gradient_sum(layer, local, 1, shard=shard_of(part).shared_by(WORLD))
     assert_close(total, rows.sum(0))
 
 

@@ -15,7 +15,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from baselines import KAISA, Eva, build
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.losses import LossHistory
-from mkor_core.transfers import DeferredScalar, upload
+from mkor_core.devices import DeferredScalar, upload
 from workflow.bench.probes._counting import META, Counting
 
 

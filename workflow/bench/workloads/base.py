@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol, TypeVar
 import torch
 from torch import Tensor, nn
 
-from mkor_core.transfers import upload
+from mkor_core.devices import upload
 from workflow.bench.data.batches import Batch, temporary_seed
 
 _T = TypeVar("_T")

@@ -1,9 +1,14 @@
-"""Copies between the host and a device for which the host does not wait."""
+"""Tensors as a GPU takes them: copies for which the host does not wait, and rows that it loads in wide words."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import torch
 from torch import Tensor
+
+ALIGNMENT = 16
+"""Bytes: a GPU loads the operands of a product in wide words only if their rows start on multiples of this."""
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
@@ -39,3 +44,18 @@ class DeferredScalar(Deferred):
     def read(self) -> float:
         """Return the value."""
         return float(self.on_host())
+
+
+def aligned(
+    shape: Sequence[int], dtype: torch.dtype, device: torch.device, make: Callable[..., Tensor] = torch.zeros
+) -> Tensor:
+    """Return zeros of a shape, whose rows start on multiples of `ALIGNMENT`: a view of a wider tensor, if need be.
+
+    A factor of d_in = 1024 inputs and a bias has 1025 columns; its rows are 1028 numbers apart in float32.
+
+    make: ``torch.empty`` if all entries will be written.
+    """
+    *leading, columns = shape
+    step = max(1, ALIGNMENT // dtype.itemsize)  # 4 numbers in float32, 8 in bfloat16
+    wide = make(*leading, -(-columns // step) * step, dtype=dtype, device=device)
+    return wide.narrow(-1, 0, columns)
