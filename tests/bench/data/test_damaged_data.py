@@ -24,15 +24,8 @@ from workflow.bench.data import imagenet, images
 from workflow.bench.data.folder import DataDamaged, DataNotFound
 from workflow.bench.workloads.image_classifier import ImageClassifier
 
-LENGTH = 32
-BERT: dict[str, Any] = {
-    "layers": 1,
-    "hidden_size": 16,
-    "heads": 2,
-    "vocabulary_size": len(text_files.PIECES),
-    "sequence_length": LENGTH,
-    "batch_size": 4,
-}
+SIZE: dict[str, Any] = {"layers": 1, "hidden_size": 16, "heads": 2, "batch_size": 4}
+BERT: dict[str, Any] = {**SIZE, "vocabulary_size": len(text_files.PIECES), "sequence_length": 32}
 REAL: dict[str, Any] = {**BERT, "cased": False, "pretrained": None}
 
 
@@ -51,26 +44,17 @@ class Loader:
     """A pattern of the written files to damage."""
 
 
-def _write_glue(task: str) -> Callable[[Path, pytest.MonkeyPatch], object]:
-    def write(root: Path, _: pytest.MonkeyPatch) -> None:
+def _text(write: Callable[[Path], object]) -> Callable[[Path, pytest.MonkeyPatch], None]:
+    """Return a function that writes a data set of texts, and the vocabularies."""
+
+    def written(root: Path, _: pytest.MonkeyPatch) -> None:
         text_files.write_vocabulary(root)
-        text_files.write_glue(root, task)
+        write(root)
 
-    return write
-
-
-def _write_squad(root: Path, _: pytest.MonkeyPatch) -> None:
-    text_files.write_vocabulary(root)
-    text_files.write_squad(root, filler=20)
+    return written
 
 
-def _write_imdb(root: Path, _: pytest.MonkeyPatch) -> None:
-    text_files.write_vocabulary(root)
-    text_files.write_imdb(root, 3)
-
-
-def _write_shards(root: Path, _: pytest.MonkeyPatch) -> None:
-    text_files.write_vocabulary(root)
+def _write_shards(root: Path) -> None:
     assert prepare.main(arguments(write_text(root / "text"), "--part-megabytes=0.006")) == 0
     shutil.rmtree(root / "text")
 
@@ -83,25 +67,32 @@ def _write_imagenet(root: Path, patch: pytest.MonkeyPatch) -> None:
     image_files.write_imagenet(root, classes=3, train=3, validation=2)
 
 
+def _glue(task: str) -> Loader:
+    return Loader(
+        _text(lambda root: text_files.write_glue(root, task)), "bert_classification", {**REAL, "dataset": task}
+    )
+
+
+def _cifar(name: str, workload: str) -> Loader:
+    given = {"dataset": name, "batch_size": 16}
+    return Loader(lambda root, patch: image_files.write_cifar(root, name, patch), workload, given)
+
+
 LOADERS = {
-    "cifar10": Loader(
-        lambda root, patch: image_files.write_cifar(root, "cifar10", patch),
-        "resnet20",
-        {"dataset": "cifar10", "batch_size": 16},
-    ),
-    "cifar100": Loader(
-        lambda root, patch: image_files.write_cifar(root, "cifar100", patch),
-        "alexnet",
-        {"dataset": "cifar100", "batch_size": 16},
-    ),
+    "cifar10": _cifar("cifar10", "resnet20"),
+    "cifar100": _cifar("cifar100", "alexnet"),
     "imagenet": Loader(_write_imagenet, "resnet50", {"image_size": 32, "batch_size": 3, "label_smoothing": 0.1}),
-    "squad": Loader(_write_squad, "bert_span", {**REAL, "dataset": "squad", "sequence_length": 128}),
-    "mrpc": Loader(_write_glue("mrpc"), "bert_classification", {**REAL, "dataset": "mrpc"}),
-    "cola": Loader(_write_glue("cola"), "bert_classification", {**REAL, "dataset": "cola"}),
-    "stsb": Loader(_write_glue("stsb"), "bert_classification", {**REAL, "dataset": "stsb"}),
-    "imdb": Loader(_write_imdb, "bert_classification", {**REAL, "dataset": "imdb"}),
+    "squad": Loader(
+        _text(lambda root: text_files.write_squad(root, filler=20)),
+        "bert_span",
+        {**REAL, "dataset": "squad", "sequence_length": 128},
+    ),
+    **{task: _glue(task) for task in ("mrpc", "cola", "stsb")},
+    "imdb": Loader(
+        _text(lambda root: text_files.write_imdb(root, 3)), "bert_classification", {**REAL, "dataset": "imdb"}
+    ),
     "shards": Loader(
-        _write_shards, "bert_pretraining", {**BERT, "dataset": "text", "validation_pairs": 20}, "pretraining/*/*"
+        _text(_write_shards), "bert_pretraining", {**BERT, "dataset": "text", "validation_pairs": 20}, "pretraining/*/*"
     ),
 }
 
@@ -149,24 +140,6 @@ class _Quick(nn.Module):
         return logits
 
 
-def damaged(loader: Loader, root: Path, file: Path, content: bytes) -> str:
-    """Return the error message of the data with another content of ``file``, and restore the file."""
-    intact = file.read_bytes()
-    try:
-        file.write_bytes(content)
-        message = use(loader)
-    finally:
-        file.write_bytes(intact)
-        shutil.rmtree(root / "prepared", ignore_errors=True)
-    assert "\n" not in message
-    assert "Traceback" not in message
-    return message
-
-
-def files_of(loader: Loader, root: Path) -> list[Path]:
-    return sorted(file for file in root.glob(f"**/{loader.files}") if file.is_file() and "prepared" not in file.parts)
-
-
 @given(data=st.data())
 @settings(
     deadline=None,
@@ -175,9 +148,19 @@ def files_of(loader: Loader, root: Path) -> list[Path]:
 )
 def test_a_changed_file_is_named_or_can_be_trained_on(data: st.DataObject, written: tuple[Loader, Path]):
     loader, root = written
-    file = data.draw(st.sampled_from(files_of(loader, root)))
+    written_files = sorted(root.glob(f"**/{loader.files}"))
+    files = [file for file in written_files if file.is_file() and "prepared" not in file.parts]
+    file = data.draw(st.sampled_from(files))
+    intact = file.read_bytes()
     change = changed_json if file.suffix == ".json" else changed_bytes
-    message = damaged(loader, root, file, data.draw(change(file.read_bytes())))
+    try:
+        file.write_bytes(data.draw(change(intact)))
+        message = use(loader)
+    finally:
+        file.write_bytes(intact)
+        shutil.rmtree(root / "prepared", ignore_errors=True)
+    assert "\n" not in message
+    assert "Traceback" not in message
     event(f"{file.name}: {'refused' if message else 'trained on'}")
     count("damaged files")
     count(f"changed files of data sets {'refused' if message else 'trained on'}")

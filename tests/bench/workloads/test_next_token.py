@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from workflow.bench import workloads
 from workflow.bench.data.corpus import SEP, Split
-from workflow.bench.data.token_windows import TokenWindows
 from workflow.bench.support.config import ConfigError
+from workflow.bench.workloads.next_token import TokenWindows
 
 SIZE = {"vocabulary_size": 256, "validation_windows": 64}
 

@@ -29,18 +29,11 @@ def _modules() -> dict[str, str]:
     A module lists its data sets in the literal ``DATASETS``, a tuple or the keys of a mapping. It is read from the
     source, since importing every module of the folder would import torch.
     """
-    return {
-        dataset: f"{__name__}.{file.stem}"
-        for file in sorted(Path(__file__).parent.glob("*.py"))
-        for dataset in _datasets(ast.parse(file.read_text(encoding="utf-8")))
-    }
-
-
-def _datasets(source: ast.Module) -> list[str]:
-    """Return the strings in a module's ``DATASETS: Final = ("a", "b")`` or ``{"a": ..., "b": ...}``."""
-    for statement in source.body:
-        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "DATASETS":
-            literal = statement.value
-            names = literal.keys if isinstance(literal, ast.Dict) else getattr(literal, "elts", [])
-            return [ast.literal_eval(name) for name in names if name]
-    return []
+    found = {}
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        for statement in ast.parse(file.read_text(encoding="utf-8")).body:
+            if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == "DATASETS":
+                literal = statement.value
+                names = literal.keys if isinstance(literal, ast.Dict) else getattr(literal, "elts", [])
+                found.update({ast.literal_eval(name): f"{__name__}.{file.stem}" for name in names if name})
+    return found

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from workflow.bench.data.arrays import LabelledImages
 from workflow.bench.data.folder import DataNotFound, data_folder
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
-
-if TYPE_CHECKING:
-    from torchvision.datasets import CIFAR10
 
 DATASETS: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 """Titles by name."""
@@ -41,45 +37,36 @@ def load(name: str) -> LabelledImages:
     Raises:
         DataNotFound: a file is missing or damaged.
     """
-    dataset, root = _dataset(name), data_folder()
+    kind, root = _torchvision_class(name), data_folder()
     command = f"python -m workflow.bench.data.cifar {name}"
-    path = root / dataset.base_folder
+    path = root / kind.base_folder
     if not path.is_dir():
         raise DataNotFound(DATASETS[name], path, f"{command} downloads it")
-    try:
-        train, validation = (dataset(str(root), train=train) for train in (True, False))
-    except RuntimeError:  # torchvision's error for a checksum that differs
-        remedy = f"a file there is missing or damaged: remove that folder, then {command} downloads it"
-        raise DataNotFound(f"all of {DATASETS[name]}", path, remedy) from None
-    return LabelledImages(*_arrays(train), *_arrays(validation))
+    arrays = []
+    for train in (True, False):
+        try:
+            split = kind(str(root), train=train)
+        except RuntimeError:  # torchvision's error for a checksum that differs
+            remedy = f"a file there is missing or damaged: remove that folder, then {command} downloads it"
+            raise DataNotFound(f"all of {DATASETS[name]}", path, remedy) from None
+        # torchvision puts the channels last.
+        arrays += [np.ascontiguousarray(split.data.transpose(0, 3, 1, 2)), np.array(split.targets, dtype=np.int64)]
+    return LabelledImages(*arrays)
 
 
-def download(name: str) -> None:
-    """Download the missing files of ``cifar10`` or ``cifar100``, check them, and unpack them into the data folder.
-
-    Raises:
-        OSError: the network or room on the disk is missing.
-        RuntimeError: the download is damaged.
-    """
-    data_folder().mkdir(parents=True, exist_ok=True)
-    _dataset(name)(str(data_folder()), download=True)
-
-
-def _dataset(name: str) -> type[CIFAR10]:
+def _torchvision_class(name: str) -> Any:
     from workflow.bench.data.vision import datasets
 
     return {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[name]
 
 
-def _arrays(split: CIFAR10) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return np.ascontiguousarray(split.data.transpose(0, 3, 1, 2)), np.array(split.targets, dtype=np.int64)
-
-
 def _run(options: argparse.Namespace) -> None:
+    """Download the missing files, check them, and unpack them."""
     title = DATASETS[options.dataset]
     try:
-        download(options.dataset)
-    except (OSError, RuntimeError) as problem:
+        data_folder().mkdir(parents=True, exist_ok=True)
+        _torchvision_class(options.dataset)(str(data_folder()), download=True)
+    except (OSError, RuntimeError) as problem:  # no network, a full disk, or a checksum that differs
         raise ConfigError(f"{title}: {problem}") from None
     print(f"{title} is in {shown_path(data_folder())}")
 

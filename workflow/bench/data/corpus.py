@@ -1,29 +1,36 @@
-"""Documents as token ids: a WordPiece vocabulary, and the tokens of a training and a validation split.
+"""English text that comes with the packages, the docstrings of scikit-learn and SciPy: sentences, then token ids.
 
-Reading the text, training the vocabulary and tokenizing a million words takes seconds, so the result is kept in the
-data folder. Importing this module imports no torch.
+The sources are read with `ast`, without importing them. The text depends on the packages' versions alone: tests and
+files that a build writes are left out, since they differ between distributions. Reading the text, training the
+vocabulary and tokenizing a million words takes seconds, so the result is kept in the data folder.
+
+Importing this module imports no torch.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import re
 import string
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Final
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import array_cache, docstrings
-from workflow.bench.data.arrays import little_endian
-from workflow.bench.data.docstrings import Document
-from workflow.bench.data.folder import data_folder, versions
+from workflow.bench.data.arrays import load_or_make, named_arrays
+from workflow.bench.data.folder import DataNotFound, data_folder, versions
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 DATASETS: Final = ("docstrings",)
+PACKAGES: Final = ("scikit-learn", "scipy")
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
 SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -31,8 +38,25 @@ SPECIAL_TOKENS: Final = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALPHABET: Final = string.punctuation + string.digits + string.ascii_lowercase
 CONTINUATIONS: Final = tuple(f"##{letter}" for letter in string.digits + string.ascii_lowercase)
 """Word pieces of one character inside a word."""
+END_OF_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
+"""The space between two sentences."""
 
 _RECIPE: Final = "v1"
+_WRITTEN_BY_BUILDS: Final = frozenset({"__config__.py", "_distributor_init.py", "version.py"})
+_Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+_RULE = re.compile(r"([-=~^\"*+#.])\1{2,}(?:\s+\1{2,})*")  # a heading's underline, or a table's border
+_DIRECTIVE = re.compile(r"\.\. [\w-]+::.*|:[\w-]+:(?:\s.*)?|%\(\w+\)s")  # .. math::, :toctree:, %(example)s
+_MARKUP = re.compile(r":[a-z]+(?::[a-z]+)?:(?=`)|`~?|`")  # removed, so that :func:`~a.b` becomes a.b
+_WORD = re.compile(r"[A-Za-z]{2}")
+
+
+class Document(NamedTuple):
+    """One source file: its docstrings in their order, each a list of sentences."""
+
+    name: str
+    """Such as ``scipy/stats/_qmc.py``."""
+    docstrings: list[list[str]]
 
 
 @dataclass(frozen=True)
@@ -65,34 +89,16 @@ class Corpus:
     def fingerprint(self) -> str:
         """SHA-256 of the vocabulary and of all tokens and boundaries."""
         digest = hashlib.sha256()
-        for name, array in self.arrays().items():
+        for name, array in named_arrays(self).items():
             content = "\n".join(array).encode() if array.dtype.kind == "U" else array.tobytes()
             digest.update(f"{name} {array.shape} {len(content)}\n".encode())
             digest.update(content)
         return digest.hexdigest()
 
-    def arrays(self) -> dict[str, NDArray]:
-        """Return the arrays that `from_arrays` takes, integers in little-endian order."""
-        arrays: dict[str, NDArray] = {"vocabulary": self.vocabulary}
-        for name, split in (("train", self.train), ("validation", self.validation)):
-            for field in fields(Split):
-                array: NDArray = getattr(split, field.name)
-                arrays[f"{name}_{field.name}"] = little_endian(array)
-        return arrays
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Corpus:
-        """Return the corpus that `arrays` returned."""
-        train, validation = (
-            Split(**{field.name: arrays[f"{name}_{field.name}"] for field in fields(Split)})
-            for name in ("train", "validation")
-        )
-        return cls(arrays["vocabulary"], train, validation)
-
 
 def version() -> str:
     """Return the version of the corpus of the docstrings."""
-    return versions(*docstrings.PACKAGES, "tokenizers", recipe=_RECIPE)
+    return versions(*PACKAGES, "tokenizers", recipe=_RECIPE)
 
 
 def load(vocabulary_size: int) -> Corpus:
@@ -103,7 +109,7 @@ def load(vocabulary_size: int) -> Corpus:
         ValueError: the text has fewer word pieces than ``vocabulary_size``.
     """
     name = f"docstrings {version()} vocabulary {vocabulary_size}.npz".replace(", ", " ").replace(" ", "-")
-    return array_cache.load_or_make(data_folder() / name, Corpus, lambda: build(docstrings.read(), vocabulary_size))
+    return load_or_make(data_folder() / name, Corpus, lambda: build(read(), vocabulary_size))
 
 
 def build(documents: Sequence[Document], vocabulary_size: int) -> Corpus:
@@ -114,7 +120,7 @@ def build(documents: Sequence[Document], vocabulary_size: int) -> Corpus:
     """
     train = [document for document in documents if not is_validation(document.name)]
     validation = [document for document in documents if is_validation(document.name)]
-    vocabulary = train_vocabulary(
+    vocabulary = _train_vocabulary(
         (sentence for document in train for text in document.docstrings for sentence in text), vocabulary_size
     )
     return Corpus(np.array(vocabulary), _tokenize(train, vocabulary), _tokenize(validation, vocabulary))
@@ -125,13 +131,115 @@ def is_validation(name: str, one_in: int = 10) -> bool:
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8]) % one_in == 0
 
 
-def train_vocabulary(text: Iterable[str], size: int) -> list[str]:
+def read(packages: Sequence[str] = PACKAGES) -> list[Document]:
+    """Return the documents of all ``packages``, sorted by package and name.
+
+    If a docstring occurs several times, word for word, only the first one is kept, so that the splits share none.
+
+    Raises:
+        DataNotFound: a package is not installed, or its sources are not.
+    """
+    seen: set[tuple[str, ...]] = set()
+    documents: list[Document] = []
+    for package in packages:
+        before = len(documents)
+        for name, path in _sources(package):
+            try:
+                docstrings = [sentences(text) for text in _docstrings(path.read_bytes())]
+            except OSError as problem:
+                raise _not_found(package, f"{name}: {problem.strerror}") from None
+            except (SyntaxError, ValueError) as problem:
+                raise _not_found(package, f"{name}: it is not Python: {problem}") from None
+            new = []
+            for docstring in docstrings:
+                if docstring and tuple(docstring) not in seen:
+                    seen.add(tuple(docstring))
+                    new.append(docstring)
+            if new:
+                documents.append(Document(name, new))
+        if len(documents) == before:
+            raise _not_found(package, "no source has a docstring")
+    return documents
+
+
+def sentences(docstring: str) -> list[str]:
+    """Return the sentences of a docstring, in order, as plain text on one line each.
+
+    A full stop, a paragraph, and a line with another indentation (such as a parameter's name and type) end a sentence.
+    Headings, code examples, directives and the markup of roles are dropped.
+    """
+    result: list[str] = []
+    block: list[str] = []  # lines that are one running text so far
+    indentation = 0
+    in_example = False
+
+    def close_block() -> None:
+        text = " ".join(" ".join(block).split())
+        result.extend(sentence for sentence in END_OF_SENTENCE.split(text) if _WORD.search(sentence))
+        block.clear()
+
+    for line in [*docstring.splitlines(), ""]:
+        text = line.strip()
+        if not text:
+            close_block()
+            in_example = False
+        elif in_example:
+            continue
+        elif text.startswith(">>>"):
+            close_block()
+            in_example = True
+        elif _RULE.fullmatch(text):
+            if len(block) == 1:
+                block.clear()  # the underlined line is a heading
+            close_block()
+        elif _DIRECTIVE.fullmatch(text):
+            close_block()
+        else:
+            margin = len(line) - len(line.lstrip())
+            if margin != indentation:
+                close_block()
+                indentation = margin
+            block.append(_MARKUP.sub("", text))
+    return result
+
+
+def _sources(package: str) -> list[tuple[str, Path]]:
+    """Return the names and paths of the package's sources, sorted by name."""
+    try:
+        installed = distribution(package)
+    except PackageNotFoundError:
+        raise _not_found(package, "it is not installed") from None
+    names = sorted(
+        str(file)
+        for file in installed.files or ()
+        if file.suffix == ".py" and "tests" not in file.parts and file.name not in _WRITTEN_BY_BUILDS
+    )
+    return [(name, Path(str(installed.locate_file(name)))) for name in names]
+
+
+def _docstrings(source: bytes) -> Iterator[str]:
+    """Yield the docstrings of a source file, in their order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # invalid escapes in other packages' files are not our users' concern
+        tree = ast.parse(source)
+    documented = [node for node in ast.walk(tree) if isinstance(node, _Documented)]
+    for node in sorted(documented, key=lambda node: getattr(node, "lineno", 0)):
+        if docstring := ast.get_docstring(node):
+            yield docstring
+
+
+def _not_found(package: str, reason: str) -> DataNotFound:
+    return DataNotFound(
+        f"the docstrings of {package}",
+        f"this Python's site-packages ({reason})",
+        f"install {package} as requirements.lock pins it, with its .py files",
+    )
+
+
+def _train_vocabulary(text: Iterable[str], size: int) -> list[str]:
     """Return the WordPiece vocabulary of ``text``, by id: special tokens, characters, then pieces by frequency.
 
     Words with a character outside `ALPHABET` (lower case, ASCII) are unknown.
-
-    Raises:
-        ValueError: ``text`` has fewer pieces than ``size``.
     """
     from tokenizers import trainers
 
@@ -166,16 +274,16 @@ def tokenizer(vocabulary: Sequence[str], *, lowercase: bool = True) -> Tokenizer
 def _tokenize(documents: Sequence[Document], vocabulary: Sequence[str]) -> Split:
     texts = [text for document in documents for text in document.docstrings]
     encodings = tokenizer(vocabulary).encode_batch([sentence for text in texts for sentence in text])
-    sentences = [encoding.ids for encoding in encodings]
+    ids = [encoding.ids for encoding in encodings]
+
+    def boundaries(lengths: Iterable[int]) -> NDArray[np.int32]:
+        """Return where each of consecutive parts starts, and where the last one ends."""
+        return np.cumsum([0, *lengths], dtype=np.int32)
+
     return Split(
-        tokens=np.array([token for sentence in sentences for token in sentence], dtype=np.uint16),
-        sentences=_boundaries(map(len, sentences)),
-        docstrings=_boundaries(map(len, texts)),
-        documents=_boundaries(len(document.docstrings) for document in documents),
+        tokens=np.array([token for sentence in ids for token in sentence], dtype=np.uint16),
+        sentences=boundaries(map(len, ids)),
+        docstrings=boundaries(map(len, texts)),
+        documents=boundaries(len(document.docstrings) for document in documents),
         names=np.array([document.name for document in documents], dtype=np.str_),
     )
-
-
-def _boundaries(lengths: Iterable[int]) -> NDArray[np.int32]:
-    """Return where each of consecutive parts starts, and where the last one ends."""
-    return np.cumsum([0, *lengths], dtype=np.int32)

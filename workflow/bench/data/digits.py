@@ -58,12 +58,11 @@ def load() -> Digits:
     return Digits(*_split(images))
 
 
-def labels() -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def labels() -> list[NDArray[np.int64]]:
     """Return the digit that each image shows: of the training images, and of the validation images of `load`."""
     from sklearn.datasets import load_digits
 
-    train, validation = _split(load_digits().target.astype(np.int64))
-    return train, validation
+    return _split(load_digits().target.astype(np.int64))
 
 
 def _split(values: NDArray) -> list[NDArray]:

@@ -14,8 +14,7 @@ import numpy as np
 
 from workflow.bench.data import corpus
 from workflow.bench.data.corpus import Split
-from workflow.bench.data.features import HIGHEST_SCORE, Examples, pack
-from workflow.bench.data.questions import Questions
+from workflow.bench.data.features import HIGHEST_SCORE, Examples, Questions, pack, packed_texts
 
 DATASETS: Final = ("copy", "library", "package", "quotes", "similarity")
 
@@ -47,7 +46,7 @@ def package(vocabulary_size: int, length: int) -> Examples:
     These are the packages with the most text in both splits, each equally frequent.
     """
     text = corpus.load(vocabulary_size)
-    train, validation = (_windows(split, length - 2, _package) for split in (text.train, text.validation))
+    train, validation = (_windows(split, length - 2, 2) for split in (text.train, text.validation))
     ratio = len(text.train.tokens) / len(text.validation.tokens)
     size = {name: min(len(train[name]), ratio * len(validation[name])) for name in train.keys() & validation.keys()}
     largest = sorted(size, key=lambda name: (-size[name], name))[:PACKAGES]
@@ -57,7 +56,7 @@ def package(vocabulary_size: int, length: int) -> Examples:
 def library(vocabulary_size: int, length: int) -> Examples:
     """Return single texts of two classes: whether a window of a docstring is from scikit-learn or from SciPy."""
     text = corpus.load(vocabulary_size)
-    train, validation = (_windows(split, length - 2, _library) for split in (text.train, text.validation))
+    train, validation = (_windows(split, length - 2, 1) for split in (text.train, text.validation))
     return _balanced(train, validation, sorted(train), length)
 
 
@@ -69,7 +68,9 @@ def copy(vocabulary_size: int, length: int) -> Examples:
     """
 
     def labeled(sentences: list[list[_Word]], rng: np.random.Generator) -> Iterator[_Labeled]:
-        same_length = _by_length(sentences)
+        same_length = defaultdict(list)
+        for sentence in sentences:
+            same_length[len(sentence)].append(sentence)
         for number, sentence in enumerate(sentences):
             is_copy = number % 2
             candidates = same_length[len(sentence)]
@@ -117,59 +118,43 @@ def questions(vocabulary_size: int, length: int) -> Questions:
     text = corpus.load(vocabulary_size)
     pieces = text.vocabulary.tolist()
     closing = {pieces.index(opening): pieces.index(close) for opening, close in _CLOSING.items()}
-    seen: set[bytes] = set()
-    train, validation = (
-        _asked(split, limit, length, closing, seen)
-        for split, limit in ((text.train, _TRAIN), (text.validation, _VALIDATION))
-    )
     first_column = len(("[CLS]", "question", "[SEP]"))  # the column in which the context starts
+    seen: set[bytes] = set()
     features = []
-    for asked in (train, validation):
+    for split, limit in ((text.train, _TRAIN), (text.validation, _VALIDATION)):
+        found = [
+            (opening, sentence, span)
+            for sentence in _sentences(split, 4, length - 4, seen)
+            for opening, span in _spans(sentence, closing)
+        ]
+        asked = [found[n] for n in np.random.default_rng(_SEED).permutation(len(found))[:limit]]
         columns = [[first + first_column, last + first_column] for _, _, (first, last) in asked]
         segments = (([opening], sentence) for opening, sentence, _ in asked)
         features.append(pack(segments, np.array(columns, dtype=np.int64), length))
 
     contexts, answers = [], []
-    offsets = np.zeros((len(validation), length, 2), dtype=np.int32)
-    for row, (_, sentence, (first, last)) in enumerate(validation):
+    offsets = np.zeros((len(asked), length, 2), dtype=np.int32)
+    for row, (_, sentence, (first, last)) in enumerate(asked):  # those of the validation split
         context, spans = _spell([pieces[token] for token in sentence])
         offsets[row, first_column : first_column + len(spans)] = spans
         contexts.append(context)
         answers.append([context[spans[first][0] : spans[last][1]]])
-    return Questions(features[0], features[1], np.arange(len(validation)), offsets, tuple(contexts), tuple(answers))
+    return Questions(features[0], features[1], np.arange(len(asked)), offsets, packed_texts(contexts, answers))
 
 
-def _asked(
-    split: Split, limit: int, length: int, closing: dict[int, int], seen: set[bytes]
-) -> list[tuple[int, _Tokens, tuple[int, int]]]:
-    """Return at most ``limit`` random questions: opening token, sentence, and first and last place of the answer."""
-    asked = [
-        (opening, sentence, span)
-        for sentence in _sentences(split, 4, length - 4, seen)
-        for opening, span in _spans(sentence, closing)
-    ]
-    return [asked[n] for n in np.random.default_rng(_SEED).permutation(len(asked))[:limit]]
+def _windows(split: Split, size: int, folders: int) -> dict[str, list[_Tokens]]:
+    """Return adjacent windows of ``size`` tokens of every docstring that is long enough, by where its file lies.
 
-
-def _package(name: str) -> str:
-    """Return ``scipy.stats`` for ``scipy/stats/_qmc.py``."""
-    return ".".join(name.removesuffix(".py").split("/")[:2])
-
-
-def _library(name: str) -> str:
-    """Return ``scipy`` for ``scipy/stats/_qmc.py``."""
-    return name.partition("/")[0]
-
-
-def _windows(split: Split, size: int, group: Callable[[str], str]) -> dict[str, list[_Tokens]]:
-    """Return adjacent windows of ``size`` tokens of every docstring that is long enough, by the group of its file."""
+    folders: how many; 2 give ``scipy.stats`` for ``scipy/stats/_qmc.py``.
+    """
     windows = defaultdict(list)
     ends = split.sentences[split.docstrings]  # in tokens
     document = np.searchsorted(split.documents, np.arange(len(split.docstrings) - 1), side="right") - 1
     for docstring, name in enumerate(split.names[document]):
         tokens = split.tokens[ends[docstring] : ends[docstring + 1]].tolist()
         for start in range(0, min(len(tokens) + 1, (_MAX_WINDOWS + 1) * size) - size, size):
-            windows[group(str(name))].append(tokens[start : start + size])
+            place = ".".join(str(name).removesuffix(".py").split("/")[:folders])
+            windows[place].append(tokens[start : start + size])
     return windows
 
 
@@ -250,13 +235,6 @@ def _words(tokens: _Tokens, starts_word: np.ndarray) -> list[_Word]:
         else:
             words[-1].append(token)
     return [tuple(word) for word in words]
-
-
-def _by_length(sentences: list[list[_Word]]) -> dict[int, list[list[_Word]]]:
-    groups = defaultdict(list)
-    for sentence in sentences:
-        groups[len(sentence)].append(sentence)
-    return groups
 
 
 def _flat(words: Sequence[_Word]) -> _Tokens:

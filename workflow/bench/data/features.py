@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import array_cache, corpus
-from workflow.bench.data.arrays import little_endian
+from workflow.bench.data import corpus
+from workflow.bench.data.arrays import load_or_make
 from workflow.bench.data.corpus import CLS, PAD, SEP
 from workflow.bench.data.folder import DataNotFound, data_folder
 
@@ -26,7 +26,7 @@ HIGHEST_SCORE: Final = 5.0
 
 _RECIPE: Final = "v1"
 
-P = TypeVar("P", bound=array_cache.Prepared)
+P = TypeVar("P")
 
 
 @dataclass(frozen=True)
@@ -60,30 +60,41 @@ class Features:
             "attention_mask": is_text.astype(np.int64),
         }
 
-    def arrays(self, prefix: str) -> dict[str, NDArray]:
-        """Return the arrays that `from_arrays` takes, their names starting with ``prefix``."""
-        return {f"{prefix}_{field.name}": getattr(self, field.name) for field in fields(self)}
 
-    @classmethod
-    def from_arrays(cls, prefix: str, arrays: Mapping[str, NDArray]) -> Features:
-        """Return the features that `arrays` returned."""
-        return cls(**{field.name: arrays[f"{prefix}_{field.name}"] for field in fields(cls)})
-
-
-class Examples(NamedTuple):
+@dataclass(frozen=True)
+class Examples:
     """Both splits of a task."""
 
     train: Features
     validation: Features
 
-    def arrays(self) -> dict[str, NDArray]:
-        """Return the arrays that `from_arrays` takes."""
-        return {**self.train.arrays("train"), **self.validation.arrays("validation")}
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Examples:
-        """Return the examples that `arrays` returned."""
-        return cls(Features.from_arrays("train", arrays), Features.from_arrays("validation", arrays))
+@dataclass(frozen=True)
+class Questions:
+    """Both splits of a task whose answers lie inside a context; a feature is a question and a window of its context.
+
+    Labels are the columns of the answer's first and last token.
+    """
+
+    train: Features
+    validation: Features
+    question: NDArray[np.int64]
+    """``[features]``, rising: the question that each validation feature belongs to."""
+    offsets: NDArray[np.int32]
+    """``[features, length, 2]``: first character, and last one plus 1, of each token of a validation feature in its
+    context; equal, such as (0, 0), for tokens outside the context."""
+    texts: NDArray[np.uint8]
+    """What `packed_texts` makes of each validation question's context, and of its correct answers."""
+
+    def contexts_and_answers(self) -> tuple[list[str], list[list[str]]]:
+        """Return the context of each validation question, and the answers to it, each of which is accepted."""
+        contexts, answers = json.loads(self.texts.tobytes())
+        return contexts, answers
+
+
+def packed_texts(contexts: Sequence[str], answers: Sequence[Sequence[str]]) -> NDArray[np.uint8]:
+    """Return `Questions.texts`, as bytes of JSON."""
+    return np.frombuffer(json.dumps([contexts, answers]).encode(), dtype=np.uint8)
 
 
 def pack(segments: Iterable[tuple[Sequence[int], Sequence[int] | None]], labels: NDArray, length: int) -> Features:
@@ -94,15 +105,27 @@ def pack(segments: Iterable[tuple[Sequence[int], Sequence[int] | None]], labels:
         labels: ``[n]`` or ``[n, 2]``, see `Features.labels`.
         length: tokens of a row.
     """
-    tokens = np.full((len(labels), length), PAD, dtype=np.uint16)
-    second = np.zeros(len(labels), dtype=np.uint16)
-    lengths = np.zeros(len(labels), dtype=np.uint16)
-    for row, (first, after) in enumerate(segments):
+    rows = []
+    for first, after in segments:
         head = [CLS, *first[: length - 2], SEP]
-        text = head if after is None else [*head, *after[: length - len(head) - 1], SEP]
+        rows.append((head if after is None else [*head, *after[: length - len(head) - 1], SEP], len(head)))
+    return _padded(rows, labels, length)
+
+
+def from_encodings(encodings: Sequence[Any], labels: NDArray, length: int) -> Features:
+    """Return the features of texts that a tokenizer has encoded, cut to ``length`` tokens, with [CLS] and [SEP]."""
+    # A token's type id is 1 in the second segment.
+    rows = [(encoding.ids, len(encoding.ids) - sum(encoding.type_ids)) for encoding in encodings]
+    return _padded(rows, labels, length)
+
+
+def _padded(rows: Sequence[tuple[Sequence[int], int]], labels: NDArray, length: int) -> Features:
+    """Return features of rows of tokens, each with the column in which its second segment starts."""
+    tokens = np.full((len(rows), length), PAD, dtype=np.uint16)
+    for row, (text, _) in enumerate(rows):
         tokens[row, : len(text)] = text
-        second[row], lengths[row] = len(head), len(text)
-    return Features(tokens, second, lengths, labels)
+    seconds, lengths = [start for _, start in rows], [len(text) for text, _ in rows]
+    return Features(tokens, np.array(seconds, dtype=np.uint16), np.array(lengths, dtype=np.uint16), labels)
 
 
 def encode(
@@ -112,43 +135,27 @@ def encode(
     tokenizer = vocabulary.tokenizer()
     tokenizer.enable_truncation(length, strategy="longest_first")
     texts = list(first) if second is None else list(zip(first, second, strict=True))
-    encodings = tokenizer.encode_batch(texts)
-    tokens = np.full((len(texts), length), PAD, dtype=np.uint16)
-    starts = np.zeros(len(texts), dtype=np.uint16)
-    lengths = np.zeros(len(texts), dtype=np.uint16)
-    for row, encoding in enumerate(encodings):
-        lengths[row] = len(encoding.ids)
-        tokens[row, : lengths[row]] = encoding.ids
-        starts[row] = lengths[row] - sum(encoding.type_ids)  # a token's type id is 1 in the second segment
-    return Features(tokens, starts, lengths, labels)
-
-
-def fingerprint(arrays: Mapping[str, NDArray]) -> str:
-    """Return the SHA-256 of named arrays."""
-    digest = hashlib.sha256()
-    for name in sorted(arrays):
-        array = np.ascontiguousarray(arrays[name])
-        digest.update(f"{name} {array.dtype.kind}{array.dtype.itemsize} {array.shape}\n".encode())
-        digest.update(little_endian(array).tobytes())
-    return digest.hexdigest()
+    return from_encodings(tokenizer.encode_batch(texts), labels, length)
 
 
 def prepared(
-    name: str, kind: type[P], settings: Mapping[str, object], sources: Sequence[Path], make: Callable[[], P]
+    name: str, kind: type[P], vocabulary: Vocabulary, length: int, files: Sequence[Path], make: Callable[[], P]
 ) -> P:
-    """Return prepared data from the data folder, or make it and keep it there.
+    """Return features from the data folder, or make them and keep them there.
 
     Args:
         name: the first part of the file's name.
         kind: the type that ``make`` returns.
-        settings: the settings that the data depends on.
-        sources: the files, or folders of files, that it is made of; it is made anew if one has another size or date.
-        make: returns the data.
+        vocabulary: that of the tokens.
+        length: tokens of a row.
+        files: the files and folders that they are made of; they are made anew if one has another size or date.
+        make: returns the features.
     """
-    stamps = [(str(path), status.st_size, status.st_mtime_ns) for path in sources for status in [path.stat()]]
-    key = json.dumps([_RECIPE, version("tokenizers"), dict(settings), stamps], sort_keys=True)
+    stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in [*files, vocabulary.path]]
+    settings = {"vocabulary": vocabulary.name, "length": length}
+    key = json.dumps([_RECIPE, version("tokenizers"), settings, stamps], sort_keys=True)
     path = data_folder() / "prepared" / f"{name}-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
-    return array_cache.load_or_make(path, kind, make)
+    return load_or_make(path, kind, make)
 
 
 class Vocabulary:
@@ -164,22 +171,22 @@ class Vocabulary:
     """
 
     def __init__(self, *, cased: bool, size: int | None = None) -> None:
-        name = "bert-cased" if cased else "bert-uncased"
-        path = data_folder() / name / "vocab.txt"
-        remedy = f"put the vocab.txt of google-bert/bert-{'base' if cased else 'large'}-{name[5:]} there"
-        self.name, self._cased, self.path = name, cased, path
+        self.name, self._cased = "bert-cased" if cased else "bert-uncased", cased
+        self.path = data_folder() / self.name / "vocab.txt"
+        remedy = f"put the vocab.txt of google-bert/bert-{'base' if cased else 'large'}-{self.name[5:]} there"
         try:
-            self.pieces = path.read_text(encoding="utf-8").splitlines()
+            self.pieces = self.path.read_text(encoding="utf-8").splitlines()
         except FileNotFoundError:
-            raise DataNotFound(f"{name}'s vocabulary", path, remedy) from None
+            raise DataNotFound(f"{self.name}'s vocabulary", self.path, remedy) from None
         except UnicodeDecodeError as problem:
             reason = f"it is not UTF-8 text at byte {problem.start}"
-            raise DataNotFound(f"{name}'s vocabulary", path, f"{reason}; {remedy}") from None
+            raise DataNotFound(f"{self.name}'s vocabulary", self.path, f"{reason}; {remedy}") from None
         missing = [piece for piece in corpus.SPECIAL_TOKENS if piece not in self.pieces]
         if missing:
-            raise DataNotFound(f"{name}'s vocabulary", path, f"{missing[0]} is not in the file; {remedy}")
+            reason = f"{missing[0]} is not in the file"
+            raise DataNotFound(f"{self.name}'s vocabulary", self.path, f"{reason}; {remedy}")
         if size is not None and len(self.pieces) != size:
-            raise ValueError(f"vocabulary_size={size}: {path} has {len(self.pieces)} word pieces.")
+            raise ValueError(f"vocabulary_size={size}: {self.path} has {len(self.pieces)} word pieces.")
 
     def special(self) -> tuple[int, ...]:
         """Return the ids of PAD, UNKNOWN, CLS, SEP and MASK."""

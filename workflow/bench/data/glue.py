@@ -16,9 +16,6 @@ from workflow.bench.data import features
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary
 from workflow.bench.data.folder import DataNotFound, data_folder, versions
 
-_RECIPE: Final = "GLUE v1"
-_REMEDY: Final = "download the task from the GLUE benchmark's page and unpack it as glue/{}"
-
 
 class _Layout(NamedTuple):
     """A task's files and columns; a column is its name in the header, or its number if there is no header."""
@@ -33,18 +30,26 @@ class _Layout(NamedTuple):
     """The values of the label's column in the order of the classes; none for a score."""
     development: str = "dev.tsv"
 
+    def not_found(self, where: Path | str, reason: str = "") -> DataNotFound:
+        """Return the error of a file that is missing, or does not have the layout of the official one."""
+        remedy = f"download the task from the GLUE benchmark's page and unpack it as glue/{self.folder}"
+        return DataNotFound(f"GLUE's {self.folder}", where, f"{reason}{remedy}")
+
+    def allows(self, label: str) -> bool:
+        """Return whether a text is a class or a similarity score as in the official files."""
+        if self.classes:
+            return label in self.classes
+        try:
+            return 0 <= float(label) <= HIGHEST_SCORE
+        except ValueError:
+            return False
+
 
 _BINARY: Final = ("0", "1")
 _ENTAILMENT: Final = ("entailment", "not_entailment")
+_NLI: Final = ("contradiction", "entailment", "neutral")
 DATASETS: Final = {
-    "mnli": _Layout(
-        "MNLI",
-        "sentence1",
-        "sentence2",
-        "gold_label",
-        ("contradiction", "entailment", "neutral"),
-        "dev_matched.tsv",
-    ),
+    "mnli": _Layout("MNLI", "sentence1", "sentence2", "gold_label", _NLI, "dev_matched.tsv"),
     "qqp": _Layout("QQP", "question1", "question2", "is_duplicate", _BINARY),
     "qnli": _Layout("QNLI", "question", "sentence", "label", _ENTAILMENT),
     "sst2": _Layout("SST-2", "sentence", None, "label", _BINARY),
@@ -57,7 +62,7 @@ DATASETS: Final = {
 
 def version() -> str:
     """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe=_RECIPE)
+    return versions("tokenizers", recipe="GLUE v1")
 
 
 def load(task: str, vocabulary: Vocabulary, length: int) -> Examples:
@@ -71,25 +76,23 @@ def load(task: str, vocabulary: Vocabulary, length: int) -> Examples:
     files = [folder / "train.tsv", folder / layout.development]
     for file in files:
         if not file.is_file():
-            raise DataNotFound(f"GLUE's {layout.folder}", file, _REMEDY.format(layout.folder))
+            raise layout.not_found(file)
 
     def make() -> Examples:
         return Examples(*(_encode(file, layout, vocabulary, length) for file in files))
 
-    settings = {"task": task, "vocabulary": vocabulary.name, "length": length}
-    return features.prepared(f"glue-{task}", Examples, settings, [*files, vocabulary.path], make)
+    return features.prepared(f"glue-{task}", Examples, vocabulary, length, files, make)
 
 
 def _encode(file: Path, layout: _Layout, vocabulary: Vocabulary, length: int) -> Features:
     rows = list(_read(file, layout))
     if not rows:
-        raise DataNotFound(f"GLUE's {layout.folder}", file, f"it has no example; {_REMEDY.format(layout.folder)}")
+        raise layout.not_found(file, "it has no example; ")
     first, second, labels = zip(*rows, strict=True)
-    values = (
-        np.array([layout.classes.index(label) for label in labels], dtype=np.int64)
-        if layout.classes
-        else np.array(labels, dtype=np.float32)
-    )
+    if layout.classes:
+        values = np.array([layout.classes.index(label) for label in labels], dtype=np.int64)
+    else:
+        values = np.array(labels, dtype=np.float32)
     return features.encode(first, None if layout.second is None else second, values, vocabulary, length)
 
 
@@ -100,47 +103,25 @@ def _read(file: Path, layout: _Layout) -> Iterator[tuple[str, str, str]]:
     """
     try:
         # Not splitlines, which also splits at characters that occur inside texts, such as U+2028.
-        lines = file.read_text(encoding="utf-8-sig").split("\n")
+        lines = [line.rstrip("\r").split("\t") for line in file.read_text(encoding="utf-8-sig").split("\n")]
     except UnicodeDecodeError as problem:
         before = file.read_bytes()[: problem.start].count(b"\n")
-        raise _wrong(file, layout, before + 1, "it is not UTF-8 text") from None
-    columns = _columns(file, layout, lines[0])
-    header_lines = 1 if isinstance(layout.first, str) else 0
-    for number, line in enumerate(lines[header_lines:], header_lines + 1):
-        fields = line.rstrip("\r").split("\t")
+        raise layout.not_found(f"{file}, line {before + 1}: it is not UTF-8 text") from None
+    wanted = (layout.first, layout.first if layout.second is None else layout.second, layout.label)
+    header = lines[0]
+    missing = [column for column in wanted if isinstance(column, str) and column not in header]
+    if missing:
+        raise layout.not_found(f"{file}, line 1: no column '{missing[0]}'")
+    columns = [header.index(column) if isinstance(column, str) else column for column in wanted]
+    start = int(isinstance(layout.first, str))  # the lines of the header
+    for number, fields in enumerate(lines[start:], start + 1):
         if fields == [""]:
             continue
-        # Some rows of QQP's official training file lack their last columns.
-        if layout.folder == "QQP" and len(fields) <= max(columns):
-            continue
         if len(fields) <= max(columns):
-            raise _wrong(file, layout, number, f"{len(fields)} columns")
+            if layout.folder == "QQP":
+                continue  # some rows of its official training file lack their last columns
+            raise layout.not_found(f"{file}, line {number}: {len(fields)} columns")
         first, second, label = (fields[column] for column in columns)
-        if not (label in layout.classes if layout.classes else _is_score(label)):
-            raise _wrong(file, layout, number, f"the label '{label}'")
+        if not layout.allows(label):
+            raise layout.not_found(f"{file}, line {number}: the label '{label}'")
         yield first, second, label
-
-
-def _columns(file: Path, layout: _Layout, header: str) -> list[int]:
-    """Return the numbers of the columns of both texts and the label."""
-    columns = [layout.first, layout.first if layout.second is None else layout.second, layout.label]
-    if not isinstance(layout.first, str):
-        return [int(column) for column in columns]
-    names = header.rstrip("\r").split("\t")
-    missing = [str(column) for column in columns if column not in names]
-    if missing:
-        raise _wrong(file, layout, 1, f"no column '{missing[0]}'")
-    return [names.index(str(column)) for column in columns]
-
-
-def _is_score(label: str) -> bool:
-    """Return whether a label is a similarity score as in the official files."""
-    try:
-        return 0 <= float(label) <= HIGHEST_SCORE
-    except ValueError:
-        return False
-
-
-def _wrong(file: Path, layout: _Layout, line: int, problem: str) -> DataNotFound:
-    """Return the error of a file that does not have the layout of the official one."""
-    return DataNotFound(f"GLUE's {layout.folder}", f"{file}, line {line}: {problem}", _REMEDY.format(layout.folder))

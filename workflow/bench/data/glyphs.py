@@ -71,7 +71,8 @@ def _drawn(font: str) -> NDArray[np.uint8]:
 
     side = SHAPE[1]
     middle = (side / 2, side / 2)
-    path = _font_folder() / font
+    # Where matplotlib keeps its fonts, without importing it.
+    path = Path(str(distribution("matplotlib").locate_file(f"matplotlib/mpl-data/fonts/ttf/{font}")))
     try:
         # For a path that it cannot read, Pillow takes a font of this name from the system. The basic layout is there in
         # every build of Pillow.
@@ -83,8 +84,3 @@ def _drawn(font: str) -> NDArray[np.uint8]:
     except OSError as problem:
         raise damaged("matplotlib's fonts", path, problem) from None
     return np.stack([np.asarray(image) for image in images])
-
-
-def _font_folder() -> Path:
-    """Return where matplotlib keeps its fonts, without importing it."""
-    return Path(str(distribution("matplotlib").locate_file("matplotlib/mpl-data/fonts/ttf")))

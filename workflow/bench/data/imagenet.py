@@ -8,14 +8,14 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NamedTuple, Self
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from workflow.bench.data import array_cache
+from workflow.bench.data.arrays import load_or_make
 from workflow.bench.data.folder import DataNotFound, data_folder
 
 if TYPE_CHECKING:
@@ -64,25 +64,6 @@ class Files:
         return self.root / self.names[index]
 
 
-class _Listing(NamedTuple):
-    """The names of both splits' files, in the order of torchvision's ImageFolder, which lists them."""
-
-    train: list[str]
-    val: list[str]
-
-    def arrays(self) -> dict[str, NDArray]:
-        """Return the arrays that `from_arrays` takes: names as bytes, separated by zeros."""
-        return {
-            split: np.frombuffer(os.fsencode("\0".join(names)), np.uint8)
-            for split, names in zip(_SPLITS, self, strict=True)
-        }
-
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, NDArray]) -> Self:
-        """Return the listing that `arrays` returned."""
-        return cls(*(os.fsdecode(arrays[split].tobytes()).split("\0") for split in _SPLITS))
-
-
 class ImageNet(NamedTuple):
     """Both splits."""
 
@@ -97,6 +78,14 @@ class ImageNet(NamedTuple):
             lines = (f"{name} {label}\n" for name, label in zip(split.names, split.labels, strict=True))
             digest.update(os.fsencode("".join(lines)))
         return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class _Listing:
+    """The names of both splits' files as bytes, separated by zeros, in the order in which ImageFolder lists them."""
+
+    train: NDArray[np.uint8]
+    val: NDArray[np.uint8]
 
 
 def version() -> str:
@@ -115,10 +104,11 @@ def load() -> ImageNet:
     """
     root = data_folder() / "imagenet"
     try:
-        names = array_cache.load_or_make(_kept_at(root), _Listing, lambda: _listed(root))
-        data = ImageNet(*(Files(root / split, files) for split, files in zip(_SPLITS, names, strict=True)))
-    except FileNotFoundError:  # torchvision raises it for a missing folder and for a class without an image
+        listing = load_or_make(_kept_at(root), _Listing, lambda: _list(root))
+    except FileNotFoundError:  # also torchvision's error for a class without an image
         raise DataNotFound("ImageNet", root, _REMEDY) from None
+    names = (os.fsdecode(split.tobytes()).split("\0") for split in (listing.train, listing.val))
+    data = ImageNet(*(Files(root / split, files) for split, files in zip(_SPLITS, names, strict=True)))
     for split in data:
         if len(split.classes) != CLASSES:
             number = f"{split.root} has {len(split.classes)} classes"
@@ -129,11 +119,7 @@ def load() -> ImageNet:
 
 
 def _kept_at(root: Path) -> Path:
-    """Return the file that keeps the names. Its own name states when a file was last added to each class, or removed.
-
-    Raises:
-        FileNotFoundError: the folder of a split is missing.
-    """
+    """Return the file that keeps the names; its own name states when a file last came to each class, or left it."""
     stamps = [
         sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(root / split) if entry.is_dir())
         for split in _SPLITS
@@ -142,17 +128,12 @@ def _kept_at(root: Path) -> Path:
     return data_folder() / "prepared" / f"imagenet-{key}.npz"
 
 
-def _listed(root: Path) -> _Listing:
-    """Return the names of the files, which takes as many directory entries.
-
-    Raises:
-        FileNotFoundError: a class has no image.
-    """
+def _list(root: Path) -> _Listing:
     from workflow.bench.data.vision import datasets
 
-    return _Listing(
-        *(
-            [Path(path).relative_to(root / split).as_posix() for path, _ in datasets.ImageFolder(root / split).samples]
-            for split in _SPLITS
-        )
-    )
+    names = []
+    for split in _SPLITS:
+        samples = datasets.ImageFolder(root / split).samples
+        files = [Path(path).relative_to(root / split).as_posix() for path, _ in samples]
+        names.append(np.frombuffer(os.fsencode("\0".join(files)), np.uint8))
+    return _Listing(*names)

@@ -100,34 +100,26 @@ def load(dataset: str, size: int) -> Images:
     """
     match dataset:
         case "digits":
-            return _digits(size)
+            pixels, labels = digits.load(), digits.labels()
+            content = pixels.fingerprint.encode() + b"".join(part.tobytes() for part in labels)
+            train, held_out = (_scaled(torch.from_numpy(part)[:, None], size) for part in pixels)
+            train_labels, held_out_labels = (torch.from_numpy(part) for part in labels)
+            # No augmentation: a mirrored digit is not a digit.
+            return InMemory(train, train_labels, held_out, held_out_labels, hashlib.sha256(content).hexdigest())
         case "cifar10" | "cifar100":
             data = cifar.load(dataset)
-            train, train_labels, validation, validation_labels = (torch.from_numpy(array) for array in data)
-            train, validation = _scaled(train, size), _scaled(validation, size)
-            return InMemory(train, train_labels, validation, validation_labels, data.fingerprint, shifted_and_mirrored)
+            train, train_labels, held_out, held_out_labels = (torch.from_numpy(array) for array in data)
+            train, held_out = _scaled(train, size), _scaled(held_out, size)
+            return InMemory(train, train_labels, held_out, held_out_labels, data.fingerprint, shifted_and_mirrored)
         case "glyphs":
-            return _glyphs(size)
+            data = glyphs.load()
+            train, train_labels, held_out, held_out_labels = (torch.from_numpy(array) for array in data)
+            train, held_out = _scaled(train / 255, size), _scaled(held_out / 255, size)
+            return InMemory(train, train_labels, held_out, held_out_labels, data.fingerprint, turned, _COPIES)
         case "imagenet":
             return InFiles(imagenet.load(), size)
         case _:
             raise ValueError(f"{dataset=} must be one of {', '.join(FACTS)}.")
-
-
-def _digits(size: int) -> InMemory:
-    pixels, labels = digits.load(), digits.labels()
-    fingerprint = hashlib.sha256(pixels.fingerprint.encode() + b"".join(part.tobytes() for part in labels))
-    train, validation = (_scaled(torch.from_numpy(part)[:, None], size) for part in pixels)
-    train_labels, validation_labels = (torch.from_numpy(part) for part in labels)
-    # No augmentation: a mirrored digit is not a digit.
-    return InMemory(train, train_labels, validation, validation_labels, fingerprint.hexdigest())
-
-
-def _glyphs(size: int) -> InMemory:
-    data = glyphs.load()
-    train, train_labels, held_out, held_out_labels = (torch.from_numpy(array) for array in data)
-    train, held_out = (_scaled(part / 255, size) for part in (train, held_out))
-    return InMemory(train, train_labels, held_out, held_out_labels, data.fingerprint, turned, _COPIES)
 
 
 def _scaled(images: Tensor, size: int) -> Tensor:

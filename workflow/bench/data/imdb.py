@@ -17,14 +17,13 @@ from workflow.bench.data.folder import DataNotFound, data_folder, versions
 
 DATASETS: Final = ("imdb",)
 
-_RECIPE: Final = "IMDB v1"
 _CLASSES: Final = ("neg", "pos")
 _REMEDY: Final = "unpack the official aclImdb_v1.tar.gz of the Large Movie Review Dataset in the data folder"
 
 
 def version() -> str:
     """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe=_RECIPE)
+    return versions("tokenizers", recipe="IMDB v1")
 
 
 def load(vocabulary: Vocabulary, length: int) -> Examples:
@@ -42,8 +41,7 @@ def load(vocabulary: Vocabulary, length: int) -> Examples:
     def make() -> Examples:
         return Examples(*(_encode(root / split, vocabulary, length) for split in ("train", "test")))
 
-    settings = {"vocabulary": vocabulary.name, "length": length}
-    return features.prepared("imdb", Examples, settings, [*folders, vocabulary.path], make)
+    return features.prepared("imdb", Examples, vocabulary, length, folders, make)
 
 
 def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
@@ -53,13 +51,10 @@ def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
         files = sorted((folder / name).glob("*.txt"))
         if not files:
             raise DataNotFound("IMDB", folder / name, f"it has no review; {_REMEDY}")
-        texts += [_read(file).replace("<br />", " ") for file in files]
-        labels += [label] * len(files)
+        for file in files:
+            try:
+                texts.append(file.read_text(encoding="utf-8").replace("<br />", " "))
+            except UnicodeDecodeError as problem:
+                raise DataNotFound("IMDB", f"{file} (not UTF-8 text at byte {problem.start})", _REMEDY) from None
+            labels.append(label)
     return features.encode(texts, None, np.array(labels, dtype=np.int64), vocabulary, length)
-
-
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError as problem:
-        raise DataNotFound("IMDB", f"{file} (not UTF-8 text at byte {problem.start})", _REMEDY) from None

@@ -13,13 +13,14 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
+from itertools import chain, groupby
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from workflow.bench.data import docstrings, shards
-from workflow.bench.data.corpus import is_validation
+from workflow.bench.data import shards
+from workflow.bench.data.corpus import END_OF_SENTENCE, is_validation
 from workflow.bench.data.features import Vocabulary
 from workflow.bench.support.files import write_atomically, write_json
 
@@ -31,9 +32,8 @@ _RANDOM: Final = 0.5
 Tokens = list[int]
 
 
-@dataclass(frozen=True)
-class Document:
-    """A text with a name, which decides its split."""
+class NamedText(NamedTuple):
+    """A document; its name decides its split."""
 
     name: str
     text: str
@@ -51,12 +51,13 @@ class Settings:
     seed: int
 
 
-def read(folder: Path, separation: str) -> Iterator[Document]:
+def read(folder: Path, separation: str) -> Iterator[NamedText]:
     """Yield the documents of all text files under ``folder``, in the order of their paths.
 
     Args:
         folder: searched for ``*.txt`` files, with its subfolders.
-        separation: "files" if each file is a document, "blank-lines" if blank lines separate documents.
+        separation: "files" if each file is a document; "blank-lines" if blank lines separate documents, which are then
+            named ``<file>:0``, ``<file>:1``, ...
 
     Raises:
         ValueError: no text file is there, or one is not UTF-8.
@@ -68,31 +69,19 @@ def read(folder: Path, separation: str) -> Iterator[Document]:
         name = str(path.relative_to(folder))
         try:
             if separation == "files":
-                yield Document(name, path.read_text(encoding="utf-8"))
+                yield NamedText(name, path.read_text(encoding="utf-8"))
                 continue
-            with path.open(encoding="utf-8") as file:
-                yield from _between_blank_lines(name, file)
+            with path.open(encoding="utf-8") as file:  # of any size: it is read line by line
+                groups = groupby(file, key=lambda line: bool(line.strip()))
+                for number, text in enumerate("".join(lines) for has_text, lines in groups if has_text):
+                    yield NamedText(f"{name}:{number}", text)
         except UnicodeDecodeError as problem:
             raise ValueError(f"{path}: not UTF-8 text: {problem.reason} at byte {problem.start}") from None
 
 
-def _between_blank_lines(name: str, lines: Iterator[str]) -> Iterator[Document]:
-    """Yield the documents of a file, named ``<file>:0``, ``<file>:1``, ..."""
-    document: list[str] = []
-    number = 0
-    for line in lines:
-        if line.strip():
-            document.append(line)
-        elif document:
-            yield Document(f"{name}:{number}", "".join(document))
-            document, number = [], number + 1
-    if document:
-        yield Document(f"{name}:{number}", "".join(document))
-
-
-def parts(documents: Iterator[Document], megabytes: float) -> Iterator[list[Document]]:
+def _parts(documents: Iterator[NamedText], megabytes: float) -> Iterator[list[NamedText]]:
     """Yield the documents in parts of about ``megabytes`` million characters, each of which becomes a shard."""
-    part: list[Document] = []
+    part: list[NamedText] = []
     size = 0
     for document in documents:
         part.append(document)
@@ -128,14 +117,14 @@ def pairs(
             size += len(sentences[position])
             if position == len(sentences) - 1 or size >= target:
                 cut = 1 if len(chunk) == 1 else int(rng.integers(1, len(chunk)))
-                first = _joined(chunk[:cut])
+                first = list(chain(*chunk[:cut]))
                 # A chunk of one sentence has no rest, so its second segment must be random.
                 is_random = len(documents) > 1 and (len(chunk) == 1 or rng.random() < _RANDOM)
                 if is_random:
                     second = _random_segment(documents, number, target - len(first), rng)
                     position -= len(chunk) - cut  # the sentences after the cut start the next chunk
                 else:
-                    second = _joined(chunk[cut:])
+                    second = list(chain(*chunk[cut:]))
                 if first and second:
                     yield *_cut(first, second, room, rng), is_random
                 target = _target(room, rng)
@@ -146,10 +135,6 @@ def pairs(
 def _target(room: int, rng: np.random.Generator) -> int:
     """Return the number of tokens that a pair should have: ``room``, or one time in ten a smaller random number."""
     return int(rng.integers(2, room + 1)) if rng.random() < _SHORT else room
-
-
-def _joined(sentences: Sequence[Tokens]) -> Tokens:
-    return [token for sentence in sentences for token in sentence]
 
 
 def _random_segment(
@@ -184,7 +169,9 @@ def _cut(first: Tokens, second: Tokens, room: int, rng: np.random.Generator) -> 
     return shortened[0], shortened[1]
 
 
-def make_part(folder: Path, number: int, documents: list[Document], settings: Settings, vocabulary: Vocabulary) -> Any:
+def make_part(
+    folder: Path, number: int, documents: list[NamedText], settings: Settings, vocabulary: Vocabulary
+) -> dict[str, Any]:
     """Write the shards of one part, one for each split, and return their entries in the manifest, by split."""
     entries: dict[str, Any] = {}
     for split in shards.SPLITS:
@@ -193,19 +180,24 @@ def make_part(folder: Path, number: int, documents: list[Document], settings: Se
         rng = np.random.default_rng([settings.seed, number, held_out])
         segments = list(pairs(_tokenize(chosen, vocabulary), settings.sequence_length, rng))
         if segments:
-            specials = shards.Specials(*vocabulary.special())
-            arrays = _pack(segments, settings.sequence_length, specials)
-            entries[split] = _write_shard(folder, f"{split}-{number:05}", arrays)
+            arrays = _pack(segments, settings.sequence_length, vocabulary)
+            name, digest = f"{split}-{number:05}", hashlib.sha256()
+            for kind, array in arrays.items():
+                content = io.BytesIO()
+                np.save(content, array, allow_pickle=False)
+                write_atomically(folder / f"{name}.{kind}.npy", content.getvalue())
+                digest.update(content.getvalue())
+            entries[split] = {"name": name, "pairs": len(segments), "sha256": digest.hexdigest()}
     return entries
 
 
-def _tokenize(documents: Sequence[Document], vocabulary: Vocabulary) -> list[list[Tokens]]:
+def _tokenize(documents: Sequence[NamedText], vocabulary: Vocabulary) -> list[list[Tokens]]:
     """Return each document as the token ids of its sentences, without empty sentences and documents.
 
     A sentence also ends at the end of its line.
     """
     sentences = [
-        [sentence for line in document.text.splitlines() for sentence in docstrings.END_OF_SENTENCE.split(line.strip())]
+        [sentence for line in document.text.splitlines() for sentence in END_OF_SENTENCE.split(line.strip())]
         for document in documents
     ]
     # All sentences at once, since the tokenizer uses several threads, then distributed to their documents.
@@ -217,31 +209,21 @@ def _tokenize(documents: Sequence[Document], vocabulary: Vocabulary) -> list[lis
 
 
 def _pack(
-    segments: Sequence[tuple[Tokens, Tokens, bool]], length: int, specials: shards.Specials
+    segments: Sequence[tuple[Tokens, Tokens, bool]], length: int, vocabulary: Vocabulary
 ) -> dict[str, np.ndarray]:
     """Return a shard's arrays, as `workflow.bench.data.shards` describes them.
 
     With the tokens 7 8 and 9 and a length of 8, the row of tokens is ``[CLS] 7 8 [SEP] 9 [SEP] [PAD] [PAD]`` and the
     row of pairs is ``4 6 0``.
     """
-    tokens = np.full((len(segments), length), specials.pad, dtype=np.uint16)
+    pad, _, cls, sep, _ = vocabulary.special()
+    tokens = np.full((len(segments), length), pad, dtype=np.uint16)
     about = np.zeros((len(segments), 3), dtype=np.uint16)
     for row, (first, second, is_random) in enumerate(segments):
-        text = [specials.cls, *first, specials.sep, *second, specials.sep]
+        text = [cls, *first, sep, *second, sep]
         tokens[row, : len(text)] = text
         about[row] = len(first) + 2, len(text), is_random
     return {"tokens": tokens, "pairs": about}
-
-
-def _write_shard(folder: Path, name: str, arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Write a shard's files and return its entry in the manifest."""
-    digest = hashlib.sha256()
-    for kind, array in arrays.items():
-        content = io.BytesIO()
-        np.save(content, array, allow_pickle=False)
-        write_atomically(folder / f"{name}.{kind}.npy", content.getvalue())
-        digest.update(content.getvalue())
-    return {"name": name, "pairs": len(arrays["pairs"]), "sha256": digest.hexdigest()}
 
 
 def prepare(text: Path, settings: Settings, vocabulary: Vocabulary, processes: int) -> Path:
@@ -287,7 +269,7 @@ def _make_parts(
         print(f"\r{len(finished)} parts, " + ", ".join(f"{n} {name} pairs" for name, n in counts.items()), end="")
 
     with ProcessPoolExecutor(processes) as pool:
-        for number, part in enumerate(parts(read(text, settings.documents), settings.part_megabytes)):
+        for number, part in enumerate(_parts(read(text, settings.documents), settings.part_megabytes)):
             waiting.append(pool.submit(make_part, folder, number, part, settings, vocabulary))
             # Parts that wait are in memory, so no more of them are read than the processes will soon need.
             while len(waiting) > 2 * processes:

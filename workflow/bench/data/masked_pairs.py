@@ -78,8 +78,8 @@ class Pairs:
         draw = np.where(is_text, uniform_rows(rng, shape, rows, np.dtype(np.float64)), 2.0)
         # Each token with probability 0.15; if that would be none, the one with the lowest number.
         predicted = draw <= np.maximum(_PREDICTED, draw.min(axis=1, keepdims=True))
-        fate, pieces = _draw_replacements(shape, rows, _CORPUS_SPECIALS, self._vocabulary_size, rng)
-        return _masked(tokens, segments, is_random[rows], predicted, _CORPUS_SPECIALS, fate, pieces)
+        replaced = _replaced(tokens, predicted, rng, shape, rows, _CORPUS_SPECIALS, self._vocabulary_size)
+        return _batch(tokens, segments, is_random[rows], predicted, replaced)
 
     def _in_another_document(self, indices: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         """Return for each index one of another document, all equally likely."""
@@ -147,19 +147,27 @@ class PairsOfShards:
         number = np.clip(share, 1, _MAX_PREDICTED_OF_32 * tokens.shape[1] // 32)
         highest = np.take_along_axis(np.sort(draw, axis=1), number[:, None] - 1, axis=1)
         predicted = is_text & (draw <= highest)
-        fate, pieces = _draw_replacements(shape, rows, self._specials, self._vocabulary_size, rng)
-        return _masked(tokens, segments, is_random[:, 0] > 0, predicted, self._specials, fate, pieces)
+        replaced = _replaced(tokens, predicted, rng, shape, rows, self._specials, self._vocabulary_size)
+        return _batch(tokens, segments, is_random[:, 0] > 0, predicted, replaced)
 
 
-def _draw_replacements(
-    shape: tuple[int, int], rows: slice, specials: Specials, vocabulary_size: int, rng: np.random.Generator
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return for each token of ``rows`` a number in [0, 1), which decides its fate, and a word piece.
+def _replaced(
+    tokens: NDArray[np.int64],
+    predicted: NDArray[np.bool_],
+    rng: np.random.Generator,
+    shape: tuple[int, int],
+    rows: slice,
+    specials: Specials,
+    vocabulary_size: int,
+) -> NDArray[np.int64]:
+    """Return ``tokens`` with 80 % of the predicted ones masked, 10 % replaced by word pieces, and 10 % unchanged.
 
     Word pieces are drawn from the ids after the special tokens. They are the last numbers that a batch draws.
     """
     fate = uniform_rows(rng, shape, rows, np.dtype(np.float64))
-    return fate, last_integer_rows(rng, max(specials) + 1, vocabulary_size, shape, rows)
+    pieces = last_integer_rows(rng, max(specials) + 1, vocabulary_size, shape, rows)
+    masked = np.where(predicted & (fate < _MASKED), specials.mask, tokens)
+    return np.where(predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED), pieces, masked)
 
 
 def uniform_rows(rng: np.random.Generator, shape: tuple[int, int], rows: slice, dtype: np.dtype) -> NDArray:
@@ -213,20 +221,15 @@ def last_integer_rows(
     return rng.integers(low, high, (last - first, length))
 
 
-def _masked(
+def _batch(
     tokens: NDArray[np.int64],
     segments: NDArray,
     is_random: NDArray[np.bool_],
     predicted: NDArray[np.bool_],
-    specials: Specials,
-    fate: NDArray[np.float64],
-    pieces: NDArray[np.int64],
+    inputs: NDArray[np.int64],
 ) -> Batch:
-    """Return a batch with 80 % of the predicted tokens masked, 10 % replaced by ``pieces``, and 10 % unchanged."""
-    inputs = np.where(predicted & (fate < _MASKED), specials.mask, tokens)
-    replaced = predicted & (fate >= _MASKED) & (fate < _MASKED + _REPLACED)
     return {
-        "input_ids": torch.from_numpy(np.where(replaced, pieces, inputs)),
+        "input_ids": torch.from_numpy(inputs),
         "token_type_ids": torch.from_numpy((segments == 2).astype(np.int64)),
         "attention_mask": torch.from_numpy((segments > 0).astype(np.int64)),
         "labels": torch.from_numpy(np.where(predicted, tokens, IGNORED)),

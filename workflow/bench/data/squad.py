@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -14,10 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data import features
-from workflow.bench.data.corpus import PAD
-from workflow.bench.data.features import Features, Vocabulary
+from workflow.bench.data.features import Features, Questions, Vocabulary
 from workflow.bench.data.folder import DataNotFound, data_folder, versions
-from workflow.bench.data.questions import Questions
 
 DATASETS: Final = ("squad",)
 
@@ -26,7 +23,6 @@ LONGEST_ANSWER: Final = 30
 LONGEST_QUESTION: Final = 64
 """The largest number of tokens in a question; the rest is cut off."""
 
-_RECIPE: Final = "SQuAD v1.1, v1"
 _FILES: Final = ("train-v1.1.json", "dev-v1.1.json")
 _REMEDY: Final = "put the official file of the Stanford Question Answering Dataset there"
 _STRIDE: Final = 128  # smallest step between two windows of a long context, in tokens; less in short sequences
@@ -44,7 +40,7 @@ class _Question(NamedTuple):
 
 def version() -> str:
     """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe=_RECIPE)
+    return versions("tokenizers", recipe="SQuAD v1.1, v1")
 
 
 def load(vocabulary: Vocabulary, length: int) -> Questions:
@@ -63,21 +59,17 @@ def load(vocabulary: Vocabulary, length: int) -> Questions:
 
     def make() -> Questions:
         train, validation = (_read(file) for file in files)
-        return Questions(
-            _windows(train, vocabulary, length)[0],
-            *_windows(validation, vocabulary, length),
-            tuple(question.context for question in validation),
-            tuple(question.answers for question in validation),
-        )
+        texts = features.packed_texts([each.context for each in validation], [each.answers for each in validation])
+        return Questions(_windows(train, vocabulary, length)[0], *_windows(validation, vocabulary, length), texts=texts)
 
-    settings = {"vocabulary": vocabulary.name, "length": length}
-    return features.prepared("squad", Questions, settings, [*files, vocabulary.path], make)
+    return features.prepared("squad", Questions, vocabulary, length, files, make)
 
 
 def _read(file: Path) -> list[_Question]:
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        questions = list(_questions(content))
+        articles = json.loads(file.read_text(encoding="utf-8"))["data"]
+        paragraphs = [each for article in articles for each in article["paragraphs"]]
+        questions = [_question(item, _text(each["context"])) for each in paragraphs for item in each["qas"]]
     except (ValueError, KeyError, TypeError, IndexError, RecursionError) as problem:
         reason = f"{type(problem).__name__}: {problem}".partition("\n")[0]
         raise DataNotFound("SQuAD v1.1", f"{file} ({reason})", _REMEDY) from None
@@ -86,17 +78,13 @@ def _read(file: Path) -> list[_Question]:
     return questions
 
 
-def _questions(content: dict[str, Any]) -> Iterator[_Question]:
-    for article in content["data"]:
-        for paragraph in article["paragraphs"]:
-            context = _text(paragraph["context"])
-            for item in paragraph["qas"]:
-                text, answers = _text(item["question"]), [_text(answer["text"]) for answer in item["answers"]]
-                first = item["answers"][0]["answer_start"]
-                end = first + len(answers[0])
-                if first < 0 or context[first:end] != answers[0]:
-                    raise ValueError(f"question {item['id']}: its answer is not at answer_start")
-                yield _Question(text.strip(), context, answers, (first, end))
+def _question(item: dict[str, Any], context: str) -> _Question:
+    text, answers = _text(item["question"]), [_text(answer["text"]) for answer in item["answers"]]
+    first = item["answers"][0]["answer_start"]
+    end = first + len(answers[0])
+    if first < 0 or context[first:end] != answers[0]:
+        raise ValueError(f"question {item['id']}: its answer is not at answer_start")
+    return _Question(text.strip(), context, answers, (first, end))
 
 
 def _text(value: object) -> str:
@@ -122,23 +110,18 @@ def _windows(
     contexts = [question.context for question in questions]
     encodings = tokenizer.encode_batch(list(zip(texts, contexts, strict=True)))
 
-    windows = [
-        (number, window) for number, encoding in enumerate(encodings) for window in (encoding, *encoding.overflowing)
-    ]
-    tokens = np.full((len(windows), length), PAD, dtype=np.uint16)
-    second = np.zeros(len(windows), dtype=np.uint16)
-    lengths = np.zeros(len(windows), dtype=np.uint16)
+    windows = [window for encoding in encodings for window in (encoding, *encoding.overflowing)]
+    question_of = np.repeat(np.arange(len(questions)), [1 + len(encoding.overflowing) for encoding in encodings])
     labels = np.zeros((len(windows), 2), dtype=np.int64)
+    made = features.from_encodings(windows, labels, length)
     offsets = np.zeros((len(windows), length, 2), dtype=np.int32)
-    for row, (number, window) in enumerate(windows):
-        lengths[row] = len(window.ids)
-        tokens[row, : lengths[row]] = window.ids
-        second[row] = lengths[row] - sum(window.type_ids)
-        columns = slice(int(second[row]), int(lengths[row]) - 1)  # the context, without the last [SEP]
+    for row, (number, window) in enumerate(zip(question_of.tolist(), windows, strict=True)):
+        start = int(made.second[row])
+        columns = slice(start, int(made.lengths[row]) - 1)  # the context, without the last [SEP]
         spans = np.array(window.offsets[columns], dtype=np.int32).reshape(-1, 2)
         offsets[row, columns] = spans
         first, end = questions[number].span
         inside = np.flatnonzero((spans[:, 1] > first) & (spans[:, 0] < end))
         if len(inside) and spans[0, 0] <= first and spans[-1, 1] >= end:
-            labels[row] = int(second[row]) + inside[[0, -1]]
-    return Features(tokens, second, lengths, labels), np.array([n for n, _ in windows], dtype=np.int64), offsets
+            labels[row] = start + inside[[0, -1]]
+    return made, question_of, offsets

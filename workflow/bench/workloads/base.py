@@ -8,7 +8,9 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any, Final, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from mkor_core.devices import upload
@@ -105,6 +107,21 @@ class Workload(ABC):
             RuntimeError: names or shapes do not fit the model.
         """
         model.load_state_dict(weights)
+
+    def validation_rows(self, name: str, available: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Return the held-out examples to evaluate on, as many as the parameter ``name`` says, in a random order.
+
+        Trials of a search get the next ones of that order.
+
+        Raises:
+            ValueError: none would be left for trials.
+        """
+        most, order = self.parameters[name], rng.permutation(available)
+        if not self.for_tuning:
+            return order[:most]
+        if available <= most:
+            raise ValueError(f"{name}={most} must be fewer than the {available} that there are, for trials.")
+        return order[most : 2 * most]
 
     @abstractmethod
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:

@@ -11,12 +11,12 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import docstring_tasks, glue, imdb
+from workflow.bench.data.arrays import fingerprint
 from workflow.bench.data.batches import Batch, tuning_split
-from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary, fingerprint
+from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode
-from workflow.bench.workloads.fine_tuning import FineTuning
-from workflow.bench.workloads.text_metrics import class_metrics, score_metrics
+from workflow.bench.workloads.fine_tuning import FineTuning, class_metrics, score_metrics
 
 
 class Task(NamedTuple):
@@ -71,7 +71,7 @@ class BertClassification(FineTuning):
             train, validation = (train[part] for part in tuning_split(len(train)))
         self._set_data(train, validation[: parameters["validation_examples"]])
         self.validation_examples = len(self._validation)
-        self.data_fingerprint = fingerprint(examples.arrays())
+        self.data_fingerprint = fingerprint(examples)
 
     @override
     @classmethod

@@ -10,7 +10,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.workloads.bert_classification import BertClassification
-from workflow.bench.workloads.kronecker import KroneckerLinear, factor_sizes
+from workflow.bench.workloads.kronecker_rnn import KroneckerLinear, factor_sizes
 
 _ADAPTED = ("query", "value")
 _ADAPTER = ".adapter."  # is part of the names of the adapters' weights
@@ -30,13 +30,13 @@ class BertKrona(BertClassification):
     exclude = (r"\.(key|dense)$",)
 
     def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
-        _sizes(parameters)  # refuses impossible sizes before any data is read
+        factor_sizes(parameters)  # refuses impossible sizes before any data is read
         super().__init__(parameters, for_tuning=for_tuning)
 
     @override
     @classmethod
     def architecture(cls, parameters: Mapping[str, Any]) -> nn.Module:
-        sizes = _sizes(parameters)
+        sizes = factor_sizes(parameters)
         model = super().architecture(parameters).requires_grad_(False)
         model.get_submodule("classifier").requires_grad_(True)
         for name, module in list(model.named_modules()):
@@ -80,7 +80,3 @@ class AdaptedLinear(nn.Module):
     def forward(self, inputs: Tensor) -> Tensor:
         """Return ``[..., d_out]`` for ``[..., d_in]``."""
         return functional.linear(inputs, self.weight, self.bias) + self._scale * self.adapter(inputs)
-
-
-def _sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    return factor_sizes("hidden_size", parameters["hidden_size"], parameters["outer_size"])

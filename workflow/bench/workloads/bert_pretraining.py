@@ -82,14 +82,9 @@ class BertPretraining(Workload):
         self.train_examples = len(self._pairs)
         self.data_fingerprint = data.fingerprint
 
-        held_out = data.validation
-        rng = np.random.default_rng(_VALIDATION_SEED)
-        order, most = rng.permutation(len(held_out)), parameters["validation_pairs"]
-        if for_tuning and len(held_out) <= most:
-            raise ValueError(
-                f"validation_pairs={most} must be fewer than the {len(held_out)} that there are, for trials."
-            )
-        self._validation = held_out.batch(order[most : 2 * most] if for_tuning else order[:most], rng)
+        rng = np.random.default_rng(_VALIDATION_SEED)  # draws the masks, too
+        rows = self.validation_rows("validation_pairs", len(data.validation), rng)
+        self._validation = data.validation.batch(rows, rng)
         self.validation_examples = len(self._validation["input_ids"])
 
     @override

@@ -12,13 +12,12 @@ from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import docstring_tasks, squad
+from workflow.bench.data.arrays import fingerprint
 from workflow.bench.data.batches import Batch, tuning_split
-from workflow.bench.data.features import Vocabulary, fingerprint
-from workflow.bench.data.questions import Questions
+from workflow.bench.data.features import Questions, Vocabulary
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode, totals
-from workflow.bench.workloads.fine_tuning import FineTuning
-from workflow.bench.workloads.text_metrics import answer_metrics
+from workflow.bench.workloads.fine_tuning import FineTuning, answer_metrics
 
 _LONGEST_ANSWER: Final = {"quotes": docstring_tasks.LONGEST_ANSWER, "squad": squad.LONGEST_ANSWER}
 
@@ -43,7 +42,7 @@ class BertSpan(FineTuning):
         _config(parameters)  # refuses impossible sizes before any data is read
         questions = _load(parameters)
         most = parameters["validation_questions"]
-        self._contexts, self._answers = questions.contexts[:most], questions.answers[:most]
+        self._contexts, self._answers = (texts[:most] for texts in questions.contexts_and_answers())
         # A question may have several windows; ``question`` rises, so the windows of the first questions come first.
         windows = int(np.searchsorted(questions.question, len(self._contexts)))
         self._question, self._offsets = questions.question[:windows], questions.offsets[:windows]
@@ -53,7 +52,7 @@ class BertSpan(FineTuning):
         self._set_data(train, validation)
         self._longest_answer = _LONGEST_ANSWER[parameters["dataset"]]
         self.validation_examples = len(self._validation) if for_tuning else len(self._contexts)
-        self.data_fingerprint = fingerprint(questions.arrays())
+        self.data_fingerprint = fingerprint(questions)
 
     @override
     @classmethod

@@ -1,9 +1,9 @@
-"""The base of the fine-tuning workloads: a task on top of BERT's encoder, and the weights that it starts from."""
+"""The base of the fine-tuning workloads: a task on top of BERT's encoder, its first weights, and the tasks' metrics."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 import numpy as np
@@ -17,6 +17,12 @@ from workflow.bench.data.features import Features
 from workflow.bench.data.folder import DataNotFound, data_folder
 from workflow.bench.workloads.base import Workload, in_slices
 from workflow.bench.workloads.bert import BertModel, encoder_title, inputs_of
+
+# isort: split
+# torchmetrics imports torchvision, before which `bert` declares the operators that torchvision's wheel may lack.
+from torchmetrics.functional import pearson_corrcoef, spearman_corrcoef
+from torchmetrics.functional.classification import accuracy, binary_f1_score, binary_matthews_corrcoef
+from torchmetrics.functional.text import squad
 
 _EVALUATION_BATCH: Final = 128
 _SMALLEST_SAMPLE: Final = 64
@@ -131,3 +137,45 @@ def training_sample(training: int, validation: int) -> NDArray[np.int64]:
     """
     size = min(training, max(_SMALLEST_SAMPLE, validation // _VALIDATION_PER_SAMPLED))
     return np.sort(np.random.default_rng(0).choice(training, size, replace=False))
+
+
+def score_metrics(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return the correlations ``pearson`` and ``spearman``, NaN if all predictions are equal.
+
+    Args:
+        logits: ``[n, 1]``, the predicted scores.
+        labels: ``[n]``, the true scores.
+    """
+    predicted = logits.squeeze(1)
+    return {"pearson": pearson_corrcoef(predicted, labels), "spearman": spearman_corrcoef(predicted, labels)}
+
+
+def class_metrics(logits: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    """Return ``accuracy``, and for two classes ``f1`` (of class 1) and the correlation ``matthews``.
+
+    Args:
+        logits: ``[n, classes]``.
+        labels: ``[n]``, the true classes.
+    """
+    classes, predicted = logits.shape[1], logits.argmax(1)
+    metrics = {"accuracy": accuracy(predicted, labels, task="multiclass", num_classes=classes, average="micro")}
+    if classes == 2:
+        metrics["f1"] = binary_f1_score(predicted, labels)
+        metrics["matthews"] = binary_matthews_corrcoef(predicted, labels)
+    return metrics
+
+
+def answer_metrics(predicted: Sequence[str], correct: Sequence[Sequence[str]]) -> dict[str, float]:
+    """Return SQuAD's ``exact_match`` and ``f1``, from 0 to 1.
+
+    Args:
+        predicted: an answer for each question.
+        correct: the correct answers to each question; the best match counts.
+    """
+    predictions = [{"prediction_text": text, "id": str(number)} for number, text in enumerate(predicted)]
+    targets: list[dict[str, Any]] = [
+        {"answers": {"text": list(texts), "answer_start": [0] * len(texts)}, "id": str(number)}
+        for number, texts in enumerate(correct)
+    ]
+    percent = squad(predictions, targets)
+    return {name: percent[name].item() / 100 for name in ("exact_match", "f1")}

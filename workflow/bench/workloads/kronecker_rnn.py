@@ -1,4 +1,7 @@
-"""A recurrent network with Kronecker-product weights that predicts the next token."""
+"""A recurrent network with Kronecker-product weights that predicts the next token.
+
+Such a weight is computed by two linear layers, which optimizers treat as any others.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,42 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from workflow.bench.workloads.kronecker import KroneckerLinear, factor_sizes
 from workflow.bench.workloads.next_token import TITLE, NextToken
+
+
+class KroneckerLinear(nn.Module):
+    """The map ``x -> (P kron B) x`` without bias, for P ``[a1, a2]`` and B ``[b1, b2]``.
+
+    With x as a matrix ``[a2, b2]`` in row-major order it is ``P x B^T``: ``inner`` applies B to each of the a2 rows of
+    an example, ``outer`` applies P to each of the b1 columns of what comes out. So they have a2 and b1 times as many
+    rows as there are examples.
+
+    Args:
+        outer: ``(a1, a2)``.
+        inner: ``(b1, b2)``.
+    """
+
+    def __init__(self, outer: tuple[int, int], inner: tuple[int, int]) -> None:
+        super().__init__()
+        self.outer = nn.Linear(outer[1], outer[0], bias=False)
+        self.inner = nn.Linear(inner[1], inner[0], bias=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        """Return ``[..., a1 b1]`` for ``[..., a2 b2]``."""
+        matrices = inputs.unflatten(-1, (self.outer.in_features, self.inner.in_features))
+        return self.outer(self.inner(matrices).mT).mT.flatten(-2)
+
+
+def factor_sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the sizes of the factors of a square map of ``hidden_size``: ``outer_size``, and what remains.
+
+    Raises:
+        ValueError: ``outer_size`` does not divide ``hidden_size``.
+    """
+    width, outer = parameters["hidden_size"], parameters["outer_size"]
+    if width % outer:
+        raise ValueError(f"outer_size={outer} must divide hidden_size={width}.")
+    return outer, width // outer
 
 
 class KroneckerRnn(NextToken):
@@ -26,7 +63,7 @@ class KroneckerRnn(NextToken):
     exclude = (r"^scores$",)
 
     def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
-        _sizes(parameters)  # refuses impossible sizes before any data is read
+        factor_sizes(parameters)  # refuses impossible sizes before any data is read
         super().__init__(parameters, for_tuning=for_tuning)
 
     @override
@@ -37,19 +74,15 @@ class KroneckerRnn(NextToken):
     @override
     @classmethod
     def display_names(cls, parameters: Mapping[str, Any]) -> tuple[str, str]:
-        outer, inner = _sizes(parameters)
+        outer, inner = factor_sizes(parameters)
         return f"RNN {outer * inner}, factors {outer} and {inner}", TITLE
-
-
-def _sizes(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    return factor_sizes("hidden_size", parameters["hidden_size"], parameters["outer_size"])
 
 
 class _Network(nn.Module):
     def __init__(self, parameters: Mapping[str, Any]) -> None:
         super().__init__()
         width = parameters["hidden_size"]
-        outer, inner = _sizes(parameters)
+        outer, inner = factor_sizes(parameters)
         self.tokens = nn.Embedding(parameters["vocabulary_size"], width)
         self.inputs = KroneckerLinear((outer, outer), (inner, inner))
         self.recurrent = KroneckerLinear((outer, outer), (inner, inner))

@@ -6,13 +6,15 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import override
 
 from workflow.bench.data import corpus
 from workflow.bench.data.batches import Batch, shuffled_indices
-from workflow.bench.data.token_windows import TokenWindows
+from workflow.bench.data.corpus import SEP, Split
 from workflow.bench.workloads.base import (
     ONE_PROCESS,
     Team,
@@ -27,6 +29,29 @@ TITLE: Final = "docstrings of scikit-learn and SciPy"
 """The name of the data in tables."""
 _VALIDATION_SEED: Final = 0  # every run has the same validation windows
 _VALIDATION_TOKENS: Final = 32768  # the most tokens to evaluate at once
+
+
+class TokenWindows:
+    """A split of a corpus, cut into adjacent windows; `SEP` follows every docstring.
+
+    Window n has the tokens ``n * length`` to ``(n + 1) * length``, both included: its last token is the first one of
+    the next window, which predicts nothing there. Tokens that do not fill the last window are left out.
+    """
+
+    def __init__(self, split: Split, length: int) -> None:
+        ends = split.sentences[split.docstrings[1:]]  # in tokens
+        self._text: NDArray[np.uint16] = np.insert(split.tokens, ends, SEP)
+        self._length = length
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return (len(self._text) - 1) // self._length
+
+    def batch(self, indices: NDArray[np.int64]) -> Batch:
+        """Return ``input_ids`` and ``labels``, each ``[n, length]``; a label is the token that follows its input."""
+        columns = indices[:, None] * self._length + np.arange(self._length + 1)
+        tokens = torch.from_numpy(self._text[columns].astype(np.int64))
+        return {"input_ids": tokens[:, :-1], "labels": tokens[:, 1:]}
 
 
 class NextToken(Workload):
@@ -49,13 +74,8 @@ class NextToken(Workload):
         self.train_examples = len(self._windows)
         self.data_fingerprint = text.fingerprint
 
-        most = parameters["validation_windows"]
-        if for_tuning and len(held_out) <= most:
-            raise ValueError(
-                f"validation_windows={most} must be fewer than the {len(held_out)} that there are, for trials."
-            )
-        order = np.random.default_rng(_VALIDATION_SEED).permutation(len(held_out))
-        self._validation = held_out.batch(order[most : 2 * most] if for_tuning else order[:most])
+        rng = np.random.default_rng(_VALIDATION_SEED)
+        self._validation = held_out.batch(self.validation_rows("validation_windows", len(held_out), rng))
         self.validation_examples = len(self._validation["input_ids"])
 
     @override
