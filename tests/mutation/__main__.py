@@ -26,17 +26,15 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.mutation.lanes import Lanes
 from tests.mutation.mutants import Key, Mutant, mutants
-from tests.mutation.recording import record
-from tests.mutation.runners import kill
+from tests.mutation.running import TIME_LIMIT, kill, record
 
-SEED = 0
-"""The seed of a sample."""
 CACHE = Path(".mutation")
 """Recordings of tests, and the results of the last run."""
 EQUIVALENT = Path("tests/mutation/equivalent.yaml")
 HEADER = "# No test noticed these. An equivalent one belongs in equivalent.yaml, with its reason in place of `at`.\n"
+OUTCOMES = ("killed", "timed out", "survived", "equivalent")
 
-Outcomes = Mapping[Mutant, str | None]
+Killers = Mapping[Mutant, str | None]
 """What killed each mutant; None for those that survived."""
 
 
@@ -44,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command."""
     parser = argparse.ArgumentParser(prog="python -m tests.mutation", description=__doc__)
     parser.add_argument("modules", nargs="*", help="files or folders to change; all packages by default")
-    parser.add_argument("--sample", type=int, help="the number of mutants to draw at random, always the same ones")
+    parser.add_argument("--sample", type=int, help="the number of mutants to draw at random")
+    parser.add_argument("--seed", type=int, default=0, help="which sample (default: %(default)s)")
     parser.add_argument("--workers", type=int, default=2, help="processes that work side by side")
     options = parser.parse_args(arguments)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -55,12 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sources = {name: [str(file.relative_to(root)) for file in sorted((root / name).rglob("*.py"))] for name in tests}
     everything = [mutant for name, files in sources.items() for file in files for mutant in mutants(root, name, file)]
     equivalent = _equivalent(root, everything)
-    found = [mutant for mutant in everything if mutant.module.startswith(tuple(options.modules))]
-    found = found if options.modules else everything
+    found = [each for each in everything if not options.modules or each.module.startswith(tuple(options.modules))]
     if not found:
         parser.error(f"nothing to change in {' '.join(options.modules)}; the packages are {', '.join(tests)}")
     if options.sample is not None:
-        found = random.Random(SEED).sample(found, min(options.sample, len(found)))
+        found = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     (root / CACHE).mkdir(exist_ok=True)
     _prepare(config["preload"])
     with (
@@ -72,18 +70,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file: [name for package in tests if file in tests[package] for name in sources[package]] for file in needed
         }
         records = record(lanes, traced, root / CACHE)
-        outcomes = dict(zip(found, kill(lanes, found, tests, records), strict=True))
-    _write(outcomes, equivalent, root / CACHE)
+        killers = dict(zip(found, kill(lanes, found, tests, records), strict=True))
+    problems = _report(killers, equivalent, config["least_killed"])
+    _write(killers, equivalent, root / CACHE)
     used = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     print(f"{used:.0f} seconds of CPU time. The survivors are listed in {CACHE / 'survivors.yaml'}.")
-    return 1 if _problems(outcomes, equivalent, config["least_killed"]) else 0
+    return 1 if problems else 0
 
 
 def _test_files(root: Path, paths: Sequence[str]) -> list[str]:
-    files = [
-        file for path in paths for file in ([root / path] if path.endswith(".py") else (root / path).rglob("test_*.py"))
-    ]
-    return sorted(str(file.relative_to(root)) for file in files)
+    found = (path for place in paths for path in [root / place, *(root / place).rglob("test_*.py")])
+    return sorted(str(path.relative_to(root)) for path in found if path.suffix == ".py")
 
 
 def _prepare(preload: Sequence[str]) -> None:
@@ -91,13 +88,9 @@ def _prepare(preload: Sequence[str]) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     for name in preload:
         import_module(name)
+    phases, checks = (Phase.explicit, Phase.generate), list(HealthCheck)
     settings.register_profile(
-        "mutation",
-        derandomize=True,
-        database=None,
-        deadline=None,
-        phases=(Phase.explicit, Phase.generate),
-        suppress_health_check=list(HealthCheck),
+        "mutation", derandomize=True, database=None, deadline=None, phases=phases, suppress_health_check=checks
     )
     settings.load_profile("mutation")
 
@@ -111,54 +104,47 @@ def _equivalent(root: Path, everything: Sequence[Mutant]) -> set[Key]:
     file = root / EQUIVALENT
     entries = (yaml.safe_load(file.read_text(encoding="utf-8")) or []) if file.exists() else []
     known = {mutant.key for mutant in everything}
-    keys = {Key(**{name: entry.get(name) for name in Key._fields}) for entry in entries if entry.get("reason")}
-    wrong = [entry for entry in entries if Key(*(entry.get(name) for name in Key._fields)) not in keys & known]
+    keys = [Key(*(entry.get(name) for name in Key._fields)) for entry in entries]
+    wrong = [entry for entry, key in zip(entries, keys, strict=True) if key not in known or not entry.get("reason")]
     if wrong:
         sys.exit(f"{EQUIVALENT} has entries that fit no mutant, or have no reason:\n{yaml.safe_dump(wrong)}")
-    return keys
+    return set(keys)
 
 
-def _write(outcomes: Outcomes, equivalent: Container[Key], folder: Path) -> None:
-    """Print what became of the mutants of every file, and write the list of those that survived."""
-    counts = _counts(outcomes, equivalent)
-    print(f"{'':45}{'killed':>10}{'survived':>10}{'equivalent':>12}{'killed':>10}")
-    for name in sorted({name for name, _ in counts}):
-        killed, survived, same = (counts[name, outcome] for outcome in ("killed", "survived", "equivalent"))
-        print(f"{name:45}{killed:10}{survived:10}{same:12}{100 * killed / max(killed + survived, 1):9.1f}%")
-    others = Counter(killer for killer in outcomes.values() if killer and "::" not in killer)
-    other_ends = ", ".join(f"{number} by {killer}" for killer, number in others.items())
-    print(f"Killed by something else than a test: {other_ends or 'none'}")
-    survivors = [mutant for mutant, killer in outcomes.items() if not killer and mutant.key not in equivalent]
-    entries = [{"at": mutant.place, **mutant.key._asdict()} for mutant in survivors]
-    text = yaml.safe_dump(entries, sort_keys=False, width=1000, allow_unicode=True)
-    (folder / "survivors.yaml").write_text(HEADER + text, encoding="utf-8")
-    killers = {str(mutant): killer for mutant, killer in outcomes.items()}
-    (folder / "killers.json").write_text(json.dumps(killers, indent=0), encoding="utf-8")
-
-
-def _counts(outcomes: Outcomes, equivalent: Container[Key]) -> Counter[tuple[str, str]]:
-    """Return numbers of mutants by file or package, and by what became of them."""
+def _report(killers: Killers, equivalent: Container[Key], least: float) -> list[str]:
+    """Print what became of the mutants of every file; print and return what makes the command fail."""
     counts: Counter[tuple[str, str]] = Counter()
-    for mutant, killer in outcomes.items():
-        outcome = "killed" if killer else "equivalent" if mutant.key in equivalent else "survived"
+    problems = []
+    for mutant, killer in killers.items():
+        outcome = "timed out" if killer == TIME_LIMIT else "killed"
+        if not killer:
+            outcome = "equivalent" if mutant.key in equivalent else "survived"
+        elif mutant.key in equivalent:
+            problems.append(f"{EQUIVALENT} lists a mutant that {killer} kills: {mutant}")
         counts.update([(mutant.module, outcome), (mutant.package, outcome)])
-    return counts
-
-
-def _problems(outcomes: Outcomes, equivalent: Container[Key], least: float) -> list[str]:
-    """Print and return what makes the command fail."""
-    problems = [
-        f"{EQUIVALENT} lists a mutant that {killer} kills: {mutant}"
-        for mutant, killer in outcomes.items()
-        if killer and mutant.key in equivalent
-    ]
-    counts = _counts(outcomes, equivalent)
-    for package in sorted({mutant.package for mutant in outcomes}):
-        killed, survived = counts[package, "killed"], counts[package, "survived"]
-        if 100 * killed < least * (killed + survived):
-            problems.append(f"{package}: fewer than {least} % of the mutants were killed")
+    print(f"{'':45}" + "".join(f"{outcome:>12}" for outcome in OUTCOMES) + f"{'killed':>10}")
+    packages = {mutant.package for mutant in killers}
+    for name in sorted({name for name, _ in counts}):
+        killed, timed_out, survived, _ = numbers = [counts[name, outcome] for outcome in OUTCOMES]
+        # A test that hangs has not failed: whoever waits for it learns nothing of the change.
+        share = 100 * killed / max(killed + timed_out + survived, 1)
+        print(f"{name:45}" + "".join(f"{number:12}" for number in numbers) + f"{share:9.1f}%")
+        if name in packages and killed + timed_out + survived and share < least:
+            problems.append(f"{name}: fewer than {least} % of the mutants were killed")
+    others = Counter(killer for killer in killers.values() if killer and "::" not in killer)
+    print(f"Ended by something else than a test: {', '.join(f'{n} by {name}' for name, n in others.items()) or 'none'}")
     print("\n".join(problems))
     return problems
+
+
+def _write(killers: Killers, equivalent: Container[Key], folder: Path) -> None:
+    """Write what killed each mutant, and the list of those that nothing did."""
+    survivors = [mutant for mutant, killer in killers.items() if not killer and mutant.key not in equivalent]
+    entries = [{"at": f"{mutant.module}:{mutant.line}", **mutant.key._asdict()} for mutant in survivors]
+    text = yaml.safe_dump(entries, sort_keys=False, width=1000, allow_unicode=True)
+    (folder / "survivors.yaml").write_text(HEADER + text, encoding="utf-8")
+    named = {str(mutant): killer for mutant, killer in killers.items()}
+    (folder / "killers.json").write_text(json.dumps(named, indent=0), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,24 +1,28 @@
-"""Processes that work side by side, each in a copy of the repository of its own."""
+"""Processes that work side by side, each in a copy of the repository of its own, with bounds on time and memory."""
 
 from __future__ import annotations
 
 import compileall
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+MEMORY = 4 * 2**30
+"""Bytes that a mutant may allocate beyond what its process had when it was forked."""
 
 Report = Callable[[Any], None]
-"""Takes what a lane reports: anything that JSON can hold, in fewer than 4096 bytes."""
-Work = Callable[[Path, Report], None]
-"""A lane's work, given its copy of the repository."""
+"""Takes what a lane reports: anything that JSON can hold, in fewer than 4096 bytes, which a pipe takes whole."""
 
 
 class Lanes:
@@ -49,13 +53,19 @@ class Lanes:
         """Return the place of a lane's copy."""
         return self.scratch / str(lane) / "copy"
 
-    def run(self, work: Work) -> Iterator[Any]:
+    def run(self, work: Callable[[Path, Report], None]) -> Iterator[Any]:
         """Run ``work(copy, report)`` in every lane, and yield what the lanes report."""
         reading, writing = os.pipe()
-        for lane in range(self.number):
-            if (pid := os.fork()) == 0:
-                _end_with(lambda lane=lane: self._work(lane, work, writing))
-            self.pids.append(pid)
+
+        def report(result: Any) -> None:
+            os.write(writing, (json.dumps(result) + "\n").encode())
+
+        def in_lane(lane: int) -> None:
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+            _enter(self.copy(lane), self.root, self.scratch / str(lane) / "log")
+            work(self.copy(lane), report)
+
+        self.pids = [_forked(partial(in_lane, lane)) for lane in range(self.number)]
         os.close(writing)
         with open(reading, encoding="utf-8") as reports:  # noqa: PTH123 - a pipe
             yield from map(json.loads, reports)
@@ -70,52 +80,18 @@ class Lanes:
         logs = [self.scratch / str(lane) / "log" for lane in range(self.number)]
         return "\n".join(log.read_text(encoding="utf-8", errors="replace")[-3000:] for log in logs if log.exists())
 
-    def _work(self, lane: int, work: Work, writing: int) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        enter(self.copy(lane), self.root, self.scratch / str(lane) / "log")
-        work(self.copy(lane), lambda report: _write(writing, report))
-
-
-def _write(descriptor: int, report: Any) -> None:
-    os.write(descriptor, (json.dumps(report) + "\n").encode())
-
-
-class Queue:
-    """Numbers that several forked processes take one by one: they share the offset of an open file."""
-
-    def __init__(self, file: Path, numbers: Sequence[int]) -> None:
+    def queue(self, name: str, numbers: Sequence[int]) -> Iterator[int]:
+        """Return numbers that the lanes take one by one: forked processes share the offset of an open file."""
+        file = self.scratch / name
         file.write_bytes(b"".join(number.to_bytes(4, "big") for number in numbers))
-        self.descriptor = os.open(file, os.O_RDONLY)
-
-    def __iter__(self) -> Iterator[int]:
-        while number := os.read(self.descriptor, 4):
-            yield int.from_bytes(number, "big")
+        descriptor = os.open(file, os.O_RDONLY)
+        return (int.from_bytes(number, "big") for number in iter(partial(os.read, descriptor, 4), b""))
 
 
-def supervised(work: Callable[[], object], *, end: signal.Signals = signal.SIGKILL) -> int:
-    """Run a function in a forked process group; return its exit status, negative for a signal. Nothing outlives it.
-
-    Args:
-        work: the function.
-        end: the signal that ends the group with this process; SIGTERM if the function supervises processes itself.
-    """
-    pid = os.fork()
-    if pid == 0:
-        _end_with(work)
-    waited = False
-    try:
-        _, status = os.waitpid(pid, 0)
-        waited = True
-        return os.waitstatus_to_exitcode(status)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(pid, end)
-        if not waited:
-            os.waitpid(pid, 0)
-
-
-def _end_with(work: Callable[[], object]) -> NoReturn:
-    """Run a function in a process group of its own, and end the process."""
+def _forked(work: Callable[[], object]) -> int:
+    """Run a function in a process of its own, which leads a new process group; return its id."""
+    if pid := os.fork():
+        return pid
     status = 1
     try:
         os.setpgid(0, 0)
@@ -128,12 +104,44 @@ def _end_with(work: Callable[[], object]) -> NoReturn:
         os._exit(status)
 
 
-def enter(copy: Path, root: Path, log: Path) -> None:
+def supervised(work: Callable[[], object], *, end: signal.Signals = signal.SIGKILL) -> int:
+    """Run a function in a forked process group; return its exit status, negative for a signal. Nothing outlives it.
+
+    end: the signal that ends the group with this process; SIGTERM if the function supervises processes itself.
+    """
+    pid = _forked(work)
+    waited = False
+    try:
+        status = os.waitpid(pid, 0)[1]
+        waited = True
+        return os.waitstatus_to_exitcode(status)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, end)
+        if not waited:
+            os.waitpid(pid, 0)
+
+
+def _enter(copy: Path, root: Path, log: Path) -> None:
     """Make a copy of the repository the place from which this process imports, and send its output to a log."""
     os.chdir(copy)
     sys.path[:] = [str(copy), *(entry for entry in sys.path if Path(entry or ".").resolve() not in (root, copy))]
-    for name in [name for name in sys.modules if name.partition(".")[0] in {path.stem for path in copy.iterdir()}]:
+    own = {path.stem for path in copy.iterdir()}
+    for name in [name for name in sys.modules if name.partition(".")[0] in own]:
         del sys.modules[name]
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
+
+
+def limit(temporary: str) -> None:
+    """Bound this process's memory, leave bytecode alone, and put temporary files into a folder."""
+    sys.dont_write_bytecode = True
+    tempfile.tempdir = temporary
+    os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": temporary, "PYTEST_DEBUG_TEMPROOT": temporary}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    statistics = Path("/proc/self/statm")
+    if statistics.exists():
+        size = int(statistics.read_text().split()[0]) * resource.getpagesize() + MEMORY
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import ast
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,8 +41,8 @@ SWAPS: dict[type[ast.AST], tuple[str, type[ast.AST], str]] = {
 CALLS = {"max": "min", "any": "all", "amax": "amin", "maximum": "minimum", "argmax": "argmin", "floor": "ceil"}
 CALLS |= {new: old for old, new in CALLS.items()}
 STATEMENTS = {ast.Raise: "pass", ast.Break: "continue", ast.Continue: "break"}
+UNARY = {ast.Not: "not", ast.USub: "-", ast.Invert: "~", ast.UAdd: "+"}
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-TEXT_CALLS = ("logger", "warnings")
 
 
 class Key(NamedTuple):
@@ -79,22 +79,15 @@ class Mutant:
         """The file's path from the root."""
         return self.key.module
 
-    @property
-    def place(self) -> str:
-        """The file and line."""
-        return f"{self.module}:{self.line}"
-
     def __str__(self) -> str:
-        return f"{self.place}: {self.key.change}: {self.key.source}"
+        return f"{self.module}:{self.line}: {self.key.change}: {self.key.source}"
 
     def apply(self, text: str) -> str:
         """Return the module's text with the change, its other lines where they were."""
-        encoded, (start, end) = text.encode(), self.span
-        lines_kept = encoded[start:end].count(b"\n") - self.replacement.count("\n")
-        replacement = self.replacement
-        if lines_kept > 0:
-            at = len(replacement) - replacement.endswith(")")
-            replacement = replacement[:at] + "\n" * lines_kept + replacement[at:]
+        encoded, (start, end), replacement = text.encode(), self.span, self.replacement
+        lines_kept = encoded[start:end].count(b"\n") - replacement.count("\n")
+        at = len(replacement) - replacement.endswith(")")
+        replacement = replacement[:at] + "\n" * lines_kept + replacement[at:]
         return (encoded[:start] + replacement.encode() + encoded[end:]).decode()
 
 
@@ -102,28 +95,21 @@ def mutants(root: Path, package: str, module: str) -> list[Mutant]:
     """Return all mutants of a package's file that compile, in the order of the syntax tree."""
     finder = _Finder(package, module, (root / module).read_text(encoding="utf-8"))
     finder.body(ast.parse(finder.text).body, "", top_level=True)
-    return [mutant for mutant in finder.found if _compiles(mutant.apply(finder.text))]
-
-
-def _compiles(text: str) -> bool:
-    try:
-        compile(text, "mutant", "exec", dont_inherit=True)
-    except SyntaxError:
-        return False
-    return True
+    found = []
+    for mutant in finder.found:
+        with suppress(SyntaxError):
+            compile(mutant.apply(finder.text), "mutant", "exec", dont_inherit=True)
+            found.append(mutant)
+    return found
 
 
 class _Finder:
     def __init__(self, package: str, module: str, text: str) -> None:
         self.package, self.module, self.text = package, module, text
+        self.starts = [0, *accumulate(len(line) for line in text.encode().splitlines(keepends=True))]
         self.found: list[Mutant] = []
         self.seen: Counter[tuple[str, str, str]] = Counter()
         self.function, self.top_level, self.lines = "", True, frozenset[int]()
-
-    @cached_property
-    def starts(self) -> list[int]:
-        lines = self.text.encode().splitlines(keepends=True)
-        return [0, *accumulate(len(line) for line in lines)]
 
     def add(self, node: Any, change: str, replacement: ast.AST | str) -> None:
         text = replacement if isinstance(replacement, str) else f"({ast.unparse(replacement)})"
@@ -131,13 +117,11 @@ class _Finder:
         self.seen[self.function, source, change] += 1
         if (number := self.seen[self.function, source, change]) > 1:
             change = f"{change} ({number})"
-        span = (
-            self.starts[node.lineno - 1] + node.col_offset,
-            self.starts[node.end_lineno - 1] + node.end_col_offset,
-        )
+        start = self.starts[node.lineno - 1] + node.col_offset
+        end = self.starts[node.end_lineno - 1] + node.end_col_offset
         lines = self.lines | frozenset(range(node.lineno, node.end_lineno + 1))
         key = Key(self.module, self.function, source, change)
-        self.found.append(Mutant(key, self.package, node.lineno, lines, self.top_level, span, text))
+        self.found.append(Mutant(key, self.package, node.lineno, lines, self.top_level, (start, end), text))
 
     def body(self, statements: list[ast.stmt], function: str, *, top_level: bool) -> None:
         for statement in statements:
@@ -149,11 +133,7 @@ class _Finder:
 
     def statement(self, node: ast.stmt) -> None:
         function, top_level = self.function, self.top_level
-        if isinstance(node, FUNCTIONS) and any(ast.unparse(line) == "overload" for line in node.decorator_list):
-            return
-        if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert) or _is_alias(node, top_level):
-            return
-        if isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "not TYPE_CHECKING"):
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.Assert) or _describes(node, top_level):
             return
         if replacement := STATEMENTS.get(type(node)):
             self.add(node, f"{type(node).__name__.lower()} -> {replacement}", replacement)
@@ -165,8 +145,7 @@ class _Finder:
             self.add(node, "return -> return None", "return None")
         if isinstance(node, ast.AugAssign) and type(node.op) in SWAPS:
             old, new, sign = SWAPS[type(node.op)]
-            change = ast.AugAssign(node.target, new(), node.value)
-            self.add(node, f"{old}= -> {sign}=", ast.unparse(change))
+            self.add(node, f"{old}= -> {sign}=", ast.unparse(ast.AugAssign(node.target, new(), node.value)))
         for child in ast.iter_child_nodes(node):
             if not isinstance(child, ast.stmt):
                 self.expression(child, node)
@@ -180,10 +159,13 @@ class _Finder:
     def expression(self, node: ast.AST, parent: ast.AST) -> None:
         if isinstance(node, ast.JoinedStr) or _is_type(node, parent) or _is_text(node, parent):
             return
-        if node is getattr(parent, "test", None) and not isinstance(parent, ast.Assert):
-            self.condition(node)
-        for test in (*getattr(node, "ifs", ()), getattr(node, "guard", None)):
-            self.condition(test)
+        tests = [*getattr(node, "ifs", ()), getattr(node, "guard", None)]
+        tests += [node] if node is getattr(parent, "test", None) else []
+        for test in tests:
+            decided = isinstance(test, ast.Compare | ast.BoolOp | ast.Constant)
+            negated = isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not)
+            if isinstance(test, ast.expr) and not decided and not negated:
+                self.add(test, "condition -> not", f"(not ({ast.unparse(test)}))")
         self.operator(node)
         if isinstance(node, ast.Constant):
             self.constant(node, parent)
@@ -197,11 +179,6 @@ class _Finder:
             if not isinstance(child, ast.stmt):
                 self.expression(child, parent if compared else node)
 
-    def condition(self, test: ast.AST | None) -> None:
-        decided = (ast.Compare, ast.BoolOp, ast.Constant)
-        if isinstance(test, ast.expr) and not isinstance(test, decided) and not _is_not(test):
-            self.add(test, "condition -> not", f"(not ({ast.unparse(test)}))")
-
     def operator(self, node: ast.AST) -> None:
         if isinstance(node, ast.Compare):
             for place, operator in enumerate(node.ops):
@@ -211,20 +188,17 @@ class _Finder:
         elif isinstance(node, ast.BoolOp):
             old, new, sign = SWAPS[type(node.op)]
             self.add(node, f"{old} -> {sign}", ast.BoolOp(new(), node.values))
-        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS and not _joins_text(node):
-            old, new, sign = SWAPS[type(node.op)]
-            self.add(node, f"{old} -> {sign}", ast.BinOp(node.left, new(), node.right))
+        elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+            if not any(isinstance(part, ast.JoinedStr) or _is_string(part) for part in (node.left, node.right)):
+                old, new, sign = SWAPS[type(node.op)]
+                self.add(node, f"{old} -> {sign}", ast.BinOp(node.left, new(), node.right))
         elif isinstance(node, ast.UnaryOp):
-            sign = {ast.Not: "not", ast.USub: "-", ast.Invert: "~", ast.UAdd: "+"}[type(node.op)]
-            self.add(node, f"{sign} -> nothing", node.operand)
+            self.add(node, f"{UNARY[type(node.op)]} -> nothing", node.operand)
         elif isinstance(node, ast.Call):
             name = getattr(node.func, "id", getattr(node.func, "attr", ""))
             if new_name := CALLS.get(name):
-                function = (
-                    ast.Attribute(node.func.value, new_name, ast.Load())
-                    if isinstance(node.func, ast.Attribute)
-                    else ast.Name(new_name, ast.Load())
-                )
+                owner = f"{ast.unparse(node.func.value)}." if isinstance(node.func, ast.Attribute) else ""
+                function = ast.Name(f"{owner}{new_name}", ast.Load())
                 self.add(node, f"{name} -> {new_name}", ast.Call(function, node.args, node.keywords))
 
     def constant(self, node: ast.Constant, parent: ast.AST) -> None:
@@ -233,12 +207,25 @@ class _Finder:
                 self.add(node, f"{node.value} -> {not node.value}", ast.Constant(not node.value))
         elif isinstance(node.value, int | float):
             self.add(node, f"{node.value} -> {node.value + 1}", ast.Constant(node.value + 1))
-        elif isinstance(node.value, str) and _selects(node, parent):
-            self.add(node, f"{node.value!r} -> {'XX' + node.value!r}", ast.Constant("XX" + node.value))
+        elif isinstance(node.value, str):
+            # Texts that are compared, or are keys: not those that only a person reads.
+            is_key = isinstance(parent, ast.Dict) and node in parent.keys
+            if is_key or isinstance(parent, ast.Compare | ast.Subscript | ast.MatchValue | ast.Set):
+                self.add(node, f"{node.value!r} -> {'XX' + node.value!r}", ast.Constant("XX" + node.value))
 
 
-def _is_not(node: ast.AST) -> bool:
-    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not)
+def _is_string(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and isinstance(node.value, str)
+
+
+def _describes(node: ast.stmt, top_level: bool) -> bool:
+    """Return whether a statement is for type checkers alone: an overload, an alias of types, or their imports."""
+    if isinstance(node, FUNCTIONS):
+        return any(ast.unparse(line) == "overload" for line in node.decorator_list)
+    if isinstance(node, ast.If):
+        return ast.unparse(node.test) in ("TYPE_CHECKING", "not TYPE_CHECKING")
+    value = node.value if top_level and isinstance(node, ast.Assign) else None
+    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr)
 
 
 def _is_type(node: ast.AST, parent: ast.AST) -> bool:
@@ -251,30 +238,8 @@ def _is_type(node: ast.AST, parent: ast.AST) -> bool:
     return isinstance(node, ast.Subscript) and getattr(node.value, "id", None) in ("Literal", "Annotated")
 
 
-def _is_alias(node: ast.stmt, top_level: bool) -> bool:
-    value = getattr(node, "value", None) if top_level and isinstance(node, ast.Assign) else None
-    return isinstance(value, ast.BinOp) and isinstance(value.op, ast.BitOr)
-
-
 def _is_text(node: ast.AST, parent: ast.AST) -> bool:
-    return (
-        isinstance(parent, ast.Call)
-        and node is not parent.func
-        and isinstance(parent.func, ast.Attribute)
-        and getattr(parent.func.value, "id", None) in TEXT_CALLS
-    )
-
-
-def _joins_text(node: ast.BinOp) -> bool:
-    parts = (node.left, node.right)
-    return any(
-        isinstance(part, ast.JoinedStr) or (isinstance(part, ast.Constant) and isinstance(part.value, str))
-        for part in parts
-    )
-
-
-def _selects(node: ast.Constant, parent: ast.AST) -> bool:
-    """Whether text is compared with, or is a key: not one that only a person reads."""
-    if isinstance(parent, ast.Dict):
-        return node in parent.keys
-    return isinstance(parent, ast.Compare | ast.Subscript | ast.MatchValue | ast.Set)
+    """Return whether a node is an argument of a logger or a warning."""
+    if not isinstance(parent, ast.Call) or node is parent.func or not isinstance(parent.func, ast.Attribute):
+        return False
+    return getattr(parent.func.value, "id", None) in ("logger", "warnings")
