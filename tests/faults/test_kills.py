@@ -9,10 +9,12 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from baselines import available, limits, method_class
 from mkor_core.method import FollowsLoss
@@ -21,6 +23,7 @@ from tests.support.killing import SMALL, STEPS, Command, Fork, Subject, kill
 from tests.support.records import read_summary
 from tests.support.tally import KILLS, LEAST_KILLS, count
 from tests.support.train_ranks import free_port
+from workflow.bench import train
 
 COMMAND_MOMENTS = 20
 LEARNING_RATE = 0.01
@@ -58,6 +61,39 @@ def test_a_run_killed_at_random_moments_ends_as_if_it_had_not_been(label: str, t
         assert STEPS // 2 <= read_summary(subject.truth)["switch_step"] < STEPS
     count(f"kill -9, settings: {method}")
     _count_kills(subject, subject.fork, KILLS.format(method), LEAST_KILLS, label)
+
+
+def test_a_language_model_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Path):
+    """Its head shares the embedding's weight."""
+    sizes = {"layers": 1, "hidden_size": 16, "sequence_length": 16, "vocabulary_size": 256}
+    workload = {"name": "language_model", **sizes, "batch_size": 8, "validation_windows": 16}
+    subject = Subject.make(tmp_path, "mkor", workload=workload)
+    _count_kills(subject, subject.fork, "kill -9 of a language model, moments tried", 5, "language model")
+
+
+@pytest.mark.parametrize("hook", [register_optimizer_step_pre_hook, register_optimizer_step_post_hook])
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_inside_an_optimizer_s_step_loses_nothing(presses: int, hook: Callable[..., Any], tmp_path: Path):
+    """The first lets the step end, the second interrupts it, before or after its update. Truth: the run left alone."""
+    subject = Subject.make(tmp_path, "mkor", steps=12)
+    steps = itertools.count(1)
+
+    def press(*arguments: object) -> None:
+        if next(steps) == 8:
+            for _ in range(presses):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    handle = hook(press)
+    try:
+        with suppress(KeyboardInterrupt):
+            assert train.main(subject.arguments) != 0
+    finally:
+        handle.remove()
+    assert train.main(subject.arguments) == 0
+    lost = subject.bytes_lost()
+    count("Ctrl-C inside a step, runs resumed")
+    count("bytes lost", lost)
+    assert lost == 0
 
 
 def test_a_command_killed_at_random_moments_ends_as_if_it_had_not_been(tmp_path: Path):

@@ -153,7 +153,8 @@ class Subject:
         }
         write(folder, "killed", block(optimizer(method, **chosen), **{**defaults, **shared}))
         start = {"experiment": "killed", "optimizer": method, "seed": 0}
-        write(folder, "after", block(optimizer("sgd"), workload=SMALL, steps=1, evaluate_every=1, start_from=start))
+        after = {"workload": shared.get("workload", SMALL), "steps": 1, "evaluate_every": 1, "start_from": start}
+        write(folder, "after", block(optimizer("sgd"), **after))
         return cls(folder, method)
 
     def keep_as_truth(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from itertools import islice
 from pathlib import Path
@@ -25,6 +28,7 @@ from workflow.bench.data import cifar, digits, glyphs, imagenet, images, vision
 from workflow.bench.data.batches import tuning_split
 from workflow.bench.data.folder import DataDamaged, DataNotFound
 from workflow.bench.data.images import ALL
+from workflow.bench.support.config import ROOT
 from workflow.bench.workloads.base import Workload
 from workflow.bench.workloads.image_classifier import ImageClassifier
 from workflow.bench.workloads.resnet20 import Block
@@ -440,6 +444,37 @@ def test_imagenet_batches_do_not_depend_on_the_processes_that_read_them(small_im
     assert not torch.equal(other_seed["images"], alone[0]["images"])
     part = next(small_imagenet.sliced_batches(5, 1, slice(1, 3)))
     assert torch.equal(part["images"], alone[1]["images"][1:3])
+
+
+SHARED = """
+import os, sys
+from workflow.bench import workloads
+from workflow.bench.data import imagenet
+imagenet.CLASSES = 3
+os.sched_getaffinity = lambda _: {0, 1}
+print(next(workloads.create("resnet50", image_size=32, batch_size=4).batches(0))["labels"].shape)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can hide /dev/shm")
+@pytest.mark.parametrize(
+    ("hide", "printed"),
+    [
+        ("umount --lazy /dev/shm", "torch.Size([4])"),
+        (
+            "mount -t tmpfs -o size=4k none /dev/shm",
+            "images are read through /dev/shm: No space left on device; give it",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("small_imagenet")
+def test_images_are_read_without_dev_shm_or_the_error_says_what_is_missing(hide, printed):
+    """As in a container, in a mount namespace of its own."""
+    line = ["unshare", "--mount", "sh", "-c", f'{hide} && exec "$@"', "sh", sys.executable, "-c", SHARED]
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
+    if "unshare failed" in done.stderr or "permission denied" in done.stderr:
+        pytest.skip(f"/dev/shm cannot be hidden here: {done.stderr.strip()}")
+    assert printed in (done.stdout + done.stderr).splitlines()[-1]
 
 
 def test_imagenet_validation_is_the_center_of_each_image(small_imagenet):

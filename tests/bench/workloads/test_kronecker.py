@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -193,49 +194,31 @@ def test_the_recurrent_weight_starts_orthogonal(rnn):
     assert_close(weight @ weight.T, torch.eye(12, dtype=torch.float64), rtol=0, atol=1e-6)
 
 
-def rows_of_all_steps(model: Any, ids: Tensor, loss_of: Any) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return the input rows and gradient rows of each factor, of all time steps, computed by hand."""
-    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
-
-    def apply(name: str, inputs: Tensor) -> Tensor:
-        output = inputs @ model.get_submodule(name).weight.T
-        calls.setdefault(name, []).append((inputs, output))
-        return output
-
-    def kronecker(name: str, vector: Tensor) -> Tensor:
-        inner = apply(f"{name}.inner", vector.unflatten(-1, (3, 4)))
-        return apply(f"{name}.outer", inner.mT).mT.flatten(-2)
-
-    hidden, states = torch.zeros(len(ids), 12, dtype=torch.float64), []
-    for column in ids.T:
-        hidden = torch.tanh(kronecker("inputs", model.tokens(column)) + kronecker("recurrent", hidden) + model.bias)
-        states.append(hidden)
-    loss = loss_of(model.scores(torch.stack(states, 1)))
-    rows = {}
-    for name, pairs in calls.items():
-        gradients = torch.autograd.grad(loss, [output for _, output in pairs], retain_graph=True)
-        x = torch.cat([inputs.detach().flatten(0, -2) for inputs, _ in pairs])
-        rows[name] = x, torch.cat([gradient.flatten(0, -2) for gradient in gradients])
-    return rows
-
-
 def test_the_statistics_of_kfac_are_those_of_all_time_steps(rnn):
-    """Truth: dense factors of the explicit rows, which are 7 times as many as those of one step."""
+    """Truth: dense factors of the rows of every call, which are 7 times as many as those of one step."""
     model = rnn.model(0).double()
     batch = next(rnn.batches(0))
-    loss_of = lambda logits: nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten())  # noqa: E731
-    rows = rows_of_all_steps(model, batch["input_ids"], loss_of)
-    assert {name: len(x) for name, (x, _) in rows.items()} == {
-        f"{part}.{side}": 7 * 4 * number
-        for part in ("inputs", "recurrent")
-        for side, number in (("outer", 4), ("inner", 3))
-    }
+
+    def loss_of(network: Any) -> Tensor:
+        return nn.functional.cross_entropy(network(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+
+    calls: dict[str, list[tuple[Tensor, Tensor]]] = {}
+    plain = copy.deepcopy(model)
+    for name in ("inputs.outer", "inputs.inner", "recurrent.outer", "recurrent.inner"):
+        pairs = calls[name] = []
+        keep = lambda _, given, output, pairs=pairs: pairs.append((given[0], output))  # noqa: E731
+        plain.get_submodule(name).register_forward_hook(keep)
+    loss = loss_of(plain)
     method = KAISA(damping=0.03, factor_decay=0.9, kl_clip=None, factor_update_period=1, inverse_update_period=1)
     preconditioner = Preconditioner(model, method, exclude=rnn.exclude)
-    loss_of(model(batch["input_ids"])).backward()
-    gradients = {name: model.get_submodule(name).weight.grad.clone() for name in rows}
+    loss_of(model).backward()
+    gradients = {name: model.get_submodule(name).weight.grad.clone() for name in calls}
     preconditioner.step()
-    for name, (x, g) in rows.items():
+    for name, pairs in calls.items():
+        of_outputs = torch.autograd.grad(loss, [output for _, output in pairs], retain_graph=True)
+        x = torch.cat([inputs.detach().flatten(0, -2) for inputs, _ in pairs])
+        g = torch.cat([gradient.flatten(0, -2) for gradient in of_outputs])
+        assert len(x) == 7 * 4 * (4 if name.endswith("outer") else 3)
         exactly(gradients[name], g.T @ x)
         a, c = (0.9 * torch.eye(side.shape[1]).double() + 0.1 * side.T @ side / len(side) for side in (x, g))
         truth = reference.kfac_solve(c, gradients[name], a, 0.03)

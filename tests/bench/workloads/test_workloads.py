@@ -110,20 +110,11 @@ def test_each_module_with_a_workload_has_a_schema():
     assert {name: workloads._class(name) for name in workloads.NAMES} == classes
 
 
-@pytest.mark.parametrize("name", workloads.NAMES)
-def test_every_data_set_of_a_schema_has_one_module_that_reads_it(name):
-    """Truth: the module itself, imported."""
-    for dataset in workloads.parameters(name)["properties"]["dataset"]["enum"]:
-        module = import_module(data.module_of(dataset))
-        assert dataset in module.DATASETS
-        assert module.version()
-
-
-def test_no_two_modules_read_the_same_data_set_and_one_that_none_reads_is_refused():
-    files = (ROOT / "workflow/bench/data").glob("[!_]*.py")
-    modules = [import_module(f"workflow.bench.data.{file.stem}") for file in files]
-    listed = [dataset for module in modules for dataset in getattr(module, "DATASETS", ())]
-    assert sorted(listed) == sorted(data._modules())
+def test_every_data_set_of_a_schema_has_a_module_that_reads_it():
+    """Truth: the modules themselves, imported."""
+    schemas = [workloads.parameters(name)["properties"]["dataset"]["enum"] for name in workloads.NAMES]
+    assert {dataset for names in schemas for dataset in names} == set(data.DATASETS)
+    assert all(import_module(data.module_of(dataset)) and data.version_of(dataset) for dataset in data.DATASETS)
     with pytest.raises(ValueError, match="dataset='mnist' must be one of cifar10, cifar100, cola"):
         data.module_of("mnist")
 
@@ -406,7 +397,7 @@ def test_autoencoder_batches_are_training_images():
 def test_the_corpus_is_kept_and_read_again(bert, data_folder, monkeypatch):
     (kept,) = data_folder.glob("*.npz")
     assert kept.name.endswith("-vocabulary-1000.npz")
-    assert corpus.version().replace(", ", "-").replace(" ", "-") in kept.name
+    assert data.version_of("docstrings").replace(", ", "-").replace(" ", "-") in kept.name
     monkeypatch.setattr(corpus, "read", lambda: pytest.fail("the docstrings were read again"))
     assert bert_with().data_fingerprint == bert.data_fingerprint
 
@@ -455,30 +446,6 @@ def test_a_step_s_loss_and_gradients_make_the_host_wait_for_nothing(workload):
         workload.loss(network, second).backward()
     assert counts.kernels > 10
     assert not counts.waits, counts.by_operator
-
-
-def test_a_batch_goes_to_a_gpu_by_way_of_page_locked_memory():
-    """Else each copy would wait for the work that is queued."""
-    calls = []
-
-    class Pageable:
-        device = torch.device("cpu")
-
-        def pin_memory(self):
-            calls.append("pinned")
-            return self
-
-        def to(self, device, non_blocking):
-            calls.append((device.type, non_blocking))
-            return self
-
-    class OnGPU(Pageable):
-        device = torch.device("cuda", 0)
-
-    for device in ("cuda", "cpu"):
-        network = SimpleNamespace(parameters=lambda device=device: iter([SimpleNamespace(device=torch.device(device))]))
-        base.to_device_of(network, {"ids": Pageable(), "weight": OnGPU()})
-    assert calls == ["pinned", ("cuda", True), ("cuda", True), ("cpu", True), ("cpu", True)]
 
 
 def test_evaluation_of_bert_is_the_model_s_own_loss_in_parts(bert):

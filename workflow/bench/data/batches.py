@@ -32,6 +32,7 @@ def shuffled_indices(seed: int, start: int, examples: int, batch_size: int) -> I
     for k in count(start):
         epoch, position = divmod(k, per_epoch)
         if epoch != ordered:
+            # A generator for each epoch: to resume needs no draws of the epochs before.
             order, ordered = np.random.default_rng([seed, epoch]).permutation(examples), epoch
         yield k, order[position * batch_size : (position + 1) * batch_size]
 

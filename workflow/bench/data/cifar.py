@@ -17,16 +17,11 @@ from workflow.bench.data.folder import DataNotFound, data_folder
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError, shown_path
 
-DATASETS: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
+TITLES: Final = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100"}
 """Titles by name."""
 SHAPE: Final = (3, 32, 32)
 """An image's channels, height and width."""
 TRAIN_EXAMPLES: Final = 50000
-
-
-def version() -> str:
-    """Return the version of the data. Only one edition exists; torchvision checks every file against its checksum."""
-    return "CIFAR, Python edition, v1"
 
 
 def load(name: str) -> LabelledImages:
@@ -41,14 +36,14 @@ def load(name: str) -> LabelledImages:
     command = f"python -m workflow.bench.data.cifar {name}"
     path = root / kind.base_folder
     if not path.is_dir():
-        raise DataNotFound(DATASETS[name], path, f"{command} downloads it")
+        raise DataNotFound(TITLES[name], path, f"{command} downloads it")
     arrays = []
     for train in (True, False):
         try:
             split = kind(str(root), train=train)
         except RuntimeError:  # torchvision's error for a checksum that differs
             remedy = f"a file there is missing or damaged: remove that folder, then {command} downloads it"
-            raise DataNotFound(f"all of {DATASETS[name]}", path, remedy) from None
+            raise DataNotFound(f"all of {TITLES[name]}", path, remedy) from None
         # torchvision puts the channels last.
         arrays += [np.ascontiguousarray(split.data.transpose(0, 3, 1, 2)), np.array(split.targets, dtype=np.int64)]
     return LabelledImages(*arrays)
@@ -62,7 +57,7 @@ def _torchvision_class(name: str) -> Any:
 
 def _run(options: argparse.Namespace) -> None:
     """Download the missing files, check them, and unpack them."""
-    title = DATASETS[options.dataset]
+    title = TITLES[options.dataset]
     try:
         data_folder().mkdir(parents=True, exist_ok=True)
         _torchvision_class(options.dataset)(str(data_folder()), download=True)
@@ -74,7 +69,7 @@ def _run(options: argparse.Namespace) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Download CIFAR-10 or CIFAR-100 into the data folder (MKOR_DATA, or data/) and check it."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.data.cifar", description=main.__doc__)
-    parser.add_argument("dataset", choices=sorted(DATASETS))
+    parser.add_argument("dataset", choices=sorted(TITLES))
     return run_command(parser, _run, arguments)
 
 

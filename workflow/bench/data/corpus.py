@@ -23,13 +23,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from workflow.bench.data import version_of
 from workflow.bench.data.arrays import load_or_make, named_arrays
-from workflow.bench.data.folder import DataNotFound, data_folder, versions
+from workflow.bench.data.folder import DataNotFound, data_folder
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-DATASETS: Final = ("docstrings",)
 PACKAGES: Final = ("scikit-learn", "scipy")
 
 PAD, UNKNOWN, CLS, SEP, MASK = range(5)
@@ -41,7 +41,6 @@ CONTINUATIONS: Final = tuple(f"##{letter}" for letter in string.digits + string.
 END_OF_SENTENCE: Final = re.compile(r"(?<=[.!?])\s+(?=[A-Z0-9\"'(\[])")
 """The space between two sentences."""
 
-_RECIPE: Final = "v1"
 _WRITTEN_BY_BUILDS: Final = frozenset({"__config__.py", "_distributor_init.py", "version.py"})
 _Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -96,11 +95,6 @@ class Corpus:
         return digest.hexdigest()
 
 
-def version() -> str:
-    """Return the version of the corpus of the docstrings."""
-    return versions(*PACKAGES, "tokenizers", recipe=_RECIPE)
-
-
 def load(vocabulary_size: int) -> Corpus:
     """Return the corpus of the docstrings, from the data folder if it was made before.
 
@@ -108,8 +102,9 @@ def load(vocabulary_size: int) -> Corpus:
         DataNotFound: the packages are not installed.
         ValueError: the text has fewer word pieces than ``vocabulary_size``.
     """
-    name = f"docstrings {version()} vocabulary {vocabulary_size}.npz".replace(", ", " ").replace(" ", "-")
-    return load_or_make(data_folder() / name, Corpus, lambda: build(read(), vocabulary_size))
+    name = f"docstrings {version_of('docstrings')} vocabulary {vocabulary_size}.npz"
+    path = data_folder() / name.replace(", ", "-").replace(" ", "-")
+    return load_or_make(path, Corpus, lambda: build(read(), vocabulary_size))
 
 
 def build(documents: Sequence[Document], vocabulary_size: int) -> Corpus:

@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data.arrays import digest
-from workflow.bench.data.folder import damaged, versions
+from workflow.bench.data.folder import damaged
 
-DATASETS: Final = ("digits",)
 SHAPE: Final = (1, 8, 8)
 """An image's channels, height and width."""
 TRAIN_EXAMPLES: Final = 1437
@@ -34,11 +33,6 @@ class Digits(NamedTuple):
     def fingerprint(self) -> str:
         """SHA-256 of both splits' pixels."""
         return digest(self)
-
-
-def version() -> str:
-    """Return the version of the data."""
-    return versions("scikit-learn", recipe="v1")
 
 
 def load() -> Digits:

@@ -16,14 +16,11 @@ from workflow.bench.data import corpus
 from workflow.bench.data.corpus import Split
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Questions, pack, packed_texts
 
-DATASETS: Final = ("copy", "library", "package", "quotes", "similarity")
-
 LONGEST_ANSWER: Final = 10
 """The largest number of tokens in an answer."""
 PACKAGES: Final = 8
 """The number of classes of the task `package`."""
 
-_RECIPE: Final = "tasks v1"
 _SEED: Final = 0  # for every random choice of examples
 _TRAIN, _VALIDATION = 8192, 512  # the largest numbers of examples
 _CLOSING: Final = {"(": ")", "[": "]", '"': '"', "'": "'"}
@@ -33,11 +30,6 @@ _MAX_WINDOWS: Final = 8  # per docstring
 _Tokens = list[int]
 _Word = tuple[int, ...]  # its word pieces
 _Labeled = tuple[tuple[_Tokens, _Tokens | None], float]  # one or two segments, and the label
-
-
-def version() -> str:
-    """Return the version of the tasks."""
-    return f"{corpus.version()}, {_RECIPE}"
 
 
 def package(vocabulary_size: int, length: int) -> Examples:

@@ -52,6 +52,7 @@ class Features:
 
     def inputs(self) -> dict[str, NDArray[np.int64]]:
         """Return ``input_ids``, ``token_type_ids`` and ``attention_mask``, each ``[n, longest of these examples]``."""
+        # No longer than the longest of these: the cost of attention grows with the square of the length.
         column = np.arange(int(self.lengths.max()))
         is_text = column < self.lengths[:, None]
         return {
@@ -151,6 +152,7 @@ def prepared(
         files: the files and folders that they are made of; they are made anew if one has another size or date.
         make: returns the features.
     """
+    # Sizes and dates: to read the files only to see that nothing has changed would take as long as to encode them.
     stamps = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in [*files, vocabulary.path]]
     settings = {"vocabulary": vocabulary.name, "length": length}
     key = json.dumps([_RECIPE, version("tokenizers"), settings, stamps], sort_keys=True)

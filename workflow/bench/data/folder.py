@@ -1,9 +1,8 @@
-"""The data folder, the versions of data that packages carry, and the errors of missing and damaged data."""
+"""The data folder, and the errors of missing and damaged data."""
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 from workflow.bench.support.config import ROOT, ConfigError
@@ -28,13 +27,3 @@ def damaged(name: str, path: Path | str, reason: object) -> DataDamaged:
 def data_folder() -> Path:
     """Return the folder of data sets and prepared data: ``MKOR_DATA``, or ``data`` in the repository."""
     return Path(os.environ.get("MKOR_DATA") or ROOT / "data")
-
-
-def versions(*packages: str, recipe: str) -> str:
-    """Return ``package x.y, ..., recipe``, the version of data that is made from packages.
-
-    Args:
-        packages: the installed packages that carry or process the data.
-        recipe: the version of the code that prepares the data; increase it whenever that code makes other data.
-    """
-    return ", ".join([*(f"{package} {version(package)}" for package in packages), recipe])

@@ -14,7 +14,7 @@ import numpy as np
 
 from workflow.bench.data import features
 from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary
-from workflow.bench.data.folder import DataNotFound, data_folder, versions
+from workflow.bench.data.folder import DataNotFound, data_folder
 
 
 class _Layout(NamedTuple):
@@ -48,7 +48,7 @@ class _Layout(NamedTuple):
 _BINARY: Final = ("0", "1")
 _ENTAILMENT: Final = ("entailment", "not_entailment")
 _NLI: Final = ("contradiction", "entailment", "neutral")
-DATASETS: Final = {
+TASKS: Final = {
     "mnli": _Layout("MNLI", "sentence1", "sentence2", "gold_label", _NLI, "dev_matched.tsv"),
     "qqp": _Layout("QQP", "question1", "question2", "is_duplicate", _BINARY),
     "qnli": _Layout("QNLI", "question", "sentence", "label", _ENTAILMENT),
@@ -60,18 +60,13 @@ DATASETS: Final = {
 }
 
 
-def version() -> str:
-    """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe="GLUE v1")
-
-
 def load(task: str, vocabulary: Vocabulary, length: int) -> Examples:
     """Return a task's examples as features, from the data folder if they were made before.
 
     Raises:
         DataNotFound: a file is missing or does not have the layout of the official one.
     """
-    layout = DATASETS[task]
+    layout = TASKS[task]
     folder = data_folder() / "glue" / layout.folder
     files = [folder / "train.tsv", folder / layout.development]
     for file in files:

@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workflow.bench.data.arrays import LabelledImages
-from workflow.bench.data.folder import damaged, versions
+from workflow.bench.data.folder import damaged
 
-DATASETS: Final = ("glyphs",)
 CHARACTERS: Final = (
     "0123456789ABCDEFGHJKLMNPQRSTUVWXYZabdefghijmnqrtyαβγδεζηθλμξπστφχψωΓΔΘΛΞΠΣΦΨΩБДЖ§ИЛЦЧШЭЮЯЫ#$%&@?+*{<"
 )
@@ -36,11 +35,6 @@ TRAIN_EXAMPLES: Final = 1200
 _HEIGHT = 22  # of a line, in pixels
 _HELD_OUT = 4  # fonts of each character
 _SPLIT_SEED = 0  # every run has the same split
-
-
-def version() -> str:
-    """Return the version of the data."""
-    return versions("matplotlib", "pillow", recipe="v1")
 
 
 def load() -> LabelledImages:

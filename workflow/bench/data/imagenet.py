@@ -21,7 +21,6 @@ from workflow.bench.data.folder import DataNotFound, data_folder
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-DATASETS: Final = ("imagenet",)
 
 CLASSES: Final = 1000
 VALIDATION_EXAMPLES: Final = 50000
@@ -56,6 +55,7 @@ class Files:
         """Return the image and the label of a file."""
         from PIL import Image
 
+        # Converted while the file is open, since Pillow reads pixels late; some of the files are gray, some CMYK.
         with self.path(index).open("rb") as file:
             return Image.open(file).convert("RGB"), self.labels[index]
 
@@ -88,11 +88,6 @@ class _Listing:
     val: NDArray[np.uint8]
 
 
-def version() -> str:
-    """Return the version of the data."""
-    return "ILSVRC 2012, v1"
-
-
 def load() -> ImageNet:
     """Return the files of both splits.
 
@@ -120,6 +115,7 @@ def load() -> ImageNet:
 
 def _kept_at(root: Path) -> Path:
     """Return the file that keeps the names; its own name states when a file last came to each class, or left it."""
+    # A folder's own date changes when an entry is added to it or removed.
     stamps = [
         sorted((entry.name, entry.stat().st_mtime_ns) for entry in os.scandir(root / split) if entry.is_dir())
         for split in _SPLITS

@@ -20,6 +20,7 @@ from typing_extensions import override
 from workflow.bench.data import cifar, digits, glyphs, imagenet
 from workflow.bench.data.batches import Batch, shuffled_indices, temporary_seed, tuning_split
 from workflow.bench.data.folder import DataDamaged, damaged
+from workflow.bench.support.config import ConfigError
 
 EVALUATION_BATCH: Final = 256
 """The number of images to process at once without gradients."""
@@ -58,8 +59,8 @@ Augmentation = Callable[[Tensor, np.random.Generator, int, slice], Tensor]
 _IMAGENET_PIXELS: Final = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 FACTS: Final = {
     "digits": Facts("scikit-learn's digits", *digits.SHAPE[:2], 10, (0.305,), (0.376,)),
-    "cifar10": Facts(cifar.DATASETS["cifar10"], *cifar.SHAPE[:2], 10, (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)),
-    "cifar100": Facts(cifar.DATASETS["cifar100"], *cifar.SHAPE[:2], 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
+    "cifar10": Facts(cifar.TITLES["cifar10"], *cifar.SHAPE[:2], 10, (0.491, 0.482, 0.447), (0.247, 0.244, 0.262)),
+    "cifar100": Facts(cifar.TITLES["cifar100"], *cifar.SHAPE[:2], 100, (0.507, 0.487, 0.441), (0.267, 0.256, 0.276)),
     "glyphs": Facts("glyphs of matplotlib's fonts", *glyphs.SHAPE[:2], len(glyphs.CHARACTERS), (0.084,), (0.258,)),
     "imagenet": Facts("ImageNet", 3, 224, imagenet.CLASSES, *_IMAGENET_PIXELS),
 }
@@ -320,6 +321,7 @@ def _read(files: _Files, batches: Iterator[list[Any]]) -> Iterator[Batch]:
 
     Raises:
         DataDamaged: a file is not an image.
+        ConfigError: there is no shared memory for the processes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     loader: DataLoader[Any] = DataLoader(
@@ -331,7 +333,12 @@ def _read(files: _Files, batches: Iterator[list[Any]]) -> Iterator[Batch]:
         generator=torch.Generator().manual_seed(0),
         collate_fn=_collate,
     )
-    for batch in loader:
+    try:
+        read = iter(loader)
+    except OSError as problem:
+        remedy = "give it more, such as docker run --shm-size=2g"
+        raise ConfigError(f"images are read through /dev/shm: {problem.strerror}; {remedy}") from None
+    for batch in read:
         if isinstance(batch, DataDamaged):
             raise batch
         yield batch

@@ -13,17 +13,10 @@ import numpy as np
 
 from workflow.bench.data import features
 from workflow.bench.data.features import Examples, Features, Vocabulary
-from workflow.bench.data.folder import DataNotFound, data_folder, versions
-
-DATASETS: Final = ("imdb",)
+from workflow.bench.data.folder import DataNotFound, data_folder
 
 _CLASSES: Final = ("neg", "pos")
 _REMEDY: Final = "unpack the official aclImdb_v1.tar.gz of the Large Movie Review Dataset in the data folder"
-
-
-def version() -> str:
-    """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe="IMDB v1")
 
 
 def load(vocabulary: Vocabulary, length: int) -> Examples:
@@ -48,6 +41,7 @@ def _encode(folder: Path, vocabulary: Vocabulary, length: int) -> Features:
     texts: list[str] = []
     labels: list[int] = []
     for label, name in enumerate(_CLASSES):
+        # Sorted, because file systems list files in any order, and the order decides every batch.
         files = sorted((folder / name).glob("*.txt"))
         if not files:
             raise DataNotFound("IMDB", folder / name, f"it has no review; {_REMEDY}")

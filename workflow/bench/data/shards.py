@@ -23,10 +23,8 @@ from numpy.typing import NDArray
 from workflow.bench.data.folder import DataNotFound, damaged, data_folder
 from workflow.bench.support.config import check, schema
 
-DATASETS: Final = ("text",)
-
 FORMAT: Final = 1
-"""Format version; increase it whenever the files change. Other versions cannot be read."""
+"""Format version; increase it, and the version of the data set, whenever the files change. Others cannot be read."""
 MANIFEST: Final = "manifest.json"
 SPLITS: Final = ("train", "validation")
 _DTYPE: Final = np.dtype(np.uint16)
@@ -40,11 +38,6 @@ class Specials(NamedTuple):
     cls: int
     sep: int
     mask: int
-
-
-def version() -> str:
-    """Return the version of the data; the fingerprint covers the text."""
-    return f"shards v{FORMAT}"
 
 
 def shards_folder(vocabulary: str, length: int) -> Path:

@@ -14,9 +14,7 @@ from numpy.typing import NDArray
 
 from workflow.bench.data import features
 from workflow.bench.data.features import Features, Questions, Vocabulary
-from workflow.bench.data.folder import DataNotFound, data_folder, versions
-
-DATASETS: Final = ("squad",)
+from workflow.bench.data.folder import DataNotFound, data_folder
 
 LONGEST_ANSWER: Final = 30
 """The largest number of tokens in an answer, as in BERT's own script."""
@@ -36,11 +34,6 @@ class _Question(NamedTuple):
     answers: list[str]
     span: tuple[int, int]
     """The first answer's position in the context: its first character, and its last one plus 1."""
-
-
-def version() -> str:
-    """Return the version of the data; the fingerprint covers the files themselves."""
-    return versions("tokenizers", recipe="SQuAD v1.1, v1")
 
 
 def load(vocabulary: Vocabulary, length: int) -> Questions:

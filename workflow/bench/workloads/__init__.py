@@ -47,8 +47,7 @@ def resolve(name: str, **given: Any) -> dict[str, Any]:
 
 def data_version(name: str, **given: Any) -> str:
     """Return the version of a workload's data, such as "scikit-learn 1.9.1, v1", which is part of a run's spec."""
-    dataset = resolve(name, **given)["dataset"]
-    return import_module(data.module_of(dataset)).version()
+    return data.version_of(resolve(name, **given)["dataset"])
 
 
 def known_train_examples(name: str, **given: Any) -> int | None:
@@ -104,7 +103,7 @@ def display_names(name: str, **given: Any) -> tuple[str, str]:
 
 def _class(name: str) -> type[Workload]:
     """Return the one public subclass of `Workload` that the module of this name defines."""
-    from workflow.bench.workloads.base import Workload
+    from workflow.bench.workloads.base import Workload  # not above: a plan is made without torch
 
     parameters(name)  # refuses an unknown name
     module = import_module(f"{__name__}.{name}")

@@ -116,6 +116,7 @@ class Workload(ABC):
         Raises:
             ValueError: none would be left for trials.
         """
+        # One order for both: trials are judged by the examples after those that results are judged by.
         most, order = self.parameters[name], rng.permutation(available)
         if not self.for_tuning:
             return order[:most]
@@ -182,6 +183,7 @@ def in_slices(part: slice, most: int) -> Iterator[slice]:
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Put ``model`` in evaluation mode without gradients for the block, then restore the mode of each module."""
+    # Of each module, since some may be in evaluation mode for good, such as a frozen normalization.
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import torch
@@ -13,7 +14,7 @@ from typing_extensions import override
 from workflow.bench.data import docstring_tasks, glue, imdb
 from workflow.bench.data.arrays import fingerprint
 from workflow.bench.data.batches import Batch, tuning_split
-from workflow.bench.data.features import HIGHEST_SCORE, Examples, Features, Vocabulary
+from workflow.bench.data.features import HIGHEST_SCORE, Features, Vocabulary
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode
 from workflow.bench.workloads.fine_tuning import FineTuning, class_metrics, score_metrics
@@ -64,8 +65,14 @@ class BertClassification(FineTuning):
     def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
         super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
-        self._task = TASKS[parameters["dataset"]]
-        examples = _load(parameters)
+        dataset, size, length = (parameters[name] for name in ("dataset", "vocabulary_size", "sequence_length"))
+        self._task = TASKS[dataset]
+        if dataset in docstring_tasks.CLASSIFICATION:
+            examples = docstring_tasks.CLASSIFICATION[dataset](size, length)
+        else:
+            vocabulary = Vocabulary(cased=parameters["cased"], size=size)
+            read = imdb.load if dataset == "imdb" else partial(glue.load, dataset)
+            examples = read(vocabulary, length)
         train, validation = examples.train, examples.validation
         if for_tuning:
             train, validation = (train[part] for part in tuning_split(len(train)))
@@ -119,13 +126,6 @@ class BertClassification(FineTuning):
 
 def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     dataset = parameters["dataset"]
+    # Published weights have 512 positions, which the stand-ins do not start from.
     positions = None if dataset in docstring_tasks.CLASSIFICATION else bert.POSITIONS
     return bert.encoder_config(parameters, positions=positions, num_labels=TASKS[dataset].classes or 1)
-
-
-def _load(parameters: Mapping[str, Any]) -> Examples:
-    dataset, size, length = (parameters[name] for name in ("dataset", "vocabulary_size", "sequence_length"))
-    if dataset in docstring_tasks.CLASSIFICATION:
-        return docstring_tasks.CLASSIFICATION[dataset](size, length)
-    vocabulary = Vocabulary(cased=parameters["cased"], size=size)
-    return imdb.load(vocabulary, length) if dataset == "imdb" else glue.load(dataset, vocabulary, length)

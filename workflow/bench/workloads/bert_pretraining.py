@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
@@ -77,14 +77,10 @@ class BertPretraining(Workload):
     def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
         super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
-        data = _load(parameters)
-        self._pairs = data.train
+        self._pairs, held_out, self.data_fingerprint = _load(parameters)
         self.train_examples = len(self._pairs)
-        self.data_fingerprint = data.fingerprint
-
         rng = np.random.default_rng(_VALIDATION_SEED)  # draws the masks, too
-        rows = self.validation_rows("validation_pairs", len(data.validation), rng)
-        self._validation = data.validation.batch(rows, rng)
+        self._validation = held_out.batch(self.validation_rows("validation_pairs", len(held_out), rng), rng)
         self.validation_examples = len(self._validation["input_ids"])
 
     @override
@@ -161,20 +157,13 @@ def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     return bert.encoder_config(parameters, positions=positions)
 
 
-class _Data(NamedTuple):
-    """Both splits, and the SHA-256 of the data."""
-
-    train: Pairs | PairsOfShards
-    validation: Pairs | PairsOfShards
-    fingerprint: str
-
-
-def _load(parameters: Mapping[str, Any]) -> _Data:
+def _load(parameters: Mapping[str, Any]) -> tuple[Pairs | PairsOfShards, Pairs | PairsOfShards, str]:
+    """Return both splits, and the SHA-256 of the data."""
     size, length = parameters["vocabulary_size"], parameters["sequence_length"]
     if parameters["dataset"] == "docstrings":
         text = corpus.load(size)
-        return _Data(Pairs(text.train, size, length), Pairs(text.validation, size, length), text.fingerprint)
+        return Pairs(text.train, size, length), Pairs(text.validation, size, length), text.fingerprint
     manifest = Manifest(_VOCABULARY, length)
     if manifest.vocabulary_size != size:
         raise ValueError(f"vocabulary_size={size}: {manifest.folder} has {manifest.vocabulary_size} word pieces.")
-    return _Data(PairsOfShards(manifest, "train"), PairsOfShards(manifest, "validation"), manifest.fingerprint)
+    return PairsOfShards(manifest, "train"), PairsOfShards(manifest, "validation"), manifest.fingerprint

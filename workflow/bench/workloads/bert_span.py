@@ -14,7 +14,7 @@ from typing_extensions import override
 from workflow.bench.data import docstring_tasks, squad
 from workflow.bench.data.arrays import fingerprint
 from workflow.bench.data.batches import Batch, tuning_split
-from workflow.bench.data.features import Questions, Vocabulary
+from workflow.bench.data.features import Vocabulary
 from workflow.bench.workloads import bert
 from workflow.bench.workloads.base import ONE_PROCESS, Team, evaluation_mode, totals
 from workflow.bench.workloads.fine_tuning import FineTuning, answer_metrics
@@ -40,7 +40,11 @@ class BertSpan(FineTuning):
     def __init__(self, parameters: Mapping[str, Any], *, for_tuning: bool = False) -> None:
         super().__init__(parameters, for_tuning=for_tuning)
         _config(parameters)  # refuses impossible sizes before any data is read
-        questions = _load(parameters)
+        size, length = parameters["vocabulary_size"], parameters["sequence_length"]
+        if parameters["dataset"] == "quotes":
+            questions = docstring_tasks.questions(size, length)
+        else:
+            questions = squad.load(Vocabulary(cased=parameters["cased"], size=size), length)
         most = parameters["validation_questions"]
         self._contexts, self._answers = (texts[:most] for texts in questions.contexts_and_answers())
         # A question may have several windows; ``question`` rises, so the windows of the first questions come first.
@@ -146,13 +150,6 @@ def _config(parameters: Mapping[str, Any]) -> bert.BertConfig:
     if parameters["sequence_length"] < shortest:
         raise ValueError(f"sequence_length={parameters['sequence_length']} must be at least {shortest} for SQuAD.")
     return bert.encoder_config(parameters, positions=bert.POSITIONS)
-
-
-def _load(parameters: Mapping[str, Any]) -> Questions:
-    size, length = parameters["vocabulary_size"], parameters["sequence_length"]
-    if parameters["dataset"] == "quotes":
-        return docstring_tasks.questions(size, length)
-    return squad.load(Vocabulary(cased=parameters["cased"], size=size), length)
 
 
 def _loss(starts: Tensor, ends: Tensor, spans: Tensor) -> Tensor:

@@ -66,8 +66,19 @@ class FineTuning(Workload):
 
     @override
     def load_initial_weights(self, model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-        """Load the encoder of a pre-trained model; the last layer stays new."""
-        load_encoder(model, weights)
+        """Load the encoder's part of another BERT's ``weights``; the last layer stays new.
+
+        Raises:
+            ValueError: a weight of the encoder is missing or has another shape.
+        """
+        encoder = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(_ENCODER)}
+        for name, tensor in encoder.items():
+            if name not in weights:
+                raise ValueError(f"the weights to start from lack {name}")
+            if weights[name].shape != tensor.shape:
+                shapes = f"{tuple(weights[name].shape)}, the model {tuple(tensor.shape)}"
+                raise ValueError(f"the weights to start from have {name} in the shape {shapes}")
+        model.load_state_dict({name: weights[name] for name in encoder}, strict=False)
 
     @override
     def batches(self, seed: int, start: int = 0) -> Iterator[Batch]:
@@ -91,22 +102,6 @@ class FineTuning(Workload):
         """Yield rows, and the model's output and labels for them, for ``part`` of the ``features`` in order."""
         for rows in in_slices(part, _EVALUATION_BATCH):
             yield rows, *self._outputs(model, self._batch(features[rows]))
-
-
-def load_encoder(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Load the encoder's part of another BERT's ``weights``; the head of ``model`` keeps its own.
-
-    Raises:
-        ValueError: a weight of the encoder is missing or has another shape.
-    """
-    encoder = {name: tensor for name, tensor in model.state_dict().items() if name.startswith(_ENCODER)}
-    for name, tensor in encoder.items():
-        if name not in weights:
-            raise ValueError(f"the weights to start from lack {name}")
-        if weights[name].shape != tensor.shape:
-            shapes = f"{tuple(weights[name].shape)}, the model {tuple(tensor.shape)}"
-            raise ValueError(f"the weights to start from have {name} in the shape {shapes}")
-    model.load_state_dict({name: weights[name] for name in encoder}, strict=False)
 
 
 def published_weights(name: str) -> dict[str, Tensor]:
