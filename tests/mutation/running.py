@@ -75,8 +75,7 @@ class _Recorder:
 
     def taken(self) -> set[int]:
         """Return the lines seen since the last call."""
-        seen = self.seen[:]
-        self.seen[:] = bytes(len(seen))
+        seen, self.seen[:] = self.seen[:], bytes(len(self.seen))
         return {place for place, hit in enumerate(seen) if hit}
 
     def pytest_collection_finish(self) -> None:
@@ -184,7 +183,8 @@ def record(lanes: Lanes, sources: Mapping[str, Sequence[str]], cache: Path) -> R
     shared = sorted([*copy.glob("tests/support/*.py"), *copy.glob("tests/**/conftest.py")])
     digests, stores, missing = {}, {}, []
     for file in sources:
-        texts = [path.read_bytes() for path in (copy / file, *shared, *(copy / name for name in sources[file]))]
+        read = (Path(__file__), copy / file, *shared, *(copy / name for name in sources[file]))
+        texts = [path.read_bytes() for path in read]
         digests[file] = hashlib.sha256(b"\0".join(texts)).hexdigest()
         stores[file] = cache / (file.replace("/", "-") + ".json")
         stored = json.loads(stores[file].read_text(encoding="utf-8")) if stores[file].exists() else {}
