@@ -5,14 +5,12 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
 from baselines import available, build
-from mkor_core import MKOR
 from mkor_core.ranges import LARGEST, Domain, Range
 from tests.support import tally
 from tests.support.hyperparameters import hyperparameters, options
@@ -88,8 +86,3 @@ def test_every_number_is_bounded():
         for value in (10**400, 1.01 * limit.largest, -10, -(10**400), float("nan")):
             assert limit.refusal(value), f"{name}: {key}"
         assert limit.refusal(float("inf")) or not limit.finite
-
-
-def test_a_window_keeps_rank_1_updates():
-    with pytest.raises(ValueError, match=r"rank=2 must be 1 with window=3: a window keeps rank-1 updates"):
-        MKOR(rank=2, window=3)

@@ -48,7 +48,9 @@ def test_an_optimizer_that_steps_no_preconditioned_weight_is_refused(chosen: str
     assert "\n" not in str(caught.value)
     assert not optimizer._optimizer_step_pre_hooks
     assert "__deepcopy__" not in vars(optimizer)
-    preconditioner.attach(SGD(model.parameters(), lr=0.1))  # the refusal has left it free
+    other = SGD(model.parameters(), lr=0.1)
+    preconditioner.attach(wrap(other))  # the refusal has left it free
+    assert "preconditioner" in other.state_dict()["param_groups"][0]
 
 
 def test_an_optimizer_that_steps_one_of_the_weights_is_taken():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, cast
 
@@ -25,7 +25,7 @@ from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture.blocks import WHOLE, ActivationShard, Block, place_gradient
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.losses import LossHistory
-from mkor_core.capture.statistics import MEAN, Captured, LayerShape, Statistic
+from mkor_core.capture.statistics import MEAN, Captured, LayerShape
 from mkor_core.capture.sums import Capture
 from mkor_core.engines import choice
 from mkor_core.maths.block_products import counted_part
@@ -182,34 +182,6 @@ def test_a_cut_of_which_d_has_no_blocks_is_refused_by_name():
     convolution[0].weight = nn.Parameter(distribute_tensor(convolution[0].weight.detach(), mesh, [Shard(1)]))
     with pytest.raises(TypeError, match=r"The weight of layer '0' is placed as S\(1\): only its rows can be divided"):
         Preconditioner(convolution, MKOR())
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shortened(Method):
-    """Halves gradients, layer by layer."""
-
-    @property
-    def statistic(self) -> Statistic:
-        return MEAN
-
-    def initial_state(
-        self, shape: LayerShape, dtype: torch.dtype, device: torch.device, leading: tuple[int, ...] = ()
-    ) -> dict[str, Tensor]:
-        return {"half": torch.full(leading, 0.5, dtype=dtype, device=device)}
-
-    def accumulates(self, step: int) -> bool:
-        return True
-
-    def accumulate(self, state: dict[str, Tensor], captured: Captured, step: int, accept: Tensor | None = None) -> None:
-        pass
-
-    def precondition(self, state: dict[str, Tensor], grad: Tensor) -> Tensor:
-        return state["half"] * grad
-
-
-@pytest.mark.usefixtures("one_rank")
-def test_a_method_that_returns_its_updates_trains_with_owners_as_without():
-    assert_close(train(network(), Shortened(), owners=True), train(network(), Shortened()), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.usefixtures("one_rank")

@@ -174,16 +174,6 @@ def test_passes_of_a_compiled_model_count_as_those_of_the_plain_one():
     assert hooks.reached == frozenset()
 
 
-def test_compiled_calls_with_other_parameters_and_of_models_in_evaluation_capture_nothing():
-    model = linear()
-    hooks = capture(model, MEAN)
-    moved = {name: (parameter.detach() * 1.1).requires_grad_() for name, parameter in model.named_parameters()}
-    Compiled(lambda inputs: functional_call(model, moved, (inputs,)))(rows(0, 6)).sum().backward()
-    assert hooks.reached == frozenset()
-    Compiled(model.eval())(rows(0, 6)).sum().backward()
-    assert hooks.reached == frozenset()
-
-
 def test_the_first_examples_of_compiled_micro_batches_are_counted_on_the_device():
     """One graph for any number of micro-batches. The third holds one of the first seven on rank 0, none on rank 1."""
     model = linear(bias=False)
@@ -344,29 +334,6 @@ def test_a_micro_batch_of_one_number_counts(statistic, traced, monkeypatch):
     assert sums.number == 1
     assert sums.g is not None
     assert_close(sums.g.flatten(), torch.ones(1))
-
-
-def test_tokens_of_the_first_examples_are_counted(monkeypatch):
-    module = nn.Linear(3, 2)
-    hooks = Capture({"layer": Layer("layer", module)}, replace(MEAN, examples=2))
-    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    module(torch.ones(4, 6, 3)).sum().backward()
-    sums = hooks.take()["layer"]
-    assert sums.number == 2 * 6
-    assert_close(sums.x, torch.full((4,), 12.0))
-
-
-def test_compiled_moments_are_those_of_the_inputs_that_autocast_rounds(monkeypatch):
-    sums = []
-    for traced in (False, True):
-        module = nn.Linear(3, 2)
-        hooks = Capture({"layer": Layer("layer", module)}, MOMENT)
-        with torch.autocast("cpu", dtype=torch.bfloat16), monkeypatch.context() as patch:
-            patch.setattr(torch.compiler, "is_compiling", lambda traced=traced: traced)
-            output = module(torch.full((4, 3), 1.001))
-        output.sum().backward()
-        sums.append(hooks.take()["layer"].x)
-    assert_close(sums[1], sums[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("traced", [False, True])

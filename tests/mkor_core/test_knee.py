@@ -40,15 +40,6 @@ def test_the_knee_compares_the_recent_improvement_per_step_with_the_mean_one(ste
     assert not is_knee(rising, beta * (1 - 1e-9), rising=True)
 
 
-def test_a_knee_needs_a_slowing_curve():
-    falling = [(1, 10.0 - step) for step in range(20)]
-    flat = falling + [(1, -9.0)] * 40
-    assert not is_knee(falling, 0.5)
-    assert is_knee(flat, 0.5)
-    assert is_knee([(steps, -value) for steps, value in flat], 0.5, rising=True)
-    assert not is_knee(flat[:2], 0.5)
-
-
 def test_a_knee_needs_three_points_and_an_improvement():
     slowing = [(1, 10.0), (1, 0.0), (1, 0.0)]
     assert is_knee(slowing, 1.0)

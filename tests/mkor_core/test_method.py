@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines import KAISA, Eva
-from mkor_core import MKOR, Method, Preconditioner
+from mkor_core import Method, Preconditioner
 from mkor_core.capture.statistics import MEAN, ROWS, Captured, LayerShape, Rows, Statistic, join_rows
 from mkor_core.maths.products import Gradient
 from mkor_core.method import Distributed, FollowsLoss, InPlaceMethod, Known, LayerState, put
@@ -118,29 +117,6 @@ def test_a_refresh_that_is_due_is_that_of_all_layers_alike():
         model[0](torch.ones(4, 3)).square().mean().backward()
         preconditioner.step()
     assert [int(state["refreshed"]) for state in preconditioner.state_dict()["layers"].values()] == [2, 2]
-
-
-@pytest.mark.parametrize(
-    "method", [Eva(kl_clip=None), KAISA(kl_clip=None), MKOR(), MKOR(window=2), MKOR(rank=2)], ids=str
-)
-def test_ranks_add_up_sums_of_the_shapes_that_are_accumulated(method, monkeypatch):
-    """The sides are 13 and 4; rank 2 needs sketches of 10 columns, but of no more than the side has."""
-    accumulated = []
-    own = type(method).accumulate
-    monkeypatch.setattr(
-        type(method),
-        "accumulate",
-        lambda self, state, captured, *a, **k: (accumulated.append(captured), own(self, state, captured, *a, **k))[1],
-    )
-    model = nn.Sequential(nn.Linear(12, 4))
-    preconditioner = Preconditioner(model, method)
-    model(torch.randn(20, 12)).square().mean().backward()
-    preconditioner.step()
-    (captured,) = accumulated
-    stacked = isinstance(method, InPlaceMethod) and method.statistic.kind != "rows"
-    shapes = [part.shape[1:] if stacked else part.shape for part in (captured.x, captured.g)]
-    assert method.statistic.sum_shapes(LayerShape(4, 13)) == tuple(shapes)
-    assert shapes[0] == {1: (13,), 2: (13, 10)}.get(getattr(method, "rank", 0), shapes[0])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -139,43 +139,6 @@ def test_two_backward_passes_through_one_forward_pass(name):
         assert_close(trained, summed, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_layer_of_an_abandoned_step_is_forgotten(set_to_none):
-    """A discriminator's second layer is used in the generator's step only. Truth: a step without that."""
-    results = []
-    for abandons in (True, False):
-        model = nn.ModuleList([nn.Linear(4, 2), nn.Linear(2, 2)]).double()
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter.fill_(0.5)
-        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-        if abandons:
-            model[1](model[0](inputs("linear", 1))).sum().backward()
-            model.zero_grad(set_to_none=set_to_none)
-        model[0](inputs("linear", 0)).square().sum().backward()
-        preconditioner.step()
-        results.append(states(preconditioner))
-        assert results[-1].get("1", {"updates": 0})["updates"] == 0
-    assert_close(results[0]["0"], results[1]["0"], rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_a_loss_whose_gradients_are_cleared_leaves_no_statistics_though_both_forward_passes_ran_before(set_to_none):
-    """Truth: a step on the second loss alone."""
-    results = []
-    for both in (True, False):
-        model = network("linear")
-        preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-        losses = [model(inputs("linear", i)).square().mean() for i in ((0, 1) if both else (1,))]
-        if both:
-            losses[0].backward()
-            model.zero_grad(set_to_none=set_to_none)
-        losses[-1].backward()
-        preconditioner.step()
-        results.append(states(preconditioner))
-    assert_close(results[0], results[1], rtol=0, atol=0)
-
-
 @pytest.mark.parametrize("name", SECOND_ORDER)
 @pytest.mark.parametrize("misuse", REFUSED)
 def test_a_step_of_training_without_statistics_is_refused(name, misuse):
@@ -321,30 +284,6 @@ def test_a_branch_that_is_not_finite_leaves_the_others_alone(name):
         results[exclude] = gradients(branches)
     assert_close(results[()], results[r"^1"], rtol=0, atol=0, equal_nan=True)
     assert all(gradient.isfinite().all() for gradient in results[()][:4])
-
-
-def test_a_decomposition_that_fails_leaves_the_layer_what_it_had(monkeypatch, caplog):
-    """Also the factor that was decomposed before. Truth: the state before, with the newer running averages."""
-    trained = session("kaisa")
-    run(trained, plain)
-    before = states(trained.preconditioner)
-
-    decompose, calls = torch.linalg.eigh, iter(range(100))
-
-    def fail_on_the_right(matrix: Tensor) -> Any:
-        if next(calls) % 2:
-            raise torch.linalg.LinAlgError("failed to converge")  # type: ignore[attr-defined]
-        return decompose(matrix)
-
-    monkeypatch.setattr(torch.linalg, "eigh", fail_on_the_right)
-    run(trained, plain)
-    after = states(trained.preconditioner)
-    for name, state in after.items():
-        for key, tensor in state.items():
-            assert torch.equal(tensor, before[name][key]) == ("_v" in key)
-    assert [record.getMessage() for record in caplog.records] == [
-        f"KAISA: layers '{name}' keep what they had, because a decomposition failed." for name in ("0", "2")
-    ]
 
 
 @pytest.mark.parametrize("misuse", POISONED)

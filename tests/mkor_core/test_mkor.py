@@ -98,33 +98,6 @@ def test_a_higher_rank_of_a_convolution_averages_the_moment_over_its_locations()
     assert_close(weight.grad.flatten(1), (left @ grad @ right)[:, :-1], rtol=1e-7, atol=1e-9)
 
 
-@pytest.mark.parametrize(("rule", "largest"), [("released", 100.0), ("sherman_morrison", 1e4), ("published", 1e4)])
-def test_only_the_released_rule_clamps_rows(rule, largest):
-    model = nn.Sequential(nn.Linear(2, 1, bias=False)).double()
-    preconditioner = Preconditioner(model, MKOR(update_rule=rule))
-    model(torch.full((3, 2), 1e4, dtype=torch.float64)).sum().backward()
-    preconditioner.step()
-    (state,) = preconditioner.state_dict()["layers"].values()
-    assert_close(state["right_vectors"], torch.full((2, 1), largest, dtype=torch.float64))
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_half_precision_factors_stay_finite_and_close(dtype):
-    model = perceptron().float()
-    exact = perceptron().float()
-    one = Preconditioner(model, MKOR(inverse_update_period=1, factor_dtype=dtype))
-    other = Preconditioner(exact, MKOR(inverse_update_period=1))
-    assert one.memory_by_tensor()["left"] * 2 == other.memory_by_tensor()["left"]
-    for batch in batches(50):
-        batch = (batch[0].float(), batch[1].float())
-        for network, preconditioner in ((model, one), (exact, other)):
-            backward(network, batch)
-            preconditioner.step()
-    assert one.non_finite_layers() == []
-    cosine = torch.nn.functional.cosine_similarity(gradient(model[0]).flatten(), gradient(exact[0]).flatten(), dim=0)
-    assert cosine > 0.999
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 2, 8])
 @pytest.mark.parametrize("rule", ["sherman_morrison", "released"])
@@ -174,32 +147,20 @@ def test_a_vector_that_overflows_half_precision_products_keeps_its_update():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"update_rule": "exact"}, "update_rule='exact' must be one of sherman_morrison, published, released"),
-        (
-            {"factor_decay": 1.0},
-            "factor_decay=1.0 must be greater than 0 and less than 1: the weight of the old factor.",
-        ),
-        ({"inverse_update_period": 0}, "inverse_update_period=0 must be at least 1"),
-        ({"inverse_update_period": 2.5}, "inverse_update_period=2.5 must be an integer"),
-        ({"stabilizer_threshold": -1.0}, "stabilizer_threshold=-1.0 must be at least 0"),
-        ({"stabilizer_blend": 1.5}, "stabilizer_blend=1.5 must be greater than 0 and at most 1"),
+        ({"factor_decay": 1}, "factor_decay=1 must be greater than 0 and less than 1: the weight of the old factor."),
         ({"factor_dtype": torch.int8}, "factor_dtype=torch.int8 must be one of float64, float32, bfloat16, float16"),
-        ({"window": 1}, "window=1 must be at least 2"),
-        ({"sides": "output"}, "sides='output' must be one of both, input"),
-        ({"gradient_norm": 0.0}, "gradient_norm=0.0 must be greater than 0"),
         ({"gradient_norm": 1.0, "sides": "input"}, "gradient_norm=1.0 must be None with sides='input'"),
         ({"gradient_norm": 1.0, "rank": 2}, "gradient_norm=1.0 must be None with rank=2"),
-        ({"gradient_scale": 0.0}, "gradient_scale=0.0 must be greater than 0"),
         ({"gradient_scale": 2.0, "sides": "input"}, "gradient_scale=2.0 must be 1 with rank above 1, sides='input'"),
         ({"gradient_scale": 2.0, "rank": 2}, "gradient_scale=2.0 must be 1 with rank above 1"),
         ({"gradient_scale": 2.0, "gradient_norm": 1.0}, "gradient_scale=2.0 must be 1 with rank above 1"),
-        ({"rank": 0}, "rank=0 must be at least 1"),
         ({"rank": 2, "update_rule": "released"}, "rank=2 must be 1 unless update_rule is sherman_morrison"),
         ({"rank": 2, "window": 3}, "rank=2 must be 1 with window=3: a window keeps rank-1 updates"),
     ],
     ids=str,
 )
 def test_a_bad_hyperparameter_is_refused_by_name(options, message):
+    """Those that exclude each other, and a dtype; tests/baselines/test_methods.py tries each alone."""
     with pytest.raises(ValueError, match="must") as caught:
         MKOR(**options)
     assert message in str(caught.value)
@@ -261,16 +222,6 @@ def test_mkor_h_switches_at_the_knee():
     assert not model[0]._forward_hooks
 
 
-def test_mkor_h_does_not_switch_while_the_loss_falls_steadily():
-    model = perceptron()
-    preconditioner = Preconditioner(model, MKORH(inverse_update_period=1, warmup_steps=5, knee_beta=0.2))
-    for step, batch in zip(range(40), itertools.cycle(batches(4)), strict=False):
-        backward(model, batch)
-        preconditioner.observe(2 - 0.01 * step)
-        preconditioner.step()
-    assert preconditioner.switch_step is None
-
-
 def test_mkor_h_switches_only_after_its_warm_up():
     method, flat = MKORH(warmup_steps=7), [(1, 1.0), (1, 0.0), *[(1, 0.0)] * 40]
     assert [(method.is_over(flat, step), method.loss_is_due(step)) for step in (6, 7, 8)] == [
@@ -289,21 +240,6 @@ def test_mkor_h_without_a_loss_raises():
     backward(model, batch)
     with pytest.raises(RuntimeError, match=r"call observe\(loss\)"):
         preconditioner.step()
-
-
-def test_the_windowed_update_preconditions_like_its_dense_matrix():
-    method = MKOR(window=3, rescale=False, inverse_update_period=1)
-    state = method.initial_state(LayerShape(4, 6), torch.float64, torch.device("cpu"))
-    generator = torch.Generator().manual_seed(0)
-    for step in range(5):
-        for side, dimension in (("left", 4), ("right", 6)):
-            state[f"{side}_vectors"] = torch.randn(dimension, 1, generator=generator, dtype=torch.float64)
-        method.make_room(state, step)
-        method.update_factors(state, step)
-    assert state["updates"] == 5
-    dense = {side: inverses.from_state(state, side).to_matrix() for side in ("left", "right")}
-    grad = torch.randn(4, 6, generator=generator, dtype=torch.float64)
-    assert_close(method.precondition(state, grad), dense["left"] @ grad @ dense["right"])
 
 
 @pytest.mark.parametrize("leading", [(), (2,)])

@@ -127,9 +127,12 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, base, form):
     state = state_of(first, form)
     before = copy.deepcopy(state)
     second.layers.load_state_dict(first.layers.state_dict())
-    restore(second, state, form)
+    for _ in range(2):  # twice is as good as once
+        restore(second, state, form)
     assert_same(state, before)  # the caller's stays as it was
     second.train(5, STEPS)
+    if form == "plain":
+        assert_same(saved_tensors(state), saved_tensors(before))
     assert_close(second.weights(), whole.weights(), rtol=0, atol=0)
     ours, theirs = second.preconditioner.state_dict(), whole.preconditioner.state_dict()
     assert_close(ours.pop("layers"), theirs.pop("layers"), rtol=0, atol=0)
@@ -412,8 +415,10 @@ def test_a_state_without_a_preconditioner_starts_one_anew_with_a_warning(form):
     state = state_of(first, form)
     with pytest.warns(UserWarning, match="holds no preconditioner state: the preconditioner starts anew"):
         restore(second, state, form)
-    assert second.preconditioner.state_dict()["step"] == 0
-    second.train(0, 2)
+    began = second.preconditioner.state_dict()
+    assert (began["step"], [layer["updates"] for layer in began["layers"].values()]) == (0, [0] * 3)
+    second.train(0, 1)  # step 0 of the new start updates the factors, which step 2 of the old one would not
+    assert second.preconditioner.state_dict()["layers"]["first"]["updates"] == 1
 
 
 def test_a_flattened_state_without_a_preconditioner_is_loaded_before_attach():
@@ -439,17 +444,23 @@ def test_removing_it_leaves_the_optimizer_as_it_was():
     assert {key for entries in state["state"].values() for key in entries} == {"momentum_buffer"}
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda part: pickle.loads(pickle.dumps(part))])
-def test_a_copy_of_the_optimizer_has_no_entries(duplicate):
+@pytest.mark.parametrize("protocol", [None, *range(pickle.HIGHEST_PROTOCOL + 1)])
+def test_a_copied_or_pickled_optimizer_warns_and_steps_like_its_base(protocol):
+    def duplicate(optimizer: Optimizer) -> Any:
+        return copy.deepcopy(optimizer) if protocol is None else pickle.loads(pickle.dumps(optimizer, protocol))
+
     run = Run(METHODS["dense"])
     run.train(0, 3)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        _, optimizer = duplicate((run.layers, run.optimizer))
-    state = optimizer.state_dict()
+    with pytest.warns(UserWarning, match="attach a new Preconditioner"):
+        state = duplicate(run.optimizer).state_dict()
     assert saved_counters(state) is None
     assert saved_tensors(state) == {}
-    assert state["state"]
+    assert_close(state["state"][0]["momentum_buffer"], run.optimizer.state_dict()["state"][0]["momentum_buffer"])
+    run.preconditioner.remove()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        duplicate(run.optimizer)  # its hooks are gone
+    assert not {"__deepcopy__", "__reduce_ex__"} & vars(run.optimizer).keys()
 
 
 def test_loading_the_live_state_before_the_first_step_changes_nothing():

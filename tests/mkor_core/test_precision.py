@@ -79,8 +79,3 @@ def test_gradients_are_preconditioned_in_the_precision_and_factors_updated_in_th
     model(torch.randn(4, 3)).sum().backward()
     preconditioner.step()
     assert seen == {"refresh": ("ieee", "ieee"), "apply": expected}
-
-
-def test_an_unknown_precision_is_refused_by_name():
-    with pytest.raises(ValueError, match="precision='tf32' must be one of highest, high, medium"):
-        Preconditioner(nn.Linear(3, 2), MKOR(), precision="tf32")

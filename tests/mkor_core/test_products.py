@@ -152,19 +152,6 @@ def test_the_update_is_a_descent_direction(seed, window):
     assert (before * grad.weight).sum() > 0
 
 
-@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize("inner_size", [1, 2])
-@pytest.mark.parametrize("leading", [(), (3,)])
-@pytest.mark.parametrize("rows", [1, 4])
-def test_a_product_is_added_to_a_scaled_matrix_in_place(rows, leading, inner_size, scale):
-    generator = torch.Generator().manual_seed(0)
-    shapes = ((*leading, rows, 5), (*leading, rows, inner_size), (*leading, inner_size, 5))
-    matrix, left, right = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
-    truth = scale * matrix - 3 * left @ right
-    products.add_product_(matrix, left, right, scale, -3.0)
-    assert_close(matrix, truth)
-
-
 @pytest.mark.parametrize(("inner_size", "padded"), [(1, 1), (2, 16), (15, 16), (16, 16), (17, 17)])
 def test_a_large_product_of_a_small_inner_size_is_padded_on_a_cpu(inner_size, padded, monkeypatch):
     monkeypatch.setattr(products, "LARGE", 20)

@@ -17,8 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import mean_locations
-from mkor_core.capture.rows import RowCapture
-from mkor_core.capture.statistics import MEAN, MOMENT, ROWS, Captured, Statistic, Sums
+from mkor_core.capture.statistics import MEAN, MOMENT, Captured, Statistic, Sums
 from mkor_core.capture.sums import Capture
 from tests.support import reference
 from tests.support.reference import complete
@@ -183,20 +182,6 @@ def test_moments_of_inputs_alone_are_those_of_both_sides_without_the_gradients(k
 def test_settings_of_other_statistics_are_refused(kind, options):
     with pytest.raises(ValueError, match=r"(clamp and examples|sides) are (for|those of) means"):
         Statistic(kind, **options)
-
-
-@pytest.mark.parametrize("statistic", [MEAN, replace(MEAN, clamp=0.02), MOMENT, ROWS], ids=str)
-@pytest.mark.parametrize("scale", [64.0, torch.tensor(64.0)], ids=str)
-def test_a_loss_that_is_scaled_gives_the_statistics_of_the_plain_one(statistic, scale):
-    results: list[Any] = []
-    for factor in (None, scale):
-        module = layer_of("linear", bias=False)
-        layers = {"layer": Layer("layer", module)}
-        options: dict[str, Any] = {"grad_scale": lambda factor=factor: factor}
-        hooks: Any = RowCapture(layers, **options) if statistic == ROWS else Capture(layers, statistic, **options)
-        (module(inputs("linear", 0, 3)).square().mean() * (1.0 if factor is None else factor)).backward()
-        results.append(hooks.take_rows()["layer"][0] if statistic == ROWS else hooks.take()["layer"][:3])
-    assert_close(tuple(results[0]), tuple(results[1]))
 
 
 class ProductsCounted(TorchDispatchMode):

@@ -69,6 +69,13 @@ WRONG: dict[str, tuple[Callable[[State], None], str]] = {
     "layers that are none": (put(None, "layers"), "layers are no mapping, but None"),
     "a layer that is a number": (put(3, "layers", "2"), "layer '2' is not a mapping"),
     "a factor that is a number": (put(3.0, "layers", "2", "left"), "'left' of layer '2' is no dense tensor, but 3.0"),
+    **{
+        f"a factor {shape}": (
+            put(torch.ones(shape), "layers", "2", "left"),
+            f"Tensor 'left' of layer '2' has shape {shape}, not (2, 2)",
+        )
+        for shape in ((5, 5), (2,), (2, 2, 1))
+    },
     "a sparse factor": (put(torch.eye(2).to_sparse(), "layers", "2", "left"), "'left' of layer '2' is no dense tensor"),
     "an integer factor": (cast(torch.int64), "'right' of layer '2' has dtype torch.int64, which is no form of"),
     "a complex factor": (cast(torch.complex64), "'right' of layer '2' has dtype torch.complex64"),

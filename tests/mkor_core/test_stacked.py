@@ -215,64 +215,6 @@ def test_what_an_earlier_step_requested_is_used_and_what_the_same_step_requested
     assert engine._on_host({"right": tensor})["right"] is tensor
 
 
-@pytest.mark.parametrize("will_step", [True, False])
-@pytest.mark.parametrize("value", [1.0, torch.nan])
-def test_only_finite_statistics_of_a_step_that_is_taken_count(value, will_step, caplog):
-    """What is not finite is told at the next update. Truth: the number of updates."""
-    model = nn.Sequential(nn.Linear(4, 3)).double()
-    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1))
-    layers, part = list(preconditioner._layers.values()), preconditioner._parts[0]
-    states, update = part.states, part._engine.update
-    states.prepare(layers)
-    for step, scale in enumerate((value, 1.0)):
-        model.zero_grad()
-        model(torch.full((1, 4), scale, dtype=torch.float64)).square().mean().backward()
-        sums = part.capture.take()
-        update(layers, sums, step, torch.tensor(will_step), None)
-        before = {name: tensor.clone() for name, tensor in states.by_layer()["0"].items()}
-        update(layers, {}, step, torch.tensor(will_step), None)
-        assert_close(states.by_layer()["0"], before, rtol=0, atol=0)
-    message = "MKOR: layers '0' have statistics that are not finite, which are left out."
-    assert [record.getMessage() for record in caplog.records] == ([message] if will_step and value != 1.0 else [])
-    state = states.by_layer()["0"]
-    assert state["updates"] == (0 if not will_step else 2 if value == 1.0 else 1)
-    assert state["left_vectors"].any() == will_step
-    assert states.non_finite() == []
-    state["right"][1, 2] = torch.nan
-    assert states.non_finite() == ["0"]
-    assert [type(size) for size in states.bytes_by_tensor(layers).values()] == [int] * 7
-
-
-@pytest.mark.parametrize("scale", [None, 4.0])
-def test_the_gradient_of_a_bias_is_unscaled_before_it_is_a_statistic(scale):
-    model = nn.Linear(4, 3)
-    preconditioner = Preconditioner(model, MKOR())
-    model(torch.ones(5, 4)).square().mean().backward()
-    layers = list(preconditioner._layers.values())
-    preconditioner._parts[0].states.prepare(layers)
-    scaled_by = None if scale is None else torch.tensor(scale)
-    preconditioner._parts[0]._engine.update(layers, preconditioner._parts[0].capture.take(), 0, None, scaled_by)
-    (state,) = preconditioner.state_dict()["layers"].values()
-    assert_close(state["left_vectors"][:, 0], model.bias.grad / (scale or 1.0))
-
-
-def test_a_loss_scale_multiplies_updates_that_are_clipped_together():
-    """A fused optimizer unscales gradients in its step: Eva sees D times the scale, and must return V times it."""
-    model, clipped = nn.Linear(4, 3), []
-    preconditioner = Preconditioner(model, Eva(kl_clip=1e-3))
-    (layer,) = preconditioner._layers.values()
-    (100 * model(torch.ones(5, 4)).square().mean()).backward()
-    gradients = [parameter.grad.clone() for parameter in model.parameters()]
-    preconditioner._parts[0].states.prepare([layer])
-    preconditioner._parts[0]._engine.update([layer], preconditioner._parts[0].capture.take(), 0, None, None)
-    for scale in (None, torch.tensor(4.0)):
-        for parameter, grad in zip(model.parameters(), gradients, strict=True):
-            parameter.grad.copy_(grad if scale is None else grad * scale)
-        preconditioner._parts[0]._engine.precondition([layer], {"": 0.5}, scale)
-        clipped.append([parameter.grad.clone() for parameter in model.parameters()])
-    assert_close([4 * update for update in clipped[0]], clipped[1])
-
-
 def test_a_side_without_a_factor_has_no_state_and_the_other_acts_alone():
     _, both = trained(MKOR(inverse_update_period=1))
     _, one = trained(MKOR(inverse_update_period=1, sides="input"))
