@@ -4,24 +4,48 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from baselines import KAISA, build
 from baselines.kfac import dp_kfac
 from mkor_core import Preconditioner
 from mkor_core.capture.autograd import Precision, matmul_precision, usual_precision
-from tests.support import owned_factors
-from tests.support.owned_factors import OPTIONS, RATE, batch, network
-from tests.support.rank_processes import run_ranks
+from mkor_core.ranks import comm
+from tests.support.rank_processes import results_of
 
 OWNERS = {"0": 0, "2": 1, "4": 0}
 """Layers go to two ranks in turn."""
+OPTIONS: dict[str, Any] = {"factor_decay": 0.7, "damping": 0.1, "kl_clip": None}
+RATE, EXAMPLES = 0.1, 8
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3), nn.Tanh(), nn.Linear(3, 2)).double()
+
+
+def batch(rank: int, world: int) -> torch.Tensor:
+    inputs = torch.randn(EXAMPLES, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    return inputs.chunk(world)[rank]
+
+
+def step(rank: int, world: int) -> dict[str, Any]:
+    """Return what a rank has after a step: the weights, the factors and the bytes sent."""
+    model = network()
+    wrapped = DistributedDataParallel(model)
+    optimizer, _ = build("dp_kfac", wrapped, {"lr": RATE, "momentum": 0.0, **OPTIONS})
+    comm.reset_bytes_sent()
+    wrapped(batch(rank, world)).square().mean().backward()
+    optimizer.step()
+    layers = optimizer.state_dict()["dp_kfac"]["layers"]
+    weights = [parameter.detach() for parameter in model.parameters()]
+    return {"weights": weights, "layers": layers, "bytes": comm.bytes_sent()}
 
 
 @pytest.mark.parametrize("chosen", [{}, {"compute_method": "inverse", "kl_clip": None, "factor_decay": 0.5}])
@@ -69,11 +93,9 @@ def test_products_have_the_precisions_of_a_preconditioners(monkeypatch: pytest.M
 
 
 @pytest.fixture(scope="module")
-def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def of_ranks() -> list[dict[str, Any]]:
     """What each of two ranks has after a step."""
-    folder: Path = tmp_path_factory.mktemp("owners")
-    run_ranks(2, owned_factors.step, str(folder))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return results_of((2, step, ()))[0]
 
 
 def test_only_its_owner_has_a_layer_s_factors(of_ranks):

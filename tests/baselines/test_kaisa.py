@@ -16,6 +16,7 @@ from mkor_core.engines.clipping import Update, kl_clipped
 from tests.support import reference
 
 DAMPING, DECAY = 0.03, 0.9
+PERIODS = {"factor_update_period": 1, "inverse_update_period": 2}
 
 
 def one_layer(kind: str) -> tuple[nn.Sequential, Tensor]:
@@ -27,16 +28,6 @@ def one_layer(kind: str) -> tuple[nn.Sequential, Tensor]:
     return model, torch.randn(5, 2, 5, 5, generator=generator).double()
 
 
-def backward(model: nn.Sequential, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return D, X and G of the only layer, computed from explicit rows."""
-    model.zero_grad()
-    output = model(inputs)
-    output.retain_grad()
-    output.square().mean().backward()
-    x, g = reference.rows_of(model[0], inputs, output.grad)
-    return g.T @ x, x, g
-
-
 @pytest.mark.parametrize("kind", ["linear", "convolution", "convolution without bias"])
 @pytest.mark.parametrize("method", ["eigen", "inverse"])
 def test_the_update_solves_the_damped_kronecker_system(kind, method):
@@ -44,19 +35,12 @@ def test_the_update_solves_the_damped_kronecker_system(kind, method):
     model, inputs = one_layer(kind)
     preconditioner = Preconditioner(
         model,
-        KAISA(
-            damping=DAMPING,
-            factor_decay=DECAY,
-            kl_clip=None,
-            factor_update_period=1,
-            inverse_update_period=2,
-            compute_method=method,
-        ),
+        KAISA(damping=DAMPING, factor_decay=DECAY, kl_clip=None, compute_method=method, **PERIODS),
     )
     c = torch.eye(3).double()
     a = torch.eye(model[0].weight[0].numel() + (model[0].bias is not None)).double()
     for step in range(3):
-        grad, x, g = backward(model, inputs * (1 + step))
+        grad, x, g = reference.backward(model[0], inputs * (1 + step))
         locations = len(x) // len(inputs)
         a = DECAY * a + (1 - DECAY) * (x / locations).T @ (x / locations) / len(x)
         c = DECAY * c + (1 - DECAY) * (g / locations).T @ (g / locations) / len(g)
@@ -68,10 +52,7 @@ def test_the_update_solves_the_damped_kronecker_system(kind, method):
             damp = lambda matrix: (matrix + DAMPING * torch.eye(len(matrix)).double()).inverse()  # noqa: E731
             truth = reference.kron_precondition(damp(used_c), grad, damp(used_a))
         preconditioner.step()
-        written = model[0].weight.grad.flatten(1)
-        if model[0].bias is not None:
-            written = torch.cat([written, model[0].bias.grad[:, None]], 1)
-        assert_close(written, truth, rtol=1e-9, atol=1e-12)
+        assert_close(reference.joined(model[0]), truth, rtol=1e-9, atol=1e-12)
 
 
 def test_the_factors_can_follow_the_decompositions():
@@ -119,7 +100,7 @@ def test_factors_are_decomposed_at_steps_that_do_not_update_them_too():
     model, inputs = one_layer("linear")
     preconditioner = Preconditioner(model, KAISA(kl_clip=None, factor_update_period=2, inverse_update_period=3))
     for step in range(4):
-        backward(model, inputs * (1 + step))
+        reference.backward(model[0], inputs * (1 + step))
         preconditioner.step()
     (state,) = preconditioner.state_dict()["layers"].values()
     for side in ("left", "right"):
@@ -151,7 +132,7 @@ def test_large_damping_leaves_the_direction_alone():
     """damping -> infinity: V -> D / damping."""
     model, inputs = one_layer("linear")
     preconditioner = Preconditioner(model, KAISA(damping=1e9, kl_clip=None))
-    grad, *_ = backward(model, inputs)
+    grad, *_ = reference.backward(model[0], inputs)
     preconditioner.step()
     assert_close(model[0].weight.grad * 1e9, grad[:, :-1])
 

@@ -10,7 +10,7 @@ import io
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -107,6 +107,23 @@ def train(
                 scaler.update()
         scheduler.step()
     return [parameter.detach() for parameter in model.parameters()]
+
+
+def losses_of(
+    model: nn.Module, optimizer: Any, preconditioner: Any, loss_of: Callable[[], Tensor], steps: int
+) -> list[float]:
+    """Train and return the losses; every weight stays finite."""
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = loss_of()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        if preconditioner is not None:
+            preconditioner.observe(loss)
+        optimizer.step()
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
+    return losses
 
 
 def able(point: str, names: Iterable[str] = available()) -> list[Any]:
@@ -234,25 +251,17 @@ def test_the_plan_and_the_code_accept_the_same_values(name, key):
 
 
 @pytest.mark.parametrize("name", available())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64], ids=str)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=str)
 def test_a_model_of_any_precision_learns(name, dtype):
-    """The loss of a linear teacher falls to less than half in 40 steps, and every weight stays finite."""
+    """The loss of a linear teacher falls to less than half in 40 steps; float32 is that of the next tests."""
     torch.manual_seed(0)
     model, teacher = nn.Linear(6, 4).to(dtype), nn.Linear(6, 4).to(dtype)
     optimizer, preconditioner = build(name, model, options(name))
     inputs = torch.randn(64, 6, generator=torch.Generator().manual_seed(1)).to(dtype)
     targets = teacher(inputs).detach()
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = (model(inputs) - targets).square().mean()
-        loss.backward()
-        losses.append(float(loss.detach()))
-        if preconditioner is not None:
-            preconditioner.observe(loss)
-        optimizer.step()
+    losses = losses_of(model, optimizer, preconditioner, lambda: (model(inputs) - targets).square().mean(), 40)
     assert losses[-1] < 0.5 * losses[0]
-    assert all(parameter.isfinite().all() and parameter.dtype == dtype for parameter in model.parameters())
+    assert {parameter.dtype for parameter in model.parameters()} == {dtype}
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
@@ -289,15 +298,7 @@ def test_linear_and_conv2d_layers_learn(name):
     model = network()
     optimizer, preconditioner = build(name, model, options(name))
     inputs, targets = data()
-    losses = []
-    for _ in range(40):
-        optimizer.zero_grad()
-        loss = (model(inputs) - targets).square().mean()
-        loss.backward()
-        losses.append(loss.detach())
-        if preconditioner is not None:
-            preconditioner.observe(loss)
-        optimizer.step()
+    losses = losses_of(model, optimizer, preconditioner, lambda: (model(inputs) - targets).square().mean(), 40)
     assert losses[-1] < 0.5 * losses[0]
     for before, after in zip(network(), model, strict=True):
         assert not hasattr(after, "weight") or not torch.equal(before.weight, after.weight)
@@ -325,8 +326,7 @@ def test_micro_batches_train_like_the_full_batch(name):
 
 
 @pytest.mark.parametrize("name", available())
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("interrupt", [1, 6])
+@pytest.mark.parametrize(("dtype", "interrupt"), [(torch.float32, 1), (torch.float32, 6), (torch.bfloat16, 6)], ids=str)
 def test_resumed_training_equals_uninterrupted_training_bitwise(name, dtype, interrupt):
     """With torch's safe loader and a schedule, at a step with an update of the preconditioner and at one without."""
     chosen = options(name)
@@ -444,21 +444,21 @@ def test_other_optimizers_refuse_complex_weights_by_name(name):
 
 @pytest.mark.parametrize("name", available())
 def test_nothing_grows(name):
-    """The bytes of the state and the number of live tensors are the same after 20 and after 80 steps."""
+    """The bytes of the state and the number of live tensors are the same after 20 and after 50 steps."""
     model = network()
     optimizer, preconditioner = build(name, model, options(name))
     inputs, targets = data()
     sizes = []
     gc.collect()
     gc.freeze()  # so that later collections skip everything that already exists
-    for step in range(1, 81):
+    for step in range(1, 51):
         optimizer.zero_grad()
         loss = (model(inputs) - targets).square().mean()
         loss.backward()
         if preconditioner is not None:
             preconditioner.observe(1.0 - 0.001 * step)
         optimizer.step()
-        if step in (20, 80):
+        if step in (20, 50):
             gc.collect()
             alive = sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
             sizes.append((sum(t.numel() * t.element_size() for t in tensors(optimizer.state_dict())), alive))
@@ -476,19 +476,14 @@ def test_a_bert_with_tied_embeddings_and_an_unused_pooler_trains(name):
     before = [parameter.detach().clone() for parameter in untouched]
     optimizer, preconditioner = build(name, model, options(name), exclude=r"cls\.predictions")
     tokens = torch.randint(40, (8, 8), generator=torch.Generator().manual_seed(1))
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
+
+    def loss_of() -> Tensor:
         logits = model(input_ids=tokens).prediction_logits
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
-        loss.backward()
-        losses.append(loss.detach())
-        if preconditioner is not None:
-            preconditioner.observe(loss)
-        optimizer.step()
+        return nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+
+    losses = losses_of(model, optimizer, preconditioner, loss_of, 20)
     assert losses[-1] < losses[0] - 0.1
     assert decoder.weight is embeddings.weight
-    assert all(parameter.isfinite().all() for parameter in model.parameters())
     assert_close(untouched, before, rtol=0, atol=0)
 
 

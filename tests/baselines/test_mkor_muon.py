@@ -15,6 +15,7 @@ from baselines.muon._polar import newton_schulz, polar_factor
 from baselines.muon.mkor_muon import MKORMuon
 from mkor_core import MKOR, Method, Preconditioner
 from tests.support.matrices import random
+from tests.support.reference import backward, joined
 
 
 def gradients(method: Method, batches: list[Tensor], *, has_bias: bool = True) -> list[tuple[Tensor, Tensor]]:
@@ -24,12 +25,9 @@ def gradients(method: Method, batches: list[Tensor], *, has_bias: bool = True) -
     preconditioner = Preconditioner(layer, method)
     found = []
     for x in batches:
-        layer.zero_grad()
-        (layer(x) - 1).square().mean().backward()
-        joined = lambda: torch.cat([p.grad.view(2, -1) for p in layer.parameters()], 1).clone()  # noqa: E731
-        before = joined()
+        grad, *_ = backward(layer, x)
         preconditioner.step()
-        found.append((before, joined()))
+        found.append((grad, joined(layer)))
     return found
 
 
@@ -66,13 +64,12 @@ def test_what_a_method_says_of_its_update_is_what_a_step_applies(bias, window, h
             x = random(6, 4, seed=step) + 1
             x[:, -1] = 1 if step == 2 else x[:, -1]
             (layer(x) - 1).square().mean().backward()
-        joined = lambda: [torch.cat([p.grad.view(2, -1) for p in layer.parameters()], 1).clone() for layer in model]  # noqa: E731
-        before = joined()
+        before = [joined(layer) for layer in model]
         preconditioner.step()
         states = preconditioner.state_dict()["layers"].values()
-        for grad, update, state in zip(before, joined(), states, strict=True):
-            assert_close(method.precondition(state, grad), update)
-            assert_close(method.one_sided(state, grad)["right"], update)
+        for grad, layer, state in zip(before, model, states, strict=True):
+            assert_close(method.precondition(state, grad), joined(layer))
+            assert_close(method.one_sided(state, grad)["right"], joined(layer))
 
 
 @pytest.mark.parametrize("bias", ["apart", "joint"])

@@ -15,6 +15,7 @@ from mkor_core import Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.ranks.comm import Triangles
 from tests.support.matrices import random
+from tests.support.reference import backward, joined
 
 
 def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, Preconditioner]:
@@ -22,14 +23,9 @@ def step(x: Tensor, *, has_bias: bool, **chosen: Any) -> tuple[Tensor, Tensor, P
     torch.manual_seed(0)
     layer = nn.Linear(x.shape[1], 2, bias=has_bias).double()
     preconditioner = Preconditioner(layer, NewtonMuon(**chosen))
-    (layer(x) - 1).square().mean().backward()
-    found = []
-    for _ in range(2):
-        parts = [p.grad if p.dim() > 1 else p.grad[:, None] for p in layer.parameters() if p.grad is not None]
-        found.append(torch.cat(parts, 1).clone())
-        if len(found) == 1:
-            preconditioner.step()
-    return found[0], found[1], preconditioner
+    grad, *_ = backward(layer, x)
+    preconditioner.step()
+    return grad, joined(layer), preconditioner
 
 
 def captured(moment: Tensor) -> Captured:

@@ -173,15 +173,6 @@ def test_shampoos_step_is_the_gradient_between_inverse_fourth_roots(block_size, 
     assert_close(-steps(optimizer, layer.weight, [grad]), truth, rtol=1e-3, atol=1e-3)
 
 
-def test_shampoo_leaves_the_global_random_numbers_alone():
-    layer, optimizer = linear(6, 5, "shampoo", inverse_update_period=1)
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    steps(optimizer, layer.weight, [random(6, 5)])
-    assert_close(torch.rand(3), expected, rtol=0, atol=0)
-
-
 def test_shampoos_roots_do_not_depend_on_the_global_random_numbers():
     """Truth: the library's, bit by bit, with the global seed 0; its power iteration starts from random numbers."""
     # Singular values so close to each other that the iteration does not converge.
@@ -194,7 +185,11 @@ def test_shampoos_roots_do_not_depend_on_the_global_random_numbers():
             periods = {"start_preconditioning_step": 1, "preconditioning_compute_steps": 1}
             optimizer = ScalableShampoo([layer.weight], lr=1.0, shape_interpretation=False, **options, **periods)
         torch.manual_seed(seed)
+        expected = torch.rand(3)
+        torch.manual_seed(seed)
         changes.append(steps(optimizer, layer.weight, [grad]))
+        if name == "ours":  # leaves them alone
+            assert_close(torch.rand(3), expected, rtol=0, atol=0)
     assert_close(changes[1:], [changes[0]] * 2, rtol=0, atol=0)
 
 
@@ -251,17 +246,6 @@ def test_soap_repeats_itself_where_its_first_factors_are_regular(d_in, repeats):
         grads = [random(6, d_in, seed=seed) * (1 + rounding * random(6, d_in, seed=-seed)) for seed in range(1, 6)]
         changes.append(steps(optimizer, layer.weight, grads))
     assert ((changes[1] - changes[0]).norm() < 1e-5 * changes[0].norm()) == repeats
-
-
-@pytest.mark.parametrize("shape", [(8, 8), (8, 5), (3, 8)])
-def test_muon_keeps_the_direction_of_an_orthogonal_gradient(shape):
-    """All singular values are equal, so the iteration only scales the gradient, to about 1."""
-    orthogonal = rotation(max(shape), 1)[: shape[0], : shape[1]]
-    layer, optimizer = linear(*shape, "muon", weight_decay=0.0, match_adamw_rms=False)
-    step = -steps(optimizer, layer.weight, [3.7 * orthogonal]) / max(1, shape[0] / shape[1]) ** 0.5
-    scale = (step * orthogonal).sum() / orthogonal.square().sum()
-    assert 0.65 < scale < 1.25
-    assert (step - scale * orthogonal).norm() < 0.02 * step.norm()
 
 
 @pytest.mark.parametrize("match_adamw_rms", [False, True])
@@ -440,12 +424,6 @@ def test_singd_has_no_momentum_of_factors_that_are_like_kfacs(recwarn):
     assert [str(warning.message) for warning in recwarn if "alpha1" in str(warning.message)] == []
 
 
-def test_singd_refuses_to_train_on_several_ranks(monkeypatch):
-    monkeypatch.setattr(comm, "world_size", lambda: 2)
-    with pytest.raises(ValueError, match="singd cannot train data-parallel"):
-        build("singd", network(), {"lr": 0.1})
-
-
 @pytest.mark.parametrize(
     ("name", "given"), [("singd", {"update_period": 1, "kfac_like": True}), ("eva", {"kl_clip": None})]
 )
@@ -468,8 +446,12 @@ def test_the_number_of_micro_batches_is_at_least_1():
         build("muon", network(), {"lr": 0.1}, accumulation_steps=0)
 
 
-def test_what_singd_leaves_out_is_refused_with_the_reason():
+def test_what_singd_leaves_out_is_refused_with_the_reason(monkeypatch):
     model = network()
+    with monkeypatch.context() as patch:
+        patch.setattr(comm, "world_size", lambda: 2)
+        with pytest.raises(ValueError, match="singd cannot train data-parallel"):
+            build("singd", model, {"lr": 0.1})
     with pytest.raises(ValueError, match="singd cannot train data-parallel: the package refuses the wrapper"):
         build("singd", DataParallel(model), {"lr": 0.1})
     optimizer, _ = build("singd", model, {"lr": 0.1})

@@ -42,29 +42,9 @@ def adapt(model: nn.Sequential) -> None:
         model[index] = Adapted(layer)
 
 
-def replace(model: nn.Sequential) -> None:
-    model[2] = nn.Linear(4, 4)
-
-
 def replace_by_another_kind(model: nn.Sequential) -> None:
     model[2] = nn.Bilinear(4, 4, 4)
     model[2].forward = lambda rows: nn.Bilinear.forward(model[2], rows, rows)
-
-
-def grow(model: nn.Sequential) -> None:
-    model.append(nn.Linear(2, 2))
-
-
-def add_frozen(model: nn.Sequential) -> None:
-    model.append(nn.Linear(2, 2).requires_grad_(False))
-
-
-def add_activation(model: nn.Sequential) -> None:
-    model.append(nn.Tanh())
-
-
-def parametrize(model: nn.Sequential) -> None:
-    parametrizations.weight_norm(model[2])
 
 
 def train(model: nn.Module, preconditioner: Preconditioner, steps: int = 1) -> list[str]:
@@ -82,17 +62,17 @@ def train(model: nn.Module, preconditioner: Preconditioner, steps: int = 1) -> l
     ("change", "parts"),
     [
         (adapt, [f"layers '0.down', '0.up', '2.down' and 3 others {CAME}"]),
-        (replace, [f"layers '2' {CAME}", f"layers '2' {LEFT}"]),
+        (lambda model: setattr(model, "2", nn.Linear(4, 4)), [f"layers '2' {CAME}", f"layers '2' {LEFT}"]),
         (replace_by_another_kind, [f"layers '2' {LEFT}"]),
-        (grow, [f"layers '5' {CAME}"]),
-        (add_frozen, []),
-        (add_activation, []),
-        (parametrize, []),
+        (lambda model: model.append(nn.Linear(2, 2)), [f"layers '5' {CAME}"]),
+        (lambda model: model.append(nn.Linear(2, 2).requires_grad_(False)), []),
+        (lambda model: model.append(nn.Tanh()), []),
+        (lambda model: parametrizations.weight_norm(model[2]), []),
     ],
 )
 @pytest.mark.parametrize("trained_before", [False, True])
 def test_a_layer_that_comes_or_goes_later_is_named_once(
-    change: Callable[[nn.Sequential], None], parts: list[str], trained_before: bool
+    change: Callable[[nn.Sequential], object], parts: list[str], trained_before: bool
 ):
     preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=2))
     if trained_before:
@@ -107,7 +87,7 @@ def test_a_layer_that_comes_or_goes_later_is_named_once(
 def test_each_later_change_is_named():
     preconditioner = Preconditioner(model := network(), MKOR(inverse_update_period=1))
     for name in ("5", "6"):
-        grow(model)
+        model.append(nn.Linear(2, 2))
         (message,) = train(model, preconditioner, steps=3)
         assert f"layers '{name}' {CAME}" in message
 
@@ -126,6 +106,6 @@ def test_a_later_layer_that_is_excluded_is_not_named(exclude: Exclude | Callable
 
 def test_a_model_in_a_wrapper_has_names_without_its_prefix():
     preconditioner = Preconditioner(nn.DataParallel(model := network()), MKOR())
-    grow(model)
+    model.append(nn.Linear(2, 2))
     (message,) = train(model, preconditioner)
     assert message.startswith(f"MKOR: layers '5' {CAME}")

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
-from baselines import KAISA
-from mkor_core import MKOR, Codec, Preconditioner
+from baselines import KAISA, HyLo
+from mkor_core import MKOR, Codec, Method, Preconditioner
+from mkor_core.ranks import comm
 from mkor_core.ranks.codec import Coder, decode, encode
-from tests.support import coded_ranks
-from tests.support.rank_processes import run_ranks
+from tests.support.rank_processes import results_of
 
 BITS = (2, 4, 8, 16)
 WORLD = 4
@@ -156,16 +159,107 @@ def test_every_step_has_its_own_random_numbers():
     assert steps == [0, 1]
 
 
+STEPS = 12
+METHODS: Mapping[str, tuple[Method, bool | None]] = {
+    "kaisa": (KAISA(factor_update_period=2, inverse_update_period=4), None),
+    "kaisa inverse half": (
+        KAISA(factor_update_period=2, inverse_update_period=4, compute_method="inverse", grad_worker_fraction=0.5),
+        None,
+    ),
+    "kaisa mem": (KAISA(factor_update_period=2, inverse_update_period=4, grad_worker_fraction=0.25), None),
+    "hylo": (HyLo(update_period=2, sample_fraction=0.4), None),
+    "mkor owners": (MKOR(), True),
+}
+"""Methods, and whether their layers have owners."""
+CODECS = {"plain": None, "8 bits": Codec(), "8 bits, drop": Codec(drop=0.02)}
+
+
+class Training:
+    """A small network in training on all ranks."""
+
+    def __init__(self, name: str, codec: Codec | None) -> None:
+        method, owners = METHODS[name]
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 24), nn.Tanh(), nn.Linear(24, 24), nn.Tanh(), nn.Linear(24, 4)).double()
+        self.network = DistributedDataParallel(self.model)
+        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.1, momentum=0.9)
+        self.preconditioner = Preconditioner(self.network, method, codec=codec, owners=owners).attach(self.optimizer)
+
+    def run(self, first: int, last: int, poisoned: int | None = None) -> float:
+        """Train some steps; in the poisoned one, an input of rank 1 is infinite. Return the last loss of this rank."""
+        loss = torch.zeros(())
+        for step in range(first, last):
+            inputs = torch.randn(16, 8, generator=torch.Generator().manual_seed(10 * step + dist.get_rank())).double()
+            targets = inputs[:, :4].sin()
+            self.optimizer.zero_grad()
+            if step == poisoned and dist.get_rank() == 1:
+                self.model[4].register_forward_pre_hook(_infinite)
+            loss = (self.network(inputs) - targets).square().mean()
+            loss.backward()
+            if step == poisoned:
+                for parameter in self.model.parameters():  # the statistics alone are infinite
+                    parameter.grad = torch.ones_like(parameter)
+            self.optimizer.step()
+        return loss.item()
+
+    @property
+    def weights(self) -> list[Tensor]:
+        return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+def _infinite(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
+    return inputs[0].index_fill(0, torch.tensor([3]), torch.inf)
+
+
+def trained_by(name: str, codec: Codec | None) -> dict[str, Any]:
+    """Return the weights, the last loss, and the bytes sent."""
+    training = Training(name, codec)
+    start = training.weights
+    comm.reset_bytes_sent()
+    loss = training.run(0, STEPS)
+    return {"start": start, "weights": training.weights, "loss": loss, "bytes": comm.bytes_sent()}
+
+
+def resumed(name: str, codec: Codec) -> list[Tensor]:
+    """Return the weights after a training that a new process would go on with from the middle."""
+    first, second = Training(name, codec), Training(name, codec)
+    first.run(0, STEPS // 2 - 1)
+    first.preconditioner.consolidate()
+    second.model.load_state_dict(first.model.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    second.run(STEPS // 2 - 1, STEPS)
+    return second.weights
+
+
+def poisoned(codec: Codec | None) -> tuple[list[Tensor], bool]:
+    """Return the weights after HyLo has got infinite rows from rank 1, and whether the head kept its rows."""
+    training = Training("hylo", codec)
+    training.run(0, 2)
+    before = training.preconditioner.state_dict()["layers"]["4"]["right"].clone()
+    training.run(2, 3, poisoned=2)
+    kept = torch.equal(training.preconditioner.state_dict()["layers"]["4"]["right"], before)
+    return training.weights, kept
+
+
+def run(rank: int, world: int) -> dict[str, Any]:
+    """Return the results of all trainings on a rank."""
+    results: dict[str, Any] = {
+        f"{name}, {code}": trained_by(name, codec) for name in METHODS for code, codec in CODECS.items()
+    }
+    for name in ("kaisa mem", "hylo"):
+        results[f"{name}, resumed"] = resumed(name, Codec(drop=0.02))
+    results["poisoned"] = {code: poisoned(codec) for code, codec in CODECS.items()}
+    return results
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def trained() -> list[dict[str, Any]]:
     """The results by rank."""
-    folder = tmp_path_factory.mktemp("coded")
-    run_ranks(WORLD, coded_ranks.run, str(folder))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(WORLD)]
+    return results_of((WORLD, run, ()))[0]
 
 
-@pytest.mark.parametrize("code", [code for code in coded_ranks.CODECS if code != "plain"])
-@pytest.mark.parametrize("name", coded_ranks.METHODS)
+@pytest.mark.parametrize("code", [code for code in CODECS if code != "plain"])
+@pytest.mark.parametrize("name", METHODS)
 def test_coded_training_is_close_to_plain_and_sends_less(trained, name, code):
     """Decompositions, updates and rows of float64 take an eighth of their bytes with 8 bits; sums stay as they are."""
     plain, result = (trained[0][f"{name}, {which}"] for which in ("plain", code))
@@ -183,10 +277,10 @@ def test_coded_training_is_close_to_plain_and_sends_less(trained, name, code):
     assert plain["bytes"].get("all_reduce") == result["bytes"].get("all_reduce")
 
 
-@pytest.mark.parametrize("name", coded_ranks.METHODS)
+@pytest.mark.parametrize("name", METHODS)
 def test_all_ranks_have_the_same_weights(trained, name):
     """Workers that send a layer's update to different rows draw the same random numbers."""
-    for code, rank in itertools.product(coded_ranks.CODECS, range(1, WORLD)):
+    for code, rank in itertools.product(CODECS, range(1, WORLD)):
         case = f"{name}, {code}"
         assert_close(trained[rank][case]["weights"], trained[0][case]["weights"], rtol=1e-12, atol=1e-12)
 
@@ -199,7 +293,7 @@ def test_a_resumed_training_draws_the_same_numbers(trained, name):
 
 
 def test_infinite_rows_are_refused_on_all_ranks_as_without_a_codec(trained):
-    for result, code in itertools.product(trained, coded_ranks.CODECS):
+    for result, code in itertools.product(trained, CODECS):
         weights, kept = result["poisoned"][code]
         assert kept
         assert all(weight.isfinite().all() for weight in weights)

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.maths import inverses
+from tests.support.reference import joined
 
 METHODS: dict[str, Method] = {
     "dense": MKOR(inverse_update_period=1),
@@ -33,10 +34,9 @@ def step(preconditioner: Preconditioner, model: nn.Module, seed: int) -> tuple[T
     generator = torch.Generator().manual_seed(seed)
     model(torch.randn(8, 4, generator=generator, dtype=torch.float64)).square().mean().backward()
     layer: Any = model.get_submodule("0")
-    matrix = lambda: torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1).clone()  # noqa: E731
-    before = matrix()
+    before = joined(layer)
     preconditioner.step()
-    return before, matrix()
+    return before, joined(layer)
 
 
 def trained(name: str) -> tuple[Preconditioner, Tensor, Tensor]:

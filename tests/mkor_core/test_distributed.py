@@ -20,22 +20,23 @@ from mkor_core.capture.statistics import LayerShape
 from mkor_core.ranks import comm, kaisa
 from mkor_core.ranks.assignment import Assignment, Grid, assign, make_grid
 from tests.support import ranks
-from tests.support.rank_processes import run_ranks
+from tests.support.rank_processes import results_of
 
 UNSUPPORTED = {name: limits(name)["data_parallel"] for name in available() if "data_parallel" in limits(name)}
-# A spawned process imports torch again, which takes seconds. A forked one cannot train where autograd has accelerators.
 D_OUT_IN = {"convolution": (3, 10), "hidden": (6, 49), "branch": (6, 7), "head": (2, 7)}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[dict[str, Any]]]:
-    """Every case's results by number of ranks and rank, trained once for all tests."""
-    results = {1: [{case: ranks.train(name, options) for case, (name, options) in ranks.CASES.items()}]}
-    for world in (2, 4):
-        folder = tmp_path_factory.mktemp(f"ranks{world}")
-        run_ranks(world, ranks.run_all, str(folder))
-        results[world] = [torch.load(folder / f"{rank}.pt") for rank in range(world)]
-    return results
+def legs() -> list[list[dict[str, Any]]]:
+    """All that ranks do in this file, by leg and rank: processes start once."""
+    return results_of((2, ranks.run_all, ()), (4, ranks.run_all, ()), (2, ranks.communicate, ()))
+
+
+@pytest.fixture(scope="module")
+def trained(legs: list[list[dict[str, Any]]]) -> dict[int, list[dict[str, Any]]]:
+    """Every case's results by number of ranks and rank."""
+    alone = {case: ranks.train(name, options) for case, (name, options) in ranks.CASES.items()}
+    return {1: [alone], 2: legs[0], 4: legs[1]}
 
 
 @pytest.mark.parametrize(
@@ -129,11 +130,9 @@ def test_kaisa_sends_triangles_of_the_factors(trained):
 
 
 @pytest.fixture(scope="module")
-def communicated(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def communicated(legs: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """The results of two ranks' collectives, each with the bytes that the rank sent."""
-    folder = tmp_path_factory.mktemp("collectives")
-    run_ranks(2, ranks.communicate, str(folder))
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(2)]
+    return legs[2]
 
 
 def test_collectives_return_what_all_ranks_have(communicated):

@@ -38,13 +38,6 @@ def backward(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return loss
 
 
-def gradient(layer: nn.Linear) -> Tensor:
-    assert layer.weight.grad is not None
-    if layer.bias is None:
-        return layer.weight.grad.clone()
-    return torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1)
-
-
 def train(model: nn.Module, method: MKOR | None, steps: int = 8, lr: float = 0.05) -> list[Tensor]:
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if method is not None:
@@ -61,41 +54,23 @@ def test_identity_factors_with_rescaling_are_the_base_optimizer():
     assert_close(train(perceptron(), method), train(perceptron(), None), rtol=1e-12, atol=1e-14)
 
 
-def test_a_higher_rank_is_the_inverse_of_the_averaged_moment():
-    """With as many directions as dimensions the update is the exact inverse of gamma M + (1 - gamma) X^T X / n."""
-    model = nn.Sequential(nn.Linear(4, 3, bias=False)).double()
-    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, rank=4, rescale=False))
-    (batch,) = batches(1)
-    inputs = batch[0][:, :4]
-    model(inputs).square().mean().backward()
-    grad = gradient(model[0])
-    outputs = model(inputs).detach()
-    rows = 2 * outputs / outputs.numel() * len(outputs)
-    right = (0.9 * torch.eye(4).double() + 0.1 * inputs.T @ inputs / len(inputs)).inverse()
-    left = (0.9 * torch.eye(3).double() + 0.1 * rows.T @ rows / len(rows)).inverse()
-    preconditioner.step()
-    assert_close(gradient(model[0]), left @ grad @ right, rtol=1e-7, atol=1e-9)
+@pytest.mark.parametrize(
+    ("layer", "shape"), [(nn.Linear(4, 3, bias=False), (12, 4)), (nn.Conv2d(2, 3, 2, stride=2), (5, 2, 4, 6))], ids=str
+)
+def test_a_higher_rank_is_the_inverse_of_the_averaged_moment(layer, shape):
+    """With as many directions as dimensions the update is the exact inverse of gamma M + (1 - gamma) X^T X / n.
 
-
-def test_a_higher_rank_of_a_convolution_averages_the_moment_over_its_locations():
-    """Truth: explicit rows of all locations; gradient rows are scaled by their number, n."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Conv2d(2, 3, 2, stride=2)).double()
-    preconditioner = Preconditioner(model, MKOR(inverse_update_period=1, rank=9, rescale=False))
-    inputs = torch.randn(5, 2, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    output = model(inputs)
-    output.retain_grad()
-    output.square().mean().backward()
-    x, g = reference.rows_of(model[0], inputs, output.grad)
-    locations = len(x) // len(inputs)
+    Truth: explicit rows, of a convolution those of all locations; gradient rows are scaled by the number of examples.
+    """
+    layer = layer.double()
+    preconditioner = Preconditioner(layer, MKOR(inverse_update_period=1, rank=9, rescale=False))
+    inputs = torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) + 0.5
+    grad, x, g = reference.backward(layer, inputs)
     g = g * len(inputs)
-    right = (0.9 * torch.eye(9).double() + 0.1 * x.T @ x / len(x)).inverse()
+    right = (0.9 * torch.eye(x.shape[1]).double() + 0.1 * x.T @ x / len(x)).inverse()
     left = (0.9 * torch.eye(3).double() + 0.1 * g.T @ g / len(g)).inverse()
-    assert locations == 6
-    weight = model[0].weight
-    grad = torch.cat([weight.grad.flatten(1), model[0].bias.grad[:, None]], 1)
     preconditioner.step()
-    assert_close(weight.grad.flatten(1), (left @ grad @ right)[:, :-1], rtol=1e-7, atol=1e-9)
+    assert_close(reference.joined(layer), left @ grad @ right, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -208,7 +183,7 @@ def test_mkor_h_switches_at_the_knee():
     losses = [1 / (1 + step) for step in range(10)] + [0.1] * 30
     for batch, loss in zip(itertools.cycle(batches(4)), losses, strict=False):
         backward(model, batch)
-        before = gradient(model[0])
+        before = reference.joined(model[0])
         preconditioner.observe(loss)
         preconditioner.step()
         if preconditioner.switch_step is not None:
@@ -216,9 +191,9 @@ def test_mkor_h_switches_at_the_knee():
     assert preconditioner.switch_step is not None
     assert preconditioner.switch_step > 10
     backward(model, batch)
-    before = gradient(model[0])
+    before = reference.joined(model[0])
     preconditioner.step()
-    assert_close(gradient(model[0]), before, rtol=0, atol=0)
+    assert_close(reference.joined(model[0]), before, rtol=0, atol=0)
     assert not model[0]._forward_hooks
 
 

@@ -123,11 +123,6 @@ def backward(model: nn.Sequential, shape: tuple[int, ...], step: int) -> list[tu
     return calls
 
 
-def gradient(layer: nn.Module) -> Tensor:
-    parts = [p.grad.reshape(len(p), -1) for p in layer.parameters()]
-    return torch.cat(parts, 1)
-
-
 @pytest.mark.parametrize("rescale", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
@@ -157,7 +152,7 @@ def test_the_reference_follows_the_recurrence(rule, kind, bias, rescale):
             truths.append(truth * D.norm() / truth.norm() if rescale else truth)
         mkor.step()
         for (layer, *_), truth in zip(calls, truths, strict=True):
-            assert_close(gradient(layer), truth, rtol=1e-9, atol=1e-12)
+            assert_close(reference.joined(layer), truth, rtol=1e-9, atol=1e-12)
 
 
 def trained(make: Callable[[nn.Module, MKOR, Optimizer], Any], method: MKOR, kind: str, bias: bool) -> Tensor:

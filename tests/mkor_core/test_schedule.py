@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.testing import assert_close
 
 from baselines import KAISA
-from mkor_core import MKOR, Preconditioner, Schedule
+from mkor_core import MKOR, Codec, Preconditioner, Schedule
+from mkor_core.ranks import comm
 from mkor_core.ranks.schedule import balanced, finish, merged
-from tests.support import scheduled_ranks
-from tests.support.rank_processes import run_ranks
-from tests.support.scheduled_ranks import BOUND, METHODS, SCHEDULES
+from tests.support.rank_processes import results_of
 
 INPUTS, GRADIENTS = (5, 10, 7, 7), (3, 3, 6, 9)
 """The dimensions of the network's factors, in the order in which they travel."""
@@ -72,12 +75,69 @@ def test_the_largest_factors_are_placed_first():
     assert balanced({"a": 2, "b": 3, "c": 4, "d": 3, "e": 1}, 2, 2) == {"a": 1, "b": 1, "c": 0, "d": 1, "e": None}
 
 
+STEPS = 5
+METHODS: tuple[Literal["eigen", "inverse"], ...] = ("eigen", "inverse")
+BOUND = 7
+"""The dimension from which one rank decomposes a factor."""
+APART = Schedule(startup=0, seconds_per_number=0, everywhere_below=BOUND)
+"""Each factor travels alone: a message takes no time."""
+TOGETHER = Schedule(startup=10, everywhere_below=1)
+"""All factors travel in one message, and each is decomposed on one rank."""
+SOME = Schedule(startup=2e-7, seconds_per_number=1e-9, packing_per_number=1e-8, everywhere_below=1000)
+"""Some factors travel together, and all ranks decompose all of them."""
+SCHEDULES: Mapping[str, Schedule | None] = {"plain": None, "apart": APART, "together": TOGETHER, "some": SOME}
+
+
+class Branched(nn.Module):
+    """A network with a layer that rank 0 alone uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 6), nn.Tanh())
+        self.head, self.branch = nn.Linear(6, 3), nn.Linear(6, 3)
+        self.double()
+
+    def forward(self, inputs: Tensor, *, with_branch: bool) -> Tensor:
+        hidden = self.body(inputs)
+        outputs: Tensor = self.head(hidden)
+        return outputs + self.branch(hidden) if with_branch else outputs
+
+
+def trained_by(
+    method: Literal["eigen", "inverse"], schedule: Schedule | None, codec: Codec | None = None
+) -> dict[str, Any]:
+    """Train; return the weights, the bytes sent, and the numbers in each all-reduce of the first step."""
+    torch.manual_seed(0)
+    network = DistributedDataParallel(Branched(), find_unused_parameters=True)
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    kaisa = KAISA(factor_update_period=1, inverse_update_period=2, compute_method=method)
+    Preconditioner(network, kaisa, schedule=schedule, codec=codec).attach(optimizer)
+    comm.reset_bytes_sent()
+    sizes: list[int] = []
+    all_reduce = dist.all_reduce
+    for step in range(STEPS):
+        inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(10 * step + dist.get_rank())).double()
+        optimizer.zero_grad()
+        network(inputs, with_branch=dist.get_rank() == 0).square().mean().backward()
+        with mock.patch.object(dist, "all_reduce", side_effect=all_reduce) as launched:
+            optimizer.step()
+        if step == 0:
+            sizes = [call.args[0].numel() for call in launched.call_args_list]
+    weights = [parameter.detach() for parameter in network.parameters()]
+    return {"weights": weights, "bytes": comm.bytes_sent(), "sizes": sizes}
+
+
+def run(rank: int, world: int) -> dict[str, Any]:
+    """Return the results of all trainings on a rank."""
+    results = {f"{method}, {name}": trained_by(method, SCHEDULES[name]) for method in METHODS for name in SCHEDULES}
+    results["coded"] = trained_by("eigen", TOGETHER, Codec())
+    return results
+
+
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def trained() -> list[dict[str, Any]]:
     """The results by rank."""
-    folder = tmp_path_factory.mktemp("scheduled")
-    run_ranks(2, scheduled_ranks.run, str(folder))
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+    return results_of((2, run, ()))[0]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,7 +156,7 @@ def test_factors_travel_in_their_order_inputs_forward_gradients_backward(trained
         assert sizes["plain"] == [numbers + sum(TRIANGLES)]
         assert sizes["apart"] == [numbers, *TRIANGLES]
         assert sizes["together"] == [numbers, sum(TRIANGLES)]
-        messages = scheduled_ranks.SOME.messages(TRIANGLES)
+        messages = SOME.messages(TRIANGLES)
         assert 1 < len(messages) < len(TRIANGLES)
         assert sizes["some"] == [numbers, *(sum(TRIANGLES[index] for index in members) for members in messages)]
 

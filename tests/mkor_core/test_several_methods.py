@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -36,11 +35,10 @@ def batch(step: int) -> Tensor:
     return torch.randn(16, 5, generator=torch.Generator().manual_seed(step), dtype=torch.float64)
 
 
-def train(model: nn.Module, optimizer: Optimizer, steps: range, before: Any = lambda step: None) -> list[Tensor]:
+def train(model: nn.Module, optimizer: Optimizer, steps: range, batches: Any = batch) -> list[Tensor]:
     for step in steps:
-        before(step)
         optimizer.zero_grad()
-        model(batch(step)).square().mean().backward()
+        model(batches(step)).square().mean().backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
 
@@ -74,38 +72,49 @@ def test_each_layer_gets_the_method_of_the_first_pattern_that_fits_its_name():
     assert_close(train(together, optimizer, range(7)), expected, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("flat", [False, True, None])
+def experts() -> nn.Module:
+    torch.manual_seed(0)
+    return ExpertLinear(3, 5, 4).double()
+
+
+def of_experts(step: int) -> Tensor:
+    return torch.stack([batch(100 * step + expert) for expert in range(3)])
+
+
+@pytest.mark.parametrize("form", ["plain", "nested", "flattened"])
 @pytest.mark.parametrize(
-    "methods", [SEVERAL, {"head": MKORH(inverse_update_period=1, warmup_steps=2), "": Eva()}], ids=["mkor", "mkor_h"]
+    ("make", "batches", "method"),
+    [
+        (network, batch, SEVERAL),
+        (network, batch, {"head": MKORH(inverse_update_period=1, warmup_steps=2), "": Eva()}),
+        (experts, of_experts, MKOR(inverse_update_period=1)),
+    ],
+    ids=["mkor", "mkor_h", "experts"],
 )
-def test_several_methods_are_resumed(methods: dict[str, Method], flat: bool | None):
-    def made() -> tuple[nn.Module, Optimizer, Preconditioner]:
-        model = network()
+def test_several_states_are_resumed(make: Any, batches: Any, method: Methods, form: str):
+    """Of several methods, and of experts, which share one weight, and so one entry of the optimizer's state."""
+    options = StateDictOptions(flatten_optimizer_state_dict=form == "flattened")
+    weights, state, ends = {}, {}, []
+    for resumes in (False, True):
+        model = make()
         optimizer = sgd(model)
-        return model, optimizer, Preconditioner(model, methods).attach(optimizer)
-
-    def observed(preconditioner: Preconditioner) -> Any:
-        return lambda step: preconditioner.observe(1 / (step + 1))
-
-    model, optimizer, preconditioner = made()
-    train(model, optimizer, range(4), observed(preconditioner))
-    weights = copy.deepcopy(model.state_dict())
-    options = StateDictOptions(flatten_optimizer_state_dict=bool(flat))
-    if flat is None:
-        file = io.BytesIO()
-        torch.save(optimizer.state_dict(), file)
-    else:
-        saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    expected = train(model, optimizer, range(4, 9), observed(preconditioner))
-
-    model, optimizer, preconditioner = made()
-    model.load_state_dict(weights)
-    if flat is None:
-        file.seek(0)
-        optimizer.load_state_dict(torch.load(file, weights_only=True))
-    else:
-        set_optimizer_state_dict(model, optimizer, saved, options=options)
-    assert_close(train(model, optimizer, range(4, 9), observed(preconditioner)), expected, rtol=0, atol=0)
+        preconditioner = Preconditioner(model, method).attach(optimizer)
+        if resumes:
+            model.load_state_dict(weights)
+            if form == "plain":
+                optimizer.load_state_dict(state)
+            else:
+                set_optimizer_state_dict(model, optimizer, state, options=options)
+        for step in range(4 if resumes else 0, 9):
+            if step == 4 and not resumes:
+                weights = copy.deepcopy(model.state_dict())
+                plain = optimizer.state_dict() if form == "plain" else None
+                state = copy.deepcopy(plain or get_optimizer_state_dict(model, optimizer, options=options))
+            preconditioner.observe(1 / (step + 1))
+            train(model, optimizer, range(step, step + 1), batches)
+        assert len(preconditioner.state_dict()["layers"]) == len(preconditioner.layers)
+        ends.append([*model.parameters()])
+    assert_close(ends[0], ends[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(
@@ -213,36 +222,6 @@ def test_mkor_h_without_a_loss_says_so_at_its_first_step():
     Preconditioner(model, MKORH()).attach(optimizer)
     with pytest.warns(UserWarning, match="MKORH follows the training loss and has received none"):
         train(model, optimizer, range(1))
-
-
-@pytest.mark.parametrize("flat", [False, True])
-def test_experts_keep_their_states_apart_in_a_checkpoint(flat: bool):
-    """All experts share one weight, and so one entry of the optimizer's state."""
-
-    def made() -> tuple[nn.Module, Optimizer, Preconditioner]:
-        torch.manual_seed(0)
-        model = ExpertLinear(3, 5, 4).double()
-        optimizer = sgd(model)
-        return model, optimizer, Preconditioner(model, MKOR(inverse_update_period=1)).attach(optimizer)
-
-    def run(model: nn.Module, optimizer: Optimizer, steps: range) -> list[Tensor]:
-        for step in steps:
-            optimizer.zero_grad()
-            model(torch.stack([batch(100 * step + expert) for expert in range(3)])).square().mean().backward()
-            optimizer.step()
-        return [parameter.detach().clone() for parameter in model.parameters()]
-
-    model, optimizer, preconditioner = made()
-    run(model, optimizer, range(3))
-    assert len(preconditioner.state_dict()["layers"]) == 3
-    options = StateDictOptions(flatten_optimizer_state_dict=flat)
-    saved = copy.deepcopy(get_optimizer_state_dict(model, optimizer, options=options))
-    weights = copy.deepcopy(model.state_dict())
-    expected = run(model, optimizer, range(3, 6))
-    model, optimizer, _ = made()
-    model.load_state_dict(weights)
-    set_optimizer_state_dict(model, optimizer, saved, options=options)
-    assert_close(run(model, optimizer, range(3, 6)), expected, rtol=0, atol=0)
 
 
 def test_a_parameter_group_that_came_after_the_last_step_is_in_a_full_state_dict():

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-import torch
 from torch.testing import assert_close
 
 from mkor_core.ranks.assignment import Grid, assign
 from tests.support import sharded_ranks as ranks
-from tests.support.rank_processes import run_ranks
+from tests.support.rank_processes import Leg, results_of
 
 KINDS = {2: ("ddp", "fsdp", "tensor", "rows"), 4: ("fsdp", "hsdp", "2d")}
 RUNS = [
@@ -24,18 +23,28 @@ Results = dict[tuple[str, str], dict[str, Any]]
 def alone() -> dict[tuple[str, bool], dict[str, Any]]:
     """Every case's result on one process, by case and whether widths are even."""
     keys = [(case, even) for case in ranks.CASES for even in (False, True)]
-    return {(case, even): ranks.train(case, "alone", ranks.Place(), even=even) for case, even in keys}
+    return {(case, even): ranks.train(case, "alone", even=even) for case, even in keys}
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Results]]:
+def legs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
+    """All that ranks do in this file, by leg and rank: processes start once."""
+    folder = str(tmp_path_factory.mktemp("saved"))
+    work: dict[str, Leg] = {
+        "kinds on 4": (4, ranks.run_kinds, (KINDS[4],)),
+        "saved": (4, ranks.run_saving, (folder,)),
+        "loaded on 4": (4, ranks.run_loading, (folder,)),
+        "loaded on 2": (2, ranks.run_loading, (folder,)),
+        "kinds on 2": (2, ranks.run_kinds, (KINDS[2],)),
+        "ways": (2, ranks.run_ways, ()),
+    }
+    return dict(zip(work, results_of(*work.values()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def trained(legs: dict[str, list[Any]]) -> dict[int, list[Results]]:
     """The results by number of ranks and rank."""
-    results = {}
-    for world, kinds in KINDS.items():
-        folder = tmp_path_factory.mktemp(f"sharded{world}")
-        run_ranks(world, ranks.run_kinds, str(folder), kinds)
-        results[world] = torch.load(folder / "results.pt")
-    return results
+    return {world: legs[f"kinds on {world}"] for world in KINDS}
 
 
 @pytest.mark.parametrize(("world", "kind", "case"), RUNS)
@@ -138,10 +147,8 @@ def test_an_owner_alone_holds_a_state(trained, alone):
 
 
 @pytest.fixture(scope="module")
-def ways(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("ways")
-    run_ranks(2, ranks.run_ways, str(folder))
-    results: dict[str, Any] = torch.load(folder / "results.pt")
+def ways(legs: dict[str, list[Any]]) -> dict[str, Any]:
+    results: dict[str, Any] = legs["ways"][0]
     return results
 
 
@@ -170,28 +177,16 @@ def test_parameters_that_are_cut_by_columns_are_refused_by_name(ways):
     assert ways["by columns"] == "The bias of layer '' is not divided at the rows of its weight."
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[int, dict[tuple[str, str], Any]]]:
-    folder = tmp_path_factory.mktemp("saved")
-    run_ranks(4, ranks.run_saving, str(folder))
-    loaded = {}
-    for world in (2, 4):
-        (folder / str(world)).mkdir()
-        run_ranks(world, ranks.run_loading, str(folder))
-        loaded[world] = torch.load(folder / str(world) / "loaded.pt")
-    return torch.load(folder / "saved.pt"), loaded
-
-
-def test_a_state_that_is_gathered_before_the_first_step_leaves_each_owner_its_layers(saved, alone):
-    before, _ = saved
+def test_a_state_that_is_gathered_before_the_first_step_leaves_each_owner_its_layers(legs, alone):
+    before = legs["saved"][0]
     assert 0 < before["dense"]["memory"] < alone["dense", False]["memory"]
     assert before["window"]["memory"] == alone["window", False]["memory"]
 
 
 @pytest.mark.parametrize("case", ranks.SAVED)
-def test_a_distributed_checkpoint_continues_bitwise_on_other_ranks(saved, case):
+def test_a_distributed_checkpoint_continues_bitwise_on_other_ranks(legs, case):
     """Saved on four ranks. On four, the run goes on; on two, as one that is given the whole tensors."""
-    before, loaded = saved
+    before, loaded = legs["saved"][0], {world: legs[f"loaded on {world}"][0] for world in (2, 4)}
     assert_close(loaded[4][case, "sharded"], before[case]["end"], rtol=0, atol=0)
     for world in (2, 4):
         assert_close(loaded[world][case, "loaded"], before[case]["weights"], rtol=0, atol=0)

@@ -81,35 +81,31 @@ def test_torchvision_and_what_imports_it_can_be_imported():
     assert done.stdout.strip() == "torch.Size([1, 3])"
 
 
-@pytest.mark.parametrize("has", [(), ("nms",), ("nms", "qnms")])
-def test_the_installed_operators_come_first(imported, package, has):
-    """If torchvision's library loads, it defines the operators."""
-    module, loaded = imported(package, has, fits=True)
+@pytest.mark.parametrize(
+    ("has", "fits", "declared"),
+    [
+        ((), True, None),
+        (("nms",), True, None),
+        (("nms", "qnms"), True, None),
+        ((), False, BOTH),
+        (("nms",), False, BOTH[1:]),
+        (("qnms",), False, BOTH[:1]),
+        (("nms", "qnms"), False, None),
+    ],
+)
+def test_operators_are_declared_where_neither_torch_nor_the_installed_library_has_them(
+    imported, package, has, fits, declared
+):
+    """The installed ones come first: if torchvision's library loads, it defines them."""
+    module, loaded = imported(package, has, fits)
     assert loaded == ["_C.so"]
-    assert module.LIBRARY is None
+    assert (module.LIBRARY and module.LIBRARY.defined) == declared
+    assert declared is None or module.LIBRARY.kind == "FRAGMENT of torchvision"
 
 
-@pytest.mark.parametrize(("has", "declared"), [((), BOTH), (("nms",), BOTH[1:]), (("qnms",), BOTH[:1])])
-def test_operators_that_cannot_be_loaded_are_declared(imported, package, has, declared):
-    module, loaded = imported(package, has)
-    assert loaded == ["_C.so"]
-    assert module.LIBRARY.kind == "FRAGMENT of torchvision"
-    assert module.LIBRARY.defined == declared
-
-
-def test_nothing_is_declared_where_torch_has_the_operators(imported, package):
-    module, _ = imported(package, ("nms", "qnms"))
-    assert module.LIBRARY is None
-
-
-def test_nothing_is_loaded_or_declared_without_torchvision(imported):
-    module, loaded = imported(None)
-    assert module.LIBRARY is None
-    assert loaded == []
-
-
-def test_a_torchvision_without_files_has_nothing_to_load(imported):
+@pytest.mark.parametrize(("package", "declared"), [(None, None), (SimpleNamespace(origin=None), BOTH)])
+def test_nothing_is_loaded_without_torchvision_or_of_one_without_files(imported, package, declared):
     """Such as an empty folder of that name on the path."""
-    module, loaded = imported(SimpleNamespace(origin=None))
+    module, loaded = imported(package)
     assert loaded == []
-    assert module.LIBRARY.defined == BOTH
+    assert (module.LIBRARY and module.LIBRARY.defined) == declared

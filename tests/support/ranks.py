@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -167,11 +166,8 @@ def cases_for(world: int) -> list[str]:
     return [case for case, (_, options) in CASES.items() if world * options.get("grad_worker_fraction", 1) >= 1]
 
 
-def run_all(rank: int, world: int, folder: str) -> None:
-    """Train every case on ``world`` gloo ranks, and write each rank's results to ``<folder>/<rank>.pt``."""
-    torch.set_num_threads(1)
-    # The ranks meet at a file: a free port could be taken by another process before they use it.
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+def run_all(rank: int, world: int) -> dict[str, Any]:
+    """Train every case on some ranks."""
     results = {case: train(*CASES[case], rank, world) for case in cases_for(world)}
     if world == 2:
         results["mkor bfloat16"] = train("mkor", {"inverse_update_period": 2, "factor_dtype": "bfloat16"}, rank, world)
@@ -184,8 +180,7 @@ def run_all(rank: int, world: int, folder: str) -> None:
         pair = [dist.new_group([0, 1]), dist.new_group([2, 3])][rank // 2]
         for case in IN_PAIRS:
             results[f"{case}, pair"] = train(*CASES[case], rank % 2, 2, group=pair)
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return results
 
 
 EXCHANGES: dict[str, Method] = {
@@ -331,10 +326,8 @@ def everyones(rank: int, large: int, codec: Codec | None = None) -> list[list[Te
     return targets
 
 
-def communicate(rank: int, world: int, folder: str) -> None:
-    """Call collectives and exchange statistics on two ranks; write each one's results to ``<folder>/<rank>.pt``."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
+def communicate(rank: int, _: int) -> dict[str, Any]:
+    """Call collectives and exchange statistics on two ranks; return the results, each with the bytes sent."""
     calls: dict[str, Any] = {
         "sum": lambda: comm.sum_across_ranks(
             [torch.ones(2, 2) * (rank + 1), torch.tensor(rank + 5), torch.arange(3.0), torch.empty(0)]
@@ -365,9 +358,8 @@ def communicate(rank: int, world: int, folder: str) -> None:
     calls["consolidated"] = lambda: consolidated(rank)
     calls["gathered"] = lambda: gathered(rank)
     calls["phases"] = lambda: phases(rank)
-    results = {}
+    results: dict[str, Any] = {}
     for name, call in calls.items():
         comm.reset_bytes_sent()
         results[name] = (call(), comm.bytes_sent())
-    torch.save(results, Path(folder) / f"{rank}.pt")
-    dist.destroy_process_group()
+    return results

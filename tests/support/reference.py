@@ -50,6 +50,22 @@ def rows_of(layer: Any, inputs: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     return (torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if layer.bias is not None else x), g
 
 
+def backward(layer: nn.Module, inputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Take a forward and a backward pass of one layer; return D, X and G, computed from explicit rows."""
+    layer.zero_grad()
+    output = layer(inputs)
+    output.retain_grad()
+    output.square().mean().backward()
+    x, g = rows_of(layer, inputs, output.grad)
+    return g.T @ x, x, g
+
+
+def joined(layer: nn.Module) -> Tensor:
+    """Return a copy of the gradients of a layer's weight and bias as one matrix, the bias last."""
+    parts = [p.grad.reshape(len(p), -1) for p in layer.parameters() if p.grad is not None]
+    return torch.cat(parts, 1).clone()
+
+
 def complete(sums: Sums, bias_gradient: Tensor) -> Captured:
     """Return what a method gets of a layer's sums; bias_gradient: the unscaled gradient of the bias, ``[d_out]``."""
     return Captured(sums.x, sums.of_gradients(bias_gradient if sums.g is None else sums.g), sums.number)

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import copy
-import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -30,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from baselines import KAISA, Eva, HyLo
 from baselines.natural.foof import FOOF
 from baselines.natural.mac import MAC
-from mkor_core import MKOR, Method, Preconditioner
+from mkor_core import MKOR, MKORH, Method, Preconditioner
 from mkor_core.engines import engine
 from mkor_core.ranks import comm
 
@@ -55,13 +51,6 @@ ON_FOUR = ("window", "window, norm of g", "window, input side", "dense", "eva", 
 """Cases that four ranks train."""
 
 
-class Place(NamedTuple):
-    """A rank."""
-
-    rank: int = 0
-    world: int = 1
-
-
 def method(case: str, world: int) -> Method:
     """Return the method of a case on some ranks."""
     case = case.removesuffix(" by owners")
@@ -76,6 +65,8 @@ def method(case: str, world: int) -> Method:
             return FOOF(factor_update_period=1, inverse_update_period=2, grad_worker_fraction=1 / world)
         case "hylo":
             return HyLo(update_period=2, sample_fraction=0.4)
+        case "follows loss":
+            return MKORH(inverse_update_period=2, warmup_steps=7, knee_beta=1.0)
     return MKOR(**OPTIONS[case])
 
 
@@ -149,29 +140,45 @@ class Training:
     Args:
         case: the method.
         kind: the kind of parallelism.
-        place: this rank.
+        rank: this process.
+        world: the number of ranks.
         even: whether tensor parallelism can divide the network's widths.
+        freezes: whether the unused layer is frozen.
+        accumulation_steps: the micro-batches that the preconditioner expects.
         options: of `fully_shard`.
     """
 
-    def __init__(self, case: str, kind: str, place: Place, *, even: bool = False, **options: Any) -> None:
-        self.place = place
+    def __init__(
+        self,
+        case: str,
+        kind: str,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        even: bool = False,
+        freezes: bool = False,
+        accumulation_steps: int = 1,
+        **options: Any,
+    ) -> None:
         self.model = Network(even=even)
-        self.network = sharded(self.model, kind, place.world, **options)
+        self.model.unused.requires_grad_(not freezes)
+        self.network = sharded(self.model, kind, world, **options)
         self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.05, momentum=0.9)
-        owners = True if case.endswith(" by owners") else None
-        self.method = method(case, place.world)
-        self.preconditioner = Preconditioner(self.network, self.method, owners=owners).attach(self.optimizer)
-        self.is_tensor_parallel = kind in ("tensor", "2d", "rows")
+        self.preconditioner = Preconditioner(
+            self.network,
+            method(case, world),
+            owners=True if case.endswith(" by owners") else None,
+            accumulation_steps=accumulation_steps,
+        ).attach(self.optimizer)
+        ranks_of_a_batch = 2 if kind in ("tensor", "2d", "rows") else 1
+        self.share, self.shares = rank // ranks_of_a_batch, world // ranks_of_a_batch
 
     def batch(self, step: int) -> tuple[Tensor, Tensor]:
         """Return this rank's part of a global batch."""
         generator = torch.Generator().manual_seed(step)
         inputs = torch.randn(BATCH, 6, generator=generator, dtype=torch.float64)
         targets = torch.randn(BATCH, 1, generator=generator, dtype=torch.float64)
-        shared = 2 if self.is_tensor_parallel else 1
-        ranks, rank = self.place.world // shared, self.place.rank // shared
-        part = slice(rank * BATCH // ranks, (rank + 1) * BATCH // ranks)
+        part = slice(self.share * BATCH // self.shares, (self.share + 1) * BATCH // self.shares)
         return inputs[part], targets[part]
 
     def step(self, step: int, *, micro_batches: int = 1, syncs: bool = True, begins_twice: bool = False) -> None:
@@ -196,6 +203,12 @@ class Training:
             loss.backward()
         self.optimizer.step()
 
+    def train(self, first: int, last: int, **options: Any) -> list[Tensor]:
+        """Take steps; return the whole parameters."""
+        for step in range(first, last):
+            self.step(step, **options)
+        return self.weights()
+
     def weights(self) -> list[Tensor]:
         """Return the whole parameters."""
         return [whole(parameter) for parameter in self.model.parameters()]
@@ -215,21 +228,15 @@ def cases_for(kind: str, world: int) -> list[str]:
     return [case for case in chosen if not (kind in ("tensor", "2d") and case in NEEDS_ROWS)]
 
 
-def train(case: str, kind: str, place: Place, *, even: bool) -> dict[str, Any]:
+def train(case: str, kind: str, rank: int = 0, world: int = 1, *, even: bool) -> dict[str, Any]:
     """Train a case; return the weights after `FEW` steps and at the end, the bytes sent and those of the state."""
-    training = Training(case, kind, place, even=even)
+    training = Training(case, kind, rank, world, even=even)
     comm.reset_bytes_sent()
-    for step in range(FEW):
-        training.step(step)
-    result = {
-        "bytes": comm.bytes_sent(),
-        "memory": training.preconditioner.memory_bytes(),
-        "weights": training.weights(),
-    }
-    if case in LONG and kind in ("alone", "fsdp"):
-        for step in range(FEW, STEPS):
-            training.step(step)
-    return {**result, "end": training.weights()}
+    weights = training.train(0, FEW)
+    sent, memory = comm.bytes_sent(), training.preconditioner.memory_bytes()
+    is_long = case in LONG and kind in ("alone", "fsdp")
+    end = training.train(FEW, STEPS) if is_long else weights
+    return {"weights": weights, "bytes": sent, "memory": memory, "end": end}
 
 
 SAVED = ("window", "dense", "eva by owners")
@@ -238,63 +245,30 @@ IN_WAYS = ("window", "dense", "eva")
 """Cases that are trained with micro-batches, checkpointing and mixed precision."""
 
 
-def start(rank: int, world: int, folder: str) -> Place:
-    """Join the ranks of a test."""
-    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # fully_shard would choose GPUs, which gloo does not serve
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "FSDP2-wrapped module")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/ranks", rank=rank, world_size=world)
-    return Place(rank, world)
+def run_kinds(rank: int, world: int, kinds: Sequence[str]) -> dict[tuple[str, str], Any]:
+    """Train the cases under kinds of parallelism."""
+    runs = [(kind, case) for kind in kinds for case in cases_for(kind, world)]
+    return {(kind, case): train(case, kind, rank, world, even=kind in ("tensor", "2d")) for kind, case in runs}
 
 
-def run_kinds(rank: int, world: int, folder: str, kinds: Sequence[str]) -> None:
-    """Train the cases under kinds of parallelism; write all ranks' results to ``<folder>/results.pt``."""
-    place = start(rank, world, folder)
-    results: dict[tuple[str, str], Any] = {}
-    for kind in kinds:
-        for case in cases_for(kind, world):
-            results[kind, case] = train(case, kind, place, even=kind in ("tensor", "2d"))
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, results)
-    if rank == 0:
-        torch.save(everyone, Path(folder) / "results.pt")
-    dist.destroy_process_group()
-
-
-def run_ways(rank: int, world: int, folder: str) -> None:
+def run_ways(rank: int, world: int) -> dict[str, Any]:
     """Train with accumulation, mixed precision, activation checkpointing and fewer gradients under `fully_shard`."""
-    place = start(rank, world, folder)
-    results: dict[str, Any] = {}
+    results: dict[str, Any] = {"by columns": refusal(lambda p: Shard(1) if p.dim() > 1 else Shard(0))}
+    results["live"] = live_bytes()
+    policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)
     for case in IN_WAYS:
         for way, syncs, twice in (("synchronized", True, False), ("at last", False, False), ("twice", True, True)):
-            training = Training(case, "fsdp", place)
-            training.preconditioner.remove()
-            training.preconditioner = Preconditioner(training.network, method(case, world), accumulation_steps=2)
-            training.preconditioner.attach(training.optimizer)
-            for step in range(FEW):
-                training.step(step, micro_batches=2, syncs=syncs, begins_twice=twice)
-            results[f"{case}, {way}"] = training.weights()
-        training = Training(case, "fsdp", place)
+            training = Training(case, "fsdp", rank, world, accumulation_steps=2)
+            weights = training.train(0, FEW, micro_batches=2, syncs=syncs, begins_twice=twice)
+            results[f"{case}, {way}"] = weights
+        training = Training(case, "fsdp", rank, world)
         training.model.checkpoints = True
-        for step in range(FEW):
-            training.step(step)
-        results[f"{case}, checkpointing"] = training.weights()
-        policy = MixedPrecisionPolicy(param_dtype=torch.float32, reduce_dtype=torch.float64)
-        training = Training(case, "fsdp", place, mp_policy=policy)
-        for step in range(FEW):
-            training.step(step)
-        results[f"{case}, mixed"] = training.weights()
-    for case in IN_WAYS:  # as on a GPU, where the gradients of a stack are gathered
+        results[f"{case}, checkpointing"] = training.train(0, FEW)
+        results[f"{case}, mixed"] = Training(case, "fsdp", rank, world, mp_policy=policy).train(0, FEW)
+        # As on a GPU, where the gradients of a stack are gathered.
         with mock.patch.object(engine, "goes_alone", return_value=False):
-            training = Training(case, "fsdp", place)
-            for step in range(FEW):
-                training.step(step)
-        results[f"{case}, gathered"] = training.weights()
-    results["by columns"] = refusal(lambda p: Shard(1) if p.dim() > 1 else Shard(0))
-    results["live"] = live_bytes()
-    if rank == 0:
-        torch.save(results, Path(folder) / "results.pt")
-    dist.destroy_process_group()
+            results[f"{case}, gathered"] = Training(case, "fsdp", rank, world).train(0, FEW)
+    return results
 
 
 def refusal(placement: Callable[[nn.Parameter], Shard]) -> str:
@@ -341,28 +315,24 @@ def live_bytes() -> dict[str, int]:
     return {"peak": live.peak, "gradients": sum(4 * parameter.numel() for parameter in model.parameters())}
 
 
-def run_saving(rank: int, world: int, folder: str) -> None:
+def run_saving(rank: int, world: int, folder: str) -> dict[str, Any]:
     """Save after half of the steps on these ranks, then train on; see `run_loading`."""
-    place = start(rank, world, folder)
     results = {}
     for case in SAVED:
-        training = Training(case, "fsdp", place)
+        training = Training(case, "fsdp", rank, world)
         training.preconditioner.consolidate()  # before the first step: makes no states of layers of other ranks
         training.preconditioner.state_dict()
         memory = training.preconditioner.memory_bytes()
-        for step in range(FEW // 2):
-            training.step(step)
+        weights = training.train(0, FEW // 2)
         model, optimizer = get_state_dict(training.model, training.optimizer)
         save({"model": model, "optimizer": optimizer}, checkpoint_id=f"{folder}/{case}")
         training.preconditioner.consolidate()
         consolidated = copy.deepcopy(training.preconditioner.state_dict())
-        saved = {"weights": training.weights(), "preconditioner": consolidated, "momenta": momenta(training)}
-        for step in range(FEW // 2, FEW):
-            training.step(step)
-        results[case] = {**saved, "memory": memory, "end": training.weights()}
+        saved = {"weights": weights, "preconditioner": consolidated, "momenta": momenta(training)}
+        results[case] = {**saved, "memory": memory, "end": training.train(FEW // 2, FEW)}
     if rank == 0:
         torch.save(results, f"{folder}/saved.pt")
-    dist.destroy_process_group()
+    return results
 
 
 def momenta(training: Training) -> list[Tensor]:
@@ -371,24 +341,21 @@ def momenta(training: Training) -> list[Tensor]:
     return [whole(states[p]["momentum_buffer"]) for p in training.model.parameters() if p in states]
 
 
-def run_loading(rank: int, world: int, folder: str) -> None:
+def run_loading(rank: int, world: int, folder: str) -> dict[tuple[str, str], Any]:
     """Load what `run_saving` saved, with `torch.distributed.checkpoint` and from whole tensors, and train on."""
-    place = start(rank, world, f"{folder}/{world}")
     whole_states = torch.load(f"{folder}/saved.pt")
     results: dict[tuple[str, str], Any] = {}
     for case in SAVED:
-        training = Training(case, "fsdp", place)
+        training = Training(case, "fsdp", rank, world)
         model, optimizer = get_state_dict(training.model, training.optimizer)
         state = {"model": model, "optimizer": optimizer}
         # The unused layer has no momentum in the checkpoint.
         load(state, checkpoint_id=f"{folder}/{case}", planner=DefaultLoadPlanner(allow_partial_load=True))
         set_state_dict(training.model, training.optimizer, model_state_dict=model, optim_state_dict=state["optimizer"])
         results[case, "loaded"] = training.weights()
-        for step in range(FEW // 2, FEW):
-            training.step(step)
-        results[case, "sharded"] = training.weights()
+        results[case, "sharded"] = training.train(FEW // 2, FEW)
 
-        other = Training(case, "fsdp", place)
+        other = Training(case, "fsdp", rank, world)
         saved = whole_states[case]
         with torch.no_grad():
             for parameter, tensor in zip(other.model.parameters(), saved["weights"], strict=True):
@@ -399,12 +366,8 @@ def run_loading(rank: int, world: int, folder: str) -> None:
             own(buffer).copy_(cut(tensor, parameter))
             other.optimizer.state[parameter]["momentum_buffer"] = buffer
         other.preconditioner.load_state_dict(saved["preconditioner"])
-        for step in range(FEW // 2, FEW):
-            other.step(step)
-        results[case, "whole"] = other.weights()
-    if rank == 0:
-        torch.save(results, f"{folder}/{world}/loaded.pt")
-    dist.destroy_process_group()
+        results[case, "whole"] = other.train(FEW // 2, FEW)
+    return results
 
 
 def cut(tensor: Tensor, parameter: Any) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
+from itertools import product
 from typing import Any
 
 import torch
@@ -18,10 +18,8 @@ from torch.distributed.checkpoint.state_dict import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from mkor_core import MKORH, Preconditioner
-from tests.support.sharded_ranks import Network, Place, Training, method, sharded, start
+from tests.support.sharded_ranks import Training
 
-LOSS_FOLLOWER = MKORH(inverse_update_period=2, warmup_steps=7, knee_beta=1.0)
 WORLDS = (1, 2, 4, 2, 1)
 """The numbers of ranks of the legs of a run, each resumed from the one before."""
 STEPS = 3
@@ -40,16 +38,8 @@ RUNS = [
 class Run(Training):
     """A training whose unused layer is frozen, as torch refuses the states of parameters that never had a gradient."""
 
-    def __init__(self, case: str, kind: str, place: Place) -> None:
-        self.place, self.is_tensor_parallel = place, False
-        self.model = Network(even=False)
-        self.model.unused.requires_grad_(False)
-        kind = "fsdp" if kind == "hsdp" and place.world < 4 else kind
-        self.network = sharded(self.model, kind, place.world)
-        self.optimizer = torch.optim.SGD(self.network.parameters(), lr=0.05, momentum=0.9)
-        self.method = LOSS_FOLLOWER if case == "follows loss" else method(case, place.world)
-        owners = True if case.endswith(" by owners") else None
-        self.preconditioner = Preconditioner(self.network, self.method, owners=owners).attach(self.optimizer)
+    def __init__(self, case: str, kind: str, rank: int = 0, world: int = 1) -> None:
+        super().__init__(case, "fsdp" if kind == "hsdp" and world < 4 else kind, rank, world, freezes=True)
 
     def step(self, step: int, **options: Any) -> None:
         """Take a step, after a loss that is the same on all ranks, since a state has the losses of one of them."""
@@ -65,20 +55,17 @@ class Run(Training):
 
 def train_alone(case: str) -> dict[str, Any]:
     """Return the `Run.end` of an uninterrupted run on one process."""
-    run = Run(case, "alone", Place())
-    for step in range(STEPS * len(WORLDS)):
-        run.step(step)
+    run = Run(case, "alone")
+    run.train(0, STEPS * len(WORLDS))
     return run.end()
 
 
-def run_leg(rank: int, world: int, folder: str, leg: int) -> None:
-    """Resume every run from the leg before, train on, and save; the last leg writes the weights."""
-    (Path(folder) / f"ranks{leg}").mkdir(exist_ok=True)
-    place = start(rank, world, f"{folder}/ranks{leg}")
+def run_leg(rank: int, world: int, folder: str, leg: int) -> dict[tuple[str, str, bool], Any]:
+    """Resume every run from the leg before, train on, and save."""
     ends: dict[tuple[str, str, bool], Any] = {}
     for kind, case, flat in RUNS:
         options = StateDictOptions(flatten_optimizer_state_dict=flat)
-        run = Run(case, kind, place)
+        run = Run(case, kind, rank, world)
         name = f"{folder}/{kind}-{case}-{flat}"
         if leg > 0:
             model = get_model_state_dict(run.network)
@@ -86,92 +73,75 @@ def run_leg(rank: int, world: int, folder: str, leg: int) -> None:
             load(state := {"model": model, "optimizer": optimizer}, checkpoint_id=f"{name}-{leg - 1}")
             set_model_state_dict(run.network, state["model"])
             set_optimizer_state_dict(run.network, run.optimizer, state["optimizer"], options=options)
-        for step in range(leg * STEPS, (leg + 1) * STEPS):
-            run.step(step)
+        run.train(leg * STEPS, (leg + 1) * STEPS)
         model = get_model_state_dict(run.network)
         optimizer = get_optimizer_state_dict(run.network, run.optimizer, options=options)
         save({"model": model, "optimizer": optimizer}, checkpoint_id=f"{name}-{leg}")
         ends[kind, case, flat] = run.end()
-    if rank == 0 and leg == len(WORLDS) - 1:
-        torch.save(ends, f"{folder}/ends.pt")
-    dist.destroy_process_group()
+    return ends
 
 
 FULL_CASES = ("dense", "window", "kaisa")
 FULL_KINDS = ("fsdp", "ddp")
 
 
-def run_full_saving(rank: int, world: int, folder: str) -> None:
-    """Train a leg, and let the first rank save the full state dict, which torch loads in the nested form alone."""
-    place = start(rank, world, folder)
+def run_full_saving(rank: int, world: int, folder: str) -> list[str]:
+    """Train a leg, and let the first rank save the full state dict, which torch loads in the nested form alone.
+
+    Return what was refused.
+    """
     refusals = []
-    for kind in FULL_KINDS:
-        for case in FULL_CASES:
-            run = Run(case, kind, place)
-            for step in range(STEPS):
-                run.step(step)
-            if kind == "ddp" and case == "kaisa":
-                try:
-                    get_optimizer_state_dict(run.network, run.optimizer, options=StateDictOptions(full_state_dict=True))
-                except RuntimeError as refused:
-                    refusals.append(str(refused))
-                run.preconditioner.consolidate(0)
-            options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-            model = get_model_state_dict(run.network, options=options)
-            optimizer = get_optimizer_state_dict(run.network, run.optimizer, options=options)
-            if rank == 0:
-                torch.save({"model": model, "optimizer": optimizer}, f"{folder}/{kind}-{case}.pt")
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, refusals)
-    if rank == 0:
-        torch.save(everyone, f"{folder}/refusals.pt")
-    dist.destroy_process_group()
+    for kind, case in product(FULL_KINDS, FULL_CASES):
+        run = Run(case, kind, rank, world)
+        run.train(0, STEPS)
+        if kind == "ddp" and case == "kaisa":
+            try:
+                get_optimizer_state_dict(run.network, run.optimizer, options=StateDictOptions(full_state_dict=True))
+            except RuntimeError as refused:
+                refusals.append(str(refused))
+            run.preconditioner.consolidate(0)
+        options = StateDictOptions(full_state_dict=True, cpu_offload=True)
+        model = get_model_state_dict(run.network, options=options)
+        optimizer = get_optimizer_state_dict(run.network, run.optimizer, options=options)
+        if rank == 0:
+            torch.save({"model": model, "optimizer": optimizer}, f"{folder}/{kind}-{case}.pt")
+    return refusals
 
 
-def run_full_loading(rank: int, world: int, folder: str, *, broadcast: bool) -> None:
+def run_full_loading(rank: int, world: int, folder: str, broadcast: bool) -> dict[tuple[str, str], Any]:
     """Resume from full state dicts, read by the first rank or by all."""
-    place = start(rank, world, f"{folder}/{broadcast}")
     options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=broadcast)
     ends: dict[tuple[str, str], Any] = {}
-    for kind in FULL_KINDS:
-        for case in FULL_CASES:
-            run = Run(case, kind, place)
-            state: dict[str, Any] = {"model": {}, "optimizer": {}}
-            if rank == 0 or not broadcast:
-                state = torch.load(f"{folder}/{kind}-{case}.pt", weights_only=True)
-            set_model_state_dict(run.network, state["model"], options=options)
-            set_optimizer_state_dict(run.network, run.optimizer, state["optimizer"], options=options)
-            for step in range(STEPS, len(WORLDS) * STEPS):
-                run.step(step)
-            ends[kind, case] = run.end()
-    if rank == 0:
-        torch.save(ends, f"{folder}/{broadcast}/ends.pt")
-    dist.destroy_process_group()
+    for kind, case in product(FULL_KINDS, FULL_CASES):
+        run = Run(case, kind, rank, world)
+        state: dict[str, Any] = {"model": {}, "optimizer": {}}
+        if rank == 0 or not broadcast:
+            state = torch.load(f"{folder}/{kind}-{case}.pt", weights_only=True)
+        set_model_state_dict(run.network, state["model"], options=options)
+        set_optimizer_state_dict(run.network, run.optimizer, state["optimizer"], options=options)
+        run.train(STEPS, len(WORLDS) * STEPS)
+        ends[kind, case] = run.end()
+    return ends
 
 
-def run_plain(rank: int, world: int, folder: str) -> None:
-    """Load what the first rank saves for all of a run by owners, without and with the other ranks' parts."""
-    place = start(rank, world, folder)
-    run = Run("window by owners", "ddp", place)
-    for step in range(STEPS):
-        run.step(step)
+def run_plain(rank: int, world: int) -> tuple[list[str], dict[str, Any]]:
+    """Load what the first rank saves for all of a run by owners, without and with the other ranks' parts.
+
+    Return what was refused, and the end.
+    """
+    run = Run("window by owners", "ddp", rank, world)
+    run.train(0, STEPS)
     messages = []
     for gathers in (False, True):
         if gathers:
             run.preconditioner.consolidate(0)
         states = [copy.deepcopy(run.optimizer.state_dict()) if rank == 0 else None]
         dist.broadcast_object_list(states, 0)
-        other = Run("window by owners", "ddp", place)
+        other = Run("window by owners", "ddp", rank, world)
         other.model.load_state_dict(run.model.state_dict())
         try:
             other.optimizer.load_state_dict(states[0] or {})
         except ValueError as refused:
             messages.append(str(refused))
-    for step in range(STEPS, len(WORLDS) * STEPS):
-        other.step(step)
-    results = {"messages": messages, "end": other.end()}
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, results)
-    if rank == 0:
-        torch.save(everyone, f"{folder}/results.pt")
-    dist.destroy_process_group()
+    other.train(STEPS, len(WORLDS) * STEPS)
+    return messages, other.end()
