@@ -135,14 +135,3 @@ def test_a_gradient_of_zero_and_one_that_is_not_finite():
     before = dict(state)
     assert method.precondition(state, torch.full(SHAPE, torch.nan).double()).isnan().all()
     assert_close(state, before)
-
-
-def test_raw_rows_would_leave_only_the_damping():
-    """M is smaller by n^2: V is D / damping."""
-    x, g, grad = random(64, 5), random(64, 3, seed=1), random(3, 5, seed=2)
-    raw, scaled = (
-        conjugate_gradients(lambda v, rows=rows: kron_product(x, rows, v), grad, 0.1, 1e-9, 50).value
-        for rows in (g / 64, g)
-    )
-    assert_close(raw, grad / 0.1, rtol=0.01, atol=0.01)
-    assert torch.cosine_similarity(scaled.flatten(), grad.flatten(), dim=0) < 0.999

@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from baselines import KAISA, Eva
 from mkor_core import Preconditioner
-from mkor_core.capture.statistics import Captured, LayerShape
 from mkor_core.engines.clipping import Update, kl_clipped, split_rates
 from tests.support import reference
 
@@ -44,16 +43,6 @@ def test_the_update_solves_the_damped_system_of_the_running_means(kind):
     assert state["batches"] == 3
     assert_close(state["right"], a)
     assert_close(state["left"], g_mean)
-
-
-def test_a_layer_is_preconditioned_from_its_first_batch_on():
-    method, shape = Eva(), LayerShape(2, 3)
-    state = method.initial_state(shape, torch.float64, torch.device("cpu"))
-    grad = torch.ones(2, 3, dtype=torch.float64)
-    assert torch.equal(method.precondition(state, grad), grad)
-    method.accumulate(state, Captured(torch.ones(3).double(), torch.ones(2).double(), torch.tensor(4.0)), 0)
-    assert not torch.equal(method.precondition(state, grad), grad)
-    assert [method.refreshes(step) for step in range(3)] == [False, False, False]
 
 
 @pytest.mark.parametrize("kl_clip", [1e-5, 1e4])

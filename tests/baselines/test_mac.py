@@ -9,7 +9,6 @@ from torch.testing import assert_close
 
 from baselines.natural.mac import MAC
 from mkor_core import MKOR, Preconditioner
-from mkor_core.capture.statistics import Captured, LayerShape
 from tests.support import reference
 from tests.support.matrices import random
 
@@ -75,22 +74,6 @@ def test_without_memory_it_is_mkors_exact_rule_after_one_update(damping):
             preconditions.step()
         assert_close(gradients(model), gradients(other), rtol=1e-12, atol=1e-14)
         optimizer.step()
-
-
-def test_a_layer_of_a_stack_that_is_not_accepted_keeps_its_state():
-    method = MAC()
-    shape, arguments = LayerShape(3, 4), (torch.float64, torch.device("cpu"))
-    alone, stack = method.initial_state(shape, *arguments), method.initial_state(shape, *arguments, (2,))
-    before = {key: tensor.clone() for key, tensor in stack.items()}
-    sums, number = random(4), torch.tensor(2.0, dtype=torch.float64)
-    method.accumulate(alone, Captured(sums, random(3), number), 0)
-    accept = torch.tensor([True, False])
-    method.accumulate(stack, Captured(sums.expand(2, -1), random(2, 3), number.expand(2)), 0, accept)
-    for key, tensor in stack.items():
-        assert_close(tensor[0], alone[key])
-        assert torch.equal(tensor[1], before[key][1])
-    assert alone["batches"] == 1
-    assert_close(alone["mean"], sums / 2)
 
 
 def test_a_large_damping_leaves_the_gradient_as_it_is():

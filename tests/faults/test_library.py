@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from traceback import extract_tb
 from typing import Any
@@ -17,33 +17,34 @@ from torch.testing import assert_close
 
 import baselines
 import mkor_core
-from mkor_core.saving.entries import without_preconditioner
 from tests.support.misuses import (
+    CLOSE,
     DISTURBANCES,
+    EXACTLY,
     IGNORED,
     KINDS,
     NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
     POISONED,
-    REDUCES_NONLINEARLY,
     REFUSED,
     SUMMED,
     VARIANTS,
     Session,
-    halves,
+    check_evaluation,
+    check_halves,
+    check_ignored,
+    check_not_finite,
+    check_refused,
+    check_same_forward,
+    check_summed,
     hand_set,
     inputs,
     plain,
     run,
-    same_forward_once,
-    same_forward_twice,
-    sum_of_losses,
 )
 from tests.support.odd_modules import ODD, WithOdd
 from tests.support.tally import count
 
 LIBRARY = tuple(str(Path(package.__file__).parent) for package in (mkor_core, baselines) if package.__file__)
-CLOSE = {"rtol": 1e-9, "atol": 1e-12}
-EXACTLY = {"rtol": 0, "atol": 0}
 
 every_setting = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 pytestmark = [
@@ -55,59 +56,32 @@ pytestmark = [
 ]
 
 
-def misused(train: Callable[[], Any]) -> Any:
-    """Return what a misuse results in: its result, or an error that the library raises itself.
-
-    Any other error is counted as a traceback, and raised.
-    """
+def misused(train: Callable[..., Any], *arguments: Any) -> Any:
+    """Return what a misuse results in; an error that the library does not raise itself is counted as a traceback."""
     count("library misuses")
     count("tracebacks", 0)
     try:
-        return train()
+        return train(*arguments)
     except (RuntimeError, TypeError, ValueError) as error:
         if not extract_tb(error.__traceback__)[-1].filename.startswith(LIBRARY):
             count("tracebacks")
-            raise
-        return error
-
-
-def warnings_of(train: Callable[[], Any]) -> tuple[Any, list[str]]:
-    """Return a result and the warnings of the library on the way."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        result = train()
-    return result, [str(warning.message) for warning in caught if warning.filename.startswith(LIBRARY)]
+        raise
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @every_setting
 def test_what_adds_nothing_to_the_gradients_changes_nothing(variant: str, kind: str, dtype: torch.dtype):
-    truth = run(Session(*VARIANTS[variant], kind, dtype), plain)
-    for step in IGNORED.values():
-        weights = misused(lambda step=step: run(Session(*VARIANTS[variant], kind, dtype), step))
-        assert_close(weights, truth, **EXACTLY)
+    for misuse in IGNORED:
+        misused(check_ignored, partial(Session, *VARIANTS[variant], kind, dtype), misuse)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_several_backward_passes_count_as_that_of_the_sum_or_warn(variant: str, kind: str):
-    def session(**more: Any) -> Session:
-        return Session(*VARIANTS[variant], kind, **more)
-
-    truth = run(session(), sum_of_losses)
-    for step in SUMMED.values():
-        assert_close(misused(lambda step=step: run(session(), step)), truth, **CLOSE)
-    weights, warned = warnings_of(lambda: misused(lambda: run(session(), halves)))
-    if variant in NEEDS_THE_NUMBER_OF_MICRO_BATCHES:
-        assert [message[:40] for message in warned] == ["A step has more backward passes than acc"]
-    else:
-        assert warned == []
-        assert_close(weights, run(session(accumulation_steps=2), halves), **CLOSE)
-    weights, warned = warnings_of(lambda: misused(lambda: run(session(), same_forward_twice)))
-    if variant in REDUCES_NONLINEARLY:
-        assert [message[:40] for message in warned] == ["Two backward passes went through one for"]
-    else:
-        assert warned == []
-        assert_close(weights, run(session(), same_forward_once), **CLOSE)
+    make = partial(Session, *VARIANTS[variant], kind)
+    for misuse in SUMMED:
+        misused(check_summed, make, misuse)
+    misused(check_halves, make, variant)
+    misused(check_same_forward, make, variant)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -115,18 +89,11 @@ def test_several_backward_passes_count_as_that_of_the_sum_or_warn(variant: str, 
 def test_a_step_without_statistics_is_refused_in_training_and_the_bases_in_evaluation(
     variant: str, kind: str, dtype: torch.dtype
 ):
-    for step in REFUSED.values():
-        error = misused(lambda step=step: run(Session(*VARIANTS[variant], kind, dtype), step))
-        assert isinstance(error, RuntimeError)
-        assert "has captured no statistics in a step that updates its factors" in str(error)
+    make = partial(Session, *VARIANTS[variant], kind, dtype)
+    for misuse in REFUSED:
+        misused(check_refused, make, misuse)
     for step in (plain, hand_set):
-        trained, base = Session(*VARIANTS[variant], kind, dtype), Session("sgd", {}, kind, dtype)
-        for one in (trained, base):
-            one.model.eval()
-        weights, warned = warnings_of(lambda step=step, one=trained: misused(lambda: run(one, step)))
-        assert len(warned) == 1
-        assert "captures nothing in evaluation mode" in warned[0]
-        assert_close(weights, run(base, step), **EXACTLY)
+        misused(check_evaluation, make, Session("sgd", {}, kind, dtype), step)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,21 +101,12 @@ def test_a_step_without_statistics_is_refused_in_training_and_the_bases_in_evalu
 def test_a_step_that_is_not_finite_leaves_factors_and_gradients_alone(
     variant: str, kind: str, dtype: torch.dtype, caplog: pytest.LogCaptureFixture
 ):
-    for misuse, step in POISONED.items():
+    for misuse in POISONED:
         if variant == "mkor released" and "infinit" in misuse:
             continue  # the rule clamps infinite rows
         caplog.clear()
-        trained = Session(*VARIANTS[variant], kind, dtype)
-        run(trained, plain)
-        assert trained.preconditioner is not None
-        before = {name: dict(state) for name, state in trained.preconditioner.state_dict()["layers"].items()}
-        base = Session("sgd", {}, kind, dtype)
-        base.model.load_state_dict(trained.model.state_dict())
-        base.optimizer.load_state_dict(without_preconditioner(trained.optimizer.state_dict()))
-        weights = misused(lambda step=step, one=trained: run(one, step, steps=1))
-        assert_close(weights, run(base, step, steps=1), equal_nan=True, **EXACTLY)
-        assert_close(trained.preconditioner.state_dict()["layers"], before, **EXACTLY)
-        assert any("have statistics that are not finite" in record.getMessage() for record in caplog.records)
+        make = partial(Session, *VARIANTS[variant], kind, dtype)
+        misused(check_not_finite, make, Session("sgd", {}, kind, dtype), misuse, caplog)
 
 
 @every_setting

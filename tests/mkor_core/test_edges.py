@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from baselines import KAISA, Eva, HyLo, build
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.method import Method
+from tests.support.misuses import gradients
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=1),
@@ -33,10 +34,6 @@ def network() -> nn.Sequential:
 
 def inputs(number: int = 6) -> Tensor:
     return torch.randn(number, 4, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 def test_a_disabled_gradient_scaler_scales_nothing():

@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,24 +27,26 @@ from tests.support import reference
 from tests.support.hyperparameters import hyperparameters
 from tests.support.misuses import (
     IGNORED,
-    NEEDS_THE_NUMBER_OF_MICRO_BATCHES,
     PERIODS,
     POISONED,
-    REDUCES_NONLINEARLY,
     REFUSED,
     SECOND_ORDER,
     SUMMED,
     VARIANTS,
     Session,
-    halves,
+    check_evaluation,
+    check_halves,
+    check_ignored,
+    check_not_finite,
+    check_refused,
+    check_same_forward,
+    check_summed,
+    gradients,
     hand_set,
     inputs,
     network,
     plain,
     run,
-    same_forward_once,
-    same_forward_twice,
-    sum_of_losses,
 )
 from tests.support.odd_modules import ODD, WithOdd
 
@@ -59,10 +61,6 @@ def session(name: str, **more: Any) -> Session:
     return Session(*VARIANTS.get(name, (name, {})), **more)
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
-    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
-
-
 def states(preconditioner: Preconditioner | None) -> dict[str, dict[str, Tensor]]:
     assert preconditioner is not None
     return copy.deepcopy(preconditioner.state_dict()["layers"])
@@ -71,16 +69,13 @@ def states(preconditioner: Preconditioner | None) -> dict[str, dict[str, Tensor]
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "singd"])
 @pytest.mark.parametrize("misuse", IGNORED)
 def test_what_adds_nothing_to_the_gradients_changes_nothing(name, misuse):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "A step has more backward passes")
-        assert_close(run(session(name), IGNORED[misuse]), run(session(name), plain), rtol=0, atol=0)
+    check_ignored(partial(session, name), misuse)
 
 
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "singd"])
 @pytest.mark.parametrize("misuse", SUMMED)
 def test_two_backward_passes_train_as_that_of_the_sum(name, misuse):
-    summed = run(session(name), sum_of_losses)
-    assert_close(run(session(name), SUMMED[misuse]), summed, rtol=1e-9, atol=1e-12)
+    check_summed(partial(session, name), misuse)
 
 
 @pytest.mark.parametrize("method", ["kaisa", "mkor"])
@@ -111,53 +106,24 @@ def test_two_losses_give_the_factors_of_all_their_rows(method):
 
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor released"])
 def test_micro_batches_that_are_not_announced_count_too(name):
-    """Truth: the same micro-batches, announced; a method that must know their number warns once."""
-    announced = run(session(name, accumulation_steps=2), halves)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trained = run(session(name), halves)
-    assert len([w for w in caught if "more backward passes than accumulation_steps=1" in str(w.message)]) == (
-        name in NEEDS_THE_NUMBER_OF_MICRO_BATCHES
-    )
-    if name not in NEEDS_THE_NUMBER_OF_MICRO_BATCHES:
-        assert_close(trained, announced, rtol=1e-9, atol=1e-12)
+    check_halves(partial(session, name), name)
 
 
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "mkor released", "mkor rank 2", "hylo KID"])
 def test_two_backward_passes_through_one_forward_pass(name):
-    """Truth: one backward pass of the sum; methods that reduce rows nonlinearly as they come warn once."""
-    summed = run(session(name), same_forward_once)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        trained = run(session(name), same_forward_twice)
-    warned = [str(w.message) for w in caught]
-    if name in REDUCES_NONLINEARLY:
-        assert len(warned) == 1
-        assert warned[0].startswith("Two backward passes went through one forward pass.")
-    else:
-        assert warned == []
-        assert_close(trained, summed, rtol=1e-9, atol=1e-12)
+    check_same_forward(partial(session, name), name)
 
 
 @pytest.mark.parametrize("name", SECOND_ORDER)
 @pytest.mark.parametrize("misuse", REFUSED)
 def test_a_step_of_training_without_statistics_is_refused(name, misuse):
-    with pytest.raises(RuntimeError, match=r"has captured no statistics .* layer '0' has a gradient.*model\.eval\(\)"):
-        run(session(name), REFUSED[misuse])
+    check_refused(partial(session, name), misuse)
 
 
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "hylo clipped", "kaisa inverse"])
 @pytest.mark.parametrize("step", [plain, hand_set], ids=lambda step: step.__name__)
 def test_in_evaluation_mode_the_base_optimizer_trains_alone_and_a_warning_says_so(name, step):
-    """With a rate at which kl_clip would act."""
-    trained, base = Session(*VARIANTS[name]), Session("sgd", {})
-    for one in (trained, base):
-        one.optimizer.param_groups[0]["lr"] = 0.9
-        one.model.eval()
-    with pytest.warns(UserWarning, match="captures nothing in evaluation mode") as caught:
-        weights = run(trained, step)
-    assert len(caught) == 1
-    assert_close(weights, run(base, step), rtol=0, atol=0)
+    check_evaluation(partial(session, name), Session("sgd", {}), step)
 
 
 def test_a_layer_of_which_the_host_knows_that_it_has_no_statistics_keeps_its_gradient():
@@ -239,24 +205,7 @@ def test_zero_gradients_without_statistics_are_no_reason_to_refuse():
 @pytest.mark.parametrize("name", [*SECOND_ORDER, "kaisa inverse", "mkor rank 2", "mkor not rescaled", "hylo KID"])
 @pytest.mark.parametrize("misuse", POISONED)
 def test_a_step_that_is_not_finite_leaves_the_state_and_the_gradients_alone(name, misuse, caplog):
-    """Truth: the state before, and the base optimizer's step from the same weights."""
-    trained, base = session(name), Session("sgd", {"momentum": 0.0})
-    trained.optimizer.param_groups[0]["momentum"] = 0.0
-    start = run(trained, plain)
-    before = states(trained.preconditioner)
-    with torch.no_grad():
-        for parameter, value in zip(base.model.parameters(), start, strict=True):
-            parameter.copy_(value)
-    weights, of_base = (run(one, POISONED[misuse], steps=1) for one in (trained, base))
-    assert_close(weights, of_base, rtol=0, atol=0, equal_nan=True)
-    after = states(trained.preconditioner)
-    assert_close(after, before, rtol=0, atol=0)
-    assert trained.preconditioner is not None
-    assert trained.preconditioner.non_finite_layers() == []
-    run(trained, POISONED[misuse], steps=2)
-    states(trained.preconditioner)
-    messages = [record.getMessage() for record in caplog.records]
-    assert len([m for m in messages if "'0', '2' have statistics that are not finite, which are left out" in m]) == 1
+    check_not_finite(partial(session, name), Session("sgd", {}), misuse, caplog)
 
 
 def test_statistics_of_the_last_step_that_are_not_finite_are_logged_when_the_state_is_saved(caplog):

@@ -195,6 +195,7 @@ def test_mkor_h_switches_at_the_knee():
     preconditioner.step()
     assert_close(reference.joined(model[0]), before, rtol=0, atol=0)
     assert not model[0]._forward_hooks
+    assert preconditioner.memory_bytes() == 0
 
 
 def test_mkor_h_switches_only_after_its_warm_up():

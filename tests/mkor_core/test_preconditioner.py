@@ -44,27 +44,31 @@ class Lengthened(torch.optim.SGD):
         return super().step(closure)
 
 
-@pytest.mark.parametrize("by_keyword", [False, True])
-def test_a_closures_gradients_are_preconditioned_and_other_arguments_reach_the_optimizer(by_keyword):
-    """Truth: the gradients computed before the step."""
+def test_arguments_beside_a_closure_reach_the_optimizer():
+    optimizer = Lengthened((model := network()).parameters(), lr=0.25)
+    Preconditioner(model, MKOR()).attach(optimizer)
+    loss = loss_of(model, 0)
+    assert optimizer.step(lambda: loss, 2.0) is loss
+    assert optimizer.step(closure=lambda: loss, factor=2.0) is loss
+    assert optimizer.param_groups[0]["lr"] == 1.0
+
+
+def test_gradients_of_a_closure_by_keyword_are_preconditioned():
+    """Truth: the same gradients, computed before the step."""
     weights = []
-    for by_closure in (True, False):
-        optimizer = Lengthened((model := network()).parameters(), lr=0.25)
-        Preconditioner(model, MKOR(inverse_update_period=1)).attach(optimizer)
+    for by_keyword in (True, False):
+        optimizer, _ = build("mkor", model := network(), {"lr": 0.1, "inverse_update_period": 1})
 
         def closure(model: nn.Module = model) -> Tensor:
             loss = loss_of(model, 0)
             loss.backward()
             return loss
 
-        if not by_closure:
-            closure()
-            optimizer.step(factor=2.0)
-        elif by_keyword:
-            assert optimizer.step(closure=closure, factor=2.0) is not None
+        if by_keyword:
+            optimizer.step(closure=closure)
         else:
-            assert optimizer.step(closure, 2.0) is not None
-        assert optimizer.param_groups[0]["lr"] == 0.5
+            closure()
+            optimizer.step()
         weights.append([parameter.detach() for parameter in model.parameters()])
     assert_close(weights[0], weights[1], rtol=0, atol=0)
 

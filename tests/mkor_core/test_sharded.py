@@ -76,35 +76,6 @@ def statistics(*, bias_gradients: bool) -> int:
     return numbers + LAYERS["third"][0] + biases * bias_gradients
 
 
-@pytest.mark.parametrize("world", [2, 4])
-def test_a_windowed_step_sends_a_small_product_and_two_numbers_for_each_layer(trained, world):
-    """P = U_L^T D is w x d_in; the gradients of biases travel with the statistics. Every step takes the same."""
-    products = sum(4 * d_in + 2 for _, d_in in LAYERS.values())
-    numbers = updates(1) * statistics(bias_gradients=True) + ranks.FEW * products
-    for result in trained[world]:
-        assert result["fsdp", "window"]["bytes"] == {"all_reduce": NUMBER * numbers}
-
-
-def test_the_norm_of_g_takes_one_more_number_for_each_layer(trained):
-    for result in trained[2]:
-        more = result["fsdp", "window, norm of g"]["bytes"]["all_reduce"]
-        assert more == result["fsdp", "window"]["bytes"]["all_reduce"] + NUMBER * ranks.FEW * len(LAYERS)
-
-
-def test_a_window_of_the_input_side_sends_two_numbers_for_each_layer(trained):
-    a_and_counts = sum(d_in + 1 for _, d_in in LAYERS.values()) + 1
-    numbers = updates(2) * a_and_counts + ranks.FEW * 2 * len(LAYERS)
-    for result in trained[2]:
-        assert result["fsdp", "window, input side"]["bytes"] == {"all_reduce": NUMBER * numbers}
-
-
-def test_eva_sends_four_numbers_for_each_layer(trained):
-    """The g of every layer travels, because it is that of a few examples."""
-    both = sum(d_out + d_in + 1 for d_out, d_in in LAYERS.values())
-    for result in trained[2]:
-        assert result["fsdp", "eva"]["bytes"] == {"all_reduce": NUMBER * ranks.FEW * (both + 4 * len(LAYERS))}
-
-
 def rows_of(d_out: int, rank: int, world: int) -> int:
     """Return the rows that `fully_shard` gives a rank."""
     chunk = -(-d_out // world)

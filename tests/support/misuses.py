@@ -1,17 +1,22 @@
 """What users do wrong with the library, or do that its hooks must see through; by the outcome that is due.
 
-Every entry is a step of training, which ends with ``session.optimizer.step()``.
+Every entry is a step of training, which ends with ``session.optimizer.step()``. The checks at the end state
+the outcome: tests/mkor_core/test_misuse.py makes them of every method, tests/faults/test_library.py with every setting.
 """
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, jvp, vmap
+from torch.testing import assert_close
 
 from baselines import available, build, method_class
 from tests.support.hyperparameters import options
@@ -88,6 +93,11 @@ class Session:
     def weights(self) -> list[Tensor]:
         """Return copies of the parameters."""
         return [parameter.detach().clone() for parameter in self.model.parameters()]
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Return copies of the gradients."""
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
 
 
 Step = Callable[[Session, int], None]
@@ -267,13 +277,9 @@ SUMMED: dict[str, Step] = {
 """Steps that must train as one backward pass of the sum does, `sum_of_losses`."""
 
 
-def _split(session: Session) -> tuple[slice, slice]:
-    return slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None)
-
-
 def halves(session: Session, step: int) -> None:
     """Train in two micro-batches."""
-    for rows in _split(session):
+    for rows in (slice(0, EXAMPLES // 2), slice(EXAMPLES // 2, None)):
         (session.loss(step, rows) / 2).backward()
     session.optimizer.step()
 
@@ -365,3 +371,87 @@ POISONED: dict[str, Step] = {
     "an infinity in the data": _one_bad_row(torch.inf),
 }
 """Steps whose gradients are not finite."""
+
+CLOSE = {"rtol": 1e-9, "atol": 1e-12}
+EXACTLY = {"rtol": 0, "atol": 0}
+Make = Callable[..., Session]
+"""Makes a session of a method, with further options of `build`; always the same one."""
+
+
+def warnings_of(train: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Return a result and the warnings on the way."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = train()
+    return result, [str(warning.message) for warning in caught]
+
+
+def check_ignored(make: Make, misuse: str) -> None:
+    """One of `IGNORED` trains as `plain` does."""
+    weights, warned = warnings_of(lambda: run(make(), IGNORED[misuse]))
+    assert_close(weights, run(make(), plain), **EXACTLY)
+    assert not any(message.startswith("A step has more backward passes") for message in warned)
+
+
+def check_summed(make: Make, misuse: str) -> None:
+    """One of `SUMMED` trains as the backward pass of the sum does."""
+    assert_close(run(make(), SUMMED[misuse]), run(make(), sum_of_losses), **CLOSE)
+
+
+def check_halves(make: Make, variant: str) -> None:
+    """Micro-batches that are not announced count as announced; a method that must know their number warns once."""
+    weights, warned = warnings_of(lambda: run(make(), halves))
+    warned = [message for message in warned if "more backward passes than accumulation_steps=1" in message]
+    assert len(warned) == (variant in NEEDS_THE_NUMBER_OF_MICRO_BATCHES)
+    if not warned:
+        assert_close(weights, run(make(accumulation_steps=2), halves), **CLOSE)
+
+
+def check_same_forward(make: Make, variant: str) -> None:
+    """Two passes through one forward pass train as that of the sum; methods that reduce rows nonlinearly warn once."""
+    weights, warned = warnings_of(lambda: run(make(), same_forward_twice))
+    assert len(warned) == (variant in REDUCES_NONLINEARLY)
+    assert all(message.startswith("Two backward passes went through one forward pass.") for message in warned)
+    if not warned:
+        assert_close(weights, run(make(), same_forward_once), **CLOSE)
+
+
+def check_refused(make: Make, misuse: str) -> None:
+    """One of `REFUSED` ends in an error that says what is missing."""
+    with pytest.raises(RuntimeError, match=r"has captured no statistics .* layer '0' has a gradient.*model\.eval\(\)"):
+        run(make(), REFUSED[misuse])
+
+
+def check_evaluation(make: Make, base: Session, step: Step) -> None:
+    """In evaluation mode the base optimizer trains alone and a warning says so; with a rate at which kl_clip acts."""
+    trained = make()
+    for one in (trained, base):
+        one.optimizer.param_groups[0]["lr"] = 0.9
+        one.model.eval()
+    weights, warned = warnings_of(lambda: run(trained, step))
+    assert len(warned) == 1
+    assert "captures nothing in evaluation mode" in warned[0]
+    assert_close(weights, run(base, step), **EXACTLY)
+
+
+def check_not_finite(make: Make, base: Session, misuse: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One of `POISONED` leaves the state alone, and the weights to the base optimizer's step from the same ones."""
+    trained = make()
+    for one in (trained, base):
+        one.optimizer.param_groups[0]["momentum"] = 0.0
+    start, preconditioner = run(trained, plain), trained.preconditioner
+    assert preconditioner is not None
+    before = copy.deepcopy(preconditioner.state_dict()["layers"])
+    with torch.no_grad():
+        for parameter, value in zip(base.model.parameters(), start, strict=True):
+            parameter.copy_(value)
+    weights, of_base = (run(one, POISONED[misuse], steps=1) for one in (trained, base))
+    assert_close(weights, of_base, equal_nan=True, **EXACTLY)
+    assert_close(preconditioner.state_dict()["layers"], before, **EXACTLY)
+    assert preconditioner.non_finite_layers() == []
+    run(trained, POISONED[misuse], steps=2)
+    preconditioner.state_dict()
+    told = [
+        m for m in caplog.messages if "'0', '" in m and "have statistics that are not finite, which are left out" in m
+    ]
+    assert len(told) == 1
