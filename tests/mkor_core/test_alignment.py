@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from baselines import KAISA
 from baselines.kfac.thermo_kfac import ThermoKFAC
@@ -20,25 +19,24 @@ from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.devices import ALIGNMENT, aligned
 from mkor_core.engines import engine
 from mkor_core.maths.linalg import product
+from tests.support.operators import Operators
 from workflow.bench.probes._counting import META, Counting
 
 PRODUCTS = {"mm", "mv", "bmm", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "addbmm", "addbmm_"}
 """Operators that multiply matrices; their last two tensors are the operands."""
 
 
-class Operands(TorchDispatchMode):
+class Operands(Operators):
     """Collects the operands of products that have rows of unaligned starts."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.products, self.unaligned = 0, list[tuple[Any, ...]]()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        is_product = function.overloadpacket.__name__ in PRODUCTS
-        operands = [arg for arg in args if isinstance(arg, Tensor)][-2:] if is_product else []
-        self.products += is_product
-        self.unaligned += [(str(function), tuple(x.shape), x.stride()) for x in operands if not starts_well(x)]
-        return function(*args, **(kwargs or {}))
+    @property
+    def unaligned(self) -> list[tuple[Any, ...]]:
+        operands = [
+            (operator.name, operand)
+            for operator in self.named(*PRODUCTS)
+            for operand in [arg for arg in operator.args if isinstance(arg, Tensor)][-2:]
+        ]
+        return [(name, tuple(x.shape), x.stride()) for name, x in operands if not starts_well(x)]
 
 
 def starts_well(operand: Tensor) -> bool:
@@ -102,7 +100,7 @@ def test_no_product_of_a_step_has_an_operand_whose_rows_start_between_wide_words
             model(torch.randn(shape)).square().mean().backward()
             with Operands() as seen:
                 preconditioner.step()
-            assert seen.products > 0
+            assert len(seen.named(*PRODUCTS)) > 0
             assert seen.unaligned == []
 
 
@@ -127,7 +125,7 @@ def test_no_product_at_the_shapes_of_bert_large_has_an_unaligned_operand(name: s
             model.zero_grad()
             model(torch.empty(2, 128, 1024, device=META)).square().mean().backward()
             preconditioner.step()
-    assert seen.products > 100
+    assert len(seen.named(*PRODUCTS)) > 100
     assert seen.unaligned == []
 
 

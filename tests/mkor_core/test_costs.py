@@ -20,13 +20,13 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from baselines import build
 from mkor_core.ranks import comm
 from tests.support.formulas import value
+from tests.support.rank_processes import fake_world
 from workflow.bench.support.config import ROOT
 
 EXAMPLES, TOKENS = 8, 8
@@ -161,11 +161,9 @@ def two_ranks() -> Iterator[None]:
         for part in parts:
             part.copy_(torch.randn_like(local) if local.is_floating_point() else local)
 
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    with pytest.MonkeyPatch.context() as patch:
+    with fake_world(0, 2), pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "all_gather", gather)
         yield
-    dist.destroy_process_group()
 
 
 def test_every_row_is_checked_by_tests_that_exist():

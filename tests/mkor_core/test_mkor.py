@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.capture.statistics import Captured, LayerShape
@@ -18,6 +16,7 @@ from mkor_core.maths.products import Gradient
 from mkor_core.method import Known, Products
 from mkor_core.reference import RULES
 from tests.support import reference
+from tests.support.operators import Operators
 
 
 def perceptron() -> nn.Sequential:
@@ -239,19 +238,6 @@ def test_a_mean_gradient_below_a_share_of_the_gradients_norm_is_noise(norm, grad
     assert torch.equal(noise, torch.full(leading, not counts))
 
 
-class ProductDtypes(TorchDispatchMode):
-    """The dtypes of matrix products."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.dtypes: set[torch.dtype] = set()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.bmm):
-            self.dtypes.add(args[0].dtype)
-        return func(*args, **(kwargs or {}))
-
-
 @pytest.mark.parametrize(
     ("stored", "window", "device", "dtype"),
     [
@@ -266,6 +252,6 @@ class ProductDtypes(TorchDispatchMode):
 def test_products_are_bfloat16_where_dense_factors_are_and_the_device_is_fast_at_it(stored, window, device, dtype):
     method = MKOR(factor_dtype=stored, window=window)
     state = method.initial_state(LayerShape(3, 4), torch.float32, torch.device(device), (2,))
-    with ProductDtypes() as products:
+    with Operators() as operators:
         method.apply(state, Gradient(torch.ones(2, 3, 4, device=device), None), Known(Products()))
-    assert products.dtypes == {dtype}
+    assert {product.args[0].dtype for product in operators.named("mm", "bmm")} == {dtype}

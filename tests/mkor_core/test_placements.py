@@ -9,20 +9,19 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing import assert_close
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mkor_core.capture.blocks import block_of, ranks_of_a_batch, shard_of
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import gradient_sum, input_vector
 from mkor_core.ranks import comm
 from mkor_core.ranks.comm import sum_over_groups
+from tests.support.rank_processes import fake_world
 
 WORLD = 4
 RANKS = range(WORLD)
@@ -40,11 +39,8 @@ PLACEMENTS: list[tuple[Placement, Placement]] = [
 @contextmanager
 def place(rank: int, sizes: tuple[int, int] = (2, 2)) -> Iterator[DeviceMesh]:
     """Be one of four ranks, on a mesh; collectives leave values as they are."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=WORLD)
-    try:
+    with fake_world(rank, WORLD):
         yield init_device_mesh("cpu", sizes, mesh_dim_names=("data", "tensor"))
-    finally:
-        dist.destroy_process_group()
 
 
 def distributed(tensor: Tensor, mesh: DeviceMesh, placements: tuple[Placement, ...]) -> Any:

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from baselines import KAISA, build
 from mkor_core import MKOR, MKORH, Preconditioner
 from mkor_core.engines import engine
+from tests.support.operators import Operators
 
 
 def network(seed: int = 0) -> nn.Sequential:
@@ -314,16 +314,9 @@ def test_models_methods_and_optimizers_that_cannot_serve_are_refused_by_name():
         Preconditioner(model, MKOR()).attach(sgd)
 
 
-class Waiting(TorchDispatchMode):
-    """Counts the tensors whose value is read back to the host, each of which would make it wait for a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func is torch.ops.aten._local_scalar_dense.default
-        return func(*args, **(kwargs or {}))
+def read_back(operators: Operators) -> int:
+    """Return how many tensors' values were read back to the host, each of which would make it wait for a GPU."""
+    return len(operators.named("_local_scalar_dense"))
 
 
 @pytest.mark.filterwarnings("ignore:A step has more backward passes")
@@ -353,11 +346,11 @@ def test_no_step_reads_a_value_back_to_the_host(name, options, announced, set_to
     )
     for step in range(4):
         model.zero_grad(set_to_none=set_to_none)
-        with Waiting() as waits:
+        with Operators() as operators:
             for part in range(3):
                 loss_of(model, 3 * step + part).backward()
             preconditioner.step()
-        assert waits.count == 0
+        assert read_back(operators) == 0
 
 
 @pytest.mark.parametrize("announced", [1, 2])
@@ -369,11 +362,11 @@ def test_of_gradients_that_change_between_two_passes_one_is_read_back(announced,
     loss_of(model, 0).backward()
     for layer in changed:
         model[layer].weight.grad.mul_(0.5)
-    with Waiting() as waits:
+    with Operators() as operators:
         loss_of(model, 1).backward()
         loss_of(model, 2).backward()
         preconditioner.step()
-    assert waits.count == 1
+    assert read_back(operators) == 1
 
 
 class Scored(nn.Module):

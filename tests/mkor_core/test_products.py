@@ -1,4 +1,4 @@
-"""Truth: the Kronecker product of the dense factors applied to D, in float64."""
+"""Products of factors with D, and low-rank directions. Truth: dense, by the Kronecker product, in float64."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils._pytree import tree_leaves
 
-from mkor_core.maths import inverses, products
+from mkor_core.maths import inverses, linalg, products
 from mkor_core.maths.inverses import Inverse, Rule, WindowedInverse, eigenpairs
 from mkor_core.maths.products import Gradient, precondition_
 from tests.support import reference
-from tests.support.recorded_products import RecordedProducts
+from tests.support.operators import Operators
 
 CPU = torch.device("cpu")
 
@@ -160,7 +161,64 @@ def test_a_large_product_of_a_small_inner_size_is_padded_on_a_cpu(inner_size, pa
         shapes = ((4, matrix_columns), (4, inner_size), (inner_size, matrix_columns))
         matrix, columns, rows = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
         truth = 0.5 * matrix - 3 * columns @ rows
-        with RecordedProducts() as recorded:
+        with Operators() as operators:
             products.add_product_(matrix, columns, rows, 0.5, -3.0)
         assert_close(matrix, truth)
-        assert recorded.sizes == [expected]
+        assert [product.args[1].shape[1] for product in operators.named("addmm_")] == [expected]
+
+
+def test_rescale_keeps_the_direction_and_takes_the_gradients_norm():
+    update = torch.tensor([[3.0, 0.0], [0.0, 4.0]], dtype=torch.float64)
+    grad = torch.tensor([[0.0, 2.0], [0.0, 0.0]], dtype=torch.float64)
+    for factor in (1, 0.01):
+        assert_close(linalg.rescale(factor * update, grad), update * 2 / 5)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan"), float("inf")])
+def test_rescale_gives_the_gradient_back_where_the_update_is_unusable(bad):
+    grad = torch.ones(2, 2, dtype=torch.float64)
+    update = torch.full((2, 2), bad, dtype=torch.float64)
+    assert_close(linalg.rescale(update, grad), grad, rtol=0, atol=0)
+
+
+def test_leading_directions_are_exact_for_a_moment_of_low_rank():
+    generator = torch.Generator().manual_seed(0)
+    factor = torch.randn(30, 3, generator=generator, dtype=torch.float64)
+    moment, test = factor @ factor.T, torch.randn(30, 8, generator=generator, dtype=torch.float64)
+    directions = linalg.leading_directions(moment @ test, test, 3)
+    assert_close(directions @ directions.T, moment, rtol=1e-8, atol=1e-8)
+
+
+def test_leading_directions_come_close_to_the_best_rank():
+    generator = torch.Generator().manual_seed(0)
+    basis = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=torch.float64)).Q
+    values = 0.5 ** torch.arange(40, dtype=torch.float64)
+    moment, test = basis * values @ basis.T, torch.randn(40, 12, generator=generator, dtype=torch.float64)
+    directions = linalg.leading_directions(moment @ test, test, 4)
+    best = values[4:].norm()
+    assert best <= (moment - directions @ directions.T).norm() <= 1.1 * best
+
+
+@pytest.mark.parametrize("scale", [1.0, 2.0**-80])
+def test_leading_directions_do_not_contain_the_shift_that_computes_them(scale):
+    """An eigenvalue of 16 rounding errors of the largest one; with omega = I all products are exact."""
+    moment = scale * torch.diag(torch.tensor([1.0, 2.0**-48, 0.0], dtype=torch.float64))
+    directions = linalg.leading_directions(moment, torch.eye(3, dtype=torch.float64), 3)
+    assert_close(directions.square().sum(0), moment.diagonal(), rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_leading_directions_of_a_sketch_that_is_not_finite_are_nan(bad):
+    generator = torch.Generator().manual_seed(0)
+    sketch, test = (torch.randn(6, 4, generator=generator, dtype=torch.float64) for _ in range(2))
+    sketch[2, 1] = bad
+    assert linalg.leading_directions(sketch, test, 3).isnan().all()
+
+
+def test_leading_directions_need_no_square_matrix_of_the_dimension():
+    generator = torch.Generator().manual_seed(0)
+    sketch, test = (torch.randn(40, 5, generator=generator, dtype=torch.float64) for _ in range(2))
+    with Operators() as operators:
+        linalg.leading_directions(sketch, test, 3)
+    tensors = [leaf for operator in operators.seen for leaf in tree_leaves(operator.result) if isinstance(leaf, Tensor)]
+    assert max(tensor.numel() for tensor in tensors) == 40 * 5

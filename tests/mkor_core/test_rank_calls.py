@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -26,6 +25,7 @@ from baselines import KAISA, Eva
 from benchmarks.counting import bert_large
 from mkor_core import MKOR, Codec, Method, Preconditioner, Schedule
 from mkor_core.ranks import comm
+from tests.support.rank_processes import fake_world
 from workflow.bench.probes._counting import META, Counting
 
 COLLECTIVES = (
@@ -116,16 +116,6 @@ def _call(operation: str, group: tuple[int, ...], args: Sequence[Any]) -> Call:
         return Call(operation, group, (tensors[0].dtype,), tuple(sent), tuple(received))
     sizes = tuple((tuple(tensor.shape), tensor.dtype) for tensor in tensors)
     return Call(operation, group, (sizes, *(arg for arg in args if isinstance(arg, int))))
-
-
-@contextmanager
-def fake_world(rank: int, size: int) -> Iterator[None]:
-    """Be a rank of a world whose collectives do nothing."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
 
 
 def calls_of(ranks: Iterable[int], size: int, work: Callable[[int], None]) -> dict[int, list[Call]]:

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
@@ -20,6 +19,7 @@ from mkor_core.capture.reductions import mean_locations
 from mkor_core.capture.statistics import MEAN, MOMENT, Captured, Statistic, Sums
 from mkor_core.capture.sums import Capture
 from tests.support import reference
+from tests.support.operators import Operators
 from tests.support.reference import complete
 
 Calls = list[list[int]]
@@ -164,10 +164,11 @@ def test_moments_of_inputs_alone_are_those_of_both_sides_without_the_gradients(k
     for statistic in (MOMENT, MOMENT.of_inputs()):
         module = layer_of(kind, bias=bias)
         hooks = capture(module, statistic, micro_batches=2)
-        with ProductsCounted(module.weight.shape[0]) as products:
+        with Operators() as operators:
             train(module, kind, [[3], [2]])
         sums[statistic] = hooks.take()["layer"]
-        assert (products.seen > 0) == (statistic == MOMENT)
+        of_gradients = (len(module.weight), len(module.weight))
+        assert (of_gradients in [product.result.shape for product in operators.named("mm")]) == (statistic == MOMENT)
     both, inputs_alone = sums.values()
     assert inputs_alone.g is None
     assert torch.equal(inputs_alone.x, both.x)
@@ -184,29 +185,9 @@ def test_settings_of_other_statistics_are_refused(kind, options):
         Statistic(kind, **options)
 
 
-class ProductsCounted(TorchDispatchMode):
-    """Counts products of matrices whose result is ``[d, d]``."""
-
-    def __init__(self, dimension: int) -> None:
-        super().__init__()
-        self.seen, self._shape = 0, (dimension, dimension)
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
-        result = function(*args, **(kwargs or {}))
-        self.seen += function is torch.ops.aten.mm.default and result.shape == self._shape
-        return result
-
-
-class SumsCounted(TorchDispatchMode):
-    """Counts sums of tensors of a size."""
-
-    def __init__(self, numel: int) -> None:
-        super().__init__()
-        self.numel, self.count = numel, 0
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += function.overloadpacket.__name__ == "sum" and args[0].numel() == self.numel
-        return function(*args, **(kwargs or {}))
+def sums_of(operators: Operators, tensor: Tensor) -> int:
+    """Return how many sums of tensors of this size were computed."""
+    return sum(operator.args[0].numel() == tensor.numel() for operator in operators.named("sum"))
 
 
 def test_layers_called_with_the_same_tensor_share_its_sum():
@@ -214,16 +195,16 @@ def test_layers_called_with_the_same_tensor_share_its_sum():
     layers = {name: nn.Linear(3, 2).double() for name in "qkv"}
     hooks = Capture({name: Layer(name, module) for name, module in layers.items()}, MEAN)
     for batch in (inputs("linear", 0, 5), inputs("linear", 1, 5)):
-        with SumsCounted(batch.numel()) as counted:
+        with Operators() as operators:
             outputs = [module(batch) for module in layers.values()]
-        assert counted.count == 1
+        assert sums_of(operators, batch) == 1
         torch.cat(outputs).sum().backward()
         for sums in hooks.take().values():
             assert_close(sums.x[:3], batch.sum((0, 1)))
-    with SumsCounted(batch.numel()) as counted:
+    with Operators() as operators:
         layers["q"](batch)
         output = layers["k"](batch.mul_(2))
-    assert counted.count == 1
+    assert sums_of(operators, batch) == 1
     output.sum().backward()
     assert_close(hooks.take()["k"].x[:3], batch.sum((0, 1)))
 

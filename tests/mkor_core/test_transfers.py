@@ -10,12 +10,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from baselines import KAISA, Eva, build
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.losses import LossHistory
 from mkor_core.devices import DeferredScalar, upload
+from tests.support.rank_processes import fake_world
 from workflow.bench.probes._counting import META, Counting
 
 
@@ -79,9 +79,8 @@ def test_a_value_on_a_gpu_is_copied_without_waiting_and_read_after_its_event(mon
 @pytest.fixture
 def one_of_64_ranks() -> Iterator[None]:
     """A group whose collectives do nothing."""
-    dist.init_process_group("fake", rank=0, world_size=64, store=FakeStore())
-    yield
-    dist.destroy_process_group()
+    with fake_world(0, 64):
+        yield
 
 
 @pytest.mark.usefixtures("one_of_64_ranks")

@@ -8,7 +8,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import start_processes
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from workflow.bench.training import launcher
 
@@ -69,3 +71,13 @@ def _run_legs(rank: int, _: int, folder: str, legs: tuple[Leg, ...]) -> None:
             torch.save(work(rank, world, *arguments), Path(folder) / f"{leg}.{rank}.pt")
             dist.barrier()
             dist.destroy_process_group()
+
+
+@contextmanager
+def fake_world(rank: int, size: int) -> Iterator[None]:
+    """Be a rank of a world whose collectives do nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
