@@ -211,38 +211,6 @@ def test_moments_are_those_of_the_rows(kind):
     assert moments.number == 1
 
 
-@pytest.mark.parametrize(("rank", "kept"), [(0, 4), (1, 2), (2, None)])
-def test_the_first_examples_are_counted_over_ranks(rank, kept):
-    model = nn.Sequential(linear())
-    hooks, _ = capture(model, replace(MEAN, examples=6), place=rank)
-    model(vectors(4)).square().mean().backward()
-    taken = hooks.take()
-    assert (taken["0"].number == kept) if kept else taken == {}
-
-
-class Reused(nn.Module):
-    """A model that uses one layer twice, leaves one unused and has a frozen one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.twice, self.unused, self.frozen = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 5)
-        self.frozen.requires_grad_(False)
-        self.double()
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.frozen(self.twice(torch.relu(self.twice(inputs))))
-
-
-def test_a_layer_used_twice_keeps_the_rows_of_each_call():
-    model = Reused()
-    hooks, layers = capture(model, ROWS)
-    model(vectors(8)).square().mean().backward()
-    taken = hooks.take_rows()
-    assert set(taken) == {"twice"}
-    pairs = taken["twice"]
-    assert_close(sum(rows.g.T @ rows.x for rows in pairs), layers["twice"].gradient())
-
-
 def test_checkpointed_layers_are_captured_once():
     """Their forward runs again inside the backward pass, which does not start a new micro-batch."""
     model = nn.Sequential(linear(), nn.ReLU(), nn.Linear(3, 3, dtype=torch.float64))

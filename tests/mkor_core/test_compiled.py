@@ -21,7 +21,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 from transformers.pytorch_utils import Conv1D
 
-from baselines import KAISA, Eva
+from baselines import KAISA, Eva, HyLo
 from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture.compiled import Ghosts
 from mkor_core.capture.discovery import select_layers
@@ -139,6 +139,33 @@ def capture(model: nn.Module, statistic: Statistic, **options: Any) -> Capture:
 
 def numbers(sums: dict[str, Sums]) -> dict[str, float]:
     return {name: part.number.item() for name, part in sorted(sums.items())}
+
+
+def test_a_compiled_model_whose_rows_are_kept_is_preconditioned_like_the_plain_one():
+    """AOTAutograd compiles the model into graphs that end at every layer's hook."""
+    results = []
+    for compiles in (False, True):
+        model = linear()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        Preconditioner(model, HyLo()).attach(optimizer)
+        forward = torch.compile(model, backend="aot_eager") if compiles else model
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            forward(rows(step, 6)).square().mean().backward()
+            optimizer.step()
+        results.append([parameter.detach() for parameter in model.parameters()])
+    assert_close(results[0], results[1], rtol=0, atol=0)
+
+
+def test_a_model_that_was_compiled_and_called_before_is_refused():
+    """Dynamo does not see that hooks were added."""
+    model = linear()
+    compiled = torch.compile(model, backend="eager")
+    compiled(rows(0, 6)).sum().backward()
+    preconditioner = Preconditioner(model, MKOR())
+    compiled(rows(0, 6)).sum().backward()
+    with pytest.raises(RuntimeError, match="after the Preconditioner was made and before the first call of a compiled"):
+        preconditioner.step()
 
 
 def test_passes_of_a_compiled_model_count_as_those_of_the_plain_one():

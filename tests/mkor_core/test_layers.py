@@ -24,6 +24,7 @@ from mkor_core import MKOR, ExpertLinear, Method, Preconditioner
 from mkor_core.capture import discovery
 from mkor_core.capture.discovery import find_layers, select_layers, unsupported_reason
 from mkor_core.engines import engine
+from mkor_core.method import InPlaceMethod
 
 METHODS: list[Method] = [
     MKOR(inverse_update_period=2),
@@ -203,8 +204,11 @@ def train(model: nn.Module, method: Method | None, shape: tuple[int, ...]) -> tu
     return model(drawn(*shape, seed=100)).detach(), states
 
 
-@pytest.mark.parametrize("gathered", [False, True], ids=["alone", "gathered"])
-@pytest.mark.parametrize("method", METHODS, ids=short)
+@pytest.mark.parametrize(
+    ("method", "gathered"),
+    [*((method, False) for method in METHODS), *((m, True) for m in METHODS if isinstance(m, InPlaceMethod))],
+    ids=lambda value: short(value) if isinstance(value, Method) else ["alone", "gathered"][value],
+)
 @pytest.mark.parametrize("kind", PAIRS)
 def test_layers_that_compute_the_same_train_alike(kind, method, gathered, monkeypatch):
     """Also where a stack's gradients are gathered and scattered, as on a GPU."""

@@ -47,6 +47,8 @@ BASES: dict[str, Callable[[Iterable[Any]], Optimizer]] = {
     "momentum": lambda parameters: SGD(parameters, lr=0.05, momentum=0.9),
     "adamw": lambda parameters: AdamW(parameters, lr=0.01),
 }
+RUNS = [*((name, "momentum") for name in METHODS), ("dense", "sgd"), ("dense", "adamw")]
+"""Every method with a base, and one method with every base."""
 FLAT = {"nested": False, "flattened": True}
 
 
@@ -118,8 +120,7 @@ def through_files(run: Run, state: dict[str, Any], form: str, folder: Any) -> di
 
 
 @pytest.mark.parametrize("form", ["plain", *FLAT])
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(("name", "base"), RUNS)
 def test_a_resumed_run_is_the_uninterrupted_one(name, base, form):
     whole, first, second = (Run(METHODS[name], base) for _ in range(3))
     whole.train(0, STEPS)
@@ -141,8 +142,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name, base, form):
 
 
 @pytest.mark.parametrize("form", FLAT)
-@pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "hylo"])
+@pytest.mark.parametrize(("name", "base"), [run for run in RUNS if run[0] != "hylo"])
 def test_a_run_resumed_from_files_is_the_uninterrupted_one(name, base, form, tmp_path):
     """The history of MKOR-H's losses has grown, and its factors are gone after the switch; a new run has neither."""
     whole, first, second = (Run(METHODS[name], base) for _ in range(3))

@@ -403,18 +403,3 @@ def test_mkor_h_takes_its_loss_from_the_first_source_that_gives_one(sources):
     output = model(torch.ones(2, 3)).loss.item()
     expected = {"closure": 3.0, "output": output, "observe": 5.0}[sources[0]]
     assert preconditioner.state_dict()["losses"]["history"] == [(1, pytest.approx(expected))] * 2
-
-
-def test_a_compiled_model_whose_rows_are_kept_is_preconditioned_like_the_plain_one():
-    """AOTAutograd compiles the model into graphs that end at every layer's hook."""
-    results = []
-    for compiled in (False, True):
-        model = network()
-        optimizer, _ = build("hylo", model, {"lr": 0.1})
-        forward = torch.compile(model, backend="aot_eager") if compiled else model
-        for step in range(3):
-            optimizer.zero_grad()
-            loss_of(forward, step).backward()
-            optimizer.step()
-        results.append([parameter.detach() for parameter in model.parameters()])
-    assert_close(results[0], results[1], rtol=0, atol=0)

@@ -127,15 +127,6 @@ def test_images_of_several_sizes_share_the_gradient_of_the_bias_by_their_mean_lo
     assert_close(complete(sums, module.bias.grad).g, module.bias.grad * 3 / 20)
 
 
-def test_an_image_that_tensor_parallel_ranks_share_has_all_its_locations():
-    """Each of two ranks counts half of it: its number is 0.5, and that of its 2 x 3 locations 3."""
-    module = nn.Conv2d(1, 2, 2).double()
-    hooks = Capture({"layer": Layer("layer", module)}, MEAN, sharers=2)
-    module(torch.ones(1, 1, 3, 4, dtype=torch.float64)).square().mean().backward()
-    sums = hooks.take()["layer"]
-    assert (sums.number, sums.locations) == (0.5, 6)
-
-
 def test_without_rows_the_mean_locations_are_one():
     """Not 0 / 0: a layer that no rank used takes part in the sums with zeros."""
     zero = torch.tensor(0.0)
@@ -144,17 +135,6 @@ def test_without_rows_the_mean_locations_are_one():
     assert mean_locations(torch.tensor(8.0), torch.tensor(0.5)) == 16
     sums = Sums(torch.zeros(3), None, zero, mean_locations(zero, zero))
     assert complete(sums, torch.zeros(2)).g.isfinite().all()
-
-
-@pytest.mark.parametrize("kind", ["linear", "convolution"])
-@pytest.mark.parametrize("bias", [True, False])
-def test_methods_on_inputs_alone_read_no_gradient(kind, bias):
-    module = layer_of(kind, bias=bias)
-    hooks = capture(module, MEAN.of_inputs())
-    x, _ = train(module, kind, [[3], [2]])
-    sums = hooks.take()["layer"]
-    assert sums.g is None
-    assert_close(sums.x / sums.number, x.mean(0))
 
 
 @pytest.mark.parametrize("kind", ["linear", "convolution"])
