@@ -8,7 +8,6 @@ from unittest import mock
 
 import pytest
 import torch
-import torch._dynamo
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn

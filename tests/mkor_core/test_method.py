@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from mkor_core import Method, Preconditioner
+from baselines import KAISA, Eva
+from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.capture.statistics import MEAN, ROWS, Captured, LayerShape, Rows, Statistic, join_rows
 from mkor_core.maths.products import Gradient
 from mkor_core.method import Distributed, FollowsLoss, InPlaceMethod, Known, LayerState, put
@@ -117,6 +118,21 @@ def test_a_refresh_that_is_due_is_that_of_all_layers_alike():
         model[0](torch.ones(4, 3)).square().mean().backward()
         preconditioner.step()
     assert [int(state["refreshed"]) for state in preconditioner.state_dict()["layers"].values()] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("method", "shapes"),
+    [
+        (Eva(), ((13,), (4,))),
+        (MKOR(), ((13,), (4,))),
+        (KAISA(), ((13, 13), (4, 4))),
+        (MKOR(rank=2), ((13, 10), (4, 4))),
+    ],
+    ids=str,
+)
+def test_ranks_add_up_vectors_moments_or_sketches(method, shapes):
+    """The sides are 13 and 4; rank 2 needs sketches of 10 columns, but of no more than the side has."""
+    assert method.statistic.sum_shapes(LayerShape(4, 13)) == shapes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,6 +216,28 @@ def test_a_branch_that_is_not_finite_leaves_the_others_alone(name):
     assert all(gradient.isfinite().all() for gradient in results[()][:4])
 
 
+def test_a_decomposition_that_fails_leaves_the_layer_what_it_had(monkeypatch, caplog):
+    """Also the factor that was decomposed before. Truth: the state before, with the newer running averages."""
+    trained = session("kaisa")
+    run(trained, plain)
+    before = states(trained.preconditioner)
+    decompose, calls = torch.linalg.eigh, iter(range(100))
+
+    def fail_on_the_right(matrix: Tensor) -> Any:
+        if next(calls) % 2:
+            raise torch.linalg.LinAlgError("failed to converge")  # type: ignore[attr-defined]
+        return decompose(matrix)
+
+    monkeypatch.setattr(torch.linalg, "eigh", fail_on_the_right)
+    run(trained, plain)
+    for name, state in states(trained.preconditioner).items():
+        for key, tensor in state.items():
+            assert torch.equal(tensor, before[name][key]) == ("_v" in key)
+    assert caplog.messages == [
+        f"KAISA: layers '{name}' keep what they had, because a decomposition failed." for name in ("0", "2")
+    ]
+
+
 @pytest.mark.parametrize("misuse", POISONED)
 def test_a_step_that_is_not_finite_leaves_singds_factors_alone(misuse, caplog):
     """Truth: the factors before. The weights become what SINGD makes of gradients that are not finite."""

@@ -94,7 +94,9 @@ def of_experts(step: int) -> Tensor:
 def test_several_states_are_resumed(make: Any, batches: Any, method: Methods, form: str):
     """Of several methods, and of experts, which share one weight, and so one entry of the optimizer's state."""
     options = StateDictOptions(flatten_optimizer_state_dict=form == "flattened")
-    weights, state, ends = {}, {}, []
+    weights: dict[str, Any] = {}
+    state: dict[str, Any] = {}
+    ends: list[list[Tensor]] = []
     for resumes in (False, True):
         model = make()
         optimizer = sgd(model)
