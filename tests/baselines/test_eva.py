@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from baselines import KAISA, Eva
+from baselines import Eva
 from mkor_core import Preconditioner
 from mkor_core.engines.clipping import Update, kl_clipped, split_rates
 from tests.support import reference
@@ -93,9 +93,3 @@ def test_the_clip_of_a_stack_takes_the_rates_of_weights_and_of_biases(rates, of_
     for found, expected in zip(split_rates(rates, like), (of_weights, of_biases), strict=True):
         assert isinstance(found, float) == isinstance(expected, float)
         assert_close(torch.as_tensor(found, dtype=like.dtype), torch.tensor(expected, dtype=like.dtype))
-
-
-@pytest.mark.parametrize("cls", [Eva, KAISA])
-def test_rows_are_those_of_the_global_loss_unless_each_ranks_are_asked_for(cls: type[Eva | KAISA]):
-    methods = cls(), cls(rows="global"), cls(rows="rank")
-    assert [method.statistic.of_rank for method in methods] == [False, False, True]

@@ -122,17 +122,6 @@ def test_the_number_of_kept_rows_is_the_share_rounded_down_but_not_0(fraction, k
     assert method.has_statistics(state)
 
 
-def test_no_row_is_kept_before_the_first_update():
-    method = HyLo()
-    state = method.initial_state(SHAPE, torch.float64, torch.device("cpu"))
-    assert {name: tuple(part.shape) for name, part in state.items()} == {
-        "left": (0, 3),
-        "right": (0, 5),
-        "kernel_inverse": (0, 0),
-    }
-    assert not method.has_statistics(state)
-
-
 def test_rows_are_drawn_in_proportion_to_their_weights_and_only_once():
     weights = torch.tensor([0.0, 1.0, 2.0, 5.0])
     draws = torch.cat([sample_without_replacement(weights, 1, seed) for seed in range(2000)])

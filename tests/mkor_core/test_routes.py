@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.testing import assert_close
 
-from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.layer import Layer
 from mkor_core.capture.reductions import mean_locations
 from mkor_core.capture.statistics import MEAN, MOMENT, Captured, Statistic, Sums
@@ -106,15 +105,6 @@ def test_only_methods_on_all_plain_rows_take_the_gradient_of_the_bias(kind, stat
     assert (sums.g is None) == (statistic == MEAN)
 
 
-def test_a_bias_that_is_frozen_after_the_preconditioner_was_made_has_no_gradient_to_take():
-    module = layer_of("linear")
-    hooks = capture(module, MEAN)
-    module.bias.requires_grad_(False)
-    _, g = train(module, "linear", [[3]])
-    sums = hooks.take()["layer"]
-    assert_close(sums.g, g.sum(0))
-
-
 def test_images_of_several_sizes_share_the_gradient_of_the_bias_by_their_mean_locations():
     """Two examples of 2 x 4 locations, one of 2 x 2."""
     module = nn.Conv2d(1, 2, 2).double()
@@ -187,19 +177,6 @@ def test_layers_called_with_the_same_tensor_share_its_sum():
     assert sums_of(operators, batch) == 1
     output.sum().backward()
     assert_close(hooks.take()["k"].x[:3], batch.sum((0, 1)))
-
-
-def test_gradients_that_are_clipped_clip_the_mean_gradient_that_the_bias_has():
-    vectors = []
-    for factor in (1.0, 0.25):
-        model = nn.Sequential(layer_of("linear"))
-        preconditioner = Preconditioner(model, MKOR())
-        model(inputs("linear", 0, 3)).square().mean().backward()
-        for parameter in model.parameters():
-            parameter.grad.mul_(factor)
-        preconditioner.step()
-        vectors.append(preconditioner.state_dict()["layers"]["0"]["left_vectors"])
-    assert_close(vectors[0] * 0.25, vectors[1])
 
 
 @pytest.mark.parametrize("statistic", [MEAN, MOMENT], ids=str)
