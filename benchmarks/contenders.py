@@ -23,7 +23,7 @@ from benchmarks.methods import RATE, BenchmarkMethod, build_or_reason
 from benchmarks.models import Block
 from mkor_core import MKOR, Preconditioner
 from mkor_core.capture.discovery import find_layers
-from workflow.bench.probes import _turns
+from workflow.bench.probes import _timing
 from workflow.bench.probes._state_bytes import first_order_bytes
 
 TURN_MS: Final = 40.0
@@ -107,12 +107,19 @@ class OptimizerContender:
         if self.preconditioner is not None:
             self.preconditioner.observe(loss.detach())
 
-    def _cycle(self) -> tuple[float, float]:
-        return self._step_ms(), self._step_ms()
+    def train(self, steps: int) -> None:
+        """Train some steps, without a wait between them."""
+        for _ in range(steps):
+            self.give_gradients()
+            self.optimizer.step()
 
-    def _step_ms(self) -> float:
-        self.give_gradients()
-        return _turns.milliseconds(self.optimizer.step, self._device)
+    def _cycle(self) -> list[float]:
+        """Return the milliseconds of two updates."""
+        ms = []
+        for _ in range(2):
+            self.give_gradients()
+            ms.append(_timing.milliseconds(self.optimizer.step, self._device))
+        return ms
 
 
 def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.device) -> OptimizerContender | str:
@@ -124,16 +131,14 @@ def of_method(method: BenchmarkMethod, block: Block, width: int, device: torch.d
     return OptimizerContender(model, inputs, *built, alternates=method.period_field is not None)
 
 
-def foreach_sgd(block: Block, width: int, device: torch.device) -> OptimizerContender:
-    """Return PyTorch's SGD with momentum in its ``foreach`` form."""
+def of_torch(block: Block, width: int, device: torch.device, make: Callable[..., Optimizer]) -> OptimizerContender:
+    """Return one of PyTorch's own optimizers; make: called with the parameters."""
     model, inputs = _made(block, width, device)
-    return OptimizerContender(model, inputs, SGD(model.parameters(), lr=RATE, momentum=0.9, foreach=True))
+    return OptimizerContender(model, inputs, make(model.parameters()))
 
 
-def fused_adamw(block: Block, width: int, device: torch.device) -> OptimizerContender:
-    """Return PyTorch's fused AdamW."""
-    model, inputs = _made(block, width, device)
-    return OptimizerContender(model, inputs, AdamW(model.parameters(), lr=RATE, fused=True))
+FOREACH_SGD: Final = partial(SGD, lr=RATE, momentum=0.9, foreach=True)
+FUSED_ADAMW: Final = partial(AdamW, lr=RATE, fused=True)
 
 
 def _made(block: Block, width: int, device: torch.device) -> tuple[nn.Module, Tensor]:
@@ -202,9 +207,9 @@ def factor_update(d: int, device: torch.device) -> Callable[[], Times]:
 
     @contextmanager
     def phase(name: str) -> Iterator[None]:
-        start = _turns.now(device)
+        start = _timing.now(device)
         yield
-        spent[name] = spent.get(name, 0.0) + 1000 * (_turns.now(device) - start)
+        spent[name] = spent.get(name, 0.0) + 1000 * (_timing.now(device) - start)
 
     preconditioner.phases = phase
 
@@ -233,7 +238,7 @@ def vector_and_outer_product(d: int, device: torch.device) -> Callable[[], Times
             matrix.addr_(product, product, alpha=-1e-6)
 
     work()
-    return lambda: Times(*[_turns.milliseconds(work, device, _calls(d)) / FACTORS] * 2)
+    return lambda: Times(*[_timing.milliseconds(work, device, _calls(d)) / FACTORS] * 2)
 
 
 def _calls(d: int) -> int:
@@ -241,5 +246,5 @@ def _calls(d: int) -> int:
 
 
 def _alike(work: Callable[[], object], device: torch.device) -> Times:
-    ms = _turns.milliseconds(work, device)
+    ms = _timing.milliseconds(work, device)
     return Times(ms, ms)

@@ -22,7 +22,7 @@ import torch
 
 from benchmarks.page import fill
 from benchmarks.step_rows import ADAMW, FACTOR, FACTOR_BLOCK, SGD
-from workflow.bench.probes import _turns
+from workflow.bench.probes import _timing
 from workflow.bench.probes._costs import (
     BERT_LARGE,
     ENCODER_LAYER,
@@ -136,8 +136,8 @@ def this_machine(device: torch.device, numbers: int = 2**26, width: int | None =
     left, right = torch.randn(side, side, device=device), torch.randn(side, side, device=device)
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if device.type == "cuda" else before)
-    copies = [_turns.milliseconds(lambda: target.copy_(source), device) for _ in range(6)][1:]
-    products = [_turns.milliseconds(lambda: left @ right, device) for _ in range(6)][1:]
+    copies = [_timing.milliseconds(lambda: target.copy_(source), device) for _ in range(6)][1:]
+    products = [_timing.milliseconds(lambda: left @ right, device) for _ in range(6)][1:]
     torch.set_float32_matmul_precision(before)
     bandwidth = 2 * FLOAT * numbers / (min(copies) / 1000)
     rate = 2 * side**3 / (min(products) / 1000)

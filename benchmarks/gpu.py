@@ -8,7 +8,7 @@ runs out of memory or of the chunk's time; the rest goes on.
 FOLDER is laid out as ``results/reference/<hardware>/single_gpu``, where it can be kept:
 
 - ``probes/<probe>.csv``: step times, memory and costs of BERT-Large and ResNet-50 at their true sizes, on random data;
-- ``bench/smoke.csv``: each method's trial under ``torch.cuda.set_sync_debug_mode("error")`` (`benchmarks.smoke`);
+- ``bench/smoke.csv``: each method's trial under ``torch.cuda.set_sync_debug_mode("error")`` (`benchmarks.gpu_parts`);
 - ``bench/whole_steps.csv`` (`benchmarks.whole_steps`);
 - ``chunks/<chunk>.json``: seconds, machine, package versions, and what was left out and why.
 
@@ -25,7 +25,8 @@ import logging
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeVar
@@ -34,14 +35,14 @@ import pandas as pd
 import torch
 
 from baselines import method_class
-from benchmarks import first_parts, models, smoke, steps, whole_steps
+from benchmarks import gpu_parts, models, steps, whole_steps
+from benchmarks.gpu_parts import OutOfTimeError, time_limit
 from benchmarks.methods import methods
-from benchmarks.session import OutOfTimeError, Session, part, say, time_limit
+from workflow.bench.plan import Plan, Tier
 from workflow.bench.probes import _ranks, cost_scaling, iteration_time, memory, step_breakdown
-from workflow.bench.probes._models import ProbeModel, RandomImages, RandomTokens, bert_large
-from workflow.bench.probes._optimizers import optimizers
-from workflow.bench.probes._rows import table_of
-from workflow.bench.probes._timed_loop import SAFE_RATE
+from workflow.bench.probes._command import table_of
+from workflow.bench.probes._models import ProbeModel, bert_large, optimizers
+from workflow.bench.probes._timing import SAFE_RATE, release
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, did_you_mean
@@ -50,59 +51,100 @@ from workflow.bench.support.files import write_atomically, write_json
 logger = logging.getLogger(__name__)
 
 DIMENSIONS: Final = (1024, 2048, 4096, 8192)
+TIER: Final = "single_gpu"
+CHUNK_SECONDS: Final = 525.0
+"""A chunk is cut off after this time, so that with its start and end it stays below nine minutes."""
+
+
+@dataclass
+class Session:
+    """A chunk's measurement: where it computes and writes, and what it had to leave out."""
+
+    out: Path
+    device: torch.device
+    quick: bool
+    hardware: str
+    seconds: float = CHUNK_SECONDS
+    """The time of the chunk."""
+    is_first: bool = False
+    """Whether this is a part of ``--first``."""
+    left_out: list[str] = field(default_factory=list)
+    failed: bool = False
+
+    def note(self, what: str, reason: str) -> None:
+        """Note and print that something is left out."""
+        self.left_out.append(f"{what}: {reason}")
+        say(f"  {what} is left out: {reason}")
+
+    @property
+    def plan(self) -> Plan:
+        """A plan without experiments: the probes measure the models that they are given."""
+        tier = Tier(TIER, "true model sizes on one GPU", self.device.type, torch.get_num_threads(), 10.0, "float32")
+        return Plan(tier, self.hardware, self.out, {}, ())
+
+
+def say(line: str) -> None:
+    """Print a line of progress."""
+    print(f"[{time.strftime('%H:%M:%S')}] {line}", flush=True)
+
+
+Result = TypeVar("Result")
+
+
+def part(session: Session, what: str, measure: Callable[[], Iterable[Result]]) -> Iterator[Result]:
+    """Yield what is measured in one part of a chunk; where it cannot be measured, note why.
+
+    A failure that nothing explains is printed with its traceback; the command's exit status is then 1.
+    """
+    say(f"  {what}")
+    try:
+        yield from measure()
+    except OutOfTimeError:
+        raise
+    except ModuleNotFoundError as error:
+        session.note(what, f"the package {error.name} is not installed")
+    except torch.OutOfMemoryError:
+        session.note(what, "out of memory")
+    except Exception as error:
+        logger.exception("%s failed", what)
+        session.note(what, f"failed: {(str(error).strip() or repr(error)).splitlines()[-1]}")
+        session.failed = True
+    release(session.device.type)
 
 
 def bert(session: Session) -> ProbeModel:
     """Return BERT-Large on random tokens, in the precision of the experiments at this tier."""
-    small = {"vocab_size": 64, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
-    data = (
-        RandomTokens(batch_size=2, sequence_length=8, intermediate_size=32, **small)
-        if session.quick
-        else bert_large(batch_size=8)
-    )
-    return ProbeModel("bert", data, _first_order("lamb", session), 4e-3, "bfloat16")
+    data = whole_steps.small_models()["bert"]().data if session.quick else bert_large(batch_size=8)
+    base = "lamb"
+    try:
+        method_class(base)
+    except ModuleNotFoundError as error:
+        session.note("lamb as the base", f"the package {error.name} is not installed; adamw takes its place")
+        base = "adamw"
+    return ProbeModel("bert", data, base, 4e-3, "bfloat16")
 
 
 def resnet(session: Session) -> ProbeModel:
     """Return ResNet-50 on random images."""
-    data = (
-        RandomImages(partial(models.resnet50, 2, 3, (1, 1)), batch_size=2, size=32, classes=3)
-        if session.quick
-        else RandomImages(models.resnet50, batch_size=64, size=224, classes=1000)
-    )
-    return ProbeModel("resnet", data, "sgd", 0.1, "float32")
-
-
-def _first_order(name: str, session: Session) -> str:
-    """Return a model's base optimizer, or AdamW if its package is missing."""
-    try:
-        method_class(name)
-    except ModuleNotFoundError as error:
-        session.note(f"{name} as the base", f"the package {error.name} is not installed; adamw takes its place")
-        return "adamw"
-    return name
+    makers = whole_steps.small_models() if session.quick else whole_steps.true_models()
+    return replace(makers["resnet"](), lr=0.1)
 
 
 MODELS: Final[Mapping[str, Callable[[Session], ProbeModel]]] = {"bert": bert, "resnet": resnet}
 
 Rows = Iterator[NamedTuple]
-Result = TypeVar("Result")
 
 
 def smoke_rows(session: Session) -> Rows:
     """Yield every method's trial."""
     for block in models.BLOCKS:
         narrow = models.narrowed(block, 4) if session.quick else block
+        trial = partial(gpu_parts.trial, block=narrow, device=session.device, hardware=session.hardware)
         for method in methods():
-            trial = partial(smoke.trial, method, narrow, session.device, session.hardware)
-            for row in part(session, f"{method.label} on {block.name}", partial(_single, trial)):
+            for row in part(session, f"{method.label} on {block.name}", partial(map, trial, [method])):
                 if row.status != "ok":
                     say(f"    {row.status}: {row.detail}")
                 yield row
-
-
-def _single(trial: Callable[[], Result]) -> list[Result]:
-    return [trial()]
 
 
 def step_rows(session: Session) -> Rows:
@@ -127,64 +169,49 @@ def cost_rows(session: Session) -> Rows:
     yield from part(session, "cost_scaling", lambda: cost_scaling.measure(session.plan, labels, dimensions))
 
 
-def memory_rows(session: Session, name: str) -> Rows:
-    """Yield the rows of the probe memory for a model; each optimizer has its own process."""
-    for label in memory.OPTIMIZERS:
-        yield from part(session, f"memory of {label} on {name}", partial(_memory_of, session, name, label))
+PROBES: Final = {"step_breakdown": step_breakdown, "iteration_time": iteration_time, "memory": memory}
+"""Probes that are measured model by model, and optimizer by optimizer."""
 
 
-def _memory_of(session: Session, name: str, label: str) -> list[NamedTuple]:
-    model = MODELS[name](session)
-    (optimizer,) = optimizers(model, SAFE_RATE, [label])
-    arguments = (model, optimizer, session.device.type, session.hardware)
-    return list(memory.rows(*arguments) if session.quick else _ranks.run(1, memory.rows, *arguments)[0])
+def probe_rows(session: Session, probe: str, name: str) -> Rows:
+    """Yield the rows of a probe for a model; KAISA, which may not finish in time, comes last."""
+    for label in sorted(PROBES[probe].OPTIMIZERS, key=lambda label: label == "kaisa"):
+        yield from part(session, f"{probe} of {label} on {name}", partial(_of_label, session, probe, name, label))
 
 
-def breakdown_rows(session: Session, name: str) -> Rows:
-    """Yield the rows of the probe step_breakdown for a model."""
-    for label in step_breakdown.OPTIMIZERS:
-        yield from part(session, f"step_breakdown of {label} on {name}", partial(_breakdown_of, session, name, label))
-
-
-def _breakdown_of(session: Session, name: str, label: str) -> Rows:
-    model = MODELS[name](session)
+def _of_label(session: Session, probe: str, name: str, label: str) -> Iterable[NamedTuple]:
+    model, device, hardware = MODELS[name](session), session.device.type, session.hardware
+    if probe == "iteration_time":
+        sweep = iteration_time.sweep_of(model, label, {})
+        assert sweep is not None  # all labels of the probe have a period
+        return iteration_time.rows([sweep], device, hardware, 1 if session.quick else iteration_time.REPEATS)
     chosen = optimizers(model, SAFE_RATE, [label])
-    repeats = 1 if session.quick else step_breakdown.REPEATS
-    cycles = step_breakdown.cycles(model, chosen, session.device.type, repeats)
-    yield from step_breakdown.rows(model, chosen, [cycles], session.hardware)
-
-
-def iteration_rows(session: Session, name: str) -> Rows:
-    """Yield the rows of the probe iteration_time for a model; KAISA, which may not finish in time, comes last."""
-    for label in sorted(iteration_time.OPTIMIZERS, key=lambda label: label == "kaisa"):
-        yield from part(session, f"iteration_time of {label} on {name}", partial(_iterations_of, session, name, label))
-
-
-def _iterations_of(session: Session, name: str, label: str) -> Rows:
-    sweep = iteration_time.sweep_of(MODELS[name](session), label, {})
-    assert sweep is not None  # all labels of the probe have a period
-    repeats = 1 if session.quick else iteration_time.REPEATS
-    yield from iteration_time.rows([sweep], session.device.type, session.hardware, repeats)
+    if probe == "memory":
+        run = partial(memory.rows, model, chosen[0], device, hardware)
+        # A process of its own, whose memory is measured.
+        return run() if session.quick else list(_ranks.run(1, run)[0])
+    cycles = step_breakdown.cycles(model, chosen, device, 1 if session.quick else step_breakdown.REPEATS)
+    return step_breakdown.rows(model, chosen, [cycles], hardware)
 
 
 def stride_rows(session: Session) -> Rows:
     """Yield the times of one product by the stride of its rows."""
-    measure = partial(first_parts.stride_rows, session.device, session.hardware, quick=session.quick)
+    measure = partial(gpu_parts.stride_rows, session.device, session.hardware, quick=session.quick)
     yield from part(session, "a product by the stride of its rows", measure)
 
 
 def kernel_rows(session: Session) -> Rows:
     """Run the command that compares the fused kernels, which writes its own tables."""
     file = session.out / "bench" / "kernels.csv"
-    run = partial(first_parts.run_module, "benchmarks.kernels", file, session.seconds - 2)
+    run = partial(gpu_parts.run_module, "benchmarks.kernels", file, session.seconds - 2)
     yield from part(session, "python -m benchmarks.kernels", run)
 
 
 def profile_rows(session: Session) -> Rows:
     """Yield what takes longest in a BERT's steps."""
     model = (whole_steps.small_models() if session.quick else whole_steps.true_models())["bert"]()
-    for label in first_parts.PROFILED:
-        measure = partial(first_parts.profile_rows, model, label, session.device, session.hardware)
+    for label in gpu_parts.PROFILED:
+        measure = partial(gpu_parts.profile_rows, model, label, session.device, session.hardware)
         yield from part(session, f"profile of {label}", measure)
 
 
@@ -202,12 +229,10 @@ CHUNKS: Final[Mapping[str, Chunk]] = {
     "steps": Chunk("python -m benchmarks.steps --gpu", "bench/whole_steps.csv", step_rows),
     "cost_scaling": Chunk("factor updates and preconditioning over the width", "probes/cost_scaling.csv", cost_rows),
     **{
-        f"{probe}_{name}": Chunk(f"the probe {probe} on {name}", f"probes/{probe}.csv", partial(rows, name=name))
-        for probe, rows in (
-            ("step_breakdown", breakdown_rows),
-            ("iteration_time", iteration_rows),
-            ("memory", memory_rows),
+        f"{probe}_{name}": Chunk(
+            f"the probe {probe} on {name}", f"probes/{probe}.csv", partial(probe_rows, probe=probe, name=name)
         )
+        for probe in PROBES
         for name in MODELS
     },
     "strides": Chunk("one product with rows that are aligned and that are not", "bench/strides.csv", stride_rows),

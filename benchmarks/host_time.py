@@ -22,7 +22,7 @@ from benchmarks.methods import RATE
 from benchmarks.models import Encoder
 from mkor_core import MKOR, Method, Preconditioner
 from mkor_core.kernels import grouped
-from workflow.bench.probes._turns import milliseconds, rounds
+from workflow.bench.probes._timing import milliseconds, rounds
 from workflow.bench.support.command_line import check_option, run_command, whole
 
 WIDTH: Final = 8

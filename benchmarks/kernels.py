@@ -19,9 +19,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from statistics import median
-from time import perf_counter
 from typing import Any, Final, NamedTuple
 
 import pandas as pd
@@ -38,6 +38,7 @@ from mkor_core.engines.in_kernels import Kernels
 from mkor_core.kernels import grouped
 from mkor_core.kernels.fused import FusedAdamW, FusedSGD
 from mkor_core.kernels.grouped import BLOCK, FIELDS, STRIP, TWO_SIDED, Group, Launch
+from workflow.bench.probes import _timing
 from workflow.bench.probes._counting import META, Counting
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
@@ -55,11 +56,7 @@ METHODS: Final[dict[str, Method]] = {
 """Methods with kernels, by the label of their rows."""
 UNALIGNED: Final = ("mkor_w4", "eva")
 """Those whose kernels are also compiled for rows that are not aligned, and for bfloat16."""
-OPTIMIZERS: Final = {
-    "": torch.optim.SGD,
-    "adamw": FusedAdamW,
-    "sgd": FusedSGD,
-}
+OPTIMIZERS: Final = {"": torch.optim.SGD, "adamw": FusedAdamW, "sgd": FusedSGD}
 """The optimizer, by what is added to the label."""
 
 
@@ -169,16 +166,11 @@ def timed(device: torch.device, *, rounds: int = 20) -> Iterator[Time]:
 
     A step gets gradients that stay the same, and updates no factor.
     """
-    steps = {label: _stepper(device, *arguments) for label, arguments in _timed_paths().items()}
-    times: dict[str, list[float]] = {label: [] for label in steps}
-    for number in range(rounds + 1):
-        for label, step in steps.items():
-            milliseconds = elapsed_ms(step, device)
-            if number:  # the first round compiles the kernels
-                times[label].append(milliseconds)
-    base = times["adamw"]
-    for label, own in times.items():
-        yield Time(label, median(own), median(one / other for one, other in zip(own, base, strict=True)))
+    steps = {label: partial(elapsed_ms, _stepper(device, *path), device) for label, path in _timed_paths().items()}
+    _, *times = _timing.rounds(steps, 1 + rounds)  # the first round compiles the kernels
+    for label in steps:
+        ratios = [one[label] / one["adamw"] for one in times]
+        yield Time(label, median(one[label] for one in times), median(ratios))
 
 
 def _timed_paths() -> dict[str, tuple[type[torch.optim.Optimizer], Method | None, Kernels]]:
@@ -211,9 +203,7 @@ def _stepper(
 def elapsed_ms(step: Callable[[], object], device: torch.device) -> float:
     """Return the milliseconds that a step takes, on a GPU between two events in its queue."""
     if device.type != "cuda":
-        start = perf_counter()
-        step()
-        return 1e3 * (perf_counter() - start)
+        return _timing.milliseconds(step, device)
     first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     first.record()
     step()
@@ -238,12 +228,8 @@ def variants() -> dict[str, Launch]:
         for suffix, optimizer in OPTIMIZERS.items():
             for dtype in (torch.float32, torch.bfloat16) if label in UNALIGNED else (torch.float32,):
                 for launch in launches(method, optimizer, dtype):
-                    name = [
-                        launch.kernel,
-                        label,
-                        suffix if launch.kernel == "step" else "",
-                        str(dtype).removeprefix("torch."),
-                    ]
+                    of_step = suffix if launch.kernel == "step" else ""
+                    name = [launch.kernel, label, of_step, str(dtype).removeprefix("torch.")]
                     found.setdefault(" ".join(filter(None, name)), launch)
                     if "ALIGNED" in launch.constants and label in UNALIGNED and dtype == torch.float32:
                         kind = launch.group.kind._replace(is_aligned=False)
@@ -279,14 +265,8 @@ def compiled(name: str, launch: Launch, arch: str) -> Compiled:
     with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
         file.write(made.asm["ptx"])
         file.flush()
-        command = [
-            get_ptxas(ARCHITECTURES[arch]).path,
-            "-v",
-            f"--gpu-name={target[1].rstrip(',')}",
-            file.name,
-            "-o",
-            "/dev/null",
-        ]
+        ptxas, gpu = get_ptxas(ARCHITECTURES[arch]).path, target[1].rstrip(",")
+        command = [ptxas, "-v", f"--gpu-name={gpu}", file.name, "-o", "/dev/null"]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stderr
     registers = re.search(r"Used (\d+) registers", report)
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)

@@ -5,19 +5,27 @@ Nothing here imports a rival's package, so a missing one leaves the others measu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
+import torch
 from torch import nn
 from torch.optim import Optimizer
 
 from baselines import CORE, build
 from mkor_core import Preconditioner
-from workflow.bench.plan.optimizer_signatures import Signature, read_signatures
-from workflow.bench.probes._optimizers import PERIOD_FIELDS
+from workflow.bench.plan.optimizer_signatures import read_signatures
+from workflow.bench.probes._models import PERIOD_FIELDS
 from workflow.bench.support.config import ConfigError, did_you_mean
 
+logger = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+
+FAILED: Final = "failed: "
+"""How the reason begins for which something is left out that raised an exception; the exit status is then 1."""
 RATE: Final = 1e-6
 """A learning rate at which weights hardly move, however often the same gradient is stepped."""
 WINDOWS: Final = (4, 16, 64)
@@ -33,8 +41,6 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = {
     "mkor_h": {"warmup_steps": 10**9},
 }
 """What the benchmarks set for a file's method, apart from learning rate and period."""
-
-
 DEAR: Final = ("kaisa", "muon", "shampoo", "singd", "soap")
 """Files of methods that multiply or decompose factors, or gradients, several times."""
 ON_REQUEST: Final = (
@@ -59,19 +65,10 @@ class BenchmarkMethod(NamedTuple):
 
     def at(self, period: int) -> dict[str, Any]:
         """Return the hyperparameters with the period; a method without one has none to set."""
-        return (
-            dict(self.hyperparameters)
-            if self.period_field is None
-            else {
-                **self.hyperparameters,
-                self.period_field: period,
-            }
-        )
+        return {**self.hyperparameters, **({} if self.period_field is None else {self.period_field: period})}
 
 
-@cache
-def _signatures() -> Mapping[str, Signature]:
-    return read_signatures()
+signatures = cache(read_signatures)
 
 
 def labels() -> tuple[str, ...]:
@@ -79,7 +76,7 @@ def labels() -> tuple[str, ...]:
 
     A variant follows its method. Where time does not suffice, the last ones are left out.
     """
-    files = sorted(_signatures(), key=lambda name: (name not in CORE, name in DEAR, name))
+    files = sorted(signatures(), key=lambda name: (name not in CORE, name in DEAR, name))
     return tuple(
         label for name in files for label in (name, *(label for label, (of, _) in VARIANTS.items() if of == name))
     )
@@ -91,19 +88,16 @@ def methods(chosen: Iterable[str] | None = None) -> list[BenchmarkMethod]:
     Raises:
         ConfigError: an unknown label.
     """
-    if chosen is None:
-        chosen = (label for label in labels() if label not in ON_REQUEST)
-    return [_method(label) for label in chosen]
-
-
-def _method(label: str) -> BenchmarkMethod:
-    if label not in labels():
-        raise ConfigError(f"optimizer = '{label}': unknown; {did_you_mean(label, labels())}")
-    name, changes = VARIANTS.get(label, (label, {}))
-    signature = _signatures()[name]
-    period = next((key for key in PERIOD_FIELDS if key in signature.hyperparameters), None)
-    values = {"lr": RATE, **DEFAULTS.get(name, {}), **changes}
-    return BenchmarkMethod(label, name, values, period, signature.order == "second")
+    known, found = labels(), []
+    for label in [label for label in known if label not in ON_REQUEST] if chosen is None else chosen:
+        if label not in known:
+            raise ConfigError(f"optimizer = '{label}': unknown; {did_you_mean(label, known)}")
+        name, changes = VARIANTS.get(label, (label, {}))
+        signature = signatures()[name]
+        period = next((key for key in PERIOD_FIELDS if key in signature.hyperparameters), None)
+        values = {"lr": RATE, **DEFAULTS.get(name, {}), **changes}
+        found.append(BenchmarkMethod(label, name, values, period, signature.order == "second"))
+    return found
 
 
 def build_or_reason(
@@ -114,3 +108,22 @@ def build_or_reason(
         return build(method.name, model, method.at(period), exclude=exclude)
     except ModuleNotFoundError as error:
         return f"the package {error.name} is not installed"
+
+
+def attempted(what: str, call: Callable[[], Result]) -> Result | str:
+    """Return what a call returns; or why ``what`` is left out, as one method must not cost the others their times.
+
+    A failure that nothing explains is logged with its traceback.
+    """
+    try:
+        return call()
+    except ModuleNotFoundError as error:
+        return f"the package {error.name} is not installed"
+    except torch.OutOfMemoryError:
+        return "out of memory"
+    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
+        # A few rows at random weights give moments of low rank.
+        return f"left out: a decomposition did not converge: {error}"
+    except Exception as error:
+        logger.exception("%s failed", what)
+        return f"{FAILED}{error}"

@@ -26,6 +26,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -35,11 +36,12 @@ import torch.distributed as dist
 from torch import nn
 from torch._C._distributed_c10d import HashStore  # torch.distributed exports it without types
 
+from benchmarks.step_rows import columns, quiet_line
 from workflow.bench import workloads
 from workflow.bench.analysis.estimates import estimate, paired_ratio
 from workflow.bench.data import imagenet, shards
-from workflow.bench.probes import _ranks, _turns
-from workflow.bench.probes._rows import write_rows
+from workflow.bench.probes import _ranks, _timing
+from workflow.bench.probes._command import write_rows
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError
@@ -151,26 +153,26 @@ def team(rank: int, size: int) -> Ranks:
 
 def drawing(workload: Workload, rank: int) -> dict[str, Callable[[], object]]:
     """Return what a rank does in the turn of each contender that draws a batch."""
-
-    def draw(rows: slice) -> Callable[[], object]:
-        return lambda: next(workload.sliced_batches(0, 0, rows))
-
     whole = slice(0, workload.batch_size)
     part = team(rank * (PARTS - 1), PARTS).part(workload.batch_size)
-    shared = team(rank, RANKS).part(workload.batch_size)
-    return {WHOLE: draw(whole), CONTROL: draw(whole), SHARED: draw(shared), PART: draw(part)}
+    drawn = {WHOLE: whole, CONTROL: whole, SHARED: team(rank, RANKS).part(workload.batch_size), PART: part}
+
+    def draw(rows: slice) -> object:
+        return next(workload.sliced_batches(0, 0, rows))
+
+    return {label: partial(draw, rows) for label, rows in drawn.items()}
 
 
 def evaluating(workload: Workload, rank: int) -> dict[str, Callable[[], object]]:
-    """Return what a rank does in the turn of each contender that evaluates."""
+    """Return what a rank does in the turn of each contender that evaluates; rank 1 has nothing to do in the whole."""
     network = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, imagenet.CLASSES))
+    alone = team(0, 1) if rank == 0 else None
+    teams = {WHOLE: alone, CONTROL: alone, SHARED: team(rank, RANKS), PART: team(rank * (PARTS - 1), PARTS)}
 
-    def evaluate(ranks: Ranks) -> Callable[[], object]:
-        return lambda: workload.evaluate(network, ranks)
+    def evaluate(ranks: Ranks | None) -> object:
+        return None if ranks is None else workload.evaluate(network, ranks)
 
-    alone = evaluate(team(0, 1)) if rank == 0 else lambda: None
-    part, shared = evaluate(team(rank * (PARTS - 1), PARTS)), evaluate(team(rank, RANKS))
-    return {WHOLE: alone, CONTROL: alone, SHARED: shared, PART: part}
+    return {label: partial(evaluate, ranks) for label, ranks in teams.items()}
 
 
 def measure(data: str, name: str, parameters: dict[str, Any], rounds: int) -> list[dict[str, float]]:
@@ -183,7 +185,6 @@ def measure(data: str, name: str, parameters: dict[str, Any], rounds: int) -> li
     os.sched_setaffinity(0, {cores[rank * len(cores) // RANKS]})
     workload = workloads.create(name, **parameters)
     draws = name == "bert_pretraining"
-    turns = (drawing if draws else evaluating)(workload, rank)
 
     def timed(turn: Callable[[], object]) -> float:
         if draws:
@@ -194,8 +195,9 @@ def measure(data: str, name: str, parameters: dict[str, Any], rounds: int) -> li
         dist.barrier()
         return time.perf_counter() - start
 
-    every = {label: (lambda turn=turn: timed(turn)) for label, turn in turns.items()}
-    _, *counted = _turns.rounds(every, 1 + rounds)  # the first one fills caches
+    turns = (drawing if draws else evaluating)(workload, rank)
+    every = {label: partial(timed, turn) for label, turn in turns.items()}
+    _, *counted = _timing.rounds(every, 1 + rounds)  # the first one fills caches
     return counted
 
 
@@ -212,9 +214,7 @@ def rows(
     """Yield the rows of one work, from the seconds of every contender by round."""
     by_contender = {label: [each[label] for each in times] for label in times[0]}
     for label, seconds in by_contender.items():
-        mean = estimate(seconds)
         ratio = paired_ratio(dict(enumerate(seconds)), dict(enumerate(by_contender[WHOLE])))
-        assert ratio is not None
         yield Row(
             work=work,
             workload=workload,
@@ -227,12 +227,8 @@ def rows(
             machine_cores=os.cpu_count() or 1,
             load=round(load, 2),
             rounds=len(times),
-            seconds=mean.value,
-            seconds_low=mean.low,
-            seconds_high=mean.high,
-            of_whole=ratio.value,
-            of_whole_low=ratio.low,
-            of_whole_high=ratio.high,
+            **columns("seconds", estimate(seconds)),
+            **columns("of_whole", ratio),
             hardware=provenance.hardware_name("cpu"),
             torch=str(torch.__version__),
         )
@@ -262,12 +258,9 @@ def summary(table: Sequence[Row]) -> Iterator[str]:
         if row.contender == WHOLE:
             yield f"{row.work}, {row.workload} at {row.size}, {row.examples} examples: seconds, and of one rank's"
         yield f"  {row.contender:12} {row.ranks:3} ranks {row.seconds:9.4f} {row.of_whole:8.4f}"
-    controls = [row for row in table if row.contender == CONTROL and not row.of_whole_low <= 1 <= row.of_whole_high]
-    for row in controls:
-        interval = f"{row.of_whole:.3f} [{row.of_whole_low:.3f}, {row.of_whole_high:.3f}]"
-        yield f"The machine was not quiet: the ratio of {row.work} at {row.size} to itself is {interval}."
-    if not controls:
-        yield "The control passed: every interval of the ratio of the same work to itself includes 1."
+    for row in table:
+        if row.contender == CONTROL:
+            yield quiet_line(f"{row.work} at {row.size}", row.of_whole, row.of_whole_low, row.of_whole_high)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

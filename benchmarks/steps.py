@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import math
 import sys
 import time
@@ -41,13 +40,13 @@ import torch
 
 from benchmarks import contenders, whole_steps
 from benchmarks.contenders import OptimizerContender, Times
-from benchmarks.methods import BenchmarkMethod, methods
+from benchmarks.methods import FAILED, BenchmarkMethod, attempted, methods
 from benchmarks.models import BLOCKS, Block, narrowed
 from benchmarks.step_rows import (
     ADAMW,
     CONTROL,
     FACTOR,
-    FAILED,
+    FACTOR_BLOCK,
     FLOOR,
     FORWARD_BACKWARD,
     PRODUCTS,
@@ -57,13 +56,11 @@ from benchmarks.step_rows import (
     rows,
     summary,
 )
-from workflow.bench.probes import _turns
-from workflow.bench.probes._rows import write_rows
+from workflow.bench.probes import _timing
+from workflow.bench.probes._command import write_rows
 from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError, did_you_mean
-
-logger = logging.getLogger(__name__)
 
 Chosen = TypeVar("Chosen")
 
@@ -108,11 +105,11 @@ def measure_width(
     smaller: Measured | None,
 ) -> Measured:
     """Return the measurements of a block at one width; smaller: those at the next smaller one."""
-    start = _turns.now(device)
+    start = _timing.now(device)
     optimizers: dict[str, OptimizerContender] = {
-        SGD: contenders.foreach_sgd(block, width, device),
-        CONTROL: contenders.foreach_sgd(block, width, device),
-        ADAMW: contenders.fused_adamw(block, width, device),
+        SGD: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        CONTROL: contenders.of_torch(block, width, device, contenders.FOREACH_SGD),
+        ADAMW: contenders.of_torch(block, width, device, contenders.FUSED_ADAMW),
     }
     left_out: dict[str, str] = {}
     if smaller is not None:
@@ -127,7 +124,7 @@ def measure_width(
         else:
             optimizers[method.label] = made
     for label, optimizer in list(optimizers.items()):
-        left = seconds - (_turns.now(device) - start)
+        left = seconds - (_timing.now(device) - start)
         if reason := _warm_up(label, optimizer, seconds, left):
             left_out[label] = reason
             del optimizers[label]
@@ -135,7 +132,7 @@ def measure_width(
     turns[FORWARD_BACKWARD] = contenders.forward_backward(block, width, device)
     if "mkor" in optimizers:
         turns[PRODUCTS] = contenders.two_products(block, width, device)
-    times = in_rounds(turns, seconds - (_turns.now(device) - start), device)
+    times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
     return Measured(
         block.name,
         width,
@@ -155,14 +152,8 @@ def _warm_up(label: str, optimizer: OptimizerContender, seconds: float, left: fl
         return None
     if left <= 0:
         return f"{TOO_LATE} {seconds:.0f} s of this width"
-    try:
-        optimizer.warm_up()
-    except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
-        # A few rows at random weights give moments of low rank.
-        return f"left out: a decomposition did not converge: {error}"
-    except Exception as error:  # one method's failure must not cost the others their times
-        logger.exception("%s failed", label)
-        return f"{FAILED}{error}"
+    if why := attempted(label, optimizer.warm_up):
+        return why
     cycle = optimizer.cycle_ms / 1000
     if ROUNDS[0] * cycle <= DEAREST * seconds:
         return None
@@ -206,38 +197,31 @@ def in_rounds(turns: Mapping[str, Callable[[], Times]], seconds: float, device: 
     spent = dict.fromkeys(turns, 0.0)
 
     def timed(label: str) -> Times:
-        start = _turns.now(device)
+        start = _timing.now(device)
         times_of_turn = turns[label]()
-        spent[label] += _turns.now(device) - start
+        spent[label] += _timing.now(device) - start
         return times_of_turn
 
     every = {label: partial(timed, label) for label in turns}
-    start = _turns.now(device)
-    done = list(_turns.rounds(every, least))
-    left = max(seconds - (_turns.now(device) - start), CHEAP_SHARE * seconds)
+    start = _timing.now(device)
+    done = list(_timing.rounds(every, least))
+    left = max(seconds - (_timing.now(device) - start), CHEAP_SHARE * seconds)
     costs = {label: spent[label] / least * (most - least) for label in sorted(turns, key=lambda label: spent[label])}
     cheap = [label for label, total in zip(costs, accumulate(costs.values()), strict=True) if total <= left]
-    done += _turns.rounds({label: every[label] for label in turns if label in cheap}, most - least)
+    done += _timing.rounds({label: every[label] for label in turns if label in cheap}, most - least)
     for of_round in done:
         for label, one in of_round.items():
             times[label].append(one)
     return times
 
 
-def measure_factor(device: torch.device, seconds: float, widths: Sequence[int] = FACTOR_WIDTHS) -> Iterator[Measured]:
-    """Yield the times of a dense factor's update beside the least that it must do, at each width."""
-    for d in widths:
-        turns = {
-            FACTOR: contenders.factor_update(d, device),
-            FLOOR: contenders.vector_and_outer_product(d, device),
-        }
-        yield Measured("factor", d, in_rounds(turns, seconds / len(widths), device))
-
-
 def measure(
     blocks: Sequence[Block], chosen: Sequence[BenchmarkMethod], device: torch.device, minutes: float
 ) -> Iterator[Measured]:
-    """Yield the measurements of all blocks and of a factor's update, with a line of progress for each."""
+    """Yield the measurements of all blocks and of a factor's update, with a line of progress for each.
+
+    The update of a dense factor is timed beside the least that it must do.
+    """
     told: set[tuple[str, str]] = set()
     start = time.monotonic()
     for position, block in enumerate(blocks):
@@ -256,10 +240,12 @@ def measure(
                     told.add((block.name, label))
                     _progress(start, f"  {label}: {reason}")
             yield one
-    factor_widths = FACTOR_WIDTHS if blocks[0] in BLOCKS else (64, 128)
-    for one in measure_factor(device, 0.07 * 60 * minutes, factor_widths):
-        _progress(start, f"update of one factor, width {one.width}")
-        yield one
+    widths = FACTOR_WIDTHS if blocks[0] in BLOCKS else (64, 128)
+    for d in widths:
+        turns = {FACTOR: contenders.factor_update(d, device), FLOOR: contenders.vector_and_outer_product(d, device)}
+        times = in_rounds(turns, 0.07 * 60 * minutes / len(widths), device)
+        _progress(start, f"update of one factor, width {d}")
+        yield Measured(FACTOR_BLOCK, d, times)
 
 
 def _progress(start: float, line: str) -> None:

@@ -17,8 +17,6 @@ torch, code_fingerprint, git_commit.
 
 from __future__ import annotations
 
-import gc
-import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,17 +27,14 @@ from typing import Final, NamedTuple
 import torch
 
 from benchmarks import models
-from benchmarks.methods import RATE, BenchmarkMethod
-from benchmarks.step_rows import FAILED, columns
+from benchmarks.methods import RATE, BenchmarkMethod, attempted
+from benchmarks.step_rows import columns, quiet_line
 from workflow.bench.analysis.estimates import estimate, paired_ratio
-from workflow.bench.probes import _turns
-from workflow.bench.probes._models import ProbeModel, RandomImages, RandomTokens, bert_large
-from workflow.bench.probes._optimizers import BASE, TimedOptimizer
-from workflow.bench.probes._timed_loop import WARM_UP, TimedLoop
+from workflow.bench.probes import _timing
+from workflow.bench.probes._models import BASE, ProbeModel, RandomImages, RandomTokens, TimedOptimizer, bert_large
+from workflow.bench.probes._timing import WARM_UP, TimedLoop, release
 from workflow.bench.training.clocks import Clock
 from workflow.bench.training.device_clocks import clock_of
-
-logger = logging.getLogger(__name__)
 
 PERIOD: Final = 10
 """Steps between two updates of a preconditioner, and in each part of a turn."""
@@ -118,24 +113,24 @@ def measure(
     """
     for make in makers:
         yield from measure_model(make(), chosen, device, hardware, seconds / len(makers))
-        release(device)
+        release(device.type)
 
 
 def measure_model(
     model: ProbeModel, chosen: Sequence[BenchmarkMethod], device: torch.device, hardware: str, seconds: float
 ) -> list[Row]:
     """Return the rows of one model, measured within about ``seconds``, but in the fewest rounds at least."""
-    start = _turns.now(device)
+    start = _timing.now(device)
     turns: dict[str, Callable[[], TurnTimes]] = {}
     left_out: dict[str, str] = {}
     for optimizer in contenders(model, chosen):
         made = loop_or_reason(model, optimizer, device)
         if isinstance(made, str):
             left_out[optimizer.label] = made
-            release(device)  # what a failed loop has allocated
+            release(device.type)  # what a failed loop has allocated
         else:
             turns[optimizer.label] = partial(turn, made, device)
-    times = in_rounds(turns, seconds - (_turns.now(device) - start), device)
+    times = in_rounds(turns, seconds - (_timing.now(device) - start), device)
     return [
         _row(model, label, times, left_out.get(label), device, hardware)
         for label in [one.label for one in contenders(model, chosen)]
@@ -144,24 +139,13 @@ def measure_model(
 
 def loop_or_reason(model: ProbeModel, optimizer: TimedOptimizer, device: torch.device) -> TimedLoop | str:
     """Return a loop that has its states; or why there is none."""
-    try:
+
+    def made() -> TimedLoop:
         loop = TimedLoop(model, optimizer, device.type, by_phase=False)
         turn(loop, device)
-    except ModuleNotFoundError as error:
-        return f"the package {error.name} is not installed"
-    except torch.OutOfMemoryError:
-        return "out of memory"
-    except Exception as error:  # one method's failure must not cost the others their times
-        logger.exception("%s failed", optimizer.label)
-        return f"{FAILED}{error}"
-    return loop
+        return loop
 
-
-def release(device: torch.device) -> None:
-    """Free what nothing refers to any more."""
-    gc.collect()  # models and preconditioners refer to each other through hooks
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
+    return attempted(optimizer.label, made)
 
 
 def contenders(model: ProbeModel, chosen: Sequence[BenchmarkMethod]) -> list[TimedOptimizer]:
@@ -186,7 +170,7 @@ def turn(loop: TimedLoop, device: torch.device, make_clock: Callable[[torch.devi
     ms = 1000 * clock.wall_seconds / PERIOD  # waits for the device
     host = Clock()
     for _ in range(PERIOD):
-        _turns.now(device)
+        _timing.now(device)
         loop.train_step(host)
     loop.optimizer.zero_grad()  # the next contender's gradients take their memory
     return TurnTimes(ms, 1000 * host.wall_seconds / PERIOD, 1000 * host.seconds["update"] / PERIOD)
@@ -197,12 +181,12 @@ def in_rounds(
 ) -> dict[str, list[TurnTimes]]:
     """Return each contender's times in as many rounds as fit into the time, by `ROUNDS`."""
     least, most = ROUNDS
-    start = _turns.now(device)
+    start = _timing.now(device)
     times: dict[str, list[TurnTimes]] = {label: [] for label in turns}
-    for done, of_round in enumerate(islice(_turns.rounds(turns, most), most), 1):
+    for done, of_round in enumerate(islice(_timing.rounds(turns, most), most), 1):
         for label, one in of_round.items():
             times[label].append(one)
-        if done >= least and (_turns.now(device) - start) * (done + 1) / done > seconds:
+        if done >= least and (_timing.now(device) - start) * (done + 1) / done > seconds:
             break
     return times
 
@@ -249,10 +233,4 @@ def summary(table: Sequence[Row]) -> Iterator[str]:
                 )
     for row in table:
         if row.optimizer == AGAIN and row.rounds:
-            quiet = row.of_base_low <= 1 <= row.of_base_high
-            interval = f"{row.of_base:.3f} [{row.of_base_low:.3f}, {row.of_base_high:.3f}]"
-            yield (
-                f"The control passed on {row.workload}: the same base's ratio to itself is {interval}."
-                if quiet
-                else f"The machine was not quiet: on {row.workload} the same base has a ratio of {interval} to itself."
-            )
+            yield quiet_line(f"the base on {row.workload}", row.of_base, row.of_base_low, row.of_base_high)

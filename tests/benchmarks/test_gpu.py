@@ -15,12 +15,12 @@ import pandas as pd
 import pytest
 import torch
 
-from benchmarks import first_parts, gpu, smoke, whole_steps
+from benchmarks import gpu, gpu_parts, whole_steps
 from benchmarks.contenders import OptimizerContender
-from benchmarks.gpu import CHUNKS, FIRST, measure_chunk
+from benchmarks.gpu import CHUNKS, FIRST, Session, measure_chunk
+from benchmarks.gpu_parts import OutOfTimeError
 from benchmarks.methods import methods
 from benchmarks.models import BLOCKS, narrowed
-from benchmarks.session import OutOfTimeError, Session
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import precision_of
 from workflow.bench.support.config import ROOT
@@ -33,15 +33,15 @@ MISSING = {missing}
 
 find_spec = PathFinder.find_spec
 PathFinder.find_spec = lambda name, *where: None if name.split(".")[0] in MISSING else find_spec(name, *where)
-from benchmarks import first_parts, gpu, models, steps, whole_steps
+from benchmarks import gpu, gpu_parts, models, steps, whole_steps
 from benchmarks.methods import methods
 from workflow.bench.probes import cost_scaling, iteration_time, memory, step_breakdown
 
 gpu.methods = lambda chosen=("mkor", "lamb", "soap", "singd"): methods(chosen)
-first_parts.find_spec = lambda name: None
+gpu_parts.find_spec = lambda name: None
 models.BLOCKS = models.BLOCKS[:1]
 steps.QUICK_MINUTES, whole_steps.ROUNDS, whole_steps.PERIOD = 0.02, (2, 2), 2
-whole_steps.LABELS, first_parts.PROFILED = ("mkor", "soap"), ("base",)
+whole_steps.LABELS, gpu_parts.PROFILED = ("mkor", "soap"), ("base",)
 cost_scaling.REPEATS = 1
 for probe in (cost_scaling, iteration_time, memory, step_breakdown):
     probe.OPTIMIZERS = ("base", "mkor") if "base" in probe.OPTIMIZERS else ("mkor",)
@@ -92,19 +92,6 @@ def test_models_are_trained_as_at_the_tier(tmp_path):
     assert session(tmp_path).plan.tier.title in plan.tier.title
 
 
-def test_rows_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
-    def rows(given: Session):
-        yield smoke.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
-        time.sleep(10)
-
-    monkeypatch.setitem(CHUNKS, "smoke", CHUNKS["smoke"]._replace(rows=rows))
-    given = session(tmp_path, seconds=0.2)
-    measure_chunk("smoke", given)
-    assert len(pd.read_csv(tmp_path / "bench" / "smoke.csv")) == 1
-    assert "the rest of the chunk: not measured within" in given.left_out[0]
-    assert json.loads((tmp_path / "chunks" / "smoke.json").read_text())["rows"] == 1
-
-
 def test_steps_that_were_measured_in_time_are_kept(tmp_path, monkeypatch):
     columns = dict.fromkeys(whole_steps.Row._fields, 1.0) | {"workload": "bert", "optimizer": "mkor", "note": None}
 
@@ -128,7 +115,7 @@ def stand_ins(monkeypatch):
     """The chunks with rows of their own, of which one fails, one takes too long and one lacks its module."""
 
     def measured(given: Session):
-        yield smoke.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
+        yield gpu_parts.Trial("bert", "mkor", "ok", None, None, None, "cpu", "test-cpu", "2.13")
 
     def too_long(given: Session):
         yield from measured(given)
@@ -142,7 +129,7 @@ def stand_ins(monkeypatch):
     for name in FIRST:
         monkeypatch.setitem(CHUNKS, name, CHUNKS[name]._replace(rows=kinds.get(name, measured)))
     monkeypatch.setattr(gpu, "FIRST", FIRST | {"steps": 0.1})
-    monkeypatch.setattr(first_parts, "find_spec", lambda name: None)
+    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: None)
 
 
 def test_what_is_measured_first_goes_on_after_a_part_that_fails_and_says_so(tmp_path, capsys, stand_ins):
@@ -156,6 +143,10 @@ def test_what_is_measured_first_goes_on_after_a_part_that_fails_and_says_so(tmp_
         "kernels": "in part",
     }
     assert table["rows"].to_dict() == {**dict.fromkeys(FIRST, 1), "strides": 0, "kernels": 0}
+    # Rows that were measured in time are kept.
+    assert table.loc["steps", "detail"].startswith("the rest of the chunk: not measured within")
+    assert len(pd.read_csv(tmp_path / "first" / CHUNKS["steps"].file)) == 1
+    assert json.loads((tmp_path / "first" / "chunks" / "steps.json").read_text())["rows"] == 1
     said = capsys.readouterr().out
     assert said.index("strides: 0 rows in") < said.index("profile: 1 rows in")
     last = said[said.index("profile: 1 rows in") :].splitlines()[1:]
@@ -178,8 +169,8 @@ def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monke
         calls.append((command[1:], options["timeout"]))
         return subprocess.CompletedProcess(command, len(calls) - 1)
 
-    monkeypatch.setattr(first_parts, "find_spec", lambda name: object())
-    monkeypatch.setattr(first_parts.subprocess, "run", run)
+    monkeypatch.setattr(gpu_parts, "find_spec", lambda name: object())
+    monkeypatch.setattr(gpu_parts.subprocess, "run", run)
     file = tmp_path / "bench" / "kernels.csv"
     for failed in (False, True):
         given = session(tmp_path, seconds=60.0)
@@ -188,7 +179,7 @@ def test_the_kernels_command_gets_a_file_and_its_failure_is_told(tmp_path, monke
     assert calls[0] == (["-m", "benchmarks.kernels", "--out", str(file)], 58.0)
     assert file.parent.is_dir()
     assert "ended with status 1" in given.left_out[0]
-    monkeypatch.setattr(first_parts.subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("python", 58.0)))
+    monkeypatch.setattr(gpu_parts.subprocess, "run", Mock(side_effect=subprocess.TimeoutExpired("python", 58.0)))
     assert "took longer than 58 s" in next(iter(told(gpu.kernel_rows, tmp_path)))
 
 
@@ -199,12 +190,12 @@ def told(rows, folder) -> list[str]:
 
 
 def test_a_profile_has_the_operators_of_one_period(monkeypatch):
-    monkeypatch.setattr(first_parts, "PERIOD", 2)
+    monkeypatch.setattr(gpu_parts, "PERIOD", 2)
     model = whole_steps.small_models()["resnet"]()
-    rows = first_parts.profile_rows(model, "mkor_w4", torch.device("cpu"), "test-cpu")
+    rows = gpu_parts.profile_rows(model, "mkor_w4", torch.device("cpu"), "test-cpu")
     names = {row.name: row.calls for row in rows}
     assert names["Optimizer.step#SGD.step"] == 2
-    assert len(rows) <= first_parts.LARGEST
+    assert len(rows) <= gpu_parts.LARGEST
 
 
 def test_another_model_s_rows_stay(tmp_path):
@@ -258,7 +249,7 @@ def test_a_wrong_option_is_refused_in_one_line(arguments, message, tmp_path, cap
 
 def test_a_trial_of_a_method_compares_its_updates_with_float64():
     (mkor,) = methods(["mkor"])
-    row = smoke.trial(mkor, narrowed(BLOCKS[0], 8), torch.device("cpu"), "test-cpu")
+    row = gpu_parts.trial(mkor, narrowed(BLOCKS[0], 8), torch.device("cpu"), "test-cpu")
     assert (row.status, row.waits, row.detail) == ("ok", None, None)
     assert row.one_minus_cosine is not None
     assert abs(row.one_minus_cosine) < 1e-6
@@ -288,7 +279,7 @@ def pretended_waits(monkeypatch):
                 warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
             warnings.warn("something else", stacklevel=1)
 
-    monkeypatch.setattr(smoke, "_sync_debug", sync_debug)
+    monkeypatch.setattr(gpu_parts, "_sync_debug", sync_debug)
     monkeypatch.setattr(OptimizerContender, "give_gradients", give_gradients)
     return modes
 
@@ -296,8 +287,8 @@ def pretended_waits(monkeypatch):
 def test_a_trial_counts_waits_and_names_their_lines(pretended_waits):
     (mkor,) = methods(["mkor"])
     small, cpu = narrowed(BLOCKS[0], 8), torch.device("cpu")
-    waits = smoke.waits_in_steps(mkor, small, small.widths[0], cpu)
-    assert len(waits) == 2 * 2 * smoke.CYCLES
+    waits = gpu_parts.waits_in_steps(mkor, small, small.widths[0], cpu)
+    assert len(waits) == 2 * 2 * gpu_parts.CYCLES
     assert all(re.fullmatch(r".*test_gpu\.py:\d+", wait) for wait in waits)
     assert pretended_waits == ["default"]
 
@@ -306,5 +297,5 @@ def test_a_trial_without_waits_has_none():
     (mkor,) = methods(["mkor"])
     small = narrowed(BLOCKS[0], 8)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(smoke, "_sync_debug", lambda mode: nullcontext())
-        assert smoke.waits_in_steps(mkor, small, small.widths[0], torch.device("cpu")) == []
+        patch.setattr(gpu_parts, "_sync_debug", lambda mode: nullcontext())
+        assert gpu_parts.waits_in_steps(mkor, small, small.widths[0], torch.device("cpu")) == []

@@ -61,19 +61,21 @@ def test_a_subclass_with_another_update_has_no_kernels():
 
 
 def test_times_are_taken_in_turns(monkeypatch: pytest.MonkeyPatch):
-    """The device is a stand-in, on which every step takes as long as the order of its path says."""
+    """The device is a stand-in, on which a path's step takes as many milliseconds as its place says."""
     paths = kernels._timed_paths()
-    monkeypatch.setattr(kernels, "_stepper", lambda device, *path: lambda: None)
+    places = iter(range(1, 1 + len(paths)))
     turns: list[int] = []
+    monkeypatch.setattr(kernels, "_stepper", lambda device, *path: next(places))
 
-    def elapsed(step: object, device: torch.device) -> float:
-        turns.append(len(turns) % len(paths))
-        return 1.0 + turns[-1]
+    def elapsed(place: int, device: torch.device) -> float:
+        turns.append(place)
+        return float(place)
 
     monkeypatch.setattr(kernels, "elapsed_ms", elapsed)
     found = list(timed(torch.device("cpu"), rounds=3))
-    assert turns == list(range(len(paths))) * 4
-    assert [time.ms for time in found] == [1.0 + index for index in range(len(paths))]
+    rounds = [turns[start : start + len(paths)] for start in range(0, len(turns), len(paths))]
+    assert [sorted(each) for each in rounds] == [[*range(1, 1 + len(paths))]] * 4
+    assert [time.ms for time in found] == [*range(1, 1 + len(paths))]
     assert found[2].of_adamw == 3.0
 
 

@@ -77,7 +77,7 @@ class Alternating(torch.optim.SGD):
 def test_a_turn_tells_updates_from_plain_steps(monkeypatch, updates_first):
     model = nn.Linear(3, 2)
     optimizer = Alternating(model.parameters(), updates_first)
-    monkeypatch.setattr("benchmarks.contenders._turns.milliseconds", optimizer.clocked)
+    monkeypatch.setattr("benchmarks.contenders._timing.milliseconds", optimizer.clocked)
     make = partial(OptimizerContender, model, torch.randn(4, 3), optimizer)
     contender = make(alternates=True)
     contender.warm_up()
@@ -150,7 +150,7 @@ def test_dear_contenders_have_fewer_rounds():
         return Times(1.0, 1.0)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("benchmarks.steps._turns.now", lambda device: clock[0])
+        patch.setattr("benchmarks.steps._timing.now", lambda device: clock[0])
         turns = {"dear": partial(turn, 10.0), "cheap": partial(turn, 0.1), "middle": partial(turn, 1.0)}
         times = steps.in_rounds(turns, 45.0, CPU)
         assert {label: len(of_label) for label, of_label in times.items()} == {"dear": 3, "cheap": 15, "middle": 3}
@@ -179,7 +179,7 @@ def test_the_dearest_optimizers_are_left_out_where_time_would_not_suffice():
 
 
 def test_an_optimizer_is_left_out_if_it_is_too_slow_or_fails_and_a_reference_never(monkeypatch):
-    contender = contenders.foreach_sgd(narrowed(BERT, 16), 8, CPU)
+    contender = contenders.of_torch(narrowed(BERT, 16), 8, CPU, contenders.FOREACH_SGD)
     assert steps._warm_up("sgd", contender, 10.0, 5.0) is None
     assert steps._warm_up("sgd", contender, 1e-9, 5.0).startswith("left out: an update and a plain step took")
     assert steps._warm_up("sgd", contender, 10.0, 0.0) == (
@@ -250,7 +250,7 @@ def test_whole_steps_are_timed_by_the_device_without_a_wait_and_the_host_from_an
         device.host = max(device.host, device.idle_from)
         return device.host
 
-    monkeypatch.setattr("benchmarks.whole_steps._turns.now", wait)
+    monkeypatch.setattr("benchmarks.whole_steps._timing.now", wait)
     loop = Loop(device)
     times = whole_steps.turn(loop, CPU, lambda _: EventClock(make_event=device.event))
     assert (times.ms, times.host_ms, times.host_update_ms) == pytest.approx((5.0, 2.0, 2.0))
@@ -293,7 +293,7 @@ def test_rounds_of_whole_models_end_with_the_time(monkeypatch):
         clock[0] += 10.0
         return whole_steps.TurnTimes(1.0, 1.0, 1.0)
 
-    monkeypatch.setattr("benchmarks.whole_steps._turns.now", lambda device: clock[0])
+    monkeypatch.setattr("benchmarks.whole_steps._timing.now", lambda device: clock[0])
     rounds = {seconds: len(whole_steps.in_rounds({"a": turn}, seconds, CPU)["a"]) for seconds in (0.0, 55.0, 1e3)}
     assert rounds == {0.0: 3, 55.0: 5, 1e3: 15}
 

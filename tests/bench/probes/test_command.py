@@ -19,8 +19,16 @@ from tests.support import experiments
 from tests.support.small_models import autoencoder
 from workflow.bench.plan.artefacts import available, describe, files_of, planned_probes
 from workflow.bench.probes import _command, _links, _ranks
-from workflow.bench.probes._models import bert_large, probe_models, resnet50
-from workflow.bench.probes._optimizers import PERIOD_FIELDS, VARIANTS, TimedOptimizer, method_of, optimizers
+from workflow.bench.probes._models import (
+    PERIOD_FIELDS,
+    VARIANTS,
+    TimedOptimizer,
+    bert_large,
+    method_of,
+    optimizers,
+    probe_models,
+    resnet50,
+)
 from workflow.bench.support.config import ROOT
 
 
@@ -41,6 +49,8 @@ def test_rows_are_written_with_their_provenance(folder, tmp_path):
     assert _command.run("x", lambda plan: [Row(plan.tier.threads)], arguments) == 0
     table = pd.read_csv(tmp_path / "x.csv")
     assert list(table.columns) == ["number", "code_fingerprint", "git_commit"]
+    assert table["number"].to_list() == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["x.csv"]
 
 
 @pytest.mark.parametrize(("given", "says"), [(["--tier", "embeded"], "embeded"), (["--tier", "single_gpu"], "GPU")])

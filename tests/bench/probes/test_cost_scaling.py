@@ -8,7 +8,7 @@ import torch
 from baselines import available, method_class
 from tests.support import experiments
 from workflow.bench.probes import cost_scaling
-from workflow.bench.probes._optimizers import method_of
+from workflow.bench.probes._models import method_of
 from workflow.bench.probes.cost_scaling import OPTIMIZERS, factor_update, preconditioning
 
 CPU = torch.device("cpu")

@@ -1,13 +1,13 @@
-"""The projection: bytes, memory and seconds of a rank by hand, and what must hold for all of its rows."""
+"""The projection: links, bytes, memory and pieces of a step by hand, and what must hold for all of its rows."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import re
 
 import pytest
 import torch
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -15,20 +15,104 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.counting import count_steps
-from tests.bench.probes.test_links import TEST
 from workflow.bench.probes import _counted_steps, _links, _sharding, projection
 from workflow.bench.probes._costs import Layer
-from workflow.bench.probes._links import Assumed
+from workflow.bench.probes._links import Assumed, Gpu, Messages, System
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META
 from workflow.bench.probes.projection import Model
-from workflow.bench.support.config import ROOT
+from workflow.bench.support.config import ROOT, ConfigError
+
+GPU = Gpu("test", bfloat16=1e12, tf32=1e12, float32=1e12, memory=1e9, bandwidth=1e9, link=100.0)
+TEST = System(
+    "test",
+    GPU,
+    gpus_per_node=4,
+    network=40.0,
+    ring=Messages(start=1000.0, link=10.0, network=100.0, share=1.0),
+    tree=Messages(start=1000.0, link=20.0, network=200.0, share=0.5),
+    assumed=Assumed(1.0, 1.0, 1.0),
+)
+"""Seconds, and bytes a second: nodes of 4, rings of 100 inside a node and of 40 through several."""
+COLLECTIVES = (_links.all_reduce_seconds, _links.gather_seconds, _links.broadcast_seconds)
+
+
+def test_collectives_inside_a_node_by_hand():
+    """A ring of 4 passes 3 parts of a quarter to gather, and twice as many to reduce; a tree passes all bytes on."""
+    assert _links.gather_seconds(TEST, 4, 400.0) == pytest.approx(1000 + 3 * 10 + 3 * 100 / 100)
+    assert _links.all_reduce_seconds(TEST, 4, 400.0) == pytest.approx(1000 + 6 * 10 + 6 * 100 / 100)
+    assert _links.broadcast_seconds(TEST, 4, 400.0) == pytest.approx(1000 + 3 * 20 + 400 / 50)
+    # A rank sends three quarters of its bytes away.
+    assert _links.exchange_seconds(TEST, 4, 400.0) == pytest.approx(1000 + 3 * 10 + 300 / 100)
+
+
+def test_collectives_between_nodes_by_hand():
+    """A ring of 8 in 2 nodes has one hop between them on its way, a tree one level; 4 GPUs share the adapters."""
+    assert _links.gather_seconds(TEST, 8, 800.0) == pytest.approx(1000 + 6 * 10 + 100 + 7 * 100 / 40)
+    assert _links.broadcast_seconds(TEST, 8, 800.0) == pytest.approx(1000 + 3 * 20 + 200 + 800 / 20)
+    assert _links.exchange_seconds(TEST, 8, 800.0) == pytest.approx(1000 + 3 * 10 + 4 * 100 + 300 / 100 + 400 / 10)
+
+
+def test_an_all_reduce_is_that_of_the_faster_algorithm():
+    """Of few bytes among many GPUs a tree's: its levels grow with the logarithm. Of many bytes a ring's."""
+    ring = 1000 + 2 * (48 * 10 + 15 * 100), 2 * 63 / 64 / 40
+    tree = 1000 + 2 * (3 * 20 + 4 * 200), 2 / 20
+    assert _links.all_reduce_seconds(TEST, 64, 8.0) == pytest.approx(tree[0] + 8 * tree[1])
+    assert _links.all_reduce_seconds(TEST, 64, 1e6) == pytest.approx(ring[0] + 1e6 * ring[1])
+
+
+@pytest.mark.parametrize("seconds", COLLECTIVES)
+@given(gpus=st.integers(1, 64), size=st.floats(1.0, 1e6), messages=st.integers(1, 20))
+def test_messages_cost_their_latency_again(seconds, gpus, size, messages):
+    one, many = seconds(TEST, gpus, size), seconds(TEST, gpus, size, messages)
+    assert one <= many <= messages * one
+    assert seconds(TEST, gpus, 2 * size, messages) <= 2 * many
+    assert seconds(TEST, 1, size) == seconds(TEST, gpus, 0.0) == 0
+
+
+def test_the_published_systems():
+    """Truth: data sheets, by hand: 2 and 8 adapters of 200 Gb/s; NVLink's 600 and 900 GB/s are of both directions."""
+    by_name = {system.name: system for system in _links.systems()}
+    assert (by_name["Polaris"].network, by_name["Polaris"].gpus_per_node) == (2 * 200e9 / 8, 4)
+    assert (by_name["DGX A100"].network, by_name["DGX A100"].gpu.link) == (8 * 200e9 / 8, 600e9 / 2)
+    assert (by_name["DGX H100"].network, by_name["DGX H100"].gpu.link) == (8 * 400e9 / 8, 900e9 / 2)
+    assert by_name["Polaris"].gpu.memory == 40e9
+    assert by_name["DGX H100"].gpu.bfloat16 == 989e12
+    assert by_name["DGX H100"].ring.network == pytest.approx(4e-6)
+    assert by_name["DGX H100"].assumed.products == 0.4
+
+
+def test_every_published_number_names_its_source():
+    content = yaml.safe_load(_links.SYSTEMS.read_text())
+    assert all(len(part["source"]) > 20 for kind in ("systems", "gpus") for part in content[kind].values())
+    assert "NCCL" in content["messages"]["source"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"systems": {"X": {"gpu": "Z"}}}, 'systems.X.gpu = "Z": must be one of A100 40 GB'),
+        ({"assumed": {"products": 1.5}}, "assumed.products = 1.5: must be at most 1"),
+        ({"assumed": {"link": 1}}, "assumed.link = 1: unknown key"),
+        ({"systems": {"X": {"source": ""}}}, 'systems.X.source = "": must not be empty'),
+    ],
+)
+def test_a_wrong_file_is_one_clear_line(change, message, tmp_path):
+    content = yaml.safe_load(_links.SYSTEMS.read_text())
+    content["systems"]["X"] = dict(content["systems"]["Polaris"])
+    for key, values in change.items():
+        for name, value in values.items():
+            content[key][name] = {**content[key][name], **value} if isinstance(value, dict) else value
+    file = tmp_path / "systems.yaml"
+    file.write_text(yaml.safe_dump(content))
+    with pytest.raises(ConfigError) as error:
+        _links.systems(file)
+    assert message in str(error.value)
+
 
 A, B = Layer(4, 6, has_bias=True), Layer(8, 3)
 LAYERS = (A, B)
 TINY = Model("tiny", "adamw", LAYERS, parameters=100, depth=2, width=4, vocabulary=10, sequences=64, tokens=16)
-EVERY_STEP = 1
-PER_PERIOD = 1 / 10
 
 
 def statistics(label: str) -> int:
@@ -36,7 +120,10 @@ def statistics(label: str) -> int:
 
 
 def test_bytes_of_statistics_by_hand():
-    """Means: 7 + 3 inputs and a number a layer; 8 outputs of B, which has no bias, and of A only where it is cut."""
+    """Means: 7 + 3 inputs and a number a layer; 8 outputs of B, which has no bias, and of A only where it is cut.
+
+    The other bytes of a rank are counted in real collectives, in test_bytes.py.
+    """
     assert statistics("mkor") == 4 * (7 + 1 + 3 + 1 + 8)
     assert statistics("mkor_windowed_sharded") == 4 * (7 + 1 + 3 + 1 + 8 + 4)
     # Eva takes few examples, so that no bias's gradient has their sum.
@@ -44,38 +131,15 @@ def test_bytes_of_statistics_by_hand():
     assert statistics("kaisa") == 4 * (7 * 8 // 2 + 4 * 5 // 2 + 1 + 3 * 4 // 2 + 8 * 9 // 2 + 1)
 
 
-def test_bytes_of_blocks_by_hand():
-    """A window of 4 columns: 4 rows like D's, and two norms; Eva: four sums a layer."""
-    assert _sharding.block_bytes(Setup.of("mkor_windowed_sharded"), LAYERS) == 4 * (4 * 7 + 2 + 4 * 3 + 2)
-    assert _sharding.block_bytes(Setup.of("eva_sharded"), LAYERS) == 4 * 2 * 4
-    assert _sharding.block_bytes(Setup.of("mkor_windowed"), LAYERS) == 0
-
-
-def test_bytes_of_owners_by_hand():
+def test_owners_and_what_kaisa_sends_by_hand():
     """D has 28 numbers of A and 24 of B. Two ranks own a layer each; KAISA's decompositions cost most for B."""
-    setup = Setup.of("mkor_owners_sharded")
-    assert _sharding.owned(setup.method, LAYERS, 2) == {0: (A,), 1: (B,)}
-    assert _sharding.owned(Setup.of("kaisa").method, LAYERS, 2) == {0: (B,), 1: (A,)}
-    # Its half of B's rows to their owner, and the other half of A's update back.
-    assert _sharding.exchanged_bytes(setup, LAYERS, (A,), 2, 0) == 4 * (24 / 2 + 28 / 2)
-    cut = {"all_reduce": statistics("mkor_windowed_sharded"), "all_to_all": 4 * 26}
-    assert _sharding.sent_bytes(setup, LAYERS, 2, 1, step=0) == cut
-    assert _sharding.sent_bytes(setup, LAYERS, 2, 1, step=1) == {"all_to_all": 4 * 26}
-    updates = {"all_reduce": statistics("mkor"), "broadcast": 4 * 24}
-    assert _sharding.sent_bytes(Setup.of("mkor_owners_ddp"), LAYERS, 2, 1, step=0) == updates
-    # KAISA's owners broadcast eigenvectors and values in one step of 10, or the updates in every step.
+    assert _sharding.owned(Setup.of("mkor_owners_sharded").method, LAYERS, 2) == {0: (A,), 1: (B,)}
+    kaisa, moments = Setup.of("kaisa"), statistics("kaisa")
+    assert _sharding.owned(kaisa.method, LAYERS, 2) == {0: (B,), 1: (A,)}
+    # Owners broadcast eigenvectors and values in one step of 10.
     of_b = 4 * (8 * 8 + 8 + 3 * 3 + 3)
-    moments = statistics("kaisa")
-    assert _sharding.sent_bytes(Setup.of("kaisa"), LAYERS, 2, 0, step=0) == {"all_reduce": moments, "broadcast": of_b}
-    assert _sharding.sent_bytes(Setup.of("kaisa"), LAYERS, 2, 0, step=1) == {}
-    mem_opt = Setup.of("kaisa_mem_opt")
-    assert _sharding.sent_bytes(mem_opt, LAYERS, 2, 1, step=0) == {"all_reduce": moments, "broadcast": 112}
-    assert _sharding.sent_bytes(mem_opt, LAYERS, 2, 1, step=1) == {"broadcast": 112}
-    # Under fully_shard kl_clip's sum has to be put together too.
-    sharded = _sharding.sent_bytes(Setup.of("kaisa_mem_opt_sharded"), LAYERS, 2, 1, step=0)
-    assert sharded == {"all_reduce": moments + 4, "all_to_all": 4 * 26}
-    eva = Setup.of("eva_sharded")
-    assert _sharding.sent_bytes(eva, LAYERS, 2, 1, step=1) == {"all_reduce": statistics("eva") + 4 * 2 * 4}
+    assert _sharding.sent_bytes(kaisa, LAYERS, 2, 0, step=0) == {"all_reduce": moments, "broadcast": of_b}
+    assert _sharding.sent_bytes(kaisa, LAYERS, 2, 0, step=1) == {}
     mean = statistics("mkor") / 10 + 4 * 28
     assert _sharding.most_sent_bytes(Setup.of("mkor_owners_ddp"), LAYERS, 2) == pytest.approx(mean)
     assert _sharding.most_sent_bytes(Setup.of("base"), LAYERS, 2) == 0
@@ -87,24 +151,6 @@ def test_shards_are_those_of_torch(rows, ranks):
     chunks = [len(chunk) for chunk in torch.empty(rows).chunk(ranks)]
     shards = [_sharding.shard_rows(rows, ranks, rank) for rank in range(ranks)]
     assert shards == chunks + [0] * (ranks - len(chunks))
-
-
-@given(
-    sides=st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans()), min_size=1), ranks=st.integers(2, 5)
-)
-def test_what_owners_get_is_what_others_send(sides, ranks):
-    """Every number of D that is not at its owner goes there once, and an update comes back for it."""
-    layers = tuple(Layer(m, n, has_bias=bias) for m, n, bias in sides)
-    setup = Setup.of("mkor_owners_sharded")
-    sent = [_sharding.sent_bytes(setup, layers, ranks, rank, step=1).get("all_to_all", 0) for rank in range(ranks)]
-    away = sum(
-        _sharding.shard_rows(layer.m, ranks, rank) * (layer.n + layer.has_bias)
-        for owner, own in _sharding.owned(setup.method, layers, ranks).items()
-        for layer in own
-        for rank in range(ranks)
-        if rank != owner
-    )
-    assert sum(sent) == 2 * 4 * away
 
 
 @pytest.mark.parametrize("label", projection.OPTIMIZERS)
@@ -119,16 +165,10 @@ def test_memory_by_hand():
     for label in ("mkor_owners_ddp", "mkor_owners_sharded"):
         assert [_sharding.state_bytes(Setup.of(label), LAYERS, 4, rank) for rank in range(4)] == [of_a, of_b, 0, 0]
         assert _sharding.most_state_bytes(Setup.of(label), LAYERS, 4) == max(of_a, of_b)
-    # Eva: two means and a counter, wherever it runs.
-    for label in ("eva", "eva_sharded"):
-        assert _sharding.most_state_bytes(Setup.of(label), LAYERS, 2) == 4 * (7 + 4 + 3 + 8) + 2 * 8
-    windowed = _sharding.most_state_bytes(Setup.of("mkor_windowed"), LAYERS, 2)
-    assert windowed == _sharding.most_state_bytes(Setup.of("mkor_windowed_sharded"), LAYERS, 2)
     # KAISA's factors are on every rank, what it computes from them at the owner alone.
     factors, vectors = 4 * (7 * 7 + 4 * 4 + 3 * 3 + 8 * 8) + 16, 4 * (8 * 8 + 8 + 3 * 3 + 3)
     for label in ("kaisa_mem_opt", "kaisa_mem_opt_sharded"):
         assert _sharding.most_state_bytes(Setup.of(label), LAYERS, 2) == factors + vectors
-    assert _sharding.most_state_bytes(Setup.of("base"), LAYERS, 2) == 0
     # Parameters, gradients and AdamW's two numbers; SGD's momentum is one.
     assert _sharding.model_bytes(100) == 4 * 400
     assert _sharding.model_bytes(100, first_order=1) == 4 * 300
@@ -167,45 +207,50 @@ def test_operations_are_those_of_forward_and_backward():
     assert model.operations == counter.get_total_flops()
 
 
+def floor_ms(label: str, piece: str) -> float:
+    """Return the milliseconds of a piece at the floor, on two ranks of 1e12 operations and 1e9 bytes a second."""
+    return projection.of_pieces(Setup.of(label), TINY, 2, projection.floor_ms(TEST))[piece]
+
+
 def test_seconds_by_hand():
-    """Truth: 1e12 operations and 1e9 bytes a second; two ranks own a layer each, B costs most."""
-    own = Setup.of("mkor_owners_ddp")
-    whole = Setup.of("mkor")
+    """Truth: two ranks own a layer each, B costs most."""
     assert projection.compute_ms(TINY, TEST, 2) == pytest.approx(TINY.operations / 2 / 1e9)
     dense_a, dense_b = 4 * (16 + 36 + 4 * 24) / 1e6, 4 * (64 + 9 + 4 * 24) / 1e6
-    assert projection.precondition_ms(whole, TINY, TEST, 2) == pytest.approx(dense_a + dense_b)
-    assert projection.precondition_ms(own, TINY, TEST, 2) == pytest.approx(max(dense_a, dense_b))
+    assert floor_ms("mkor", "precondition") == pytest.approx(dense_a + dense_b)
+    assert floor_ms("mkor_owners_ddp", "precondition") == pytest.approx(max(dense_a, dense_b))
     of_a = 4 * (3 * 16 + 4 * 4 + 3 * 36 + 4 * 6) / 1e6
     of_b = 4 * (3 * 64 + 4 * 8 + 3 * 9 + 4 * 3) / 1e6
-    assert projection.factor_ms(whole, TINY, TEST, 2) == pytest.approx((of_a + of_b) / 10)
-    assert projection.factor_ms(own, TINY, TEST, 2) == pytest.approx(max(of_a, of_b) / 10)
+    assert floor_ms("mkor", "factor") == pytest.approx((of_a + of_b) / 10)
+    assert floor_ms("mkor_owners_ddp", "factor") == pytest.approx(max(of_a, of_b) / 10)
     # Two ranks divide windowed layers by rows: 2 and 4 of A's and B's.
-    blocks = Setup.of("mkor_windowed_sharded")
     windows = sum(4 * (3 * m * n + 16 * (m + n)) for m, n in ((2, 6), (4, 3))) / 1e6
-    assert projection.precondition_ms(blocks, TINY, TEST, 2) == pytest.approx(windows)
-    assert projection.update_ms(blocks, TINY, TEST, 2) == pytest.approx(7 * 4 * 50 / 1e6)
-    assert projection.update_ms(own, TINY, TEST, 2) == pytest.approx(7 * 4 * 100 / 1e6)
+    assert floor_ms("mkor_windowed_sharded", "precondition") == pytest.approx(windows)
+    assert floor_ms("mkor_windowed_sharded", "update") == pytest.approx(7 * 4 * 50 / 1e6)
+    assert floor_ms("mkor_owners_ddp", "update") == pytest.approx(7 * 4 * 100 / 1e6)
 
 
 def test_seconds_of_kaisa_by_hand():
     """Truth: 9 d^3 operations a decomposition, which owners share even where every rank preconditions all layers."""
     of_b = 9 * (8**3 + 3**3) / 1e9
     for label in ("kaisa", "kaisa_mem_opt"):
-        assert projection.factor_ms(Setup.of(label), TINY, TEST, 2) == pytest.approx(of_b / 10)
+        assert floor_ms(label, "factor") == pytest.approx(of_b / 10)
     four = [4 * (2 * m * m + 2 * n * n + 10 * m * n) / 1e6 for m, n in ((4, 6), (8, 3))]
-    assert projection.precondition_ms(Setup.of("kaisa"), TINY, TEST, 2) == pytest.approx(sum(four))
-    assert projection.precondition_ms(Setup.of("kaisa_mem_opt"), TINY, TEST, 2) == pytest.approx(max(four))
-    # Moments of 512 rows of a rank, in one step of 10; their operations take less time than their bytes.
-    moments = sum(2 * 512 * (m + n) + 4 * (m * m + n * n) for m, n in ((4, 6), (8, 3))) / 1e6
-    assert projection.capture_ms(Setup.of("kaisa").method, TINY, TEST, 2) == pytest.approx(moments / 10)
+    assert floor_ms("kaisa", "precondition") == pytest.approx(sum(four))
+    assert floor_ms("kaisa_mem_opt", "precondition") == pytest.approx(max(four))
 
 
-def test_eva_captures_few_examples():
-    rows = {label: projection.capture_ms(Setup.of(label).method, TINY, TEST, 2) for label in ("eva", "mkor")}
+@pytest.mark.parametrize("label", ["kaisa", "eva", "mkor", "base"])
+def test_seconds_of_capture_by_hand(label: str):
+    """Moments and means of 512 rows of a rank, in one step of 10; Eva reads 16 of its 32 examples, in every step."""
     read = lambda examples: sum(2 * examples * 16 * n + 4 * n for n in (6, 3)) / 1e6  # noqa: E731
-    assert rows["eva"] == pytest.approx(EVERY_STEP * read(16))
-    assert rows["mkor"] == pytest.approx(PER_PERIOD * read(32))
-    assert projection.capture_ms(None, TINY, TEST, 2) == 0
+    expected = {
+        # Their operations take less time than their bytes.
+        "kaisa": sum(2 * 512 * (m + n) + 4 * (m * m + n * n) for m, n in ((4, 6), (8, 3))) / 1e6 / 10,
+        "eva": read(16),
+        "mkor": read(32) / 10,
+        "base": 0,
+    }
+    assert projection.capture_ms(Setup.of(label).method, TINY, TEST, 2) == pytest.approx(expected[label])
 
 
 def test_communication_by_hand():
@@ -289,7 +334,7 @@ def test_the_base_optimizers_read_and_write_more_than_the_floor():
 
 @pytest.fixture(scope="module")
 def rows() -> list[projection.Row]:
-    return list(projection.rows(workers=(8, 1024)))
+    return list(projection.measure(None, workers=(8, 1024)))
 
 
 def test_every_row_is_a_model_and_adds_up(rows):
@@ -334,10 +379,14 @@ def test_the_large_model_fits_no_gpu_without_sharding(rows):
             assert fits == (row.optimizer.endswith("_sharded") and row.workers == 1024 and row.system != "Polaris"), row
 
 
-def test_a_label_with_suffixes_is_its_variant():
-    assert Setup.of("mkor_owners_ddp").placement == Setup.of("mkor_owners_sharded").placement == "owners"
-    assert Setup.of("mkor_windowed_sharded").placement == Setup.of("eva_sharded").placement == "blocks"
-    assert Setup.of("mkor_sharded").placement == Setup.of("kaisa_sharded").placement == "owners"
-    assert Setup.of("mkor_windowed").placement == Setup.of("kaisa").placement == "replicated"
-    assert Setup.of("kaisa_mem_opt").placement == "owners"
-    assert dataclasses.replace(Setup.of("mkor_owners_ddp"), label="mkor").method == Setup.of("mkor").method
+@pytest.mark.parametrize(
+    ("placement", "labels"),
+    [
+        ("owners", ("mkor_owners_ddp", "mkor_owners_sharded", "mkor_sharded", "kaisa_sharded", "kaisa_mem_opt")),
+        ("blocks", ("mkor_windowed_sharded", "eva_sharded")),
+        ("replicated", ("mkor_windowed", "kaisa")),
+    ],
+)
+def test_a_label_with_suffixes_is_its_variant(placement: str, labels: tuple[str, ...]):
+    assert {Setup.of(label).placement for label in labels} == {placement}
+    assert Setup.of("mkor_owners_ddp").method == Setup.of("mkor").method

@@ -56,10 +56,3 @@ def test_the_papers_numbers_are_of_these_parts(name: str, encoder: float, with_h
         found = sizes.parts_of_bert(model)
     assert all(parameter.is_meta for parameter in model.parameters())
     assert [round(number / 1e6, 1) for number in found if number] == [encoder, with_heads]
-
-
-def test_a_bad_setting_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["--out", str(tmp_path / "sizes.csv"), "--tier", "embeded", "--results", str(tmp_path)]
-    assert _command.run("sizes", sizes.measure, arguments, uses_gpu=False) == 1
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not (tmp_path / "sizes.csv").exists()

@@ -14,9 +14,10 @@ from tests.support.experiments import block, load, make_folder, optimizer, write
 from workflow.bench.analysis.step_times import FEWEST_BLOCKS, StepTimes, TimedLabel
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
+from workflow.bench.plan.runs import Run
 from workflow.bench.probes import _load, step_time
 from workflow.bench.probes._load import CpuTime, OtherLoad, Reading, cpu_time, share_of_others
-from workflow.bench.probes.step_time import LONGEST_CYCLE, Group, Label, groups, work_of
+from workflow.bench.probes.step_time import LONGEST_CYCLE, Contender, Label, groups, work_of
 from workflow.bench.support.config import ConfigError
 
 AIM = {"split": "validation", "metric": "loss", "below": 0.1}
@@ -47,29 +48,26 @@ def quick(monkeypatch) -> None:
     monkeypatch.setattr(step_time, "LOAD_SECONDS", 0.0001)
 
 
-def names(group: Group) -> list[str]:
-    return [next(iter(one.labels)).label + ("_again" if one.again else "") for one in group.contenders]
+def names(group: list[Contender]) -> list[str]:
+    return [next(iter(one.labels)).label + ("_again" if one.again else "") for one in group]
+
+
+def what(run: Run) -> tuple[str, str]:
+    """Return what a run trains on, and the work of its step."""
+    return json.dumps(run.spec["workload"], sort_keys=True), work_of(run.spec)
 
 
 def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload(embedded):
     """Every run of every (experiment, label) once, whatever the workload; the base optimizer twice."""
-    timed = [one for group in groups(embedded) for one in group.contenders]
+    timed = [one for group in groups(embedded) for one in group]
     aimed = Counter(
-        (job.experiment, job.label, json.dumps(planned.run.spec["workload"], sort_keys=True), work_of(planned.run.spec))
+        (job.experiment, job.label, *what(planned.run))
         for job in embedded.jobs
         for planned in job.planned
         if planned.target is not None or job.experiment in step_time.WITHOUT_TARGET
     )
     found = [
-        (
-            (
-                label.experiment,
-                label.label,
-                json.dumps(one.run.spec["workload"], sort_keys=True),
-                work_of(one.run.spec),
-            ),
-            runs,
-        )
+        ((label.experiment, label.label, *what(one.run)), runs)
         for one in timed
         if not one.again
         for label, runs in one.labels.items()
@@ -77,8 +75,8 @@ def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload
     assert Counter(dict(found)) == aimed
     assert len(found) == len(aimed)
     for group in groups(embedded):
-        (again,) = (one for one in group.contenders if one.again)
-        assert len({one.key for one in group.contenders}) == len(group.contenders)
+        (again,) = (one for one in group if one.again)
+        assert len({one.key for one in group}) == len(group)
         assert names(group)[-1].removesuffix("_again") in names(group)
         assert again.run.method in {"sgd", "lamb", "adamw"}
     assert not any(one.problem for one in timed)
@@ -88,20 +86,20 @@ def test_every_label_of_an_experiment_with_a_target_is_timed_on_its_own_workload
 def test_the_rounds_on_an_idle_machine_hold_enough_whole_cycles_of_every_optimizer(tier):
     """Even where a turn is as short as it can be: one step, since a step alone fills a round."""
     for group in groups(Plan.load(tier=tier, hardware="test")):
-        turns = {one.key: one.steps(1) for one in group.contenders if one.problem is None}
-        cycles = {one.key: one.cycle for one in group.contenders if one.cycle <= step_time.LONGEST_CYCLE}
+        turns = {one.key: one.steps(1) for one in group if one.problem is None}
+        cycles = {one.key: one.cycle for one in group if one.cycle <= step_time.LONGEST_CYCLE}
         block = math.lcm(*(cycle // math.gcd(cycle, turns[key]) for key, cycle in cycles.items()))
         assert step_time.ROUNDS // block >= FEWEST_BLOCKS
-        assert turns[group.contenders[-1].key] == 1
+        assert turns[group[-1].key] == 1
 
 
 def test_labels_that_train_alike_share_a_contender(plan):
     (group,) = groups(plan)
     assert names(group) == ["sgd", "mkor", "sgd_again"]
     sgd, twin = (Label("one", label, "autoencoder", None) for label in ("sgd", "twin"))
-    assert group.contenders[0].labels == {sgd: 2, twin: 1}
-    assert group.contenders[-1].labels == {sgd: 2}
-    assert [contender.cycle for contender in group.contenders] == [1, 2, 1]
+    assert group[0].labels == {sgd: 2, twin: 1}
+    assert group[-1].labels == {sgd: 2}
+    assert [contender.cycle for contender in group] == [1, 2, 1]
 
 
 @pytest.fixture
@@ -149,12 +147,12 @@ def test_two_experiments_share_no_measurement_even_of_one_run(tmp_path):
     for name in ("one", "two"):
         write(config, name, block(optimizer("sgd"), target=AIM))
     (group,) = groups(load(config))
-    assert [(key[0], key[2]) for key in (one.key for one in group.contenders)] == [
+    assert [(key[0], key[2]) for key in (one.key for one in group)] == [
         ("one", False),
         ("two", False),
         ("one", True),
     ]
-    assert len({one.run.id for one in group.contenders}) == 1
+    assert len({one.run.id for one in group}) == 1
 
 
 def test_a_label_whose_runs_take_different_steps_has_their_mean(tmp_path, quick, by_work):
@@ -226,7 +224,7 @@ def test_a_long_cycle_is_weighted_from_a_short_one(tmp_path):
     both = optimizer("kaisa", lr=0.1, base="sgd", factor_update_period=50, inverse_update_period=50)
     mixed = optimizer("kaisa", "mixed", lr=0.1, base="sgd", factor_update_period=4, inverse_update_period=50)
     write(config, "one", block(both, mixed, target=AIM))
-    long, odd, _ = groups(load(config))[0].contenders
+    long, odd, _ = groups(load(config))[0]
     assert (long.cycle, long.problem) == (50, None)
     assert long.timed.hyperparameters["inverse_update_period"] == LONGEST_CYCLE
     assert long.timed.hyperparameters["factor_update_period"] == LONGEST_CYCLE
@@ -247,7 +245,7 @@ def step_time_of(ms: float, refreshed: bool):
 
 
 def test_mkor_h_does_not_switch_while_it_is_timed(embedded):
-    hybrids = [one for group in groups(embedded) for one in group.contenders if one.run.method == "mkor_h"]
+    hybrids = [one for group in groups(embedded) for one in group if one.run.method == "mkor_h"]
     assert len(hybrids) == 2, "of the autoencoder and of BERT"
     for hybrid in hybrids:
         assert hybrid.timed.hyperparameters["warmup_steps"] > 10**6

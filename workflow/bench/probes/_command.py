@@ -1,4 +1,7 @@
-"""The command line that all probes share: choose a plan, measure on its device, write the rows as CSV."""
+"""The command line that all probes share: choose a plan, measure on its device, write the rows as CSV.
+
+A file of rows also has the version of the code that measured them.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import pandas as pd
 import torch
 
 from workflow.bench.plan import add_arguments, load_from
-from workflow.bench.probes._optimizers import BASE, check_labels
-from workflow.bench.probes._rows import write_rows
+from workflow.bench.probes._models import BASE, check_labels
+from workflow.bench.support import provenance
 from workflow.bench.support.command_line import refuse_unwritable, run_command
 from workflow.bench.support.config import ConfigError
 from workflow.bench.support.cost_line import print_cost
+from workflow.bench.support.files import write_atomically
+from workflow.bench.support.source_code import probe_fingerprint
 
 
 def run(
@@ -55,8 +61,21 @@ def run(
         labels = (check_labels(options.optimizers),) if optimizers else ()
         if uses_gpu and plan.tier.device == "cuda" and not torch.cuda.is_available():
             raise ConfigError(f"tier = '{plan.tier.name}': its probes need a GPU, but PyTorch finds none")
+        # All measurements of a tier have the same threads, whatever OMP_NUM_THREADS says here.
         torch.set_num_threads(plan.tier.threads)
         write_rows(options.out, measure(plan, *labels), columns)
         print_cost()
 
     return run_command(parser, work, arguments)
+
+
+def write_rows(out: Path, rows: Iterable[NamedTuple], columns: Sequence[str] = ()) -> None:
+    """Write rows of one type atomically, as a `table_of` them; ``columns`` are theirs, in case there is none."""
+    write_atomically(out, table_of(rows, columns).to_csv(index=False))
+
+
+def table_of(rows: Iterable[NamedTuple], columns: Sequence[str] = ()) -> pd.DataFrame:
+    """Return rows of one type as a table, with the columns ``code_fingerprint`` and ``git_commit``."""
+    commit, _ = provenance.git_state()
+    table = pd.DataFrame(rows, columns=list(columns) or None)
+    return table.assign(code_fingerprint=probe_fingerprint(), git_commit=commit)

@@ -23,7 +23,7 @@ from mkor_core import Method, Preconditioner
 from workflow.bench.probes._costs import Layer
 from workflow.bench.probes._counting import DECOMPOSITIONS, META, Counting
 from workflow.bench.probes._links import System
-from workflow.bench.probes._optimizers import PERIOD_FIELDS
+from workflow.bench.probes._models import PERIOD_FIELDS
 
 _LAYERS: Final = 2
 _PERIOD: Final = 2
@@ -91,32 +91,25 @@ class _Kernels(Counting):
             self.kernels[Kernel(name in DECOMPOSITIONS, *done)] += 1
         return result
 
-    def work(self, share: float) -> Work:
-        """Return a share of what was counted."""
-        return Work(tuple((kernel, number * share) for kernel, number in self.kernels.items()))
 
-
+@cache
 def of_layer(method: Method, layer: Layer) -> Step:
     """Return the preconditioner's step for a layer, whatever the method's period of updates."""
     periods = {name: _PERIOD for name in PERIOD_FIELDS if getattr(method, name, None) is not None}
-    return _of_shape(replace(method, **periods), layer.m, layer.n, layer.has_bias)
-
-
-@cache
-def _of_shape(method: Method, m: int, n: int, has_bias: bool) -> Step:
     with META:
-        layers = nn.ModuleList(nn.Linear(n, m, bias=has_bias) for _ in range(_LAYERS))
-        rows = torch.empty(2, n)
-    preconditioner = Preconditioner(layers, method, lr=0.1)  # kl_clip asks for a learning rate
+        layers = nn.ModuleList(nn.Linear(layer.n, layer.m, bias=layer.has_bias) for _ in range(_LAYERS))
+        rows = torch.empty(2, layer.n)
+    preconditioner = Preconditioner(layers, replace(method, **periods), lr=0.1)  # kl_clip asks for a learning rate
     plain, update = _Kernels(), _Kernels()
     # The first two set up states.
     for counting in (_Kernels(), _Kernels(), update, plain):
         layers.zero_grad()
-        sum((layer(rows).sum() for layer in layers), start=torch.zeros((), device=META)).backward()
+        sum((one(rows).sum() for one in layers), start=torch.zeros((), device=META)).backward()
         with counting:
             preconditioner.step()
     preconditioner.remove()
-    return Step(plain.work(1 / _LAYERS), update.work(1 / _LAYERS))
+    of_one = (tuple((kernel, number / _LAYERS) for kernel, number in one.kernels.items()) for one in (plain, update))
+    return Step(*map(Work, of_one))
 
 
 @cache
@@ -134,7 +127,7 @@ def of_base(name: str) -> Work:
     parameters = _LAYERS * _SIDE**2
     return Work(
         tuple(
-            (kernel._replace(operations=kernel.operations / parameters, bytes=kernel.bytes / parameters), number)
-            for kernel, number in counting.work(1.0).kernels
+            (Kernel(kernel.decomposes, kernel.operations / parameters, kernel.bytes / parameters), float(number))
+            for kernel, number in counting.kernels.items()
         )
     )

@@ -16,6 +16,7 @@ What is counted is the operators that reach the dispatcher below autograd:
 from __future__ import annotations
 
 import math
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -83,40 +84,22 @@ GATHERS: Final = frozenset({"embedding", "gather", "index", "index_select"})
 """Operators that read as many entries of their first tensor as they return."""
 
 
-def _sides(shape: Sequence[int]) -> tuple[int, int, int]:
-    """Return the number of matrices of a batch, and the larger and the smaller of their sides."""
-    return math.prod(shape[:-2]), max(shape[-2:]), min(shape[-2:])
-
-
-def _eigh(shape: Sequence[int], _: Sequence[int]) -> float:
-    number, d = _sides(shape)[:2]
-    return EIGEN_OPERATIONS * number * d**3
-
-
-def _svd(shape: Sequence[int], _: Sequence[int]) -> float:
-    number, m, n = _sides(shape)
-    return number * (14 * m * n**2 + 8 * n**3)
-
-
-def _qr(shape: Sequence[int], _: Sequence[int]) -> float:
-    number, m, n = _sides(shape)
-    return number * (4 * m * n**2 - 4 * n**3 / 3)
-
-
-def _solve(shape: Sequence[int], right: Sequence[int]) -> float:
-    number, d = _sides(shape)[:2]
-    return number * (2 * d**3 / 3 + 2 * d**2 * right[-1])
+def _batched(formula: Callable[[int, int], float]) -> Callable[[Sequence[int], Sequence[int]], float]:
+    """Return the operations of a batch of matrices; formula: of one, from its larger and its smaller side."""
+    return lambda shape, _: math.prod(shape[:-2]) * formula(max(shape[-2:]), min(shape[-2:]))
 
 
 DECOMPOSITIONS: Final[Mapping[str, Callable[[Sequence[int], Sequence[int]], float]]] = {
-    "_linalg_eigh": _eigh,
-    "_linalg_svd": _svd,
-    "linalg_qr": _qr,
+    "_linalg_eigh": _batched(lambda d, _: EIGEN_OPERATIONS * d**3),
+    "_linalg_svd": _batched(lambda m, n: 14 * m * n**2 + 8 * n**3),
+    "linalg_qr": _batched(lambda m, n: 4 * m * n**2 - 4 * n**3 / 3),
     "linalg_inv_ex": lambda shape, _: 2.0 * math.prod(shape) * shape[-1],
     "linalg_cholesky_ex": lambda shape, _: math.prod(shape) * shape[-1] / 3,
     "cholesky_inverse": lambda shape, _: 2 * math.prod(shape) * shape[-1] / 3,
     "linalg_solve_triangular": lambda shape, right: float(math.prod(shape) * right[-1]),
-    "_linalg_solve_ex": _solve,
+    "_linalg_solve_ex": lambda shape, right: (
+        math.prod(shape[:-2]) * (2 * shape[-1] ** 3 / 3 + 2 * shape[-1] ** 2 * right[-1])
+    ),
 }
 """Operations by operator, from the shapes of its first two tensors (Golub and Van Loan, Matrix Computations)."""
 
@@ -144,26 +127,23 @@ class Counts:
 
     def minus(self, other: Counts) -> Counts:
         """Return what this adds to ``other``, which does part of the same work."""
-        return Counts(
-            self.kernels - other.kernels,
-            self.waits - other.waits,
-            self.bytes_read - other.bytes_read,
-            self.bytes_written - other.bytes_written,
-            self.foreach_tensors - other.foreach_tensors,
-            self.operations - other.operations,
-            _difference(self.by_operator, other.by_operator),
-            _difference(self.bytes_by_operator, other.bytes_by_operator),
-        )
+        return self._combined(other, -1)
 
     def plus(self, other: Counts) -> Counts:
         """Return the counts of both."""
-        return self.minus(Counts().minus(other))
+        return self._combined(other, 1)
 
-
-def _difference(one: Counter[str], other: Counter[str]) -> Counter[str]:
-    """Return how much more of each operator there is, also if that is less than nothing."""
-    names = one.keys() | other.keys()
-    return Counter({name: one[name] - other[name] for name in names if one[name] != other[name]})
+    def _combined(self, other: Counts, sign: int) -> Counts:
+        found: dict[str, Any] = {}
+        for name, one in vars(self).items():
+            added = getattr(other, name)
+            if isinstance(one, Counter):
+                # Counter's own operators would drop what is less than nothing.
+                sums = {key: one[key] + sign * added[key] for key in one.keys() | added.keys()}
+                found[name] = Counter({key: number for key, number in sums.items() if number})
+            else:
+                found[name] = one + sign * added
+        return Counts(**found)
 
 
 class Counting(TorchDispatchMode):
@@ -201,6 +181,7 @@ class Counting(TorchDispatchMode):
         if waits:
             self.counts.waits += 1
             self.counts.by_operator[f"wait: {name}"] += 1
+        # Waits are counted before the call: on meta tensors, those whose result depends on values raise an error.
         result = _run(function, name, args, kwargs)
         outputs = _tensors(result)
         places |= {tensor.device.type for tensor in outputs}
@@ -221,21 +202,18 @@ class Counting(TorchDispatchMode):
 
     def _count(self, function: Any, name: str, args: Any, kwargs: Mapping[str, Any], outputs: Sequence[Tensor]) -> None:
         read: list[Tensor] = []
-        changed: set[int] = set()
+        changed: dict[int, Tensor] = {}
         for position, argument in enumerate(function._schema.arguments):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            tensors = _tensors(value)
+            tensors = _tensors(args[position] if position < len(args) else kwargs.get(argument.name))
             writes = argument.alias_info is not None and argument.alias_info.is_write
             if name.startswith("_fused_") and argument.name == "grads":
                 # Their schemas allow for a gradient scaler, for which they store what they unscale.
                 writes = kwargs.get("grad_scale") is not None
             if writes:
-                changed |= {id(tensor) for tensor in tensors}
+                changed |= {id(tensor): tensor for tensor in tensors}
             if not (writes and (argument.is_out or name in OVERWRITES)):
                 read += tensors
-        written = [tensor for tensor in outputs if id(tensor) not in changed]
-        in_place = {id(tensor): tensor for tensor in _tensors((args, kwargs)) if id(tensor) in changed}
-        written += in_place.values()
+        written = [*(tensor for tensor in outputs if id(tensor) not in changed), *changed.values()]
         if name in GATHERS and read:
             read = [*outputs, *read[1:]]
         self.counts.kernels += 1
@@ -297,3 +275,35 @@ def _operations(function: Any, name: str, args: Any, kwargs: Mapping[str, Any], 
         shapes = [tensor.shape for tensor in _tensors(args)]
         return decomposed(shapes[0], shapes[min(1, len(shapes) - 1)])
     return float(sum(tensor.numel() for tensor in _tensors(result)))
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the memory that operators inside its ``with`` block allocate, until it is freed; views have none."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0
+        """Bytes that live now."""
+        self.peak = 0
+        """The most that lived at any time."""
+        self._storages: set[int] = set()
+
+    @override
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {leaf.untyped_storage()._cdata for leaf in tree_leaves((args, kwargs)) if type(leaf) is Tensor}
+        outputs = function(*args, **(kwargs or {}))
+        for leaf in tree_leaves(outputs):
+            # A sharded tensor is none: its local part passes here by itself.
+            if type(leaf) is Tensor:
+                storage = leaf.untyped_storage()
+                key, size = storage._cdata, storage.nbytes()
+                if key not in given | self._storages:
+                    self._storages.add(key)
+                    self.now += size
+                    self.peak = max(self.peak, self.now)
+                    weakref.finalize(storage, self._free, key, size)
+        return outputs
+
+    def _free(self, key: int, size: int) -> None:
+        self._storages.discard(key)
+        self.now -= size

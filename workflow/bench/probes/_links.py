@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from workflow.bench.support.config import ROOT, check, error, read_mapping, schema
 
@@ -30,6 +30,13 @@ class Gpu(NamedTuple):
     """Of the memory, read and written together."""
     link: float
     """Sent to the other GPUs of the node."""
+
+
+_PEAKS: Final = {
+    **dict.fromkeys(("bfloat16_tflops", "tf32_tflops", "float32_tflops"), 1e12),
+    **dict.fromkeys(("memory_gb", "memory_gb_per_s", "link_gb_per_s"), 1e9),
+}
+"""The file's names of a GPU's peaks, in the order of `Gpu`, and their units."""
 
 
 class Messages(NamedTuple):
@@ -83,45 +90,22 @@ def systems(file: Path = SYSTEMS) -> tuple[System, ...]:
     """
     content = read_mapping(file)
     check(content, schema("systems"), file)
-    gpus = {name: _gpu(name, peaks) for name, peaks in content["gpus"].items()}
-    ring, tree = (_messages(content["messages"][shape]) for shape in ("ring", "tree"))
-    assumed = Assumed(**content["assumed"])
-    for name, system in content["systems"].items():
-        if system["gpu"] not in gpus:
-            raise error(file, ("systems", name, "gpu"), system["gpu"], f"must be one of {', '.join(gpus)}")
-    return tuple(
-        System(
-            name,
-            gpus[system["gpu"]],
-            system["gpus_per_node"],
-            1e9 * system["network_gb_per_s"],
-            ring,
-            tree,
-            assumed,
+    gpus = {
+        name: Gpu(name, *(unit * peaks[key] for key, unit in _PEAKS.items())) for name, peaks in content["gpus"].items()
+    }
+    ring, tree = (
+        Messages(
+            1e-6 * costs["start_us"], 1e-6 * costs["link_us"], 1e-6 * costs["network_us"], costs["bandwidth_share"]
         )
-        for name, system in content["systems"].items()
+        for costs in (content["messages"][shape] for shape in ("ring", "tree"))
     )
-
-
-def _gpu(name: str, peaks: dict[str, Any]) -> Gpu:
-    return Gpu(
-        name,
-        bfloat16=1e12 * peaks["bfloat16_tflops"],
-        tf32=1e12 * peaks["tf32_tflops"],
-        float32=1e12 * peaks["float32_tflops"],
-        memory=1e9 * peaks["memory_gb"],
-        bandwidth=1e9 * peaks["memory_gb_per_s"],
-        link=1e9 * peaks["link_gb_per_s"],
-    )
-
-
-def _messages(costs: dict[str, float]) -> Messages:
-    return Messages(
-        start=1e-6 * costs["start_us"],
-        link=1e-6 * costs["link_us"],
-        network=1e-6 * costs["network_us"],
-        share=costs["bandwidth_share"],
-    )
+    assumed, found = Assumed(**content["assumed"]), []
+    for name, system in content["systems"].items():
+        gpu, network = system["gpu"], 1e9 * system["network_gb_per_s"]
+        if gpu not in gpus:
+            raise error(file, ("systems", name, "gpu"), gpu, f"must be one of {', '.join(gpus)}")
+        found.append(System(name, gpus[gpu], system["gpus_per_node"], network, ring, tree, assumed))
+    return tuple(found)
 
 
 def all_reduce_seconds(system: System, gpus: int, size: float, messages: int = 1) -> float:

@@ -1,4 +1,4 @@
-"""Fresh processes for a measurement: gloo ranks on one machine, or one process whose memory is measured."""
+"""Fresh processes for a measurement, and models that gloo ranks on one machine train together, whole or sharded."""
 
 from __future__ import annotations
 
@@ -12,8 +12,15 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
 
+from mkor_core import Preconditioner
+from mkor_core.method import Distributed
+from mkor_core.ranks import comm
+from workflow.bench.probes._sharding import Setup
+from workflow.bench.probes._timing import SAFE_RATE
 from workflow.bench.support.cost_line import print_cost
 
 
@@ -33,12 +40,8 @@ def run(world: int, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         ["torch._dynamo", "torch.distributed", *(name for name in sys.modules if name.startswith("workflow.bench."))]
     )
     with tempfile.TemporaryDirectory() as folder:
-        start_processes(
-            _work,
-            (world, Path(folder), torch.get_num_threads(), function, arguments),
-            nprocs=world,
-            start_method="forkserver",
-        )
+        given = world, Path(folder), torch.get_num_threads(), function, arguments
+        start_processes(_work, given, nprocs=world, start_method="forkserver")
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world)]
 
 
@@ -48,6 +51,7 @@ def _work(
     """Run ``function`` as one rank, and leave its pickled result in ``folder``."""
     torch.set_num_threads(threads)
     if world > 1:
+        # A file, because a port might be taken by then.
         dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
     try:
         result = function(*arguments)
@@ -58,3 +62,23 @@ def _work(
     finally:
         if world > 1:
             dist.destroy_process_group()
+
+
+def parallelize(model: nn.Module, *, is_sharded: bool) -> nn.Module:
+    """Return the model for training on all ranks: by ``fully_shard``, as a whole, or in DistributedDataParallel."""
+    if not is_sharded:
+        return DistributedDataParallel(model)
+    # They take a second to import, which only a sharded model should cost.
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    fully_shard(model, mesh=init_device_mesh("cpu", (comm.world_size(),)))
+    return model
+
+
+def preconditioner_of(setup: Setup, network: nn.Module) -> Preconditioner:
+    """Return the preconditioner of a model that `parallelize` returned."""
+    assert setup.method is not None
+    # KAISA shares layers out by itself unless their gradients are sharded.
+    by_owners = setup.placement == "owners" and not isinstance(setup.method, Distributed)
+    return Preconditioner(network, setup.method, lr=SAFE_RATE, owners=True if by_owners else None)

@@ -15,6 +15,7 @@ counts with their share; methods with a period refresh in one step of 10. Activa
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -29,7 +30,7 @@ from mkor_core.mkor import MKOR
 from mkor_core.ranks.assignment import assign, make_grid
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.probes._costs import FLOAT, Layer
-from workflow.bench.probes._optimizers import PERIOD, method_of
+from workflow.bench.probes._models import PERIOD, method_of
 from workflow.bench.probes._state_bytes import META
 
 Placement = Literal["replicated", "blocks", "owners"]
@@ -53,7 +54,7 @@ class Setup:
 
     @classmethod
     def of(cls, label: str, period: int = PERIOD) -> Setup:
-        """Return the setup of a label: a variant of `_optimizers`, to which suffixes may be added.
+        """Return the setup of a label: a variant of `_models`, to which suffixes may be added.
 
         ``_owners`` places it at owners, ``_sharded`` means ``fully_shard``, and ``_ddp`` nothing more. period: steps
         between refreshes.
@@ -61,17 +62,13 @@ class Setup:
         is_sharded = label.endswith("_sharded")
         variant = label.removesuffix("_sharded").removesuffix("_ddp")
         method = method_of(variant.removesuffix("_owners"), period)
-        at_owners = variant.endswith("_owners") or _worker_fraction(method) < 1
+        # KAISA in MEM-OPT, where one rank preconditions a layer for all.
+        has_owners = isinstance(method, Distributed) and (method.worker_fraction or 1.0) < 1
+        at_owners = variant.endswith("_owners") or has_owners
         in_blocks = method is None or (isinstance(method, InPlaceMethod) and method.works_on_blocks)
         if at_owners or (is_sharded and not in_blocks):
             return cls(label, method, is_sharded, "owners")
         return cls(label, method, is_sharded, "blocks" if is_sharded else "replicated")
-
-
-def _worker_fraction(method: Method | None) -> float:
-    if not isinstance(method, Distributed):
-        return 1.0
-    return method.worker_fraction or 1.0
 
 
 def numbers(layer: Layer) -> int:
@@ -93,34 +90,22 @@ def statistic_numbers(method: Method, layer: Layer, *, is_sharded: bool) -> int:
     return d_in + 1 + layer.m * (statistic.sides == "both" and (is_sharded or not in_bias))
 
 
-def block_numbers(method: Method, layer: Layer) -> int:
-    """Return the numbers that a rank adds to sums over a layer's blocks in every step.
-
-    A window of w columns: ``U_L^T D``, w rows like D's, and the norms of D and V; Eva: four inner products.
-    """
-    if isinstance(method, MKOR) and method.window is not None:
-        return method.window * (layer.n + layer.has_bias) * (method.sides == "both") + 2 * method.rescale
-    return EVA_SUMS
-
-
-def owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
-    """Return the layers of each rank that owns any: at most one rank a layer does."""
-    return _owned(method, layers, min(ranks, len(layers)))
-
-
 @cache
-def _owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
-    costs = {str(index): owner_cost(method, layer) for index, layer in enumerate(layers)}
+def owned(method: Method, layers: Layers, ranks: int) -> Mapping[int, Layers]:
+    """Return the layers of each rank that owns any: at most one rank a layer does.
+
+    They are assigned by the cost of a refresh, if only owners refresh; else by that of ``J_L D J_R``.
+    """
+    costs = {}
+    for index, layer in enumerate(layers):
+        shape = LayerShape(layer.m, layer.n + layer.has_bias)
+        products = float(numbers(layer) * sum(shape))
+        costs[str(index)] = method.refresh_cost(shape) if isinstance(method, Distributed) else products
+    number = min(ranks, len(layers))
     by_rank: dict[int, list[Layer]] = {}
-    for index, place in assign(costs, make_grid(ranks, 1 / ranks)).items():
-        by_rank.setdefault(place.owner, []).append(layers[int(index)])
+    for name, place in assign(costs, make_grid(number, 1 / number)).items():
+        by_rank.setdefault(place.owner, []).append(layers[int(name)])
     return {rank: tuple(own) for rank, own in by_rank.items()}
-
-
-def owner_cost(method: Method, layer: Layer) -> float:
-    """Return the cost by which a layer is assigned: of a refresh, if only owners refresh; else of ``J_L D J_R``."""
-    shape = LayerShape(layer.m, layer.n + layer.has_bias)
-    return method.refresh_cost(shape) if isinstance(method, Distributed) else float(numbers(layer) * sum(shape))
 
 
 @cache
@@ -132,10 +117,17 @@ def statistic_bytes(setup: Setup, layers: Layers) -> int:
 
 @cache
 def block_bytes(setup: Setup, layers: Layers) -> int:
-    """Return the bytes that a rank hands to all-reduces in every step, because it preconditions blocks."""
-    if setup.method is None or setup.placement != "blocks":
+    """Return the bytes that a rank hands to all-reduces in every step, because it preconditions blocks.
+
+    A window of w columns adds up ``U_L^T D``, w rows like D's, and the norms of D and V; Eva four inner products.
+    """
+    method = setup.method
+    if method is None or setup.placement != "blocks":
         return 0
-    return FLOAT * sum(block_numbers(setup.method, layer) for layer in layers)
+    if not isinstance(method, MKOR) or method.window is None:
+        return FLOAT * EVA_SUMS * len(layers)
+    products = sum(layer.n + layer.has_bias for layer in layers) * method.window * (method.sides == "both")
+    return FLOAT * (products + 2 * method.rescale * len(layers))
 
 
 def clip_bytes(setup: Setup) -> int:
@@ -217,17 +209,12 @@ def share_of_steps(happens: Callable[[int], bool]) -> float:
 @cache
 def state_by_tensor(method: Method, layers: Layers) -> Mapping[str, int]:
     """Return the bytes of a method's state by tensor, of some layers together."""
-    sizes: dict[str, int] = {}
-    for layer in layers:
-        for name, size in _layer_state(method, LayerShape(layer.m, layer.n + layer.has_bias)).items():
-            sizes[name] = sizes.get(name, 0) + size
+    sizes: Counter[str] = Counter()
+    # Many layers are equal, and making states takes time even without memory.
+    for layer, number in Counter(layers).items():
+        state = method.initial_state(LayerShape(layer.m, layer.n + layer.has_bias), torch.float32, META)
+        sizes.update({name: number * tensor.nbytes for name, tensor in state.items()})
     return sizes
-
-
-@cache
-def _layer_state(method: Method, shape: LayerShape) -> Mapping[str, int]:
-    state = method.initial_state(shape, torch.float32, META)
-    return {name: tensor.numel() * tensor.element_size() for name, tensor in state.items()}
 
 
 def state_bytes(setup: Setup, layers: Layers, ranks: int, rank: int) -> int:

@@ -6,20 +6,21 @@ formulas by method: the method's own code gives the tensors that it keeps. Formu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves
 
 from baselines import build_optimizer
 from mkor_core import Method
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.statistics import Captured, LayerShape, Rows, join_rows
 from mkor_core.saving.entries import without_preconditioner
-from workflow.bench.probes._models import ProbeModel
-from workflow.bench.probes._optimizers import TimedOptimizer
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer
 
 META = torch.device("meta")
 
@@ -49,39 +50,30 @@ def preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[st
     Shapes may depend on a batch's rows: HyLo keeps a part of them. Empty if the method reads values of tensors, which
     the ``meta`` device does not have.
     """
+    sizes: Counter[str] = Counter()
     try:
-        return _preconditioner_bytes(method, layers)
+        for (d_out, d_in), rows in layers:
+            state = method.initial_state(LayerShape(d_out, d_in), torch.float32, META)
+            x, g = (torch.empty(rows, d, device=META) for d in (d_in, d_out))
+            method.accumulate(state, captured(method, x, g), 0)
+            method.refresh(state, 0)
+            sizes.update({name: tensor.nbytes for name, tensor in state.items()})
     except (NotImplementedError, RuntimeError):
         return {}
-
-
-def _preconditioner_bytes(method: Method, layers: Sequence[LayerRows]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
-    for shape, rows in layers:
-        state = method.initial_state(shape, torch.float32, META)
-        statistic = captured(
-            method, torch.empty(rows, shape.d_in, device=META), torch.empty(rows, shape.d_out, device=META)
-        )
-        method.accumulate(state, statistic, 0)
-        method.refresh(state, 0)
-        for name, tensor in state.items():
-            sizes[name] = sizes.get(name, 0) + tensor.numel() * tensor.element_size()
-    return sizes
+    return dict(sizes)
 
 
 def first_order_bytes(optimizer: Optimizer) -> dict[str, int]:
     """Return the bytes of a first-order optimizer's state by tensor, summed over parameters."""
     state = without_preconditioner(optimizer.state_dict())
-    sizes: dict[str, int] = {}
-    for of_parameter in state["state"].values():
-        for name, value in of_parameter.items():
-            if tensors := list(_tensors(value)):
-                sizes[name] = sizes.get(name, 0) + sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    for name, value in state.items():
-        # Some optimizers keep more than tensors of single parameters, e.g. SINGD its factors by layer.
-        if name not in ("state", "param_groups") and (tensors := list(_tensors(value))):
-            sizes[name] = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-    return sizes
+    # Some optimizers keep more than tensors of single parameters, e.g. SINGD its factors by layer.
+    others = {name: value for name, value in state.items() if name not in ("state", "param_groups")}
+    sizes: Counter[str] = Counter()
+    for kept in (*state["state"].values(), others):
+        for name, value in kept.items():
+            if tensors := [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]:
+                sizes[name] += sum(tensor.nbytes for tensor in tensors)
+    return dict(sizes)
 
 
 def computed_first_order_bytes(model: ProbeModel, optimizer: TimedOptimizer) -> dict[str, int]:
@@ -104,32 +96,14 @@ def computed_first_order_bytes(model: ProbeModel, optimizer: TimedOptimizer) -> 
 def rows_by_layer(model: nn.Module, exclude: tuple[str, ...], step: Callable[[], object]) -> list[LayerRows]:
     """Return the rows of every preconditioned layer in a batch; step: runs one forward pass of the model."""
     layers = find_layers(model, exclude)
-    rows: dict[str, int] = {}
+    rows: dict[nn.Module, int] = {}
 
-    def count_rows(name: str, *, is_linear: bool) -> Callable[[nn.Module, tuple[Tensor, ...], Tensor], None]:
-        def hook(_module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
-            # Linear: [..., d_out] has a row for each leading index; Conv2d: [examples, d_out, height, width].
-            rows[name] = output.numel() // output.shape[-1] if is_linear else output.shape[0]
+    def hook(module: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        # Linear: [..., d_out] has a row for each leading index; Conv2d: [examples, d_out, height, width].
+        rows[module] = output.shape[0] if isinstance(module, nn.Conv2d) else output.numel() // output.shape[-1]
 
-        return hook
-
-    handles = [
-        layer.module.register_forward_hook(count_rows(name, is_linear=isinstance(layer.module, nn.Linear)))
-        for name, layer in layers.items()
-    ]
+    handles = [layer.module.register_forward_hook(hook) for layer in layers.values()]
     step()
     for handle in handles:
         handle.remove()
-    return [LayerRows(LayerShape(layer.d_out, layer.d_in), rows[name]) for name, layer in layers.items()]
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in nested lists and mappings."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
+    return [LayerRows(LayerShape(layer.d_out, layer.d_in), rows[layer.module]) for layer in layers.values()]

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Final, NamedTuple
 
 import torch
@@ -30,8 +31,8 @@ from mkor_core.method import FollowsLoss
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
-from workflow.bench.probes._costs import Layer
-from workflow.bench.probes._parallel import parallelize, preconditioner_of
+from workflow.bench.probes._costs import FLOAT, Layer
+from workflow.bench.probes._ranks import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
 from workflow.bench.probes._state_bytes import META, captured
 
@@ -43,7 +44,6 @@ PLACED: Final = ("mkor_owners_ddp", "mkor_owners_sharded", "mkor_windowed_sharde
 DIMENSIONS: Final = (64, 128, 256, 512, 1024)
 WORKERS: Final = (2, 4)
 ROWS: Final = 32
-FLOAT32_BYTES: Final = 4
 COLLECTIVES: Final = ("all_reduce", "all_gather", "all_to_all", "broadcast")
 
 
@@ -72,16 +72,16 @@ def predicted(setup: Setup, d: int, workers: int, rank: int) -> dict[str, int]:
     assert method is not None  # see `rows`
     rows = torch.empty(ROWS, d, device=META)
     statistic = captured(method, rows, rows)
-    sizes = {"all_reduce": FLOAT32_BYTES if isinstance(method, FollowsLoss) else 0}
+    sizes = {"all_reduce": FLOAT if isinstance(method, FollowsLoss) else 0}
     numbers = statistic.x.numel() + (0 if method.statistic.sides == "input" else statistic.g.numel())
     if method.statistic.gathers_rows:
-        sizes["all_gather"] = FLOAT32_BYTES * numbers
+        sizes["all_gather"] = FLOAT * numbers
     else:
         if method.statistic.kind == "moment":
             numbers = d * (d + 1) // 2 * (1 if method.statistic.sides == "input" else 2)  # upper triangles
         dtype = method.statistic.message_dtype
-        number = FLOAT32_BYTES if dtype is None else dtype.itemsize
-        sizes["all_reduce"] += FLOAT32_BYTES + number * numbers
+        number = FLOAT if dtype is None else dtype.itemsize
+        sizes["all_reduce"] += FLOAT + number * numbers
     own = (layer,) if rank == 0 else ()
     sizes["all_reduce"] += _sharding.block_bytes(setup, (layer,)) + _sharding.clip_bytes(setup)
     sizes["broadcast"] = _sharding.refreshed_bytes(setup, own) + _sharding.update_bytes(setup, own)
@@ -93,16 +93,15 @@ def of_paper(label: str, d: int, workers: int) -> int | None:
     """Return the bytes that Table 1 gives, each number a float32; HyLo's b is the global batch."""
     b = ROWS * workers
     numbers = {"mkor_bfloat16": d, "mkor": d, "kaisa": 4 * d * d, "eva": 2 * d, "hylo": 2 * b * d + b * b}
-    return FLOAT32_BYTES * numbers[label] if label in numbers else None
+    return FLOAT * numbers[label] if label in numbers else None
 
 
-Sent = dict[tuple[str, int], dict[str, int]]
-"""Bytes by collective, by label and dimension."""
+def sent(labels: Sequence[str], dimensions: Sequence[int]) -> dict[tuple[str, int], dict[str, int]]:
+    """Return the bytes that a rank sends in one factor update, by label and dimension, then by collective.
 
-
-def sent(labels: Sequence[str], dimensions: Sequence[int]) -> Sent:
-    """Return the bytes that a rank sends in one factor update; runs on every rank."""
-    counted: Sent = {}
+    Runs on every rank.
+    """
+    counted = {}
     for label in labels:
         setup = Setup.of(label)
         for d in dimensions:
@@ -111,6 +110,7 @@ def sent(labels: Sequence[str], dimensions: Sequence[int]) -> Sent:
             preconditioner = preconditioner_of(setup, layer)
             x = torch.randn(ROWS, d, generator=torch.Generator().manual_seed(comm.rank()))
             layer(x).square().mean().backward()
+            # From here on, so that the exchange of gradients, in the backward pass, does not count.
             comm.reset_bytes_sent()
             preconditioner.step()
             counted[label, d] = comm.bytes_sent()
@@ -123,14 +123,12 @@ def rows(labels: Sequence[str], dimensions: Sequence[int], workers: Iterable[int
     setups = {label: setup for label in labels if (setup := Setup.of(label)).method is not None}
     for number in workers:
         by_rank = _ranks.run(number, sent, tuple(setups), dimensions)
-        for label, setup in setups.items():
-            for d in dimensions:
-                for rank, of_rank in enumerate(by_rank):
-                    counted, computed = of_rank[label, d], predicted(setup, d, number, rank)
-                    for collective in COLLECTIVES:
-                        sizes = counted.get(collective, 0), computed.get(collective, 0)
-                        if any(sizes):
-                            yield Row(label, d, number, rank, collective, *sizes, of_paper(label, d, number), hardware)
+        for label, d, rank in product(setups, dimensions, range(number)):
+            counted, computed = by_rank[rank][label, d], predicted(setups[label], d, number, rank)
+            for collective in COLLECTIVES:
+                sizes = counted.get(collective, 0), computed.get(collective, 0)
+                if any(sizes):
+                    yield Row(label, d, number, rank, collective, *sizes, of_paper(label, d, number), hardware)
 
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:

@@ -31,8 +31,8 @@ from mkor_core import Method
 from mkor_core.capture.statistics import LayerShape
 from mkor_core.method import HostAssisted
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _turns
-from workflow.bench.probes._optimizers import method_of
+from workflow.bench.probes import _command, _timing
+from workflow.bench.probes._models import method_of
 from workflow.bench.probes._state_bytes import captured
 
 CORES: Final = "all"
@@ -101,10 +101,10 @@ def number_of_calls(call: Call, device: torch.device) -> tuple[int, float]:
 
     A decomposition of 4,096 columns takes 9 seconds: it is not called again.
     """
-    first = _turns.milliseconds(call, device)
+    first = _timing.milliseconds(call, device)
     if first > LONG_MS:
         return 0, first
-    second = _turns.milliseconds(call, device)  # the first call also paid for allocating memory and loading code
+    second = _timing.milliseconds(call, device)  # the first call also paid for allocating memory and loading code
     return max(1, round(LEAST_MS / second)), first
 
 
@@ -113,19 +113,20 @@ def measure(
 ) -> Iterator[Row]:
     """Yield all rows."""
     device = torch.device(plan.tier.device)
+    where = plan.hardware, torch.get_num_threads()
     for d in dimensions:
         numbers, turns = {}, {}
+        # Cheap calls are timed many at once, since waiting for the device and reading the clock take time as well.
         for label, part, call in calls(labels, d, device):
             number, first = number_of_calls(call, device)
             if number == 0:
-                yield Row(label, part, d, 0, 1, first, plan.hardware, torch.get_num_threads())
+                yield Row(label, part, d, 0, 1, first, *where)
             else:
                 numbers[label, part] = number
-                turns[label, part] = partial(_turns.milliseconds, call, device, number)
-        for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
+                turns[label, part] = partial(_timing.milliseconds, call, device, number)
+        for repeat, timed in enumerate(_timing.rounds(turns, repeats)):
             for (label, part), ms in timed.items():
-                number = numbers[label, part]
-                yield Row(label, part, d, repeat, number, ms, plan.hardware, torch.get_num_threads())
+                yield Row(label, part, d, repeat, numbers[label, part], ms, *where)
 
 
 if __name__ == "__main__":

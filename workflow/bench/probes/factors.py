@@ -32,7 +32,6 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor
 
-from baselines import build
 from mkor_core import MKOR
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.layer import Layer
@@ -42,9 +41,9 @@ from mkor_core.maths.inverses import WindowedInverse
 from mkor_core.method import LayerState
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._models import ProbeModel, alexnet, probe_models
-from workflow.bench.probes._optimizers import PERIOD, optimizers
-from workflow.bench.training.precision import Precision
+from workflow.bench.probes._models import PERIOD, ProbeModel, alexnet, optimizers, probe_models
+from workflow.bench.probes._timing import TimedLoop
+from workflow.bench.training.clocks import Clock
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion", "alexnet_cifar100")
 LABEL: Final = "mkor"
@@ -136,18 +135,13 @@ class Factors:
             self._method.make_room(state, step)
             self._method.accumulate(state, Captured(a, g, torch.ones_like(norm), norm), step)
 
-    def inverse(self, name: str, side: str) -> WindowedInverse:
-        """Return a layer's J of one side."""
-        inverse = inverses.from_state(self._states[name], side)
-        assert isinstance(inverse, WindowedInverse)
-        return inverse
-
     def sides(self, name: str, grad: Tensor) -> Iterator[tuple[str, int, float, Spectrum, float]]:
         """Yield the side, dimension, vector_norm, spectrum and direction_change of a layer's factors, given its D."""
         state = self._states[name]
         for side, update in self._method.one_sided(state, grad).items():
             norm = torch.linalg.vector_norm(state[f"{side}_vectors"]).item()
-            inverse = self.inverse(name, side)
+            inverse = inverses.from_state(state, side)
+            assert isinstance(inverse, WindowedInverse)
             yield side, inverse.rows.shape[-1], norm, spectrum(inverse), direction_change(update, grad)
 
 
@@ -155,16 +149,13 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     """Yield the rows of one training run."""
     inspected = frozenset(steps)
     torch.manual_seed(seed)
-    network = model.data.model(seed).to(device)
-    precision = Precision(model.precision, torch.device(device))
     (mkor,) = optimizers(model, model.lr, [LABEL])
-    optimizer, preconditioner = build(
-        mkor.method, network, mkor.hyperparameters, exclude=model.data.exclude, grad_scale=precision.grad_scale
-    )
+    loop = TimedLoop(model, mkor, device, seed=seed)
+    preconditioner, scaler = loop.preconditioner, loop.precision.scaler
     assert preconditioner is not None
     method = preconditioner.method
     assert isinstance(method, MKOR)
-    layers = find_layers(network, model.data.exclude)
+    layers = find_layers(loop.model, model.data.exclude)
     updates = max(inspected) // method.inverse_update_period + 1
     kinds = {
         label: Factors(replace(method, **given), updates, layers, torch.device(device))
@@ -172,42 +163,24 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     }
     batches, step = model.data.batches(seed), 0
     while step <= max(inspected):
-        optimizer.zero_grad()
-        with precision.autocast:
-            loss = model.data.loss(network, next(batches))
-        precision.backward(loss)
-        # The optimizer's step replaces D by V.
-        is_used = method.refreshes(step) or step in inspected
-        gradients = _gradients(layers, precision) if is_used else {}
-        if not precision.step(optimizer):
+        loss = loop.backward(next(batches), Clock())
+        # The optimizer's step replaces D, here unscaled, by V.
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        used = layers.items() if method.refreshes(step) or step in inspected else ()
+        gradients = {name: layer.gradient().double() / scale for name, layer in used if layer.has_gradient()}
+        if not loop.precision.step(loop.optimizer):
             continue  # a float16 gradient overflowed: the preconditioner does not count the step either
         if method.refreshes(step):
             vectors = preconditioner.state_dict()["layers"]
             for factors in kinds.values():
                 factors.update(vectors, gradients, step)
-        if step in inspected:
-            training = (model.name, LABEL, seed, step, loss.item())
-            for values in _inspected(kinds, layers, gradients):
-                yield Row._make((*training, *values, model.precision, hardware))
+        for name, grad in gradients.items() if step in inspected else ():
+            training = model.name, LABEL, seed, step, loss.item(), name, type(layers[name].module).__name__
+            for label, factors in kinds.items():
+                for side, dimension, norm, values, change in factors.sides(name, grad):
+                    if side == "left" or label == LABEL:  # all kinds have the same J_R
+                        yield Row(*training, side, dimension, label, norm, *values, change, model.precision, hardware)
         step += 1
-
-
-def _gradients(layers: Mapping[str, Layer], precision: Precision) -> dict[str, Tensor]:
-    """Return the unscaled D of each layer that has one, in float64."""
-    scale = 1.0 if precision.scaler is None else precision.scaler.get_scale()
-    return {name: layer.gradient().double() / scale for name, layer in layers.items() if layer.has_gradient()}
-
-
-def _inspected(
-    kinds: Mapping[str, Factors], layers: Mapping[str, Layer], gradients: Mapping[str, Tensor]
-) -> Iterator[tuple[Any, ...]]:
-    """Yield the fields of `Row` from ``layer`` to ``direction_change``."""
-    for name, grad in gradients.items():
-        for vectors, factors in kinds.items():
-            for side, dimension, norm, values, change in factors.sides(name, grad):
-                if side == "left" or vectors == LABEL:  # all kinds have the same J_R
-                    kind = type(layers[name].module).__name__
-                    yield name, kind, side, dimension, vectors, norm, *values, change
 
 
 def measure(plan: Plan) -> Iterator[Row]:

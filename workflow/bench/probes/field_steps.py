@@ -26,10 +26,8 @@ from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from baselines import build
-from mkor_core import Preconditioner
 from mkor_core.capture.discovery import find_layers
 from mkor_core.ranks import comm
 from workflow.bench import workloads
@@ -83,33 +81,27 @@ class Trained:
 
     def __init__(self, run: Run, data: Workload) -> None:
         self.model = data.model(run.seed)
-        self.built: tuple[Optimizer, Preconditioner | None] = build(
-            run.method, self.model, run.hyperparameters, exclude=data.exclude
-        )
+        self.optimizer, self._preconditioner = build(run.method, self.model, run.hyperparameters, exclude=data.exclude)
         self._data, self._batches = data, data.batches(run.seed)
-
-    @property
-    def optimizer(self) -> Optimizer:
-        """The first-order optimizer that moves the weights."""
-        return self.built[0]
 
     def backward(self) -> None:
         """Compute the gradients of the next batch."""
         self.optimizer.zero_grad()
         loss = self._data.loss(self.model, next(self._batches))
         loss.backward()
-        if self.built[1] is not None:
-            self.built[1].observe(loss)
+        if self._preconditioner is not None:
+            self._preconditioner.observe(loss)
 
-    def step(self) -> None:
-        """Train one step."""
-        self.backward()
-        self.optimizer.step()
+    def train(self, steps: int) -> None:
+        """Train some steps."""
+        for _ in range(steps):
+            self.backward()
+            self.optimizer.step()
 
     def state_bytes(self) -> int:
         """Return the bytes of all state."""
-        of_preconditioner = self.built[1].memory_by_tensor().values() if self.built[1] is not None else ()
-        return sum(first_order_bytes(self.optimizer).values()) + sum(of_preconditioner)
+        own = sum(first_order_bytes(self.optimizer).values())
+        return own + (0 if self._preconditioner is None else self._preconditioner.memory_bytes())
 
 
 def plain_counts(run: Run, data: Workload) -> Counts:
@@ -158,8 +150,7 @@ def sent(runs: Sequence[Run]) -> dict[str, float]:
     for run in runs:
         trained = Trained(run, workloads.create(**run.spec["workload"]))
         comm.reset_bytes_sent()
-        for _ in range(COUNTED):
-            trained.step()
+        trained.train(COUNTED)
         found[run.id] = sum(comm.bytes_sent().values()) / COUNTED
     return found
 
@@ -184,34 +175,30 @@ def _row(
     experiment: str, label: str, run: Run, data: Workload, plain: Counts, sent_bytes: float | None, hardware: str
 ) -> Row:
     trained = Trained(run, data)
-    for _ in range(WARM_UP):
-        trained.step()
+    trained.train(WARM_UP)
     with Counting(torch.device("cpu")) as counts:
-        for _ in range(COUNTED):
-            trained.step()
+        trained.train(COUNTED)
     added = counts.minus(plain)
+    # From the start once more, so that the same steps are followed whatever was counted before.
     again = Trained(run, data)
     values = run.hyperparameters
     matrices = {layer: found.module.weight for layer, found in find_layers(again.model, data.exclude).items()}
-    found = turns(again, matrices, values.get("momentum", values.get("beta1", 0.0)), FOLLOWED)
-    cosines = [median(turn.cosine for turn in of_one) for of_one in found.values() if of_one]
-    norms = [median(turn.norm for turn in of_one) for of_one in found.values() if of_one]
+    followed = turns(again, matrices, values.get("momentum", values.get("beta1", 0.0)), FOLLOWED).values()
+    cosines = [median(turn.cosine for turn in of_one) for of_one in followed if of_one]
+    norms = [median(turn.norm for turn in of_one) for of_one in followed if of_one]
     return Row(
-        experiment,
-        run.workload,
-        label,
-        run.id,
-        sum(weight.numel() * weight.element_size() for weight in trained.model.parameters()),
-        trained.state_bytes(),
-        added.operations / COUNTED,
-        added.kernels / COUNTED,
-        added.bytes / COUNTED,
-        sent_bytes,
-        median(cosines) if cosines else None,
-        min(cosines, default=None),
-        median(norms) if norms else None,
-        max(norms) / min(norms) if norms else None,
-        hardware,
+        *(experiment, run.workload, label, run.id),
+        parameter_bytes=sum(weight.nbytes for weight in trained.model.parameters()),
+        state_bytes=trained.state_bytes(),
+        operations=added.operations / COUNTED,
+        kernels=added.kernels / COUNTED,
+        moved_bytes=added.bytes / COUNTED,
+        sent_bytes=sent_bytes,
+        cosine=median(cosines) if cosines else None,
+        least_cosine=min(cosines, default=None),
+        norm=median(norms) if norms else None,
+        norm_spread=max(norms) / min(norms) if norms else None,
+        hardware=hardware,
     )
 
 

@@ -100,6 +100,7 @@ def update_errors(method: MKOR, dimensions: Iterable[int] = DIMENSIONS) -> Itera
     for dtype, arithmetic, sequence, dimension, trial in itertools.product(
         DTYPES, ARITHMETICS, SEQUENCES, dimensions, range(TRIALS)
     ):
+        # Updates before the one that is examined, since a factor that is still the identity would lose nothing.
         *history, last = vectors(HISTORY + 1, dimension, trial, sequence)
         inverse = torch.eye(dimension, dtype=torch.float64)
         for vector in history:

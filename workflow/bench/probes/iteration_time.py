@@ -29,10 +29,17 @@ from workflow.bench import workloads
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job
-from workflow.bench.probes import _command, _turns
-from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
-from workflow.bench.probes._optimizers import TimedOptimizer, optimizers, period_field, variant_of
-from workflow.bench.probes._timed_loop import StepTimes, TimedLoop, in_groups
+from workflow.bench.probes import _command, _timing
+from workflow.bench.probes._models import (
+    ProbeModel,
+    TimedOptimizer,
+    optimizers,
+    period_field,
+    probe_models,
+    variant_of,
+    wide_autoencoder,
+)
+from workflow.bench.probes._timing import StepTimes, TimedLoop, in_groups
 
 EXPERIMENTS: Final = {"autoencoder_inversion": "autoencoder", "bert_inversion": "bert"}
 """Experiments whose optimizers are timed on a CPU, and the name of their model."""
@@ -92,29 +99,21 @@ def sweeps(plan: Plan, labels: Sequence[str]) -> list[PeriodSweep]:
     On a CPU the experiments' own optimizers come first. A label that is another variant of one of their methods takes
     that optimizer's hyperparameters, so that only the variant differs; any other label takes the probes' defaults.
     """
-    candidates = (
-        sweep_of(model, label, jobs) for model, jobs in _models(plan) for label in dict.fromkeys([*jobs, *labels])
-    )
-    return [sweep for sweep in candidates if sweep is not None]
-
-
-def _models(plan: Plan) -> Iterator[tuple[ProbeModel, Mapping[str, Job]]]:
-    """Yield the models with the jobs of the experiment's optimizers; no jobs on a GPU.
-
-    The autoencoder follows once more with wide layers, since the paper's are wide: with narrow layers the time of a
-    decomposition hides behind the rest of the step.
-    """
+    models: list[tuple[ProbeModel, Mapping[str, Job]]] = []
     if plan.tier.device == "cuda":
-        yield from ((model, {}) for model in probe_models(plan))
-        return
-    for experiment, name in EXPERIMENTS.items():
+        models = [(model, {}) for model in probe_models(plan)]
+    for experiment, name in EXPERIMENTS.items() if plan.tier.device == "cpu" else ():
         if experiment in plan.experiments:
             jobs = plan.experiments[experiment].jobs
             run = next(iter(jobs.values())).runs[0]
             base, lr = run.hyperparameters.get("base", run.method), run.hyperparameters["lr"]
-            yield ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr, run.precision), jobs
+            models.append((ProbeModel(name, workloads.create(**run.spec["workload"]), base, lr, run.precision), jobs))
             if name == "autoencoder":
-                yield wide_autoencoder(plan, WIDE, lr), jobs
+                # Once more with wide layers, since the paper's are wide: with narrow ones the time of a decomposition
+                # hides behind the rest of the step.
+                models.append((wide_autoencoder(plan, WIDE, lr), jobs))
+    found = (sweep_of(model, label, jobs) for model, jobs in models for label in dict.fromkeys([*jobs, *labels]))
+    return [sweep for sweep in found if sweep is not None]
 
 
 def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSweep | None:
@@ -135,34 +134,26 @@ def sweep_of(model: ProbeModel, label: str, jobs: Mapping[str, Job]) -> PeriodSw
 
 def rows(chosen: Sequence[PeriodSweep], device: str, hardware: str, repeats: int = REPEATS) -> Iterator[Row]:
     """Yield all repeats. In each, every optimizer has its turn at every period, so that drift affects all equally."""
-    return in_groups(chosen, device, partial(_rows_of_group, device=device, hardware=hardware, repeats=repeats))
 
+    def of_group(group: Sequence[PeriodSweep]) -> Iterator[Row]:
+        # The steps between refreshes are alike at all long periods, so that one of them is timed for all.
+        periods = 1, CYCLE, max(LONG_PERIODS)
+        loops = {
+            (sweep, period): TimedLoop(sweep.model, sweep.at(period), device, by_phase=False)
+            for sweep in group
+            for period in periods
+        }
+        for loop in loops.values():
+            loop.times(0)  # warm up; the first step of all also refreshes, which no timed step at a long period may
+        turns = {key: partial(loop.times, EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
+        for repeat, timed in enumerate(_timing.rounds(turns, repeats)):
+            for sweep in group:
+                where = sweep.model.precision, hardware, torch.get_num_threads()
+                for period, summary in summaries(*(timed[sweep, period] for period in periods)).items():
+                    about = sweep.model.name, sweep.label, sweep.at(period).update_rule, period
+                    yield Row(*about, repeat, *summary, *where)
 
-def _rows_of_group(group: Sequence[PeriodSweep], *, device: str, hardware: str, repeats: int) -> Iterator[Row]:
-    longest = max(LONG_PERIODS)
-    loops = {
-        (sweep, period): TimedLoop(sweep.model, sweep.at(period), device, by_phase=False)
-        for sweep in group
-        for period in (1, CYCLE, longest)
-    }
-    for loop in loops.values():
-        loop.times(0)  # warm up; the first step of all also refreshes, which no timed step at a long period may
-    turns = {key: partial(loop.times, EVERY_STEP if key[1] == 1 else CYCLE) for key, loop in loops.items()}
-    for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
-        for sweep in group:
-            every, cycle, between = (timed[sweep, period] for period in (1, CYCLE, longest))
-            for period, summary in summaries(every, cycle, between).items():
-                yield Row(
-                    sweep.model.name,
-                    sweep.label,
-                    sweep.at(period).update_rule,
-                    period,
-                    repeat,
-                    *summary,
-                    sweep.model.precision,
-                    hardware,
-                    torch.get_num_threads(),
-                )
+    return in_groups(chosen, device, of_group)
 
 
 class Summary(NamedTuple):

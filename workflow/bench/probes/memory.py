@@ -19,24 +19,30 @@ there is a wide one.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 import torch
-from torch import Tensor
 
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder, workload_of
-from workflow.bench.probes._optimizers import BASE, TimedOptimizer, optimizers
+from workflow.bench.probes._costs import FLOAT
+from workflow.bench.probes._models import (
+    BASE,
+    ProbeModel,
+    TimedOptimizer,
+    optimizers,
+    probe_models,
+    wide_autoencoder,
+    workload_of,
+)
 from workflow.bench.probes._state_bytes import (
     computed_first_order_bytes,
     first_order_bytes,
     preconditioner_bytes,
     rows_by_layer,
 )
-from workflow.bench.probes._timed_loop import SAFE_RATE, TimedLoop
+from workflow.bench.probes._timing import SAFE_RATE, TimedLoop
 from workflow.bench.training.peak_memory import peak_memory_bytes, reset_peak_memory
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
@@ -45,7 +51,6 @@ OPTIMIZERS: Final = ("base", "mkor", "mkor_bfloat16", "mkor_windowed", "kaisa", 
 WIDE: Final = (1024, 1024, 16, 1024, 1024)
 """Hidden layers of the wide autoencoder."""
 STEPS: Final = 2
-FLOAT32_BYTES: Final = 4
 
 
 class Row(NamedTuple):
@@ -68,69 +73,43 @@ def rows(model: ProbeModel, optimizer: TimedOptimizer, device: str, hardware: st
     reset_peak_memory(where)
     start = peak_memory_bytes(where)
     loop = TimedLoop(model, optimizer, device)
+    # The first step makes all states, the second computes beside them.
     for _ in range(STEPS):
         loop.step()
     # Read before anything else allocates.
     peak = peak_memory_bytes(where)
-    row = partial(_row, model, optimizer, hardware)
     parameters = list(loop.model.parameters())
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    of_parameters = FLOAT32_BYTES * sum(parameter.numel() for parameter in parameters)
+    of_parameters = FLOAT * sum(parameter.numel() for parameter in parameters)
+    sizes = [
+        ("peak", None, peak, None),
+        ("peak_over_start", None, peak - start, None),
+        ("parameters", None, sum(one.nbytes for one in parameters), of_parameters),
+        ("gradients", None, sum(one.nbytes for one in gradients), of_parameters),
+        *_states(model, optimizer, loop),
+    ]
+    about = model.name, optimizer.label, optimizer.update_rule
     return [
-        row("peak", None, peak, None),
-        row("peak_over_start", None, peak - start, None),
-        row("parameters", None, _bytes(parameters), of_parameters),
-        row("gradients", None, _bytes(gradients), of_parameters),
-        *(row("first_order_state", *sizes) for sizes in _first_order_state(model, optimizer, loop)),
-        *(row("preconditioner_state", *sizes) for sizes in _preconditioner_state(model, loop)),
+        Row(*about, quantity, tensor, size, computed, model.precision, hardware)
+        for quantity, tensor, size, computed in sizes
     ]
 
 
-Sizes = tuple[str, int, int | None]
-"""A tensor's name, its bytes as measured, and as computed."""
+Sizes = tuple[str, str | None, int, int | None]
+"""A quantity, a tensor's name, its bytes as measured, and as computed."""
 
 
-def _first_order_state(model: ProbeModel, optimizer: TimedOptimizer, loop: TimedLoop) -> Iterator[Sizes]:
+def _states(model: ProbeModel, optimizer: TimedOptimizer, loop: TimedLoop) -> Iterator[Sizes]:
+    """Yield the tensors of the base optimizer's state and of the preconditioner's."""
     (base,) = [optimizer] if loop.preconditioner is None else optimizers(model, SAFE_RATE, [BASE])
-    yield from _side_by_side(first_order_bytes(loop.optimizer), computed_first_order_bytes(model, base))
-
-
-def _preconditioner_state(model: ProbeModel, loop: TimedLoop) -> Iterator[Sizes]:
+    states = {"first_order_state": (first_order_bytes(loop.optimizer), computed_first_order_bytes(model, base))}
     if loop.preconditioner is not None:
+        measured = loop.preconditioner.memory_by_tensor()
         layers = rows_by_layer(loop.model, model.data.exclude, loop.step)
-        computed = preconditioner_bytes(loop.preconditioner.method, layers)
-        yield from _side_by_side(loop.preconditioner.memory_by_tensor(), computed)
-
-
-def _side_by_side(measured: Mapping[str, int], computed: Mapping[str, int]) -> Iterator[Sizes]:
-    for tensor in {**measured, **computed}:
-        yield tensor, measured.get(tensor, 0), computed.get(tensor)
-
-
-def _row(
-    model: ProbeModel,
-    optimizer: TimedOptimizer,
-    hardware: str,
-    quantity: str,
-    tensor: str | None,
-    size: int,
-    computed: int | None,
-) -> Row:
-    return Row(
-        model.name,
-        optimizer.label,
-        optimizer.update_rule,
-        quantity,
-        tensor,
-        size,
-        computed,
-        model.precision,
-        hardware,
-    )
-
-
-def _bytes(tensors: Sequence[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        states["preconditioner_state"] = measured, preconditioner_bytes(loop.preconditioner.method, layers)
+    for quantity, (measured, computed) in states.items():
+        for tensor in {**measured, **computed}:
+            yield quantity, tensor, measured.get(tensor, 0), computed.get(tensor)
 
 
 def models(plan: Plan) -> list[ProbeModel]:

@@ -61,14 +61,14 @@ def smallest_eigenvalues(method: MKOR, dimensions: Iterable[int] = (4, 16, 64)) 
         vectors = _sequence(dimension, trial, persistent).to(dtype)
         value, updates = _follow(method, vectors)
         sequence = "persistent mean" if persistent else "independent"
-        yield Row(
-            "C20", method.update_rule, dtype_name(dtype), dimension, trial, value, 0.0, sequence, updates, UPDATES
-        )
+        about = method.update_rule, dtype_name(dtype), dimension, trial
+        yield Row("C20", *about, value, 0.0, sequence, updates, UPDATES)
 
 
 def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)) -> Iterator[Row]:
     """Yield C21's rows: one update of a random inverse factor, against the average that it should invert."""
     decay = method.decay
+    # The claim is about the update alone.
     unstabilized = replace(method.rule, threshold=torch.inf)
     for dimension, trial in itertools.product(dimensions, range(TRIALS)):
         generator = torch.Generator().manual_seed(trial)
@@ -76,7 +76,7 @@ def inverse_residuals(method: MKOR, dimensions: Iterable[int] = (4, 16, 64, 256)
         identity = torch.eye(dimension, dtype=torch.float64)
         factor = basis @ basis.T / dimension + identity  # its condition number is at most about 5
         vector = torch.randn(dimension, generator=generator, dtype=torch.float64)
-        updated = _updated(unstabilized, torch.linalg.inv(factor), vector)
+        updated = next_factor(method, torch.linalg.inv(factor), vector, unstabilized)
         average = decay * factor + (1 - decay) * torch.outer(vector, vector)
         value = torch.linalg.matrix_norm(updated @ average - identity).item()
         yield Row("C21", method.update_rule, "float64", dimension, trial, value, INVERSE_BOUND, "one update", 1, 1)
@@ -90,16 +90,21 @@ def descent_cosines(method: MKOR, steps: int = TRAINING_STEPS) -> Iterator[Row]:
     preconditioner = Preconditioner(model, method)
     layers = [model.get_submodule(name) for name in preconditioner.layers]
     size = sum(parameter.numel() for parameter in model.parameters())
+
+    def gradient(layer: torch.nn.Module) -> Tensor:
+        return torch.cat([one.grad.flatten() for one in layer.parameters() if one.grad is not None])
+
     rows = []
     for step, batch in zip(range(steps), workload.batches(seed=0), strict=False):
         optimizer.zero_grad()
         loss = workload.loss(model, batch)
+        # A training that diverged says nothing more about directions.
         if not torch.isfinite(loss):
             break
         loss.backward()
-        before = [_gradient(layer) for layer in layers]
+        before = [gradient(layer) for layer in layers]
         preconditioner.step()
-        after = [_gradient(layer) for layer in layers]
+        after = [gradient(layer) for layer in layers]
         cosines = [torch.cosine_similarity(d, v, dim=0) for d, v in zip(before, after, strict=True)]
         rows.append((step, torch.stack(cosines).min().item()))
         optimizer.step()
@@ -136,19 +141,14 @@ def _follow(method: MKOR, vectors: Tensor) -> tuple[float, int]:
     return smallest, len(vectors)
 
 
-def next_factor(method: MKOR, inverse: Tensor, vector: Tensor) -> Tensor:
-    """Return MKOR's inverse factor after one step, stabilized and updated: ``[d, d]``; vector: ``[d]``."""
-    return _updated(method.rule, inverse, vector)
+def next_factor(method: MKOR, inverse: Tensor, vector: Tensor, rule: Rule | None = None) -> Tensor:
+    """Return MKOR's inverse factor after one step, stabilized and updated: ``[d, d]``; vector: ``[d]``.
 
-
-def _updated(rule: Rule, inverse: Tensor, vector: Tensor) -> Tensor:
+    rule: in place of the method's own.
+    """
     factor = DenseInverse(inverse.clone(), torch.ones((), dtype=inverse.dtype))
-    factor.update_(rule, vector, 0, torch.tensor(True))
+    factor.update_(rule or method.rule, vector, 0, torch.tensor(True))
     return factor.to_matrix()
-
-
-def _gradient(layer: torch.nn.Module) -> Tensor:
-    return torch.cat([parameter.grad.flatten() for parameter in layer.parameters() if parameter.grad is not None])
 
 
 def dtype_name(dtype: torch.dtype) -> str:

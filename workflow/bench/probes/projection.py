@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Final, NamedTuple
@@ -44,7 +44,7 @@ from workflow.bench.probes import _command, _costs, _counted_steps, _links, _sha
 from workflow.bench.probes._costs import FLOAT, Cost, Layer, Machine
 from workflow.bench.probes._counted_steps import Work
 from workflow.bench.probes._links import System
-from workflow.bench.probes._optimizers import BASE
+from workflow.bench.probes._models import BASE
 from workflow.bench.probes._sharding import Setup
 
 USES_GPU: Final = False
@@ -183,15 +183,6 @@ def refresh_costs(method: Method, layer: Layer) -> Sequence[Cost]:
     return [_costs.decompose_kaisa(layer)] if isinstance(method, KAISA) else []
 
 
-def refresh_ms(method: Method, layer: Layer, system: System) -> float:
-    """Return the least time of the periodic work on one layer."""
-    costs = refresh_costs(method, layer)
-    if isinstance(method, KAISA):
-        operations = sum(cost.operations for cost in costs)
-        return 1000 * operations / (system.gpu.float32 * system.assumed.decompositions)
-    return _costs.least_ms(costs, machine(system))
-
-
 def layer_cost(method: Method, layer: Layer) -> Cost:
     """Return the least cost of making one layer's V of D."""
     if isinstance(method, MKOR) and method.window is not None:
@@ -201,95 +192,80 @@ def layer_cost(method: Method, layer: Layer) -> Cost:
     return _costs.precondition_kaisa(layer) if isinstance(method, KAISA) else _costs.precondition_eva(layer)
 
 
-def most(setup: Setup, model: Model, ranks: int, amount: Callable[[Layer], float], *, by_owners: bool) -> float:
-    """Return the amount, such as milliseconds or bytes, of the rank that has most; amount: that of one layer."""
-    assert setup.method is not None
-    of_layer = {layer: amount(layer) for layer in set(model.layers)}
-    by_rank = _sharding.owned(setup.method, model.layers, ranks) if by_owners else {0: model.layers}
-    return max(sum(of_layer[layer] for layer in own) for own in by_rank.values())
+class Amounts(NamedTuple):
+    """Functions that return milliseconds or bytes of work on one layer, and of the base optimizer's."""
+
+    refresh: Callable[[Method, Layer], float]
+    precondition: Callable[[Method, Layer, int], float]
+    """Of so many rows of the layer."""
+    update: Callable[[int], float]
+    """Of so many parameters."""
 
 
-def of_refreshes(setup: Setup, model: Model, ranks: int, amount: Callable[[Method, Layer], float]) -> float:
-    """Return the mean amount of the periodic work; KAISA's is divided among ranks wherever its state is.
+def of_pieces(setup: Setup, model: Model, ranks: int, amounts: Amounts) -> dict[str, float]:
+    """Return the mean amounts of a step in the pieces factor, precondition and update, of the rank that has most.
 
-    amount: that of one layer's refresh.
+    A rank preconditions all layers, its own, or its rows of all. KAISA's refreshes are divided among ranks wherever its
+    state is.
     """
-    method = setup.method
-    if method is None:
-        return 0.0
-    by_owners = setup.placement == "owners" or isinstance(method, Distributed)
-    whole = most(setup, model, ranks, lambda layer: amount(method, layer), by_owners=by_owners)
-    return whole * _sharding.share_of_steps(method.refreshes)
+    found = {"factor": 0.0, "precondition": 0.0}
+    if setup.method is not None:
+        method, layers = setup.method, model.layers
+        at_owners, everywhere = _sharding.owned(method, layers, ranks), {0: layers}
+        parts = ranks if setup.placement == "blocks" else 1
+        # Many layers are equal: each kind is computed once.
+        refresh = {layer: amounts.refresh(method, layer) for layer in set(layers)}
+        whole = {layer: amounts.precondition(method, layer, math.ceil(layer.m / parts)) for layer in set(layers)}
+        has_owners = setup.placement == "owners"
+        refreshing = at_owners if has_owners or isinstance(method, Distributed) else everywhere
+        preconditioning = at_owners if has_owners else everywhere
+        most = max(sum(refresh[layer] for layer in own) for own in refreshing.values())
+        found["factor"] = most * _sharding.share_of_steps(method.refreshes)
+        found["precondition"] = max(sum(whole[layer] for layer in own) for own in preconditioning.values())
+    parameters = math.ceil(model.parameters / ranks) if setup.is_sharded else model.parameters
+    return {**found, "update": amounts.update(parameters)}
 
 
-def of_every_step(setup: Setup, model: Model, ranks: int, amount: Callable[[Method, Layer, int], float]) -> float:
-    """Return the amount of preconditioning of a rank: of its layers, or of its rows of all layers.
+def floor_ms(system: System) -> Amounts:
+    """Return the times at the floor; LAMB's update is taken as AdamW's, and decompositions have a rate of their own."""
+    here = machine(system)
 
-    amount: that of so many rows of a layer.
-    """
-    method = setup.method
-    if method is None:
-        return 0.0
-    parts = ranks if setup.placement == "blocks" else 1
-    of_rows = lambda layer: amount(method, layer, math.ceil(layer.m / parts))  # noqa: E731
-    return most(setup, model, ranks, of_rows, by_owners=setup.placement == "owners")
+    def refresh(method: Method, layer: Layer) -> float:
+        costs = refresh_costs(method, layer)
+        if isinstance(method, KAISA):
+            operations = sum(cost.operations for cost in costs)
+            return 1000 * operations / (system.gpu.float32 * system.assumed.decompositions)
+        return _costs.least_ms(costs, here)
 
-
-def factor_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the mean time of the periodic work at the floor."""
-    return of_refreshes(setup, model, ranks, lambda method, layer: refresh_ms(method, layer, system))
-
-
-def precondition_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the time at the floor in which a rank preconditions its layers, or its rows of all layers."""
-
-    def amount(method: Method, layer: Layer, rows: int) -> float:
-        return layer_cost(method, layer._replace(m=rows)).milliseconds(machine(system))
-
-    return of_every_step(setup, model, ranks, amount)
+    return Amounts(
+        refresh,
+        lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).milliseconds(here),
+        lambda parameters: _costs.adamw(Layer(parameters, 1)).milliseconds(here),
+    )
 
 
-def update_parameters(setup: Setup, model: Model, ranks: int) -> int:
-    """Return the parameters that a rank's base optimizer updates."""
-    return math.ceil(model.parameters / ranks) if setup.is_sharded else model.parameters
+FLOOR_BYTES: Final = Amounts(
+    lambda method, layer: sum(cost.bytes for cost in refresh_costs(method, layer)),
+    lambda method, layer, rows: layer_cost(method, layer._replace(m=rows)).bytes,
+    lambda parameters: _costs.adamw(Layer(parameters, 1)).bytes,
+)
+"""The bytes that must be read and written at least."""
 
 
-def update_ms(setup: Setup, model: Model, system: System, ranks: int) -> float:
-    """Return the time of the base optimizer's step at the floor; LAMB's is taken as AdamW's."""
-    return _costs.adamw(Layer(update_parameters(setup, model, ranks), 1)).milliseconds(machine(system))
+def counted(model: Model, measure: Callable[[Work], float]) -> Amounts:
+    """Return the amounts by the kernels of the code, as ``measure`` returns milliseconds or bytes of a work.
 
-
-def floor_bytes(setup: Setup, model: Model, ranks: int) -> float:
-    """Return the bytes that refreshing, preconditioning and the update must read and write in a mean step."""
-
-    def refreshed(method: Method, layer: Layer) -> float:
-        return sum(cost.bytes for cost in refresh_costs(method, layer))
-
-    def preconditioned(method: Method, layer: Layer, rows: int) -> float:
-        return layer_cost(method, layer._replace(m=rows)).bytes
-
-    update = _costs.adamw(Layer(update_parameters(setup, model, ranks), 1)).bytes
-    return of_refreshes(setup, model, ranks, refreshed) + of_every_step(setup, model, ranks, preconditioned) + update
-
-
-def counted(setup: Setup, model: Model, ranks: int, measure: Callable[[Work], float]) -> dict[str, float]:
-    """Return the amounts of the same three pieces by the kernels of the code, in a mean step.
-
-    A layer's rows on a rank are counted as that share of the layer. measure: returns a work's milliseconds or bytes.
+    A layer's rows on a rank are counted as that share of the layer.
     """
 
-    def refreshed(method: Method, layer: Layer) -> float:
+    def refresh(method: Method, layer: Layer) -> float:
         step = _counted_steps.of_layer(method, layer)
         return max(0.0, measure(step.update) - measure(step.plain))
 
-    def preconditioned(method: Method, layer: Layer, rows: int) -> float:
+    def precondition(method: Method, layer: Layer, rows: int) -> float:
         return measure(_counted_steps.of_layer(method, layer).plain) * rows / layer.m
 
-    return {
-        "factor": of_refreshes(setup, model, ranks, refreshed),
-        "precondition": of_every_step(setup, model, ranks, preconditioned),
-        "update": measure(_counted_steps.of_base(model.base)) * update_parameters(setup, model, ranks),
-    }
+    return Amounts(refresh, precondition, lambda number: measure(_counted_steps.of_base(model.base)) * number)
 
 
 def gradient_bytes(setup: Setup, model: Model) -> float:
@@ -334,25 +310,28 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
     """Yield the rows of one optimizer on one number of GPUs of every system."""
     state = _sharding.most_state_bytes(setup, model.layers, ranks)
     parameters = model.parameters / (ranks if setup.is_sharded else 1)
+    pieces = partial(of_pieces, setup, model, ranks)
     sizes = {
         "memory_bytes": _sharding.model_bytes(parameters) + state,
         "state_bytes": state,
         "sent_bytes": _sharding.most_sent_bytes(setup, model.layers, ranks),
         "gradient_bytes": gradient_bytes(setup, model),
-        "bytes_floor": floor_bytes(setup, model, ranks),
-        "bytes_counted": sum(counted(setup, model, ranks, lambda work: work.bytes).values()),
+        "bytes_floor": sum(pieces(FLOOR_BYTES).values()),
+        "bytes_counted": sum(pieces(counted(model, lambda work: work.bytes)).values()),
     }
     for system in _links.systems():
+        at_floor = pieces(floor_ms(system))
         parts = {
             "compute_ms": compute_ms(model, system, ranks),
             "capture_ms": capture_ms(setup.method, model, system, ranks),
-            **{
-                piece.__name__: piece(setup, model, system, ranks)
-                for piece in (factor_ms, precondition_ms, communication_ms, update_ms, gradients_ms)
-            },
+            "factor_ms": at_floor["factor"],
+            "precondition_ms": at_floor["precondition"],
+            "communication_ms": communication_ms(setup, model, system, ranks),
+            "update_ms": at_floor["update"],
+            "gradients_ms": gradients_ms(setup, model, system, ranks),
         }
-        by_code = counted(setup, model, ranks, partial(Work.milliseconds, system=system))
-        above = sum(ms - parts[f"{piece}_ms"] for piece, ms in by_code.items())
+        by_code = pieces(counted(model, partial(Work.milliseconds, system=system)))
+        above = sum(ms - at_floor[piece] for piece, ms in by_code.items())
         yield Row(
             source="model",
             system=system.name,
@@ -369,20 +348,14 @@ def rows_of(setup: Setup, model: Model, ranks: int) -> Iterator[Row]:
         )
 
 
-def rows(workers: Iterable[int] = WORKERS) -> Iterator[Row]:
-    """Yield the rows of all models, optimizers and systems."""
+def measure(plan: Plan, workers: Sequence[int] = WORKERS) -> Iterator[Row]:
+    """Yield the rows of all models, optimizers and systems, which are the same at every tier."""
+    del plan
     for model in (bert_large(), gpt_7b()):
         for label in OPTIMIZERS:
-            setup = Setup.of(label)
-            setup = replace(setup, label=label.replace(BASE, model.base))
+            setup = replace(Setup.of(label), label=label.replace(BASE, model.base))
             for ranks in workers:
                 yield from rows_of(setup, model, ranks)
-
-
-def measure(plan: Plan) -> Iterator[Row]:
-    """Yield all rows, which are the same at every tier."""
-    del plan
-    return rows()
 
 
 if __name__ == "__main__":

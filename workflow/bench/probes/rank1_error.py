@@ -29,14 +29,13 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from baselines import build
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.rows import RowCapture
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._models import ProbeModel, probe_models
-from workflow.bench.probes._optimizers import BASE, optimizers
-from workflow.bench.training.precision import Precision
+from workflow.bench.probes._models import BASE, ProbeModel, optimizers, probe_models
+from workflow.bench.probes._timing import TimedLoop
+from workflow.bench.training.clocks import Clock
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100)
@@ -141,41 +140,22 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     """Yield the rows of one training run."""
     inspected = frozenset(steps)
     torch.manual_seed(seed)
-    network = model.data.model(seed).to(device)
-    precision = Precision(model.precision, torch.device(device))
     (base,) = optimizers(model, model.lr, [BASE])
-    optimizer, _ = build(base.method, network, base.hyperparameters)
-    layers = find_layers(network, model.data.exclude)
+    loop = TimedLoop(model, base, device, seed=seed)
+    layers = find_layers(loop.model, model.data.exclude)
     capture = RowCapture(layers)
     for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
         capture.enabled = step in inspected
-        optimizer.zero_grad()
-        with precision.autocast:
-            loss = model.data.loss(network, batch)
-        precision.backward(loss)
+        loss = loop.backward(batch, Clock())
         for name, calls in capture.take_rows().items():
+            of_layer = model.name, base.label, seed, step, loss.item(), name, type(layers[name].module).__name__
             sides = {"activation": [call.x for call in calls], "gradient": [call.g for call in calls]}
             for side, parts in sides.items():
                 rows = torch.cat(parts).double()
-                for approximation, (error, iterations) in errors(rows).items():
-                    yield Row(
-                        model.name,
-                        base.label,
-                        seed,
-                        step,
-                        loss.item(),
-                        name,
-                        type(layers[name].module).__name__,
-                        side,
-                        len(rows),
-                        rows.shape[1],
-                        approximation,
-                        error,
-                        iterations,
-                        model.precision,
-                        hardware,
-                    )
-        precision.step(optimizer)
+                for approximation, error in errors(rows).items():
+                    matrix = side, len(rows), rows.shape[1], approximation
+                    yield Row(*of_layer, *matrix, *error, model.precision, hardware)
+        loop.precision.step(loop.optimizer)
     capture.remove()
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from statistics import fmean
 from typing import Final, NamedTuple
 
@@ -30,9 +29,15 @@ import torch
 from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks
-from workflow.bench.probes._models import ProbeModel, probe_models, wide_autoencoder
-from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
-from workflow.bench.probes._timed_loop import PHASES, SAFE_RATE, StepTimes, TimedLoop, over_ranks
+from workflow.bench.probes._models import (
+    PERIOD,
+    ProbeModel,
+    TimedOptimizer,
+    optimizers,
+    probe_models,
+    wide_autoencoder,
+)
+from workflow.bench.probes._timing import PHASES, SAFE_RATE, StepTimes, TimedLoop, over_ranks
 from workflow.bench.support.provenance import usable_cores
 
 EXPERIMENTS: Final = ("autoencoder_inversion", "bert_pretraining", "resnet50_imagenet")
@@ -84,17 +89,13 @@ def train(model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, repe
     for _ in range(repeats):
         for label, loop in loops.items():
             measured[label].cycles.append(loop.times(PERIOD))
+    # Bytes are counted in steps of their own: they do not vary, and counting them is not part of a timed step.
     for label, loop in loops.items():
         for _ in range(PERIOD):
             comm.reset_bytes_sent()
             loop.step()
             measured[label].sent.append(comm.bytes_sent())
     return measured
-
-
-def means(steps: Sequence[StepTimes]) -> dict[str, float]:
-    """Return mean milliseconds by phase."""
-    return {phase: fmean(step.ms[phase] for step in steps) for phase in PHASES}
 
 
 def sent_in_cycle(sent: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, int]:
@@ -128,58 +129,28 @@ def rows(
             if number == 1
             else _ranks.run(number, train, model, parallel, device, repeats)
         )
+        where = model.precision, hardware, torch.get_num_threads()
         for label in ranks[0]:
-            row = partial(_row, model, hardware, label, number)
+            about = "measured", model.name, label, number, os.cpu_count() or 1, model.data.batch_size // number
             for repeat in range(repeats):
-                parts = means(over_ranks([of_rank[label].cycles[repeat] for of_rank in ranks]))
+                steps = over_ranks([of_rank[label].cycles[repeat] for of_rank in ranks])
+                parts = {phase: fmean(step.ms[phase] for step in steps) for phase in PHASES}
                 for name, value in {**parts, "step": sum(parts.values())}.items():
-                    yield row(f"{name}_ms", value, repeat=repeat)
+                    yield Row(f"{name}_ms", *about, None, repeat, value, *where)
             for collective, size in sent_in_cycle([of_rank[label].sent for of_rank in ranks]).items():
-                yield row("sent_bytes", size, collective=collective)
-
-
-def _row(
-    model: ProbeModel,
-    hardware: str,
-    label: str,
-    workers: int,
-    quantity: str,
-    value: float,
-    *,
-    collective: str | None = None,
-    repeat: int | None = None,
-) -> Row:
-    return Row(
-        quantity,
-        "measured",
-        model.name,
-        label,
-        workers,
-        os.cpu_count() or 1,
-        model.data.batch_size // workers,
-        collective,
-        repeat,
-        value,
-        model.precision,
-        hardware,
-        torch.get_num_threads(),
-    )
-
-
-def scaled_model(plan: Plan) -> ProbeModel:
-    """Return the model whose batch is spread: a wide autoencoder on a CPU, ResNet-50 on a GPU."""
-    if plan.tier.device == "cuda":
-        return next(model for model in probe_models(plan) if model.name == "resnet")
-    return wide_autoencoder(plan, HIDDEN, SAFE_RATE, batch_size=GLOBAL_BATCH)
+                yield Row("sent_bytes", *about, collective, None, size, *where)
 
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS) -> Iterator[Row]:
-    """Yield all rows of a plan's tier."""
-    model = scaled_model(plan)
+    """Yield all rows of a plan's tier: of a wide autoencoder on a CPU, of ResNet-50 on a GPU."""
+    device = plan.tier.device
+    if device == "cuda":
+        model = next(model for model in probe_models(plan) if model.name == "resnet")
+    else:
+        model = wide_autoencoder(plan, HIDDEN, SAFE_RATE, batch_size=GLOBAL_BATCH)
     most = max(usable_cores(), LEAST_WORKERS)
-    workers = [number for number in WORKERS[plan.tier.device] if number <= most]
-    chosen = optimizers(model, SAFE_RATE, labels)
-    return rows(model, chosen, plan.tier.device, plan.hardware, workers)
+    workers = [number for number in WORKERS[device] if number <= most]
+    return rows(model, optimizers(model, SAFE_RATE, labels), device, plan.hardware, workers)
 
 
 if __name__ == "__main__":

@@ -19,11 +19,11 @@ do not depend on the device, so the probe runs on the CPU at every tier. Columns
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
 from typing import Any, Final, NamedTuple
 
 import torch
-from torch import Tensor
 
 from mkor_core.capture.blocks import local
 from mkor_core.capture.discovery import find_layers
@@ -31,11 +31,11 @@ from mkor_core.ranks import comm
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command, _ranks, _sharding
 from workflow.bench.probes._costs import FLOAT, Layer
-from workflow.bench.probes._live_bytes import LiveBytes
+from workflow.bench.probes._counting import LiveBytes
 from workflow.bench.probes._models import ProbeModel, wide_autoencoder
-from workflow.bench.probes._parallel import parallelize, preconditioner_of
+from workflow.bench.probes._ranks import parallelize, preconditioner_of
 from workflow.bench.probes._sharding import Setup
-from workflow.bench.probes._timed_loop import SAFE_RATE
+from workflow.bench.probes._timing import SAFE_RATE
 
 USES_GPU: Final = False
 TIMING: Final = True
@@ -81,11 +81,8 @@ class Row(NamedTuple):
 class Measured(NamedTuple):
     """What one rank measured of one optimizer, in bytes."""
 
-    parameters: int
-    gradients: int
-    first_order_state: int
-    preconditioner_state: int
-    peak_live: int
+    kept: dict[str, int]
+    """By quantity."""
     sent: list[dict[str, int]]
     """By collective, in each step."""
 
@@ -101,8 +98,7 @@ def _measured(model: ProbeModel, setup: Setup) -> Measured:
     optimizer = torch.optim.SGD(network.parameters(), lr=SAFE_RATE, momentum=0.9)
     share = slice(comm.rank() * BATCH // comm.world_size(), (comm.rank() + 1) * BATCH // comm.world_size())
     batch = {name: tensor[share] for name, tensor in next(model.data.batches(seed=0)).items()}
-    peak = 0
-    sent = []
+    peak, sent = 0, []
     for step in range(STEPS):
         optimizer.zero_grad()
         model.data.loss(network, batch).backward()
@@ -114,65 +110,48 @@ def _measured(model: ProbeModel, setup: Setup) -> Measured:
             peak = max(peak, live.peak) if step else 0
         sent.append(comm.bytes_sent())
         optimizer.step()
-    parameters = [*network.parameters()]
-    return Measured(
-        _bytes(parameters),
-        _bytes(parameter.grad for parameter in parameters),
-        _bytes(state["momentum_buffer"] for state in optimizer.state.values()),
-        0 if preconditioner is None else preconditioner.memory_bytes(),
-        peak,
-        sent,
-    )
-
-
-def _bytes(tensors: Any) -> int:
-    """Return the bytes that this rank has of some tensors, which may be sharded."""
-    parts: list[Tensor] = [local(tensor) for tensor in tensors]
-    return sum(part.numel() * part.element_size() for part in parts)
-
-
-def layers_of(model: ProbeModel) -> tuple[Layer, ...]:
-    """Return the shapes of a model's preconditioned layers."""
-    layers = find_layers(model.data.model(seed=0), model.data.exclude)
-    return tuple(Layer(layer.d_out, layer.d_w, has_bias=layer.has_bias) for layer in layers.values())
-
-
-def shard_numbers(model: ProbeModel, ranks: int, rank: int) -> int:
-    """Return the numbers of all parameters that a rank has."""
-    parameters = model.data.model(seed=0).parameters()
-    return sum(_sharding.shard_rows(len(one), ranks, rank) * (one.numel() // len(one)) for one in parameters)
+    tensors: dict[str, Iterable[Any]] = {
+        "parameters": network.parameters(),
+        "gradients": (parameter.grad for parameter in network.parameters()),
+        "first_order_state": (state["momentum_buffer"] for state in optimizer.state.values()),
+    }
+    # Of sharded tensors those parts count that this rank has.
+    kept = {quantity: sum(local(tensor).nbytes for tensor in of_one) for quantity, of_one in tensors.items()}
+    if preconditioner is not None:
+        kept |= {"preconditioner_state": preconditioner.memory_bytes(), "peak_live": peak}
+    return Measured(kept, sent)
 
 
 def rows(model: ProbeModel, labels: Sequence[str], workers: Sequence[int], hardware: str) -> Iterator[Row]:
     """Yield the rows of some optimizers on some numbers of processes."""
-    layers = layers_of(model)
+    network = model.data.model(seed=0)
+    found = find_layers(network, model.data.exclude).values()
+    layers = tuple(Layer(layer.d_out, layer.d_w, has_bias=layer.has_bias) for layer in found)
     for number in workers:
         by_rank = _ranks.run(number, train, model, tuple(labels))
-        for label in labels:
-            setup, shown = Setup.of(label, REFRESH_EVERY), label.replace("base", model.base)
-            for rank, of_rank in enumerate(by_rank):
-                numbers = shard_numbers(model, number, rank) if setup.is_sharded else shard_numbers(model, 1, 0)
-                for sizes in _memory(setup, layers, of_rank[label], numbers, number, rank):
-                    yield Row(model.name, shown, number, rank, sizes[0], None, *sizes[1:], hardware)
-                for quantity, step in SENT.items():
-                    counted = of_rank[label].sent[step]
-                    computed = _sharding.sent_bytes(setup, layers, number, rank, step)
-                    for collective in sorted({*counted, *computed}):
-                        pair = counted.get(collective, 0), computed.get(collective, 0)
-                        yield Row(model.name, shown, number, rank, quantity, collective, *pair, hardware)
-
-
-def _memory(
-    setup: Setup, layers: tuple[Layer, ...], measured: Measured, numbers: int, ranks: int, rank: int
-) -> Iterator[tuple[str, int, int | None]]:
-    """Yield each quantity's name, bytes and computed bytes; numbers: of the parameters that the rank has."""
-    yield "parameters", measured.parameters, FLOAT * numbers
-    yield "gradients", measured.gradients, FLOAT * numbers
-    yield "first_order_state", measured.first_order_state, FLOAT * numbers * FIRST_ORDER
-    if setup.method is not None:
-        computed = _sharding.state_bytes(setup, layers, ranks, rank)
-        yield "preconditioner_state", measured.preconditioner_state, computed
-        yield "peak_live", measured.peak_live, None
+        for label, rank in product(labels, range(number)):
+            setup, shown, measured = (
+                Setup.of(label, REFRESH_EVERY),
+                label.replace("base", model.base),
+                by_rank[rank][label],
+            )
+            place = (number, rank) if setup.is_sharded else (1, 0)
+            numbers = sum(
+                _sharding.shard_rows(len(one), *place) * (one.numel() // len(one)) for one in network.parameters()
+            )
+            computed = {
+                **dict.fromkeys(("parameters", "gradients"), FLOAT * numbers),
+                "first_order_state": FLOAT * numbers * FIRST_ORDER,
+                "preconditioner_state": _sharding.state_bytes(setup, layers, number, rank),
+            }
+            for quantity, size in measured.kept.items():
+                yield Row(model.name, shown, number, rank, quantity, None, size, computed.get(quantity), hardware)
+            for quantity, step in SENT.items():
+                counted = measured.sent[step]
+                predicted = _sharding.sent_bytes(setup, layers, number, rank, step)
+                for collective in sorted({*counted, *predicted}):
+                    pair = counted.get(collective, 0), predicted.get(collective, 0)
+                    yield Row(model.name, shown, number, rank, quantity, collective, *pair, hardware)
 
 
 def measure(plan: Plan) -> Iterator[Row]:

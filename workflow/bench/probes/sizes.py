@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -61,15 +61,12 @@ def measure(plan: Plan) -> Iterator[Row]:
     for name, experiment in plan.experiments.items():
         specs = (run.spec["workload"] for job in experiment.jobs.values() for run in job.runs)
         for text in dict.fromkeys(json.dumps(spec) for spec in specs):
-            yield _row(name, json.loads(text))
-
-
-def _row(experiment: str, workload: Mapping[str, Any]) -> Row:
-    with torch.device("meta"):
-        model = workloads.architecture(**workload)
-        encoder, with_heads = parts_of_bert(model)
-    title, dataset = workloads.display_names(**workload)
-    return Row(experiment, workload["name"], workload["batch_size"], title, dataset, count(model), encoder, with_heads)
+            workload = json.loads(text)
+            with torch.device("meta"):
+                model = workloads.architecture(**workload)
+                parts = parts_of_bert(model)
+            shown = workloads.display_names(**workload)
+            yield Row(name, workload["name"], workload["batch_size"], *shown, count(model), *parts)
 
 
 if __name__ == "__main__":

@@ -26,15 +26,15 @@ from typing import Final, NamedTuple
 import torch
 from torch import Tensor
 
-from baselines import KAISA, build
+from baselines import KAISA
 from mkor_core.capture.discovery import find_layers
 from mkor_core.capture.statistics import MOMENT
 from mkor_core.capture.sums import Capture
 from workflow.bench.plan import Plan
 from workflow.bench.probes import _command
-from workflow.bench.probes._models import ProbeModel, probe_models
-from workflow.bench.probes._optimizers import optimizers
-from workflow.bench.training.precision import Precision
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer, optimizers, probe_models
+from workflow.bench.probes._timing import TimedLoop
+from workflow.bench.training.clocks import Clock
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 STEPS: Final = (0, 10, 25, 50, 100, 300)
@@ -82,48 +82,29 @@ def follow(model: ProbeModel, seed: int, steps: Iterable[int], device: str, hard
     """Yield the rows of one training run."""
     inspected = frozenset(steps)
     torch.manual_seed(seed)
-    network = model.data.model(seed).to(device)
-    precision = Precision(model.precision, torch.device(device))
     (kaisa,) = optimizers(model, model.lr, ["kaisa"])
-    values = {**kaisa.hyperparameters, "factor_update_period": 1}
-    optimizer, preconditioner = build(
-        kaisa.method, network, values, exclude=model.data.exclude, grad_scale=precision.grad_scale
-    )
-    assert preconditioner is not None
-    method = preconditioner.method
+    every_step = TimedOptimizer(kaisa.label, kaisa.method, {**kaisa.hyperparameters, "factor_update_period": 1})
+    loop = TimedLoop(model, every_step, device, seed=seed)
+    assert loop.preconditioner is not None
+    method = loop.preconditioner.method
     assert isinstance(method, KAISA)
-    capture = Capture(find_layers(network, model.data.exclude), MOMENT)
+    capture = Capture(find_layers(loop.model, model.data.exclude), MOMENT)
     for step, batch in enumerate(islice(model.data.batches(seed), max(inspected) + 1)):
         capture.enabled = step in inspected
-        optimizer.zero_grad()
-        with precision.autocast:
-            loss = model.data.loss(network, batch)
-        precision.backward(loss)
-        precision.step(optimizer)
+        loss = loop.backward(batch, Clock())
+        loop.precision.step(loop.optimizer)
         if not capture.enabled:
             continue
-        running = preconditioner.state_dict()["layers"]
-        identity_weight = method.factor_decay ** (step + 1)
+        running = loop.preconditioner.state_dict()["layers"]
         for name, moments in capture.take().items():
             factors = {
-                "running": (running[name]["right"], identity_weight),
+                "running": (running[name]["right"], method.factor_decay ** (step + 1)),
                 "batch": (moments.x / moments.number, 0.0),
             }
+            of_layer = model.name, kaisa.label, seed, step, loss.item(), name
             for factor, (matrix, weight) in factors.items():
-                yield Row(
-                    model.name,
-                    kaisa.label,
-                    seed,
-                    step,
-                    loss.item(),
-                    name,
-                    len(matrix),
-                    factor,
-                    *spectrum(matrix),
-                    weight,
-                    model.precision,
-                    hardware,
-                )
+                values = spectrum(matrix)
+                yield Row(*of_layer, len(matrix), factor, *values, weight, model.precision, hardware)
     capture.remove()
 
 

@@ -22,27 +22,20 @@ around the capture of each layer make a step with capture a little longer than i
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from statistics import fmean
 from typing import Final, NamedTuple
 
 import torch
 
 from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.plan import Plan
-from workflow.bench.probes import _command, _ranks, _turns
-from workflow.bench.probes._models import ProbeModel, probe_models
-from workflow.bench.probes._optimizers import PERIOD, TimedOptimizer, optimizers
-from workflow.bench.probes._timed_loop import (
-    PHASES,
-    SAFE_RATE,
-    StepTimes,
-    TimedLoop,
-    cycle_means,
-    in_groups,
-    over_ranks,
-)
+from workflow.bench.probes import _command, _ranks, _timing
+from workflow.bench.probes._models import PERIOD, ProbeModel, TimedOptimizer, optimizers, probe_models
+from workflow.bench.probes._timing import PHASES, SAFE_RATE, StepTimes, TimedLoop, in_groups, over_ranks
 
 EXPERIMENTS: Final = ("bert_pretraining", "resnet50_imagenet", "autoencoder_inversion")
 CORES: Final = "all"
@@ -81,19 +74,32 @@ Cycle = tuple[str, int, list[StepTimes]]
 
 def cycles(model: ProbeModel, chosen: Sequence[TimedOptimizer], device: str, repeats: int) -> list[Cycle]:
     """Time one cycle of every optimizer in each repeat; runs on every rank."""
-    return list(in_groups(chosen, device, partial(_cycles_of_group, model=model, device=device, repeats=repeats)))
+
+    def of_group(group: Sequence[TimedOptimizer]) -> Iterator[Cycle]:
+        loops = {optimizer.label: TimedLoop(model, optimizer, device) for optimizer in group}
+        for loop in loops.values():
+            loop.times(0)
+        turns = {label: partial(loop.times, PERIOD) for label, loop in loops.items()}
+        for repeat, timed in enumerate(_timing.rounds(turns, repeats)):
+            for label, steps in timed.items():
+                yield label, repeat, steps
+
+    return list(in_groups(chosen, device, of_group))
 
 
-def _cycles_of_group(
-    group: Sequence[TimedOptimizer], *, model: ProbeModel, device: str, repeats: int
-) -> Iterator[Cycle]:
-    loops = {optimizer.label: TimedLoop(model, optimizer, device) for optimizer in group}
-    for loop in loops.values():
-        loop.times(0)
-    turns = {label: partial(loop.times, PERIOD) for label, loop in loops.items()}
-    for repeat, timed in enumerate(_turns.rounds(turns, repeats)):
-        for label, steps in timed.items():
-            yield label, repeat, steps
+class CycleMeans(NamedTuple):
+    """A phase's mean milliseconds: in refreshing steps (NaN if none), in the others (NaN if none), and in all."""
+
+    refresh_ms: float
+    other_ms: float
+    ms: float
+
+
+def cycle_means(steps: Sequence[StepTimes], phase: str) -> CycleMeans:
+    """Return a phase's mean times over the steps of whole cycles."""
+    times = {kind: [step.ms[phase] for step in steps if step.refreshed is kind] for kind in (True, False)}
+    means = {kind: fmean(values) if values else math.nan for kind, values in times.items()}
+    return CycleMeans(means[True], means[False], fmean(step.ms[phase] for step in steps))
 
 
 def rows(
@@ -101,35 +107,19 @@ def rows(
 ) -> Iterator[Row]:
     """Yield the rows of one model, repeat by repeat; by_rank: the cycles of each rank (`cycles`)."""
     by_label = {optimizer.label: optimizer for optimizer in chosen}
-    by_repeat = sorted(zip(*by_rank, strict=True), key=lambda ranks: ranks[0][1])
-    for ranks in by_repeat:
+    where = model.precision, hardware, torch.get_num_threads()
+    for ranks in sorted(zip(*by_rank, strict=True), key=lambda ranks: ranks[0][1]):
         label, repeat, _ = ranks[0]
         optimizer = by_label[label]
+        about = model.name, len(by_rank), label, optimizer.update_rule
         steps = over_ranks([of_rank for _, _, of_rank in ranks])
         for phase in PHASES:
-            means = cycle_means(steps, phase)
-            estimates = {optimizer.period: (means.ms, "measured")}
-            if label in PAPER_PERIODS:
-                longer = PAPER_PERIODS[label]
-                estimates[longer] = (cycle_mean(means.refresh_ms, means.other_ms, longer), "combined")
+            refresh, other, mean = cycle_means(steps, phase)
+            estimates = {optimizer.period: (mean, "measured")}
+            if longer := PAPER_PERIODS.get(label):
+                estimates[longer] = cycle_mean(refresh, other, longer), "combined"
             for period, (ms, estimate) in estimates.items():
-                yield Row(
-                    model.name,
-                    len(by_rank),
-                    label,
-                    optimizer.update_rule,
-                    period,
-                    repeat,
-                    phase,
-                    len(steps),
-                    ms,
-                    means.refresh_ms,
-                    means.other_ms,
-                    estimate,
-                    model.precision,
-                    hardware,
-                    torch.get_num_threads(),
-                )
+                yield Row(*about, period, repeat, phase, len(steps), ms, refresh, other, estimate, *where)
 
 
 def measure(plan: Plan, labels: Sequence[str] = OPTIMIZERS, repeats: int = REPEATS) -> Iterator[Row]:

@@ -16,13 +16,12 @@ A workload that cannot be timed has one row for each label, with the reason in `
 
 from __future__ import annotations
 
-import gc
 import json
 import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from statistics import fmean
@@ -37,11 +36,10 @@ from workflow.bench.analysis.fits import cycle_mean
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run, Spec
-from workflow.bench.probes import _command, _turns
+from workflow.bench.probes import _command, _timing
 from workflow.bench.probes._load import OtherLoad
-from workflow.bench.probes._models import ProbeModel
-from workflow.bench.probes._optimizers import PERIOD_FIELDS, TimedOptimizer
-from workflow.bench.probes._timed_loop import TimedLoop
+from workflow.bench.probes._models import PERIOD_FIELDS, ProbeModel, TimedOptimizer
+from workflow.bench.probes._timing import TimedLoop, release
 from workflow.bench.support.config import ConfigError
 
 EXPERIMENTS: Final = ("*",)
@@ -49,6 +47,8 @@ CORES: Final = "all"
 TIMING: Final = True
 WITHOUT_TARGET: Final = ("bert_pretraining", "bert_pretraining_small")
 """Experiments whose times are compared even where only their fine-tuning has a target."""
+CYCLE_FIELDS: Final = (*PERIOD_FIELDS, "factor_update_period")
+"""The hyperparameters that are numbers of steps after which something repeats."""
 ROUNDS: Final = 27
 """Rounds on an idle machine."""
 MOST_ROUNDS: Final = 40
@@ -87,10 +87,6 @@ class Row(NamedTuple):
     note: str | None
 
 
-def _period_of(run: Run) -> int | None:
-    return next((period for name in PERIOD_FIELDS if (period := run.hyperparameters.get(name))), None)
-
-
 class Label(NamedTuple):
     """A label of an experiment, on one of its workloads and at one refresh period."""
 
@@ -110,6 +106,8 @@ class Contender:
 
     experiment: str
     run: Run
+    period: int | None
+    """Steps between refreshes; None for a method without a period."""
     labels: Counter[Label] = field(default_factory=Counter)
     """How many runs of each label take such a step, in the order of the plan."""
     again: bool = False
@@ -122,13 +120,7 @@ class Contender:
     @property
     def cycle(self) -> int:
         """Steps after which refreshes and updates of factors repeat."""
-        names = (*PERIOD_FIELDS, "factor_update_period")
-        return math.lcm(*(self.run.hyperparameters.get(name) or 1 for name in names))
-
-    @property
-    def period(self) -> int | None:
-        """Steps between refreshes; None for a method without a period."""
-        return _period_of(self.run)
+        return math.lcm(*(self.run.hyperparameters.get(name) or 1 for name in CYCLE_FIELDS))
 
     @property
     def problem(self) -> str | None:
@@ -141,9 +133,8 @@ class Contender:
     def timed(self) -> TimedOptimizer:
         """The optimizer as it is timed: with a short cycle, a low rate, and without MKOR-H's switch."""
         values = dict(self.run.hyperparameters)
-        for name in (*PERIOD_FIELDS, "factor_update_period"):
-            if values.get(name) and self.cycle > LONGEST_CYCLE:
-                values[name] = LONGEST_CYCLE
+        if self.cycle > LONGEST_CYCLE:
+            values |= {name: LONGEST_CYCLE for name in CYCLE_FIELDS if values.get(name)}
         # A step takes equally long at a hundredth of the rate, and training cannot diverge meanwhile.
         values["lr"] /= 100
         cls = method_class(self.run.method)
@@ -166,20 +157,10 @@ class Contender:
         return cycle_mean(refresh, between, self.cycle)
 
 
-@dataclass(frozen=True)
-class Group:
-    """All contenders on one workload in one precision; the last one is the base optimizer's second turn."""
+def groups(plan: Plan) -> list[list[Contender]]:
+    """Return the contenders of a plan: all optimizers of the experiments with a target, by what is trained.
 
-    contenders: tuple[Contender, ...]
-
-    @property
-    def run(self) -> Run:
-        """A run with the group's workload and precision."""
-        return self.contenders[0].run
-
-
-def groups(plan: Plan) -> list[Group]:
-    """Return the groups of a plan: all optimizers of the experiments with a target, by what is trained.
+    A group trains one workload in one precision; the last of it is the base optimizer's second turn.
 
     Raises:
         ConfigError: a label trains on two variants of a workload, which the rows, with its name alone, cannot hold.
@@ -191,7 +172,8 @@ def groups(plan: Plan) -> list[Group]:
             if planned.target is None and job.experiment not in WITHOUT_TARGET:
                 continue
             run = planned.run
-            label = Label(job.experiment, job.label, run.workload, _period_of(run))
+            period = next((steps for name in PERIOD_FIELDS if (steps := run.hyperparameters.get(name))), None)
+            label = Label(job.experiment, job.label, run.workload, period)
             trained = json.dumps([run.spec["workload"], run.precision, run.accumulation_steps], sort_keys=True)
             if variants.setdefault(label, trained) != trained:
                 raise ConfigError(
@@ -199,9 +181,18 @@ def groups(plan: Plan) -> list[Group]:
                     "give each its own label, so that their steps can be timed apart"
                 )
             what = (job.experiment, work_of(run.spec))
-            contender = found.setdefault(trained, {}).setdefault(what, Contender(job.experiment, run))
+            contender = found.setdefault(trained, {}).setdefault(what, Contender(job.experiment, run, period))
             contender.labels[label] += 1
-    return [_group(list(contenders.values())) for contenders in found.values()]
+    return [[*of_group.values(), _again([*of_group.values()])] for of_group in found.values()]
+
+
+def _again(contenders: list[Contender]) -> Contender:
+    """Return the base optimizer of most contenders for its second turn."""
+    named = Counter(base for one in contenders if (base := one.run.hyperparameters.get("base")))
+    most_named = named.most_common(1)[0][0] if named else None
+    base = next((one for one in contenders if one.run.method == most_named), contenders[0])
+    first = next(iter(base.labels))
+    return replace(base, labels=Counter({first: base.labels[first]}), again=True)
 
 
 def work_of(spec: Spec) -> str:
@@ -216,15 +207,6 @@ def work_of(spec: Spec) -> str:
         if name != "lr"
     }
     return json.dumps([optimizer["name"], values], sort_keys=True)
-
-
-def _group(contenders: list[Contender]) -> Group:
-    named = Counter(base for one in contenders if (base := one.run.hyperparameters.get("base")))
-    most_named = named.most_common(1)[0][0] if named else None
-    base = next((one for one in contenders if one.run.method == most_named), contenders[0])
-    first = next(iter(base.labels))
-    again = Contender(base.experiment, base.run, Counter({first: base.labels[first]}), again=True)
-    return Group((*contenders, again))
 
 
 class Round(NamedTuple):
@@ -243,26 +225,23 @@ class Round(NamedTuple):
 def measure(plan: Plan) -> Iterator[Row]:
     """Yield all rows of a plan's tier, and report rounds that are left out."""
     for group in groups(plan):
-        contenders = [contender for contender in group.contenders if contender.problem is None]
-        note, rounds = None, []
+        run, note, timed = group[0].run, None, list[Round]()
         try:
-            rounds = _rounds(group.run, contenders, plan.tier.device)
+            timed = rounds_of(run, [one for one in group if one.problem is None], plan.tier.device)
         except (DataNotFound, Untimed, torch.OutOfMemoryError) as problem:
             note = str(problem).partition("\n")[0]
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        if busy := sum(one.left_out for one in rounds):
-            print(f"step_time: {group.run.workload}: busy in {busy} of {len(rounds)} rounds", file=sys.stderr)
-        for contender in group.contenders:
-            yield from _rows(contender, rounds, note or contender.problem, plan)
+        release(plan.tier.device)
+        if busy := sum(one.left_out for one in timed):
+            print(f"step_time: {run.workload}: busy in {busy} of {len(timed)} rounds", file=sys.stderr)
+        for contender in group:
+            yield from _rows(contender, timed, note or contender.problem, plan)
 
 
 class Untimed(Exception):
     """A workload cannot be timed by one process; the message is the reason."""
 
 
-def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
+def rounds_of(run: Run, contenders: list[Contender], device: str) -> list[Round]:
     """Time the contenders in turns until `ROUNDS` rounds had an idle machine, or `MOST_ROUNDS` are over."""
     if run.accumulation_steps > 1:
         raise Untimed(f"its batch is accumulated over {run.accumulation_steps} micro-batches")
@@ -276,8 +255,9 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
     steps = {one.key: one.steps(short) for one in contenders}
     window = math.ceil(LOAD_SECONDS / (short * seconds))
     turns = {one.key: partial(one.mean_ms, loops[one.key], steps[one.key]) for one in contenders}
+    # The load is known for windows of several rounds: until one has ended, its rounds are neither kept nor left out.
     load, rounds, pending = OtherLoad(), list[Round](), list[Mapping[Key, float]]()
-    for index, step_ms in enumerate(_turns.rounds(turns, MOST_ROUNDS)):
+    for index, step_ms in enumerate(_timing.rounds(turns, MOST_ROUNDS)):
         pending.append(step_ms)
         if len(pending) == window or index + 1 == MOST_ROUNDS:
             share = load.share()
@@ -288,39 +268,17 @@ def _rounds(run: Run, contenders: list[Contender], device: str) -> list[Round]:
     return rounds
 
 
-def _rows(contender: Contender, rounds: list[Round], note: str | None, plan: Plan) -> Iterator[Row]:
-    for label, runs in contender.labels.items():
-        blank = Row(
-            label.experiment,
-            label.workload,
-            label.label,
-            label.period,
-            contender.run.id,
-            runs,
-            contender.again,
-            # A turn of a longer cycle is a whole one, by its weights.
-            contender.cycle if contender.cycle <= LONGEST_CYCLE else 1,
-            round=None,
-            steps=None,
-            step_ms=None,
-            busy_share=None,
-            left_out=False,
-            hardware=plan.hardware,
-            threads=torch.get_num_threads(),
-            precision=contender.run.precision,
-            note=note,
-        )
+def _rows(contender: Contender, timed: list[Round], note: str | None, plan: Plan) -> Iterator[Row]:
+    # A turn of a longer cycle is a whole one, by its weights.
+    cycle = contender.cycle if contender.cycle <= LONGEST_CYCLE else 1
+    key, where = contender.key, (plan.hardware, torch.get_num_threads(), contender.run.precision, note)
+    for (experiment, label, workload, period), runs in contender.labels.items():
+        about = experiment, workload, label, period, contender.run.id, runs, contender.again, cycle
         if note is not None:
-            yield blank
+            yield Row(*about, None, None, None, None, False, *where)
             continue
-        for number, one in enumerate(rounds):
-            yield blank._replace(
-                round=number,
-                steps=one.steps[contender.key],
-                step_ms=one.step_ms[contender.key],
-                busy_share=one.busy_share,
-                left_out=one.left_out,
-            )
+        for number, one in enumerate(timed):
+            yield Row(*about, number, one.steps[key], one.step_ms[key], one.busy_share, one.left_out, *where)
 
 
 if __name__ == "__main__":

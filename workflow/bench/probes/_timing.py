@@ -1,22 +1,28 @@
-"""Training whose steps are timed, in total or by phase, on one process or on several, in the experiment's precision."""
+"""Times of contenders that take turns, and training whose steps are timed, in total or by phase.
+
+A machine's speed drifts (other load, temperature, clock rates), so times are compared only within a round, in which
+every contender had its turn. The order of the turns changes from round to round, since a contender that always follows
+the same one finds the caches as that one left them. This is the one rig of every comparison of times.
+"""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import random
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from itertools import cycle, islice
 from statistics import fmean
 from typing import Final, NamedTuple, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from baselines import build
 from mkor_core.ranks import comm
 from workflow.bench.data.batches import Batch
-from workflow.bench.probes._models import ProbeModel
-from workflow.bench.probes._optimizers import TimedOptimizer
+from workflow.bench.probes._models import ProbeModel, TimedOptimizer
 from workflow.bench.training.clocks import Clock
 from workflow.bench.training.device_clocks import clock_of
 from workflow.bench.training.precision import Precision
@@ -29,8 +35,37 @@ WARM_UP: Final = 2
 """Untimed steps before each timing, which fill the caches again after another optimizer's turn."""
 _BATCHES: Final = 4  # used in rotation, since making batches is not part of a step
 
+Key = TypeVar("Key", bound=Hashable)
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+
+def rounds(turns: Mapping[Key, Callable[[], Result]], number: int) -> Iterator[dict[Key, Result]]:
+    """Yield what each contender's turn returned, by contender and in their given order, for ``number`` rounds.
+
+    The order of a round's turns depends on the round alone, so that it is the same on every rank.
+    """
+    keys = list(turns)
+    for index in range(number):
+        # Seeded by its number and not by a clock: ranks that took different turns would wait for each other for ever.
+        order = random.Random(index).sample(keys, len(keys))
+        results = {key: turns[key]() for key in order}
+        yield {key: results[key] for key in keys}
+
+
+def now(device: torch.device) -> float:
+    """Return the time in seconds, once the device has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def milliseconds(call: Callable[[], object], device: torch.device, calls: int = 1) -> float:
+    """Return the mean time of ``calls`` calls in milliseconds, from an idle device until it is idle again."""
+    start = now(device)
+    for _ in range(calls):
+        call()
+    return 1000 * (now(device) - start) / calls
 
 
 class StepTimes(NamedTuple):
@@ -46,7 +81,7 @@ class StepTimes(NamedTuple):
 
 
 class TimedLoop:
-    """Training of a model by one optimizer; under gloo each rank takes its share of every batch.
+    """Training of a model by one optimizer in its experiment's precision; under gloo ranks share every batch.
 
     Args:
         model: the model with its batches.
@@ -54,33 +89,31 @@ class TimedLoop:
         device: ``cpu`` or ``cuda``.
         by_phase: whether the preconditioner's phases are clocked too; on a GPU that queues four events a layer, so that
             a step with capture is a little longer. Otherwise its time belongs to the phases around it.
+        seed: of the weights and the batches.
     """
 
     def __init__(
-        self,
-        model: ProbeModel,
-        optimizer: TimedOptimizer,
-        device: str,
-        *,
-        by_phase: bool = True,
+        self, model: ProbeModel, optimizer: TimedOptimizer, device: str, *, by_phase: bool = True, seed: int = 0
     ) -> None:
         world, rank = comm.world_size(), comm.rank()
-        self.model = model.data.model(seed=0).to(device)
+        self.model = model.data.model(seed).to(device)
         self._network: nn.Module = DistributedDataParallel(self.model) if world > 1 else self.model
         self._device = torch.device(device)
-        self._precision = Precision(model.precision, self._device)
+        self.precision = Precision(model.precision, self._device)
         self.optimizer, self.preconditioner = build(
             optimizer.method,
             self._network,
             optimizer.hyperparameters,
             exclude=model.data.exclude,
-            grad_scale=self._precision.grad_scale,
+            grad_scale=self.precision.grad_scale,
         )
         self._loss = model.data.loss
         self._by_phase = by_phase
         examples = model.data.batch_size
         share = slice(rank * examples // world, (rank + 1) * examples // world)
-        self._batches = cycle([_part(batch, share, device) for batch in islice(model.data.batches(seed=0), _BATCHES)])
+        # On the device before any step, so that no step waits for a copy.
+        first = islice(model.data.batches(seed), _BATCHES)
+        self._batches = cycle([{name: one[share].to(device) for name, one in batch.items()} for batch in first])
         self._steps_done = 0
 
     def times(self, steps: int) -> list[StepTimes]:
@@ -88,6 +121,7 @@ class TimedLoop:
 
         On a GPU the host waits after the last one only: until then it runs ahead of the device, as in training.
         """
+        # Clocks are read after the loop: reading one waits for the device.
         trained = [self._clocked_step() for _ in range(WARM_UP + steps)]
         return [_times_of(*step) for step in trained[WARM_UP:]]
 
@@ -97,21 +131,25 @@ class TimedLoop:
 
     def train_step(self, clock: Clock) -> bool:
         """Train one step; return whether the method refreshed. clock: times forward, backward and update."""
-        batch = next(self._batches)
-        clock.start("forward")
-        with self._precision.autocast:
-            loss = self._loss(self._network, batch)
-        clock.switch("backward")
-        self.optimizer.zero_grad()
-        self._precision.backward(loss)
+        loss = self.backward(next(self._batches), clock)
         clock.switch("update")
         if self.preconditioner is not None:
             self.preconditioner.observe(loss)
-        self._precision.step(self.optimizer)
+        self.precision.step(self.optimizer)
         clock.stop()
         refreshed = self.preconditioner is not None and self.preconditioner.method.refreshes(self._steps_done)
         self._steps_done += 1
         return refreshed
+
+    def backward(self, batch: Batch, clock: Clock) -> Tensor:
+        """Return the loss of a batch, whose gradients replace the last one's; `precision` may have scaled them."""
+        clock.start("forward")
+        with self.precision.autocast:
+            loss = self._loss(self._network, batch)
+        clock.switch("backward")
+        self.optimizer.zero_grad()
+        self.precision.backward(loss)
+        return loss
 
     def _clocked_step(self) -> tuple[bool, Clock]:
         """Train one step; return whether the method refreshed, and the step's clock, which need not be read at once."""
@@ -136,24 +174,14 @@ def in_groups(
     """
     for group in [items] if device == "cpu" else [[item] for item in items]:
         yield from measure(group)
-        gc.collect()
-        if device == "cuda":
-            torch.cuda.empty_cache()
+        release(device)
 
 
-class CycleMeans(NamedTuple):
-    """A phase's mean milliseconds: in refreshing steps (NaN if none), in the others (NaN if none), and in all."""
-
-    refresh_ms: float
-    other_ms: float
-    ms: float
-
-
-def cycle_means(steps: Sequence[StepTimes], phase: str) -> CycleMeans:
-    """Return a phase's mean times over the steps of whole cycles."""
-    times = {kind: [step.ms[phase] for step in steps if step.refreshed is kind] for kind in (True, False)}
-    means = {kind: fmean(values) if values else float("nan") for kind, values in times.items()}
-    return CycleMeans(means[True], means[False], fmean(step.ms[phase] for step in steps))
+def release(device: str) -> None:
+    """Free what nothing refers to any more."""
+    gc.collect()  # models and preconditioners refer to each other through hooks
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
@@ -162,7 +190,3 @@ def over_ranks(steps: Sequence[Sequence[StepTimes]]) -> list[StepTimes]:
         StepTimes(same_step[0].refreshed, {phase: fmean(step.ms[phase] for step in same_step) for phase in PHASES})
         for same_step in zip(*steps, strict=True)
     ]
-
-
-def _part(batch: Batch, share: slice, device: str) -> Batch:
-    return {name: tensor[share].to(device) for name, tensor in batch.items()}
