@@ -182,31 +182,25 @@ def test_a_vanished_job_has_failed_after_several_misses(cluster):
     assert "1.standin has vanished" in words[-1][1]
 
 
-def test_an_ended_job_that_the_server_has_forgotten_has_not_vanished(cluster):
-    cluster.server.behave(forget=True)
-    chain = cluster.submit(PUBLISH)
-    assert cluster.end(chain)[0] == "success"
-
-
-def test_a_server_that_does_not_answer_changes_nothing(cluster):
-    cluster.server.behave(silent=12, start_seconds=0.5)
-    chain = cluster.submit(PUBLISH)
-    assert cluster.end(chain)[0] == "success"
-    assert cluster.server.jobs()[0]["exit_status"] == 0
-
-
 @pytest.mark.parametrize(
-    "refusals",
-    [[[LIMIT, 38], [LIMIT, 38]], [["qsub: cannot connect to server standin (errno=111)", 111]], [["a hiccup", 1]] * 4],
-    ids=["limit", "away", "unknown"],
+    ("behavior", "tries"),
+    [
+        ({"refuse": [[LIMIT, 38], [LIMIT, 38]]}, 3),
+        ({"refuse": [["qsub: cannot connect to server standin (errno=111)", 111]]}, 2),
+        ({"refuse": [["a hiccup", 1]] * 4}, 5),
+        ({"lose_answer": [1]}, 1),
+        ({"silent": 12, "start_seconds": 0.5}, 1),
+        ({"forget": True}, 1),
+    ],
+    ids=["limit", "away", "unknown", "lost answer", "silent", "short memory"],
 )
-def test_a_refused_submission_is_tried_again(cluster, refusals):
-    cluster.server.behave(refuse=refusals)
-    chain = cluster.submit(PUBLISH)
-    word, messages = cluster.end(chain)
+def test_a_server_s_mood_changes_nothing(cluster, behavior, tries):
+    """A refused submission is tried again, one whose answer was lost is not, and an ended job has not vanished."""
+    cluster.server.behave(**behavior)
+    word, messages = cluster.end(cluster.submit(PUBLISH))
     assert word == "success", messages
-    assert len(cluster.server.calls("qsub")) == len(refusals) + 1
-    assert len(cluster.server.jobs()) == 1
+    assert len(cluster.server.calls("qsub")) == tries
+    assert len(cluster.server.jobs()) <= 1
 
 
 def test_more_jobs_than_the_queue_takes_wait_their_turn(cluster):
@@ -225,13 +219,6 @@ def test_a_permanent_refusal_fails_at_once_with_the_schedulers_message(cluster):
     assert "Unknown queue" in called.stderr
     assert called.stderr.count("\n") == 1
     assert called.stdout == ""
-
-
-def test_a_submission_whose_answer_was_lost_is_not_repeated(cluster):
-    cluster.server.behave(lose_answer=[1])
-    chain = cluster.submit(PUBLISH)
-    assert cluster.end(chain)[0] == "success"
-    assert len(cluster.server.jobs()) == 1
 
 
 def test_without_an_account_nothing_is_submitted_and_one_line_names_the_variable(cluster):
@@ -344,23 +331,16 @@ def test_the_launch_script_gives_every_rank_its_place_and_a_gpu(cluster):
     assert 47 < minutes <= 48, "what is left of 60, less the margin of 12"
 
 
-def test_the_launch_script_distinguishes_saved_work_from_failure(cluster):
-    chain = cluster.submit(
-        f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {LAUNCH} sh -c 'exit $((RANK ? 0 : 75))'; else {LAUNCH} false; fi"
-    )
-    assert cluster.end(chain)[0] == "failed"
-    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, 1]
-
-
-@pytest.mark.parametrize("code", [1, 0, 143])
+@pytest.mark.parametrize("code", [1, 0, 143, None])
 def test_saved_work_is_resumed_whatever_mpiexec_makes_of_the_exit_code(cluster, code):
-    """Rank 0 leaves a file; without it, the same code is a failure."""
+    """Rank 0 leaves a file; without it, the same code is a failure. None: mpiexec passes 75 on, and nothing is left."""
     cluster.server.behave(mpiexec_code=code)
-    saves = f"{LAUNCH} sh -c '[ $RANK -gt 0 ] || {{ touch $MKOR_SAVED; exit 75; }}'"
-    fails = f"{LAUNCH} sh -c 'exit 75'"
+    saved = "exit $((RANK ? 0 : 75))" if code is None else "[ $RANK -gt 0 ] || { touch $MKOR_SAVED; exit 75; }"
+    saves = f"{LAUNCH} sh -c '{saved}'"
+    fails = f"{LAUNCH} false" if code is None else f"{LAUNCH} sh -c 'exit 75'"
     chain = cluster.submit(f"{a_run(5)}; if [ $MKOR_SLICE = 1 ]; then {saves}; else {fails} && {PUBLISH}; fi")
     assert cluster.end(chain)[0] == ("success" if code == 0 else "failed")
-    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, code]
+    assert [job["exit_status"] for job in cluster.server.jobs()] == [EXIT_RESUMABLE, 1 if code is None else code]
 
 
 HANGS = "if [ \"$NCCL_NET\" = 'AWS Libfabric' ]; then sleep 60; fi"
@@ -381,20 +361,19 @@ def test_nccl_s_network_plugin_can_be_switched_off(cluster, tmp_path):
     }
 
 
-def test_nccl_s_network_plugin_is_used_if_it_is_there(cluster, tmp_path):
-    cluster.variables = {"MKOR_NCCL_PLUGIN": str(tmp_path)}
-    chain = cluster.submit(f"{LAUNCH} sh -c 'echo $NCCL_NET $LD_LIBRARY_PATH >> seen' && {PUBLISH}")
+@pytest.mark.parametrize(
+    ("variable", "told", "seen"),
+    [
+        ("MKOR_NCCL_PLUGIN", "$NCCL_NET $LD_LIBRARY_PATH", "AWS Libfabric /soft/libraries/hwloc/lib:{0}:"),
+        ("MKOR_SOCKET_IFNAME", "$GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME", "{0} {0}"),
+    ],
+)
+def test_nccl_s_network_can_be_chosen(cluster, tmp_path, variable, told, seen):
+    """Its plugin, if it is there, and the interface, gloo's as well."""
+    cluster.variables = {variable: str(tmp_path)}
+    chain = cluster.submit(f"{LAUNCH} sh -c 'echo {told} >> seen' && {PUBLISH}")
     assert cluster.end(chain)[0] == "success"
-    assert (cluster.folder / "seen").read_text().splitlines() == [
-        f"AWS Libfabric /soft/libraries/hwloc/lib:{tmp_path}:"
-    ] * 8
-
-
-def test_the_network_interface_of_gloo_and_nccl_can_be_chosen(cluster):
-    cluster.variables = {"MKOR_SOCKET_IFNAME": "eth7"}
-    chain = cluster.submit(f"{LAUNCH} sh -c 'echo $GLOO_SOCKET_IFNAME $NCCL_SOCKET_IFNAME >> seen' && {PUBLISH}")
-    assert cluster.end(chain)[0] == "success"
-    assert (cluster.folder / "seen").read_text() == "eth7 eth7\n" * 8
+    assert (cluster.folder / "seen").read_text().splitlines() == [seen.format(tmp_path)] * 8
 
 
 @pytest.mark.parametrize("is_writable", [True, False])
@@ -470,10 +449,13 @@ def test_a_job_that_no_queue_accepts_is_refused_in_one_line(tmp_path, changes, s
         assert words in str(refused.value)
 
 
-def test_the_documentation_names_every_key_that_a_job_may_have():
+def test_the_documentation_names_every_key_of_a_job_and_every_variable_that_the_scripts_read():
     page = (ROOT / "docs" / "clusters.md").read_text()
     keys = schema("cluster")["properties"]["training"]["additionalProperties"]["properties"]
-    assert [key for key in keys if f"`{key}`" not in page] == []
+    scripts = "".join((PROFILE / name).read_text() for name in ("jobscript", "launch"))
+    own = {"MKOR_CHAIN", "MKOR_SLICE", "MKOR_STARTED"}  # set by the profile itself
+    variables = {*re.findall(r"MKOR_[A-Z_]+", scripts)} - own
+    assert [name for name in (*(f"`{key}`" for key in keys), *variables) if name not in page] == []
 
 
 def test_the_documentation_and_the_job_script_load_the_same_version_of_the_site_s_module():
@@ -483,13 +465,6 @@ def test_the_documentation_and_the_job_script_load_the_same_version_of_the_site_
     assert re.findall(r"module load (\S+?);", page) == [pinned]
     assert re.fullmatch(r"conda/\d{4}-\d\d-\d\d", pinned)
     assert re.findall(r"^ *module load (.+)$", (PROFILE / "jobscript").read_text(), re.MULTILINE) == ['"$conda"']
-
-
-def test_the_documentation_names_every_variable_that_the_scripts_read():
-    page = (ROOT / "docs" / "clusters.md").read_text()
-    scripts = "".join((PROFILE / name).read_text() for name in ("jobscript", "launch"))
-    own = {"MKOR_CHAIN", "MKOR_SLICE", "MKOR_STARTED"}  # set by the profile itself
-    assert [name for name in sorted({*re.findall(r"MKOR_[A-Z_]+", scripts)} - own) if name not in page] == []
 
 
 def test_an_unknown_cluster_is_refused_by_name():

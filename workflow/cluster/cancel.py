@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import Final
 
 from workflow.cluster import pbs
@@ -21,8 +22,11 @@ def main(arguments: list[str] | None = None) -> int:
             chain = load(chain_id)
         # If Snakemake was started again meanwhile, it may have begun the chain anew, which removes the mark.
         if chain is not None and chain.is_cancelled and chain.state != "done":
-            # A slice whose submission is not confirmed may have reached the scheduler all the same.
-            job = chain.last.job or (_find(chain.job_name()) if chain.last.tried else None)
+            job = chain.last.job
+            if job is None and chain.last.tried:
+                # A slice whose submission is not confirmed may have reached the scheduler all the same.
+                with suppress(pbs.Refused):
+                    job = pbs.find(chain.job_name())
             jobs += [job] if job else []
     for attempt in range(_TRIES):
         jobs = [job for job in jobs if not pbs.delete(job)]
@@ -31,13 +35,6 @@ def main(arguments: list[str] | None = None) -> int:
         if attempt < _TRIES - 1:
             time.sleep(_PAUSE_SECONDS)
     return 1
-
-
-def _find(name: str) -> str | None:
-    try:
-        return pbs.find(name)
-    except pbs.Refused:
-        return None
 
 
 if __name__ == "__main__":

@@ -88,7 +88,8 @@ def state(job: str) -> JobState:
     if code != 0:
         unknown = re.search(r"unknown job|has finished", errors, re.IGNORECASE)
         return JobState("unknown" if unknown else "no answer", comment=" ".join(errors.split()))
-    attributes = _attributes(output)
+    joined = output.replace("\n\t", "")  # qstat wraps long lines after a tab
+    attributes = {match[1]: match[2].strip() for match in re.finditer(r"^    (\S+) = (.*)$", joined, re.MULTILINE)}
     letter, comment = attributes.get("job_state", ""), attributes.get("comment", "")
     if letter == "H":
         return JobState("held", comment=comment or f"hold type {attributes.get('Hold_Types', 'unknown')}")
@@ -123,17 +124,9 @@ def _call(*command: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def _attributes(output: str) -> dict[str, str]:
-    """Return the attributes in the output of ``qstat -f``, which wraps long lines after a tab."""
-    joined = re.sub(r"\n\t", "", output)
-    return {match[1]: match[2].strip() for match in re.finditer(r"^    (\S+) = (.*)$", joined, re.MULTILINE)}
-
-
 def _seconds(walltime: str | None) -> int | None:
     """Return the seconds in ``HH:MM:SS``."""
     if not walltime:
         return None
-    total = 0
-    for part in walltime.split(":"):
-        total = 60 * total + int(part)
-    return total
+    hours, minutes, seconds = map(int, walltime.split(":"))
+    return 3600 * hours + 60 * minutes + seconds

@@ -19,8 +19,7 @@ from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError
 from workflow.bench.training.record import RunFolder, is_done, read_record
 from workflow.cluster import claim_costs
-from workflow.cluster.row_memory import refused
-from workflow.cluster.settings import Cluster, Training
+from workflow.cluster.settings import Cluster, Training, refused
 from workflow.cluster.step_seconds import FAR, StepSeconds, papers_step, step_seconds
 from workflow.cluster.submit import SubmitError, account
 
@@ -96,7 +95,11 @@ def lines(plan: Plan, cluster: Cluster) -> Iterator[str]:
     never = refused(plan, cluster)
     yield from rank_shares.lines(plan, cluster.place, never)
     yield from (f"not submitted, recorded as skipped: {reason}" for reason in never.values())
-    yield f"account: {_account(cluster)}"
+    try:
+        own = os.environ.get("SBATCH_ACCOUNT") or "your cluster's default; export SBATCH_ACCOUNT to name another"
+        yield f"account: {own if cluster.scheduler == 'slurm' else account()}"
+    except SubmitError as problem:
+        yield f"account: none yet, needed to submit: {problem}"
     needed = dict.fromkeys(name for each in estimates for name in each.need.data)
     missing = [name for name in needed if not (data_folder() / name).exists()]
     users = {name: [each.experiment for each in estimates if name in each.need.data] for name in missing}
@@ -115,7 +118,7 @@ def cost_lines(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> I
     if not estimates:
         return
     if doubtful := [each for each in estimates if each.assumed.is_doubtful]:
-        guesses = ", ".join(_beside_model(each) for each in doubtful)
+        guesses = ", ".join(f"{one.experiment} {one.assumed.seconds:g} ({one.assumed.model:.2g})" for one in doubtful)
         where = f"{shown_path(cluster.file)}: step_seconds without step_source"
         yield f"warning: {where}, more than {FAR:g} times off the model's: {guesses}; run the pilot, or state a source"
     if paper := papers_step(plan, cluster):
@@ -125,10 +128,6 @@ def cost_lines(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> I
             f"{100 * paper.share_of_peak:.0f} % of the GPUs' peak"
         )
     yield from claim_costs.lines(plan, {each.experiment: each.node_hours for each in estimates})
-
-
-def _beside_model(estimate: CostEstimate) -> str:
-    return f"{estimate.experiment} {estimate.assumed.seconds:g} ({estimate.assumed.model:.2g})"
 
 
 def lines_without_cluster(plan: Plan) -> Iterator[str]:
@@ -145,16 +144,6 @@ def lines_without_cluster(plan: Plan) -> Iterator[str]:
         yield f"no estimate of node-hours: {problem}"
 
 
-def _account(cluster: Cluster) -> str:
-    """Return the account to be charged, or how to name one."""
-    if cluster.scheduler == "slurm":
-        return os.environ.get("SBATCH_ACCOUNT") or "your cluster's default; export SBATCH_ACCOUNT to name another"
-    try:
-        return account()
-    except SubmitError as problem:
-        return f"none yet, needed to submit: {problem}"
-
-
 def set_environment() -> None:
     """Put this Python first on PATH, for the profile's scripts, and limit the submitting host to one thread.
 
@@ -169,20 +158,11 @@ def _table(plan: Plan, cluster: Cluster, estimates: list[CostEstimate]) -> Itera
         yield f"node-hours: nothing is left to train at tier '{plan.tier.name}'"
         return
     heads = ("experiment", "queue", "nodes", "runs", "hours", "jobs", "node-hours", "s/step", "from")
-    rows = [
-        (
-            each.experiment,
-            each.need.queue,
-            f"{each.need.nodes}",
-            f"{each.runs}",
-            f"{each.hours:,.1f}",
-            f"{each.slices}",
-            f"{each.node_hours:,.1f}",
-            f"{each.assumed.seconds:.3g}",
-            each.assumed.source,
-        )
-        for each in estimates
-    ]
+    rows = []
+    for each in estimates:
+        jobs = f"{each.need.nodes}", f"{each.runs}", f"{each.hours:,.1f}", f"{each.slices}", f"{each.node_hours:,.1f}"
+        step = f"{each.assumed.seconds:.3g}", each.assumed.source
+        rows.append((each.experiment, each.need.queue, *jobs, *step))
     runs, slices = sum(each.runs for each in estimates), sum(each.slices for each in estimates)
     node_hours = sum(each.node_hours for each in estimates)
     rows.append(("all", "", "", f"{runs}", "", f"{slices}", f"{node_hours:,.1f}", "", ""))

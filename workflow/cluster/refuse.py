@@ -11,8 +11,7 @@ from workflow.bench.results.rows import evaluation_rows, write_csv
 from workflow.bench.support.command_line import run_command
 from workflow.bench.training.record import RunFolder, is_done, write_spec, write_summary
 from workflow.bench.training.summary import summarize_untrained
-from workflow.cluster.row_memory import refused
-from workflow.cluster.settings import Cluster
+from workflow.cluster.settings import Cluster, refused
 
 
 def main(arguments: list[str] | None = None) -> int:

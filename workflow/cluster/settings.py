@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from workflow.bench.plan import Plan
 from workflow.bench.plan.rank_shares import Place
+from workflow.bench.plan.runs import Job, Run
 from workflow.bench.probes import _links
 from workflow.bench.support.config import (
     ROOT,
@@ -20,6 +21,7 @@ from workflow.bench.support.config import (
     read_mapping,
     refuse_folder,
     schema,
+    shown_path,
     with_defaults,
 )
 from workflow.bench.support.names import portable_rule
@@ -29,6 +31,9 @@ _FILE: Final = "cluster.yaml"
 _DEFAULT: Final = "default"
 PILOT_MARGIN_MINUTES: Final = 2.0
 """Minutes before its time limit at which the pilot begins no further workload."""
+KEEPS_ROWS: Final = ("b_kfac", "cgfac", "hylo", "newton_muon", "rs_kfac")
+HAS_RANK: Final = ("mkor", "mkor_h")
+"""Methods that keep rows with the hyperparameter ``rank`` above 1."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +230,32 @@ def pilot_resources(cluster: Cluster | None) -> dict[str, Any]:
     if cluster is None or cluster.pilot is None:
         return {"launch": ""}
     return {**cluster.resources(cluster.pilot_training()), "launch": cluster.pilot_launch()}
+
+
+def refused(plan: Plan, cluster: Cluster) -> dict[Job, str]:
+    """Return why jobs cannot run on a cluster, as their optimizer would keep more than a GPU's memory; without others.
+
+    Only what `keeps_rows` is checked, and only if the cluster's file states a GPU's memory and the rows' size.
+    """
+    limit, found = cluster.gpu_gigabytes, {}
+    if limit is None or not cluster.gpus_per_node:
+        return {}
+    for job in plan.jobs:
+        need = cluster.training(job.experiment)
+        each = need.row_megabytes / need.ranks / 1000
+        sizes = [run.spec["workload"]["batch_size"] * each if keeps_rows(run) else 0.0 for run in job.runs]
+        # A job is refused as a whole: if one of its runs fits, the others are found out by training.
+        if sizes and min(sizes) > limit:
+            found[job] = (
+                f"{job.experiment}/{job.label}: {job.runs[0].method} keeps the rows of all layers, {sizes[0]:,.0f} GB "
+                f"on each of {need.ranks} GPUs, which have {limit:g} GB ({shown_path(cluster.file)}: gpu_gigabytes)"
+            )
+    return found
+
+
+def keeps_rows(run: Run) -> bool:
+    """Return whether a run's optimizer keeps all rows of a batch, of all layers, until its update."""
+    return run.method in KEEPS_ROWS or (run.method in HAS_RANK and run.hyperparameters.get("rank", 1) > 1)
 
 
 def _check_need(file: Path, key: tuple[str, ...], given: Mapping[str, Any], content: Mapping[str, Any]) -> None:

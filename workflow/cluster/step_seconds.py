@@ -74,11 +74,11 @@ def step_seconds(plan: Plan, cluster: Cluster) -> dict[str, StepSeconds]:
 
 def _of_experiment(plan: Plan, cluster: Cluster, name: str, pilot: Measured | None) -> StepSeconds:
     runs = [run for job in plan.experiments[name].jobs.values() for run in job.runs]
-    need, model = (
-        cluster.training(name),
-        model_seconds(runs[0], cluster, cluster.training(name).ranks) if runs else None,
-    )
-    if pilot is not None and runs and _fits(pilot, runs[0], need.ranks):
+    need = cluster.training(name)
+    model = model_seconds(runs[0], cluster, need.ranks) if runs else None
+    workload = runs[0].spec["workload"] if runs else {}
+    # A measurement counts for this workload alone, with as many examples for each rank.
+    if pilot and runs and (pilot.workload, pilot.examples * need.ranks) == (shape_of(workload), workload["batch_size"]):
         source = f"measured pilot, {pilot.date}, {pilot.ranks} ranks of {pilot.processor}, {pilot.label}"
         return StepSeconds(pilot.step_seconds, source, "pilot", model)
     if need.step_seconds is not None and need.step_source is not None:
@@ -91,12 +91,6 @@ def _of_experiment(plan: Plan, cluster: Cluster, name: str, pilot: Measured | No
         assert default is not None
         return StepSeconds(default, "a guess, of 'default'", "guess", None)
     return StepSeconds(model, "the model", "model", model)
-
-
-def _fits(pilot: Measured, run: Run, ranks: int) -> bool:
-    """Return whether a measurement is of a run's workload, with as many examples for each rank."""
-    workload = run.spec["workload"]
-    return pilot.workload == shape_of(workload) and pilot.examples * ranks == workload["batch_size"]
 
 
 def model_seconds(run: Run, cluster: Cluster, ranks: int) -> float | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from workflow.bench.support.names import name_rule, portable_rule
-from workflow.cluster import pbs, slices
+from workflow.cluster import pbs, status
 from workflow.cluster.chains import Chain, held, id_of, load
 
 ACCOUNT: Final = "MKOR_ACCOUNT"
@@ -89,14 +89,16 @@ def submit(job: Path, script: Path, select: str, options: list[str]) -> tuple[Ch
         if chain is not None and chain.is_cancelled and chain.last.job:
             pbs.delete(chain.last.job)  # the cancel script may not have reached it yet
         needs = properties["resources"]
+        chunk = f"select={needs['nodes']}:{select}" if select else f"select={needs['nodes']}"
+        runs = properties.get("params", {}).get("runs", [])  # its output is <results>/<experiment>/<label>.csv
         chain = Chain(
             id=chain_id,
             outputs=outputs,
-            runs=_run_folders(properties),
+            runs=[str(Path(outputs[0]).parents[1] / "runs" / run) for run in runs],
             nodes=needs["nodes"],
             minutes=needs["minutes"],
             queue=needs["queue"],
-            options=_options(charged, needs["nodes"], select, options),
+            options=["-A", charged, *(part for option in (chunk, *options) for part in ("-l", option))],
             script=str(script.absolute()),
             mark=secrets.token_hex(2),
             slices=chain.slices[-1:] if chain else [],  # so that the numbers of slices, and of their logs, continue
@@ -104,7 +106,7 @@ def submit(job: Path, script: Path, select: str, options: list[str]) -> tuple[Ch
         (chain.folder / "cancelled").unlink(missing_ok=True)
         chain.write_scripts(text, environment)
         chain.begin_slice()
-        return chain, slices.advance(chain)
+        return chain, status.advance(chain)
 
 
 def _properties(job: Path, text: str) -> dict[str, Any]:
@@ -125,17 +127,6 @@ def _properties(job: Path, text: str) -> dict[str, Any]:
             f"rule {properties['rule']}: needs the resources {', '.join(missing)} to be submitted, or localrule"
         )
     return properties
-
-
-def _options(account: str, nodes: int, select: str, options: list[str]) -> list[str]:
-    chunk = f"select={nodes}:{select}" if select else f"select={nodes}"
-    return ["-A", account, *(part for option in (chunk, *options) for part in ("-l", option))]
-
-
-def _run_folders(properties: dict[str, Any]) -> list[str]:
-    """Return the folders of a training job's runs; its output is ``<results>/<experiment>/<label>.csv``."""
-    results = Path(properties["output"][0]).parents[1]
-    return [str(results / "runs" / run) for run in properties.get("params", {}).get("runs", [])]
 
 
 if __name__ == "__main__":

@@ -33,8 +33,7 @@ from workflow.bench.support.config import CONFIG, ROOT, ConfigError, refuse_fold
 from workflow.bench.support.names import folder_rule, portable_rule
 from workflow.bench.support.provenance import gpu_names
 from workflow.cluster import preflight
-from workflow.cluster.row_memory import refused
-from workflow.cluster.settings import Cluster, pilot_resources, probe_resources, training_resources
+from workflow.cluster.settings import Cluster, pilot_resources, probe_resources, refused, training_resources
 from workflow.cluster.submit import SubmitError, account
 
 min_version("9.0")
