@@ -139,7 +139,7 @@ class Counts:
             added = getattr(other, name)
             if isinstance(one, Counter):
                 # Counter's own operators would drop what is less than nothing.
-                sums = {key: one[key] + sign * added[key] for key in one.keys() | added.keys()}
+                sums = {key: one[key] + sign * added[key] for key in {**one, **added}}
                 found[name] = Counter({key: number for key, number in sums.items() if number})
             else:
                 found[name] = one + sign * added
