@@ -33,8 +33,7 @@ from workflow.bench.analysis.estimates import estimate, paired_ratio
 from workflow.bench.probes import _timing
 from workflow.bench.probes._models import BASE, ProbeModel, RandomImages, RandomTokens, TimedOptimizer, bert_large
 from workflow.bench.probes._timing import WARM_UP, TimedLoop, release
-from workflow.bench.training.clocks import Clock
-from workflow.bench.training.device_clocks import clock_of
+from workflow.bench.training.clocks import Clock, clock_of
 
 PERIOD: Final = 10
 """Steps between two updates of a preconditioner, and in each part of a turn."""

@@ -15,7 +15,7 @@ from mkor_core.ranges import LARGEST, Domain, Range
 from tests.support import tally
 from tests.support.hyperparameters import hyperparameters, options
 from tests.support.numbers import NUMBERS, within
-from workflow.bench.training.early_ends import is_overflow
+from workflow.bench.training.loop import is_overflow
 
 SECONDS = 10.0
 """Time in which a few steps of a tiny model must be done; they take milliseconds."""

@@ -20,8 +20,7 @@ from benchmarks.step_rows import ADAMW, CONTROL, FORWARD_BACKWARD, PERIODS, SGD,
 from tests.support import events
 from workflow.bench.plan import Plan
 from workflow.bench.probes._models import resnet50 as torchvision_resnet50
-from workflow.bench.training.clocks import Clock
-from workflow.bench.training.device_clocks import EventClock
+from workflow.bench.training.clocks import Clock, EventClock
 
 CPU = torch.device("cpu")
 BERT, ALEXNET, RESNET = BLOCKS

@@ -22,10 +22,9 @@ from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command, show
 from workflow.bench.support.config import shown_path
-from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
+from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError, first_line
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_bytes
-from workflow.bench.training.record import first_line
 
 if TYPE_CHECKING:
     from workflow.bench.results.tables import Results

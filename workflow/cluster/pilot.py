@@ -81,7 +81,7 @@ def _say(ranks: Ranks, line: str) -> None:
 
 def _measure(plan: Plan, name: str, cluster: Cluster | None, steps: int, ranks: Ranks) -> None:
     """Measure one experiment and add its row to the file, or say why it was not measured."""
-    from workflow.bench.training.timed_steps import UntimedError, seconds_of_steps
+    from workflow.bench.training.one_run import UntimedError, seconds_of_steps
 
     label, planned = chosen(plan, name)
     planned_ranks = cluster.training(name).ranks if cluster else plan.tier.ranks

@@ -30,7 +30,7 @@ from workflow.bench.probes._models import (
 from workflow.bench.probes._timing import PHASES, StepTimes, TimedLoop, in_groups, milliseconds, over_ranks, rounds
 from workflow.bench.probes.iteration_time import OPTIMIZERS, PeriodSweep, summaries, sweeps
 from workflow.bench.probes.step_breakdown import CycleMeans, cycle_means
-from workflow.bench.training.device_clocks import EventClock
+from workflow.bench.training.clocks import EventClock
 
 CPU = torch.device("cpu")
 

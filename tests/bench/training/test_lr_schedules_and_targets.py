@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import isotonic_regression
 
 from workflow.bench.plan.targets import Reached, Target, monotone
-from workflow.bench.training.lr_schedules import factor
+from workflow.bench.training.build import lr_factor
 
 CASES: list[tuple[dict[str, Any], list[float]]] = [
     ({"name": "constant", "warmup": 0.0}, [1, 1, 1, 1]),
@@ -26,7 +26,7 @@ CASES: list[tuple[dict[str, Any], list[float]]] = [
 
 @pytest.mark.parametrize(("schedule", "factors"), CASES)
 def test_schedule_by_hand(schedule: dict[str, Any], factors: list[float]):
-    assert [factor(schedule, step, 4) for step in range(4)] == factors
+    assert [lr_factor(schedule, step, 4) for step in range(4)] == factors
 
 
 @given(
@@ -37,9 +37,9 @@ def test_schedule_by_hand(schedule: dict[str, Any], factors: list[float]):
 )
 def test_factors_are_positive_and_at_most_one(schedule: dict[str, Any], warmup: float, steps: int, share: float):
     step = min(int(share * steps), steps - 1)
-    assert 0 < factor({**schedule, "warmup": warmup}, step, steps) <= 1
+    assert 0 < lr_factor({**schedule, "warmup": warmup}, step, steps) <= 1
     # torch's LambdaLR asks once more, after the last step.
-    assert 0 <= factor({**schedule, "warmup": warmup}, steps, steps) <= 1
+    assert 0 <= lr_factor({**schedule, "warmup": warmup}, steps, steps) <= 1
 
 
 def evaluation(step: int, value: float, split: str = "validation", metric: str = "loss") -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import io
 import sys
 from collections import Counter
 from functools import cache
@@ -12,31 +11,24 @@ from types import FrameType
 from typing import Any
 
 import pytest
-import torch
 
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.trained import after, run_of, train
 from workflow.bench.support.config import ROOT
-from workflow.bench.training import one_run
-from workflow.bench.training.build import Setting
-from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder
-from workflow.bench.workloads import create
+from workflow.bench.workloads.base import Workload
 
 FOLDER = ROOT / "workflow" / "bench" / "training"
 ROOM = "workflow.bench.training"
 LEVELS = [
-    {"launcher", "stop_signals", "lr_schedules", "peak_memory", "progress", "checkpoint_header", "fitting", "effects"},
-    {"clocks"},
-    {"device_clocks"},
-    {"record"},
-    {"checkpoint", "watchdog", "summary"},
-    {"ranks", "checkpoint_writer"},
-    {"batch_shares", "precision"},
+    {"launcher", "stop_signals", "peak_memory", "progress", "clocks", "precision"},
+    {"checkpoint"},
+    {"record", "watchdog"},
+    {"summary", "ranks"},
     {"build"},
-    {"state", "early_ends", "replicas"},
-    {"loop", "resume"},
+    {"state", "replicas"},
+    {"loop"},
     {"one_run"},
-    {"runner", "timed_steps"},
+    {"runner"},
 ]
 """The modules of the room from the lowest up; each may import and call those of lower levels only."""
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
@@ -84,21 +76,18 @@ class Calls:
 
 
 @pytest.mark.parametrize("resumes", [False, True], ids=["new", "resumed"])
-def test_every_call_of_a_run_goes_down_and_each_stage_runs_once(resumes: bool, tmp_path: Path):
-    write(make_folder(tmp_path / "config"), "one", block(optimizer("mkor", inverse_update_period=3), evaluate_every=5))
-    run = load(tmp_path / "config").job("one", "mkor").runs[0]
-    workload, begun = create(**run.spec["workload"]), RunFolder(tmp_path / "begun")
+def test_every_call_of_a_run_goes_down_and_each_stage_runs_once(
+    resumes: bool, folder: Path, workload: Workload, tmp_path: Path
+):
+    run = run_of(folder, "mkor", {"evaluate_every": 5}, inverse_update_period=3)
+    begun = RunFolder(tmp_path / "begun")
     # An interrupted run comes first in both cases, so that nothing is imported while calls are followed.
-    steps = iter(range(1, 100))
-    stopping = Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), lambda: next(steps) >= 7)
-    assert one_run.train(run, workload, begun, stopping) == "interrupted"
-
-    folder = begun if resumes else RunFolder(tmp_path / "new")
-    setting = Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), lambda: False, checkpoint_steps=8)
+    assert train(run, workload, begun, after(7)) == "interrupted"
+    place = begun if resumes else RunFolder(tmp_path / "new")
     calls = Calls()
     sys.setprofile(calls)
     try:
-        assert one_run.train(run, workload, folder, setting, keep_weights=True) == "finished"
+        assert train(run, workload, place, checkpoint_steps=8) == "finished"
     finally:
         sys.setprofile(None)
     assert calls.upward == set()

@@ -2,47 +2,23 @@
 
 from __future__ import annotations
 
-import io
 from contextlib import closing
-from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-import torch
 from torch import nn
 
 from baselines import available
-from tests.support.experiments import block, load, make_folder, optimizer, write
+from tests.support.trained import after, run_of, setting, train
 from workflow.bench.plan.runs import Run
 from workflow.bench.probes._counting import META, Counting
-from workflow.bench.training.batch_shares import micro_batches
-from workflow.bench.training.build import Setting, build
+from workflow.bench.training.build import build, micro_batches
 from workflow.bench.training.clocks import Clock
 from workflow.bench.training.loop import Loop
-from workflow.bench.training.one_run import train
-from workflow.bench.training.progress import Progress
-from workflow.bench.training.record import RunFolder
-from workflow.bench.training.resume import prepare
-from workflow.bench.training.state import TrainingState
+from workflow.bench.training.state import TrainingState, prepare
 from workflow.bench.training.summary import Account
-from workflow.bench.workloads import create
 from workflow.bench.workloads.base import Workload
-
-
-@pytest.fixture(scope="module")
-def workload() -> Workload:
-    return create("autoencoder", batch_size=128, hidden=[8, 4, 8])
-
-
-def run_of(folder: Path, name: str, shared: dict[str, Any], **hyperparameters: Any) -> Run:
-    write(folder, "one", block(optimizer(name, **hyperparameters), **shared))
-    return load(folder).job("one", name).runs[0]
-
-
-def setting(device: torch.device, **changes: Any) -> Setting:
-    return Setting(device, 60, Progress(1, io.StringIO()), stop=lambda: False, **changes)
 
 
 def counted_steps(workload: Workload, loop: Loop, run: Run, number: int) -> list[int]:
@@ -76,27 +52,25 @@ PLAIN: dict[str, Any] = {}
     ],
     ids=str,
 )
-def test_a_step_waits_for_nothing(tmp_path, workload, name, shared):
+def test_a_step_waits_for_nothing(folder, workload, name, shared):
     """The forward and backward pass, the preconditioner with updates of its factors, and the optimizer."""
-    run = run_of(make_folder(tmp_path / "config"), name, shared, lr=0.1)
-    parts = build(run, workload, setting(META))
+    run = run_of(folder, name, shared, lr=0.1)
+    parts = build(run, workload, setting(device=META))
     state = cast("TrainingState", SimpleNamespace(account=Account(), clock=Clock()))
-    waits = counted_steps(workload, Loop(parts, state, setting(META)), run, 11)
+    waits = counted_steps(workload, Loop(parts, state, setting(device=META)), run, 11)
     layers = sum(isinstance(module, nn.Linear) for module in parts.model.modules())
     decompositions = {2 * layers} if name in (*DECOMPOSE, *DECOMPOSE_ALWAYS) else set()
     assert set(waits) == decompositions | (set() if name in DECOMPOSE_ALWAYS else {0})
 
 
 @pytest.mark.filterwarnings("ignore:for .* copying from a non-meta parameter in the checkpoint to a meta parameter")
-def test_a_resumed_step_waits_for_nothing(tmp_path, workload):
+def test_a_resumed_step_waits_for_nothing(folder, place, workload):
     """A checkpoint's tensors lie on the CPU: each goes where it belongs, counters of steps stay."""
-    run = run_of(make_folder(tmp_path / "config"), "mkor", {"steps": 20}, lr=0.1, base="adamw")
-    place = RunFolder(tmp_path / "run")
-    stops = iter([False] * 3 + [True])
-    assert train(run, workload, place, replace(setting(torch.device("cpu")), stop=lambda: next(stops))) == "interrupted"
-    parts, resumed = prepare(run, workload, place, setting(META), None)
+    run = run_of(folder, "mkor", lr=0.1, base="adamw")
+    assert train(run, workload, place, after(4)) == "interrupted"
+    parts, resumed = prepare(run, workload, place, setting(device=META), None)
     with closing(resumed):
         assert [loss.device.type for loss in resumed.losses] == ["meta"] * 4
         assert {state["step"].device.type for state in parts.optimizer.state.values()} == {"cpu"}
         assert {state["exp_avg"].device.type for state in parts.optimizer.state.values()} == {"meta"}
-        assert counted_steps(workload, Loop(parts, resumed, setting(META)), run, 2) == [0, 0]
+        assert counted_steps(workload, Loop(parts, resumed, setting(device=META)), run, 2) == [0, 0]

@@ -23,8 +23,7 @@ from baselines import build
 from mkor_core.ranks import comm
 from workflow.bench.data.batches import Batch
 from workflow.bench.probes._models import ProbeModel, TimedOptimizer
-from workflow.bench.training.clocks import Clock
-from workflow.bench.training.device_clocks import clock_of
+from workflow.bench.training.clocks import Clock, clock_of
 from workflow.bench.training.precision import Precision
 
 PHASES: Final = ("forward", "backward", "capture", "factor", "precondition", "communication", "update")

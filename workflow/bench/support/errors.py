@@ -38,3 +38,8 @@ class UnreadableError(OSError):
 
 class FileWarning(UserWarning):
     """A file, named in one line, without which a command goes on."""
+
+
+def first_line(problem: BaseException) -> str:
+    """Return the first line of an exception's message, or its type if the message is empty."""
+    return str(problem).strip().partition("\n")[0] or type(problem).__name__

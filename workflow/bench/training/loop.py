@@ -1,4 +1,4 @@
-"""The training loop of one run: batches, steps, evaluations, checkpoints, and requests to stop."""
+"""The training loop of one run: batches, steps, evaluations, checkpoints, requests to stop, and early ends."""
 
 from __future__ import annotations
 
@@ -6,26 +6,32 @@ import math
 import time
 import warnings
 from collections.abc import Iterator, Sequence
+from statistics import median
 
 import torch
 from torch import Tensor, nn
 
+from mkor_core import Preconditioner
 from workflow.bench.data.batches import Batch
-from workflow.bench.training.batch_shares import micro_batches, share_batches
-from workflow.bench.training.build import Parts, Setting
-from workflow.bench.training.early_ends import (
-    DivergedError,
-    InterruptedRunError,
-    OneRankDivergedError,
-    non_finite,
-)
-from workflow.bench.training.effects import effects
-from workflow.bench.training.record import first_line
+from workflow.bench.support.errors import first_line
+from workflow.bench.training.build import Parts, Setting, micro_batches, share_batches
 from workflow.bench.training.replicas import difference
 from workflow.bench.training.state import TrainingState
 
 MEETING_SECONDS: float = 1.0
 """Seconds between two meetings, the steps after which ranks agree whether to stop or to save."""
+
+
+class DivergedError(Exception):
+    """The loss, the weights or the factors are no longer finite; the message is the reason."""
+
+
+class OneRankDivergedError(DivergedError):
+    """This rank cannot continue; the other ranks do not know yet."""
+
+
+class InterruptedRunError(Exception):
+    """The run was asked to stop, and its checkpoint is saved."""
 
 
 class Loop:
@@ -272,3 +278,59 @@ class Loop:
             self._shown_at = now
         if save:
             self._state.save()
+
+
+def non_finite(parts: Parts, losses: Tensor | None, steps_done: int) -> str | None:
+    """Return which loss, weight or factor is not finite, as a sentence; None if all are finite.
+
+    losses: ``[steps]``, the training losses of the last steps, up to ``steps_done``.
+    """
+    if losses is not None:
+        positions = (~losses.isfinite()).nonzero()
+        if len(positions):
+            first = int(positions[0])
+            # Of 5 losses up to step 20, the one at index 2 belongs to step 18.
+            return f"the training loss is {losses[first].item()} in step {steps_done - len(losses) + first + 1}"
+    names, weights = zip(*parts.model.named_parameters(), strict=True)
+    # One number for each tensor, and all of them read at once.
+    finite = torch.stack([weight.isfinite().all() for weight in weights]).tolist()
+    for name, is_finite in zip(names, finite, strict=True):
+        if not is_finite:
+            return f"the weights {name} are not finite after step {steps_done}"
+    if parts.preconditioner is not None and (layers := parts.preconditioner.non_finite_layers()):
+        return f"the factors of {layers[0]} are not finite after step {steps_done}"
+    return None
+
+
+def is_overflow(problem: BaseException) -> bool:
+    """Return whether a number does not fit into the dtype of the tensors that it should scale, such as a huge rate."""
+    # torch's error has no type of its own.
+    return isinstance(problem, RuntimeError) and "without overflow" in str(problem)
+
+
+def effects(preconditioner: Preconditioner | None) -> dict[str, float]:
+    """Return medians and extremes over layers of how V differs from D in the step before an evaluation.
+
+    - ``cosine``, ``cosine_least``, ``cosine_most``: of V and D; a median of 1 means that the method is inert.
+    - ``length``, ``length_least``, ``length_most``: ``|V| / |D|``.
+    - ``cosine_left``, ``cosine_right``: medians of the cosine that one side alone gives.
+    - ``start_weight``: the largest weight that the identity, from which the factors start, still has.
+
+    Empty without a step that compared them: at step 0, without a preconditioner, after MKOR-H has switched.
+    """
+    layers = [] if preconditioner is None else list(preconditioner.comparisons().values())
+    values: dict[str, list[float]] = {
+        "cosine": [layer.cosine for layer in layers],
+        "length": [layer.ratio for layer in layers],
+    }
+    for side in ("left", "right"):
+        values[f"cosine_{side}"] = [layer.by_side[side] for layer in layers if side in layer.by_side]
+    metrics: dict[str, float] = {}
+    for name, found in values.items():
+        finite = [value for value in found if math.isfinite(value)]
+        if finite:
+            metrics[name] = median(finite)
+            if name in ("cosine", "length"):
+                metrics |= {f"{name}_least": min(finite), f"{name}_most": max(finite)}
+    starts = [layer.start_weight for layer in layers if layer.start_weight is not None]
+    return metrics | ({"start_weight": max(starts)} if starts else {})

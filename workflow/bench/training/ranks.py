@@ -11,7 +11,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, Final, TypeVar, cast
@@ -28,8 +28,8 @@ from typing_extensions import override
 
 from mkor_core.ranks import comm
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.errors import first_line
 from workflow.bench.training.launcher import MeetingError, Place
-from workflow.bench.training.record import first_line
 from workflow.bench.training.watchdog import SILENCE_SECONDS, Watchdog
 
 _T = TypeVar("_T")
@@ -105,6 +105,16 @@ class Ranks:
         values: list[Any] = [None] * self.size
         dist.all_gather_object(values, value)
         return values
+
+    def first_refusal(self, work: Callable[[], str | None]) -> str | None:
+        """Call ``work`` on the first rank, then on the others; return the first reason why not.
+
+        For data, which the first rank prepares alone, and keeps in files that the others then find.
+        """
+        reason = cast("str | None", self.from_first(work() if self.is_first else None))
+        if reason is None and not self.is_first:
+            reason = work()
+        return next((each for each in self.gathered(reason) if each is not None), None)
 
     def part(self, examples: int) -> slice:
         """Return the rows of ``examples`` that this rank evaluates: an equal part, up to one row."""

@@ -19,7 +19,7 @@ from workflow.bench.support.errors import DamagedFileError, FileWarning, Unreada
 from workflow.bench.support.files import name_in_errors, write_json
 from workflow.bench.support.names import name_rule
 from workflow.bench.support.reading import open_regular, read_bytes, read_json
-from workflow.bench.training.checkpoint_header import DamagedError, newest_first, open_checkpoint
+from workflow.bench.training.checkpoint import newest_first, open_checkpoint
 
 Status = Literal["finished", "diverged", "out_of_memory", "interrupted", "skipped", "failed"]
 ENDED: Final = ("finished", "diverged", "out_of_memory")
@@ -36,6 +36,7 @@ METRIC_COLUMNS: Final[Mapping[str, type]] = {
     "wall_seconds": float,
 }
 """The columns of metrics.csv in their order, with the type of each."""
+_HEADER: Final = ",".join(METRIC_COLUMNS)
 
 _METRICS_DIGEST: Final = "metrics_sha256"
 """The key in run.json for the SHA-256 of metrics.csv."""
@@ -43,46 +44,28 @@ _SEAL: Final = "record_sha256"
 """The key in run.json for the SHA-256 of its other keys and values."""
 
 
-@dataclass(frozen=True)
 class RunFolder:
     """The files of one run, in ``<results>/runs/<id>``."""
 
-    path: Path
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.metrics = path / "metrics.csv"
+        """One row per evaluation and metric, with `METRIC_COLUMNS`."""
+        self.summary = path / "run.json"
+        """The run's outcome, cost and provenance, as JSON."""
+        self.checkpoint = path / "checkpoint.pt"
+        """The state of an unfinished run."""
+        self.weights = path / "weights.pt"
+        """The final weights, if other runs start from them."""
+        self.lock = path / "lock"
+        """The lock file of the process that trains the run."""
+        self.origin = path / "origin.json"
+        """The name of the machine that trained the run, as JSON; only if its record was adopted (`origin_of`)."""
 
     @classmethod
     def of(cls, results: Path, run: str) -> RunFolder:
         """Return the folder of a run by its id, under ``results/<hardware>/<tier>``."""
         return cls(results / "runs" / run)
-
-    @property
-    def metrics(self) -> Path:
-        """One row per evaluation and metric, with `METRIC_COLUMNS`."""
-        return self.path / "metrics.csv"
-
-    @property
-    def summary(self) -> Path:
-        """The run's outcome, cost and provenance, as JSON."""
-        return self.path / "run.json"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The state of an unfinished run."""
-        return self.path / "checkpoint.pt"
-
-    @property
-    def weights(self) -> Path:
-        """The final weights, if other runs start from them."""
-        return self.path / "weights.pt"
-
-    @property
-    def lock(self) -> Path:
-        """The lock file of the process that trains the run."""
-        return self.path / "lock"
-
-    @property
-    def origin(self) -> Path:
-        """The name of the machine that trained the run, as JSON; only if its record was adopted (`origin_of`)."""
-        return self.path / "origin.json"
 
     def require_files(self) -> None:
         """Raise `UnreadableError` on the first path of the run's files that is not a file that may be read."""
@@ -130,11 +113,18 @@ def read_record(folder: RunFolder, run: Run | str) -> Record:
             id or specification, a final status without the rows of that time, or values that were changed later.
     """
     own_id, steps = (run, None) if isinstance(run, str) else (run.id, run.spec["steps"])
-    summary = _read_summary(folder.summary, own_id)
+    try:
+        summary: dict[str, Any] = read_json(folder.summary)
+    except FileNotFoundError:
+        summary = {}
+    else:
+        _require_own(folder.summary, summary, own_id)
+        steps = summary["spec"]["steps"]
     content = _content(folder.metrics)
+    # While a run trains, no digest tells what its rows are.
     if summary.get("status") in ENDED:
         _require_digest(folder.metrics, content, summary)
-    return Record(summary, _parsed_rows(folder.metrics, content, summary.get("spec", {}).get("steps", steps)))
+    return Record(summary, _parsed_rows(folder.metrics, content, steps))
 
 
 def is_done(folder: RunFolder, run: Run, *, needs_weights: bool) -> bool:
@@ -145,12 +135,17 @@ def is_done(folder: RunFolder, run: Run, *, needs_weights: bool) -> bool:
     Raises:
         UnreadableError: a file of the record cannot be read. Training again would replace what may be a good record.
     """
+    record = read_undamaged(folder, run)
+    return record.has_ended and (not needs_weights or has_weights(folder, run, record))
+
+
+def read_undamaged(folder: RunFolder, run: Run) -> Record:
+    """Return the record of a run, an empty one with a warning if it is damaged. Raises what `is_done` does."""
     try:
-        record = read_record(folder, run)
+        return read_record(folder, run)
     except DamagedFileError as problem:
         _warn_of(problem)
-        return False
-    return record.has_ended and (not needs_weights or has_weights(folder, run, record))
+        return Record({}, [])
 
 
 def origin_of(folder: RunFolder) -> str | None:
@@ -183,7 +178,7 @@ def has_weights(folder: RunFolder, run: Run, record: Record) -> bool:
             return bool(header.step == record.summary["steps_done"])
     except FileNotFoundError:
         return False
-    except DamagedError as problem:
+    except DamagedFileError as problem:
         _warn_of(problem)
         return False
 
@@ -192,38 +187,24 @@ def _warn_of(problem: Exception) -> None:
     warnings.warn(FileWarning(f"{problem}; the run counts as not done"), stacklevel=3)
 
 
-def _read_summary(file: Path, own_id: str) -> dict[str, Any]:
-    """Return the content of a run's run.json, empty if there is none.
-
-    Raises:
-        UnreadableError, DamagedFileError: as `read_record`.
-    """
-    try:
-        summary: dict[str, Any] = read_json(file)
-    except FileNotFoundError:
-        return {}
+def _require_own(file: Path, summary: dict[str, Any], own_id: str) -> None:
+    """Raise `DamagedFileError` unless a run.json is that of the run with an id, as the run wrote it."""
     try:
         check(summary, schema("run"), file)
-        _require_own(file, summary, own_id)
+        spec = summary["spec"]
+        if summary["id"] != own_id:
+            raise error(file, ("id",), summary["id"], f"must be {own_id}, as its folder")
+        if run_id(spec) != own_id or not isinstance(spec.get("steps"), int):
+            raise error(file, ("spec",), spec, f"must be that of run {own_id}")
+        if summary[_SEAL] != (seal := sealed(summary)[_SEAL]):
+            raise error(file, (_SEAL,), summary[_SEAL], f"must be {seal}, or another value was changed")
+        steps, done = spec["steps"], summary.get("steps_done", 0)
+        if done > steps or (summary["status"] == "finished" and done < steps):
+            raise error(file, ("steps_done",), done, f"must be {steps} or, unless the run finished, less")
     except ConfigError as problem:
         raise DamagedFileError(f"{problem}; the record is damaged") from None
     except RecursionError:
         raise DamagedFileError(f"{file}: damaged: it is nested too deeply") from None
-    return summary
-
-
-def _require_own(file: Path, summary: Mapping[str, Any], own_id: str) -> None:
-    """Raise `ConfigError` unless a run.json is that of the run with an id, as the run wrote it."""
-    spec = summary["spec"]
-    if summary["id"] != own_id:
-        raise error(file, ("id",), summary["id"], f"must be {own_id}, as its folder")
-    if run_id(spec) != own_id or not isinstance(spec.get("steps"), int):
-        raise error(file, ("spec",), spec, f"must be that of run {own_id}")
-    if summary[_SEAL] != (seal := _seal(summary)):
-        raise error(file, (_SEAL,), summary[_SEAL], f"must be {seal}, or another value was changed")
-    steps, done = spec["steps"], summary.get("steps_done", 0)
-    if done > steps or (summary["status"] == "finished" and done < steps):
-        raise error(file, ("steps_done",), done, f"must be {steps} or, unless the run finished, less")
 
 
 def _content(metrics: Path) -> bytes:
@@ -238,29 +219,19 @@ def _require_digest(file: Path, content: bytes, summary: Mapping[str, Any]) -> N
     if _METRICS_DIGEST in summary:
         if summary[_METRICS_DIGEST] != hashlib.sha256(content).hexdigest():
             raise DamagedFileError(f"{file}: damaged: it differs from the file that the run left")
-    elif not _is_of_one_later_rank(summary):
+        return
+    # A rank other than the first writes the record if it fails alone. On a shared disk it may not have seen all of
+    # metrics.csv yet, so it states no digest.
+    ranks = [report["rank"] for report in summary["by_rank"]]
+    if summary["status"] == "finished" or summary["world_size"] < 2 or len(ranks) != 1 or ranks[0] == 0:
         raise DamagedFileError(f"{file}: damaged: run.json does not state its digest ({_METRICS_DIGEST})")
 
 
-def _is_of_one_later_rank(summary: Mapping[str, Any]) -> bool:
-    """Return whether a rank other than the first wrote a run.json, because it failed alone.
-
-    On a shared disk it may not have seen all of metrics.csv yet, so it states no digest.
-    """
-    ranks = [report["rank"] for report in summary["by_rank"]]
-    return summary["status"] != "finished" and summary["world_size"] > 1 and len(ranks) == 1 and ranks[0] > 0
-
-
-def _seal(summary: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of all values of a run.json except the seal itself."""
+def sealed(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a run.json with the SHA-256 of its other values, without which it counts as damaged."""
     others = {key: value for key, value in summary.items() if key != _SEAL}
     canonical = json.dumps(others, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return hashlib.sha256(canonical.encode()).hexdigest()
-
-
-def sealed(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a run.json with the SHA-256 of its values, without which it counts as damaged."""
-    return {**summary, _SEAL: _seal(summary)}
+    return {**summary, _SEAL: hashlib.sha256(canonical.encode()).hexdigest()}
 
 
 def write_summary(folder: RunFolder, summary: Mapping[str, Any], *, with_digest: bool = True) -> None:
@@ -292,7 +263,7 @@ class MetricsLog:
         file.
 
     Raises:
-        ValueError: the file does not begin with the part to keep.
+        DamagedFileError: the file does not begin with the part to keep.
         UnreadableError: it is not a file.
     """
 
@@ -303,16 +274,14 @@ class MetricsLog:
         with suppress(FileNotFoundError), open_regular(path) as earlier:
             if kept is not None:
                 self._digest.update(earlier.read(kept[0]))
-        if kept is not None:
-            size, digest = kept
-            if self._digest.hexdigest() != digest:
-                raise ValueError(f"{path}: differs from the file at the time of the checkpoint")
+        if kept is not None and self._digest.hexdigest() != kept[1]:
+            raise DamagedFileError(f"{path}: differs from the file at the time of the checkpoint")
         # Unbuffered: on a full disk, closing a buffered file would try to write again, and fail again.
         self._file = path.open("wb" if kept is None else "r+b", buffering=0)
         if kept is None:
-            self._write([",".join(METRIC_COLUMNS)])
+            self._write([_HEADER])
         else:
-            self._file.seek(size)
+            self._file.seek(kept[0])
             self._file.truncate()
 
     def append(
@@ -344,6 +313,7 @@ class MetricsLog:
     def _write(self, lines: Iterable[str]) -> None:
         content = "".join(f"{line}\n" for line in lines).encode()
         with name_in_errors(self._path):
+            # A system may write a part only, and the next attempt then says why.
             while content:
                 written = self._file.write(content)
                 self._digest.update(content[:written])
@@ -367,13 +337,13 @@ def _parsed_rows(file: Path, content: bytes, steps: int | None) -> list[dict[str
     if "\n" not in text:
         return []
     header, *lines = text[: text.rfind("\n")].split("\n")
-    if header != ",".join(METRIC_COLUMNS):
-        raise DamagedFileError(f"{file}: damaged: its first line is not {','.join(METRIC_COLUMNS)}")
+    if header != _HEADER:
+        raise DamagedFileError(f"{file}: damaged: its first line is not {_HEADER}")
     rows: list[dict[str, str]] = []
     last = 0
     for number, line in enumerate(lines, start=2):
         cells = line.split(",")
-        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_valid, METRIC_COLUMNS, cells)):
+        if len(cells) != len(METRIC_COLUMNS) or not all(map(_is_valid, METRIC_COLUMNS.values(), cells)):
             raise DamagedFileError(f"{file}: damaged: line {number} is not a row of a run")
         row = dict(zip(METRIC_COLUMNS, cells, strict=True))
         if not last <= (step := int(row["step"])) <= (step if steps is None else steps):
@@ -383,17 +353,11 @@ def _parsed_rows(file: Path, content: bytes, steps: int | None) -> list[dict[str
     return rows
 
 
-def _is_valid(column: str, cell: str) -> bool:
+def _is_valid(kind: type, cell: str) -> bool:
     """Return whether a cell of metrics.csv can be a value of its column."""
-    kind = METRIC_COLUMNS[column]
     if kind is str:
         return cell.isidentifier()
     try:
         return math.isfinite(kind(cell))
     except ValueError:
         return False
-
-
-def first_line(problem: BaseException) -> str:
-    """Return the first line of an exception's message, or its type if the message is empty."""
-    return str(problem).strip().partition("\n")[0] or type(problem).__name__

@@ -1,6 +1,7 @@
 """Trains the unfinished runs of a list, and first the runs that they start from.
 
-A lock ensures that one process at a time trains a run, even if several were given the same list.
+A lock ensures that one process at a time trains a run, even if several were given the same list. A record is read and
+verified once for the list, and once more under the lock, as another process may have trained the run meanwhile.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 import torch
 from filelock import Timeout
@@ -22,22 +23,23 @@ from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ConfigError
-from workflow.bench.support.errors import DamagedFileError
+from workflow.bench.support.errors import DamagedFileError, first_line
 from workflow.bench.support.files import first_free, locked, remove_unfinished
+from workflow.bench.support.reading import read_json
 from workflow.bench.training import checkpoint
-from workflow.bench.training.batch_shares import share_of
-from workflow.bench.training.build import Setting
+from workflow.bench.training.build import Setting, share_of
 from workflow.bench.training.one_run import train
 from workflow.bench.training.precision import choose_algorithms
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks
 from workflow.bench.training.record import (
+    Record,
     RunFolder,
     Status,
-    first_line,
-    is_done,
+    has_weights,
     origin_of,
     read_record,
+    read_undamaged,
     write_spec,
     write_summary,
 )
@@ -88,8 +90,11 @@ class Runner:
         Raises:
             ConfigError: an optimizer or a workload refuses what its run specifies, or ranks cannot share a batch.
         """
-        waiting = self._order(list(runs))
-        for run in waiting:
+        asked = {run.id: run for run in runs}
+        # The first rank decides what is done, here and below: other nodes see files on a shared disk seconds later.
+        ordered = self._ranks.from_first(self._ordered(asked.values()) if self._ranks.is_first else None)
+        waiting = [((self._plan.runs | asked)[name], is_done) for name, is_done in ordered.items()]
+        for run, _ in waiting:
             share_of(run, self._ranks)
         with ExitStack() as stack:
             stream = self._stream if self._ranks.is_first else stack.enter_context(Path(os.devnull).open("w"))
@@ -102,123 +107,102 @@ class Runner:
                 return False
             tier = self._plan.tier
             setting = Setting(device, tier.checkpoint_minutes, progress, self._stop, tier.checkpoint_steps, self._ranks)
-            for run in waiting:
-                if any(self._ranks.gathered(self._stop.asked)) or self._train(run, setting) == "interrupted":
+            for run, is_done in waiting:
+                if any(self._ranks.gathered(self._stop.asked)):
+                    return False
+                if is_done:
+                    if self._ranks.is_first:
+                        # A process killed just after it wrote the record of a finished run left its checkpoint behind.
+                        checkpoint.remove(self._folder(run.id).checkpoint)
+                    progress.skip(run.describe(), "done before")
+                elif self._train(run, setting) == "interrupted":
                     return False
         return True
 
-    def _order(self, runs: list[Run]) -> list[Run]:
-        """Return the runs, each after the one it starts from if that is not done, without duplicates."""
-        known = self._plan.runs | {run.id: run for run in runs}
-        # The first rank decides what is done, here and below: other nodes see files on a shared disk seconds later.
-        ids = list(dict.fromkeys(run.id for run in self._with_upstream(runs))) if self._ranks.is_first else None
-        return [known[name] for name in self._ranks.from_first(ids)]
+    def _ordered(self, runs: Iterable[Run]) -> dict[str, bool]:
+        """Return the runs by id, each after the one it starts from if that is not done, and whether they are done."""
+        records: dict[str, Record] = {}
 
-    def _with_upstream(self, runs: Iterable[Run]) -> Iterator[Run]:
+        def is_done(run: Run) -> bool:
+            if run.id not in records:
+                records[run.id] = read_undamaged(self._folder(run.id), run)
+            return self._is_enough(run, records[run.id])
+
+        ordered: dict[str, Run] = {}
         for run in runs:
             chain = [run]
             while (source := chain[-1].start_from) is not None:
-                if not self._is_done(chain[-1]):
+                if not is_done(chain[-1]):
                     self._sources.add(source)
-                if self._is_done(self._plan.runs[source]):
+                if is_done(self._plan.runs[source]):
                     break
                 chain.append(self._plan.runs[source])
-            yield from reversed(chain)
+            ordered |= {each.id: each for each in reversed(chain) if each.id not in ordered}
+        return {name: is_done(run) for name, run in ordered.items()}
 
     def _folder(self, run_id: str) -> RunFolder:
         return RunFolder.of(self._plan.results, run_id)
 
-    def _keeps_weights(self, run: Run) -> bool:
-        return run.id in self._plan.started_from
-
-    def _is_done(self, run: Run) -> bool:
-        """Return whether a run has ended, with its weights if others start from them.
+    def _is_enough(self, run: Run, record: Record) -> bool:
+        """Return whether a record is of a run that has ended, with its weights if others start from them.
 
         An adopted record has no weights. It is enough unless a run is about to start from it.
         """
         folder = self._folder(run.id)
-        needs_weights = self._keeps_weights(run) and (run.id in self._sources or origin_of(folder) is None)
-        return is_done(folder, run, needs_weights=needs_weights)
-
-    def _first_finds_done(self, run: Run) -> bool:
-        return self._ranks.from_first(self._is_done(run) if self._ranks.is_first else None)
+        keeps_weights = run.id in self._plan.started_from
+        needs_weights = keeps_weights and (run.id in self._sources or origin_of(folder) is None)
+        return record.has_ended and (not needs_weights or has_weights(folder, run, record))
 
     def _train(self, run: Run, setting: Setting) -> Status | None:
-        """Train a run unless it is done; return how it ended, None if it was done before."""
-        if self._first_finds_done(run):
-            if self._ranks.is_first:
-                # A process killed just after it wrote the record of a finished run left its checkpoint behind.
-                checkpoint.remove(self._folder(run.id).checkpoint)
-            setting.progress.skip(run.describe(), "done before")
-            return None
-        if self._ranks.is_first:
-            write_spec(self._plan.results, run)
+        """Train a run unless another process has meanwhile; return how it ended, None if another process trained it."""
+        folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
         with ExitStack() as stack:
-            holds = self._lock(run, setting.progress, stack) if self._ranks.is_first else None
-            if not self._ranks.from_first(holds):
+            steps_before = 0
+            begins: bool | None = None
+            if ranks.is_first:
+                write_spec(self._plan.results, run)
+                folder.require_files()
+                message = f"{run.describe()}: another process trains it; waiting"
+                with suppress(Timeout):  # asked to stop before the lock was free
+                    stack.enter_context(locked(folder.lock, partial(progress.note, message), self._stop))
+                    record = read_undamaged(folder, run)
+                    begins = not self._is_enough(run, record)
+                    steps_before = _clear(folder, record) if begins else 0
+            begins = ranks.from_first(begins)
+            if begins is None:
                 return "interrupted"
-            if self._first_finds_done(run):
-                setting.progress.skip(run.describe(), "done by another process")
+            if not begins:
+                progress.skip(run.describe(), "done by another process")
                 return None
-            return self._train_locked(run, setting)
-
-    def _lock(self, run: Run, progress: Progress, stack: ExitStack) -> bool:
-        """Hold the lock of a run until ``stack`` is closed; return False if asked to stop before it was free.
-
-        Raises:
-            UnreadableError: something else is where one of the run's files belongs.
-        """
-        message = f"{run.describe()}: another process trains it; waiting"
-        self._folder(run.id).require_files()
-        try:
-            stack.enter_context(locked(self._folder(run.id).lock, partial(progress.note, message), self._stop))
-        except Timeout:
-            return False
-        return True
+            try:
+                status = self._train_locked(run, setting)
+            except Exception as problem:
+                # The record names the run in partial results and in `make status`; the next call tries it again. With
+                # several ranks, an error here may only follow from one on another rank, which writes its own record.
+                if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
+                    with suppress(OSError):
+                        message = f"{type(problem).__name__}: {first_line(problem)}"
+                        write_summary(folder, summarize_untrained(run, "failed", message), with_digest=False)
+                raise
+            if ranks.is_first and status != "skipped":
+                summary = read_json(folder.summary)  # just written
+                self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
+                outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
+                progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
+            return status
 
     def _train_locked(self, run: Run, setting: Setting) -> Status:
-        """Train a run whose lock is held, and report its outcome; record why it is skipped or fails."""
-        folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
-        steps_before = _clear(folder, run) if ranks.is_first else 0
-        try:
-            reason = self._why_skipped(run)
-            if reason is not None:
-                if ranks.is_first:
-                    write_summary(folder, summarize_untrained(run, "skipped", reason), with_digest=False)
-                progress.skip(run.describe(), f"skipped: {reason}")
-                return "skipped"
-            weights = self._folder(run.start_from).weights if run.start_from else None
-            status = train(
-                run,
-                self._workload(run),
-                folder,
-                setting,
-                initial_weights=weights,
-                keep_weights=self._keeps_weights(run),
-            )
-        except Exception as problem:
-            # The record names the run in partial results and in `make status`; the next call tries it again. With
-            # several ranks, an error here may only follow from one on another rank, which writes its own record.
-            if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
-                with suppress(OSError):
-                    message = f"{type(problem).__name__}: {first_line(problem)}"
-                    write_summary(folder, summarize_untrained(run, "failed", message), with_digest=False)
-            raise
-        if ranks.is_first:
-            summary = read_record(folder, run).summary
-            self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
-            outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
-            progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
-        return status
-
-    def _why_skipped(self, run: Run) -> str | None:
-        """Return why a run cannot be started, the same on all ranks; None if it can, with its workload created."""
-        # The first rank prepares the data alone, and keeps them in files that the others then find.
-        reason = self._try_to_start(run) if self._ranks.is_first else None
-        reason = cast("str | None", self._ranks.from_first(reason))
-        if reason is None and not self._ranks.is_first:
-            reason = self._try_to_start(run)
-        return next((each for each in self._ranks.gathered(reason) if each is not None), None)
+        """Train a run whose lock is held, or record why it is skipped."""
+        folder = self._folder(run.id)
+        reason = self._ranks.first_refusal(partial(self._try_to_start, run))
+        if reason is not None:
+            if self._ranks.is_first:
+                write_summary(folder, summarize_untrained(run, "skipped", reason), with_digest=False)
+            setting.progress.skip(run.describe(), f"skipped: {reason}")
+            return "skipped"
+        weights = self._folder(run.start_from).weights if run.start_from else None
+        keeps_weights = run.id in self._plan.started_from
+        return train(run, self._workload(run), folder, setting, initial_weights=weights, keep_weights=keeps_weights)
 
     def _try_to_start(self, run: Run) -> str | None:
         """Create a run's workload; return why the run cannot be started, None if it can."""
@@ -250,18 +234,14 @@ class Runner:
         return self._workloads[key]
 
 
-def _clear(folder: RunFolder, run: Run) -> int:
+def _clear(folder: RunFolder, record: Record) -> int:
     """Remove files that would misstate a run once it is trained; return the steps it was recorded to have done."""
     remove_unfinished(folder.path)
-    try:
-        record = read_record(folder, run)
-    except DamagedFileError:
-        record = None
-    if record is None or record.status != "interrupted":
-        folder.summary.unlink(missing_ok=True)
-        folder.origin.unlink(missing_ok=True)
-        return 0
-    return int(record.summary["steps_done"])
+    if record.status == "interrupted":
+        return int(record.summary["steps_done"])
+    folder.summary.unlink(missing_ok=True)
+    folder.origin.unlink(missing_ok=True)
+    return 0
 
 
 @contextmanager

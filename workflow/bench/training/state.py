@@ -1,8 +1,13 @@
-"""The state of a run between two steps: what a checkpoint saves, and a resumed run restores."""
+"""The state of a run between two steps: what a checkpoint saves, and where a resumed run begins.
+
+A run begins at its newest checkpoint that fits, else at the one before it, else at step 0.
+"""
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,15 +15,17 @@ from torch import Tensor
 
 from mkor_core.ranks import comm
 from mkor_core.saving.entries import saved_counters, with_counters
+from workflow.bench.plan.runs import Run
+from workflow.bench.support.config import ConfigError
+from workflow.bench.support.errors import DamagedFileError, FileWarning
 from workflow.bench.support.source_code import code_fingerprint
-from workflow.bench.training.build import Parts, Setting
-from workflow.bench.training.checkpoint_header import DamagedError
-from workflow.bench.training.checkpoint_writer import CheckpointWriter
-from workflow.bench.training.device_clocks import clock_of
-from workflow.bench.training.fitting import require_like, require_optimizer_state, require_preconditioner_state
+from workflow.bench.training import checkpoint
+from workflow.bench.training.build import Parts, Setting, build
+from workflow.bench.training.clocks import clock_of
 from workflow.bench.training.peak_memory import is_out_of_memory, peak_memory_bytes
-from workflow.bench.training.record import MetricsLog, RunFolder, first_line
+from workflow.bench.training.record import MetricsLog, RunFolder
 from workflow.bench.training.summary import Account
+from workflow.bench.workloads.base import Workload
 
 Saved = dict[str, Any]
 """The content of a checkpoint.
@@ -30,71 +37,127 @@ checkpoint are on the CPU.
 """
 
 
+def prepare(
+    run: Run, workload: Workload, folder: RunFolder, setting: Setting, initial_weights: Path | None
+) -> tuple[Parts, TrainingState]:
+    """Return the parts and the state of a run, restored from its newest checkpoint that fits, or new.
+
+    A checkpoint that does not fit is a warning. All ranks resume from the same one, which the first rank chooses.
+
+    Raises:
+        ConfigError: as `build`; or the checkpoint is of another number of ranks.
+        OSError: metrics.csv cannot be read or written.
+    """
+    for file in checkpoint.newest_first(folder.checkpoint):
+        resumed = _resumed(file, run, workload, folder, setting)
+        if resumed is not None:
+            return resumed
+    parts = build(run, workload, setting, initial_weights)
+    log = MetricsLog(folder.metrics) if setting.ranks.is_first else None
+    return parts, TrainingState(parts, folder, setting, log)
+
+
+def _resumed(
+    file: Path, run: Run, workload: Workload, folder: RunFolder, setting: Setting
+) -> tuple[Parts, TrainingState] | None:
+    """Return the parts and the state of a run as a checkpoint saved them; None if it is absent or does not fit.
+
+    The checkpoint, as large as model and optimizer together, is freed on return.
+    """
+    ranks = setting.ranks
+    saved: Saved | None = None
+    log: MetricsLog | None = None
+    payload = b""
+    if ranks.is_first:
+        try:
+            payload = checkpoint.read(file, run.id)
+            content = checkpoint.unpack(file, payload)
+            if not {"ranks", "metrics"} <= content.keys():
+                raise DamagedFileError(f"{file}: damaged: it contains no state of a training")
+            if (saved_by := len(content["ranks"])) != ranks.size:
+                advice = "resume with as many, or move it away to start anew"
+                raise ConfigError(f"{file}: made by {saved_by} ranks, not by {ranks.size}: {advice}")
+            log = MetricsLog(folder.metrics, content["metrics"])
+            saved = content
+        except FileNotFoundError:
+            pass
+        except DamagedFileError as problem:
+            _go_on_without(problem)
+    if not ranks.from_first(saved is not None):
+        return None
+    # One rank reads the file: many at once, of many gigabytes each, would wait for the disk.
+    payload = ranks.bytes_from_first(payload)
+    if saved is None:
+        saved = checkpoint.unpack(file, payload)
+    del payload
+    parts = build(run, workload, setting)
+    state, misfit = None, None
+    try:
+        state = TrainingState(parts, folder, setting, log, saved)
+    except Exception as problem:
+        if is_out_of_memory(problem):
+            raise
+        # The digest and the run's id bind the content to this run, but older code may have saved other entries. What is
+        # called load_state_dict raises errors of many types for a state of another object.
+        reason = " ".join(str(problem).split())
+        misfit = f"{file}: cannot resume from it: {type(problem).__name__}: {reason:.300}"
+    # A rank that cannot restore its part keeps the others from training on.
+    misfits = [each for each in ranks.gathered(misfit) if each is not None]
+    if state is not None and not misfits:
+        return parts, state
+    if log is not None:
+        log.close()
+        _go_on_without(misfits[0])
+    return None
+
+
+def _go_on_without(problem: object) -> None:
+    warnings.warn(FileWarning(f"{problem}; going back to the checkpoint before it, or to the start"), stacklevel=3)
+
+
 class TrainingState:
     """What changes in the course of a run, apart from the tensors of its `Parts`.
 
-    saved: the checkpoint to resume from, which is restored into ``parts``; None for a new run.
+    saved: the checkpoint to resume from, which is restored into ``parts``; they are useless if it does not fit, which
+        raises errors of many types. None for a new run.
     log: metrics.csv on the first rank, None on the others.
-
-    Raises:
-        DamagedError: ``saved`` does not fit the parts; the message names no file.
     """
 
     def __init__(
         self, parts: Parts, folder: RunFolder, setting: Setting, log: MetricsLog | None, saved: Saved | None = None
     ) -> None:
         self._parts = parts
-        self._writer = CheckpointWriter(folder.checkpoint, parts.run.id)
         self._device = setting.device
         self._ranks = setting.ranks
         self.log = log
-        self.account = Account() if saved is None else Account(**saved["ranks"][setting.ranks.rank]["account"])
+        self.account = Account()
         self.losses: list[Tensor] = []
         """The training losses since the last evaluation, scalars on the device."""
         self.saved_at = 0
         """The clock's reading, in nanoseconds, at the last checkpoint or the start."""
-        self._begin_slice()
-        self._bytes_sent_before = dict(self.account.bytes_sent)
         if saved is not None:
             self._restore(saved)
-        self.clock = clock_of(setting.device, self.account.nanoseconds)
-
-    def _begin_slice(self) -> None:
         account = self.account
         account.slices += 1
-        account.parameters = sum(parameter.numel() for parameter in self._parts.model.parameters())
-        code = code_fingerprint(self._parts.run.lineage)
+        account.parameters = sum(parameter.numel() for parameter in parts.model.parameters())
+        code = code_fingerprint(parts.run.lineage)
         if code not in account.code:
             account.code = ", ".join(filter(None, [account.code, code]))
+        self._bytes_sent_before = dict(account.bytes_sent)
+        self.clock = clock_of(setting.device, account.nanoseconds)
+        self._writer = checkpoint.CheckpointWriter(folder.checkpoint, parts.run.id)
 
     def _restore(self, saved: Saved) -> None:
-        """Put a checkpoint's content into the parts, which are useless if it does not fit.
-
-        Raises:
-            DamagedError: a part of it does not fit.
-        """
-        try:
-            self._load(saved)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError, IndexError) as problem:
-            if is_out_of_memory(problem):
-                raise
-            # Methods called load_state_dict raise errors of all these types for a state of another object.
-            reason = f"{type(problem).__name__}: {first_line(problem):.300}"
-            raise DamagedError(f"cannot resume from it: {reason}") from None
-
-    def _load(self, saved: Saved) -> None:
+        """Put a checkpoint's content into the parts."""
         parts, of_rank = self._parts, saved["ranks"][self._ranks.rank]
-        require_like(saved["model"], parts.model.state_dict(), "model")
+        self.account = Account(**of_rank["account"])
         parts.model.load_state_dict(saved["model"])
-        require_optimizer_state(saved["optimizer"], parts.optimizer)
         if parts.preconditioner is not None:
             # The optimizer's state is the first rank's; the losses that a preconditioner follows differ by rank.
             counters = {**(saved_counters(saved["optimizer"]) or {}), "losses": of_rank["followed_losses"]}
-            require_preconditioner_state(counters, self.account.steps_done, self.account.switch_step)
             saved["optimizer"] = with_counters(saved["optimizer"], counters)
         parts.optimizer.load_state_dict(saved["optimizer"])
         for name, part in (("scheduler", parts.scheduler), ("scaler", parts.precision.scaler)):
-            require_like(saved[name], part.state_dict() if part else None, name)
             if part:
                 part.load_state_dict(saved[name])
         self.losses = list(of_rank["losses"].to(self._device).unbind())
@@ -114,8 +177,15 @@ class TrainingState:
         self.wait_for_checkpoint()
         self.update_account()
         self._consolidate()
-        by_rank = self._ranks.gathered(self._rank_part())
         parts, scaler = self._parts, self._parts.precision.scaler
+        of_rank = {
+            "account": asdict(self.account),
+            "losses": torch.stack(self.losses).cpu() if self.losses else torch.empty(0),
+            "followed_losses": None if parts.preconditioner is None else parts.preconditioner.state_dict()["losses"],
+            "rng": torch.get_rng_state(),
+            "cuda_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
+        }
+        by_rank = self._ranks.gathered(of_rank)
         if self.log is not None:
             saved: Saved = {
                 "ranks": by_rank,
@@ -132,17 +202,6 @@ class TrainingState:
         """Return once the last checkpoint is complete, on all ranks. Raises what `save` does."""
         self._writer.wait()
         self._ranks.wait_for_first()
-
-    def _rank_part(self) -> dict[str, Any]:
-        """Return the part of a checkpoint that differs by rank, with tensors on the CPU."""
-        preconditioner = self._parts.preconditioner
-        return {
-            "account": asdict(self.account),
-            "losses": torch.stack(self.losses).cpu() if self.losses else torch.empty(0),
-            "followed_losses": None if preconditioner is None else preconditioner.state_dict()["losses"],
-            "rng": torch.get_rng_state(),
-            "cuda_rng": torch.cuda.get_rng_state(self._device) if self._device.type == "cuda" else None,
-        }
 
     def _consolidate(self) -> None:
         """Gather the preconditioner's state, which may be divided among ranks, on the first one."""

@@ -21,8 +21,8 @@ from torch._C._distributed_c10d import Store  # torch.distributed exports it wit
 from typing_extensions import override
 
 from workflow.bench.support.config import ConfigError
+from workflow.bench.support.errors import first_line
 from workflow.bench.training.launcher import Place
-from workflow.bench.training.record import first_line
 from workflow.bench.training.stop_signals import EXIT_RESUMABLE, leave_mark
 
 _BEAT_SECONDS: Final = 1.0
