@@ -9,7 +9,6 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -17,23 +16,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.support.experiments import block, load, optimizer, write
 from tests.support.rank_processes import forks
+from tests.support.trained import SMALL, InFloat64, after, never, run_of, setting
+from tests.support.trained import train as train_run
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
 from workflow.bench.plan.runs import Run
-from workflow.bench.training import checkpoint, launcher, loop, one_run
+from workflow.bench.training import checkpoint, launcher, loop
 from workflow.bench.training import ranks as ranks_module
-from workflow.bench.training.build import Setting, build
+from workflow.bench.training.build import build
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.ranks import ALONE, Ranks, joined
 from workflow.bench.training.record import RunFolder
 from workflow.bench.training.replicas import difference
 from workflow.bench.workloads import create
 from workflow.bench.workloads.autoencoder import Autoencoder
-from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
+from workflow.bench.workloads.base import Workload
 
-SMALL = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
 IMAGES = {"name": "resnet20", "dataset": "digits", "width": 4, "batch_size": 32}
 """A workload whose model has running means, which differ by rank after a step."""
 STEPS, STOP = 8, 5
@@ -72,86 +71,31 @@ SLICED = [*((2, case) for case in METHODS), *((4, case) for case in ("sgd", "mko
 """Ranks and cases that are trained in two slices too."""
 
 
-class Noisy(nn.Module):
-    """A model whose hidden units are dropped at random, so that a rank's random numbers matter."""
-
-    def __init__(self, inner: nn.Module, share: float) -> None:
-        super().__init__()
-        self.inner = inner
-        self.dropout = nn.Dropout(share)
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.inner(self.dropout(images))
-
-
-class InFloat64:
-    """The autoencoder in double precision, so that sums in another order agree to many digits."""
-
-    def __init__(self, workload: Workload, dropout: float = 0.0) -> None:
-        self._workload = workload
-        self._dropout = dropout
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._workload, name)
-
-    def model(self, seed: int) -> nn.Module:
-        return Noisy(self._workload.model(seed).double(), self._dropout)
-
-    def loss(self, model: nn.Module, one: Batch) -> Tensor:
-        images = one["images"].double()
-        return nn.functional.mse_loss(model(images), images)
-
-    def evaluate(self, model: nn.Module, team: Team = ONE_PROCESS) -> dict[str, float]:
-        return {"loss": sum(float(p.detach().square().sum()) for p in model.parameters())}
-
-
-def run_of(folder: Path, case: str) -> Run:
+def run_of_case(folder: Path, case: str) -> Run:
     """Return the run of one of `METHODS`."""
     name, hyperparameters, shared = METHODS[case]
-    write(
-        folder,
-        "one",
-        block(optimizer(name, **hyperparameters), **{"workload": SMALL, "steps": STEPS, "evaluate_every": 4, **shared}),
-    )
-    return load(folder).job("one", name).runs[0]
+    return run_of(folder, name, {"steps": STEPS, "evaluate_every": 4, **shared}, **hyperparameters)
 
 
 def image_run(folder: Path) -> Run:
     """Return a short run of `IMAGES`."""
-    write(folder, "images", block(optimizer("sgd"), workload=IMAGES, steps=3, evaluate_every=3))
-    return load(folder).job("images", "sgd").runs[0]
+    return run_of(folder, "sgd", {"workload": IMAGES, "steps": 3, "evaluate_every": 3})
 
 
 def train_all(folder: Path, runs: Mapping[str, Run], ranks: Ranks = ALONE) -> None:
     """Train every run, and those of `SLICED` again with dropout, whole and in two slices; leave it in ``folder``."""
     workload = create(**SMALL)
     for case, run in runs.items():
-        plain, dropping = InFloat64(workload), InFloat64(workload, dropout=0.2)
-        places: list[tuple[str, InFloat64, int | None]] = [(f"{case}/plain", plain, None)]
-        if (ranks.size, case) in SLICED:
-            places += [(f"{case}/whole", dropping, None), (f"{case}/sliced", dropping, STOP)]
-        for name, one, stop in places:
-            place: Any = RunFolder(folder / name)
-            if stop is not None:
-                # Only the last rank is asked.
-                asked = after(stop) if ranks.rank == ranks.size - 1 else never
-                assert one_run.train(run, one, place, setting(ranks, asked)) == "interrupted"
-                torch.manual_seed(stop)  # what another process would draw
-            assert one_run.train(run, one, place, setting(ranks), keep_weights=True) == "finished"
-
-
-def setting(ranks: Ranks, stop: Callable[[], bool] = lambda: False) -> Setting:
-    return Setting(torch.device("cpu"), 60, Progress(1, io.StringIO()), stop, ranks=ranks)
-
-
-def never() -> bool:
-    return False
-
-
-def after(steps: int) -> Callable[[], bool]:
-    """Return what asks to stop after so many steps, where ranks meet after each."""
-    counter = iter(range(1, 10**9))
-    return lambda: next(counter) >= steps
+        assert train_run(run, InFloat64(workload), RunFolder(folder / case / "plain"), ranks=ranks) == "finished"
+        if (ranks.size, case) not in SLICED:
+            continue
+        dropping, sliced = InFloat64(workload, dropout=0.2), RunFolder(folder / case / "sliced")
+        assert train_run(run, dropping, RunFolder(folder / case / "whole"), ranks=ranks) == "finished"
+        # Only the last rank is asked.
+        asked = after(STOP) if ranks.rank == ranks.size - 1 else never
+        assert train_run(run, dropping, sliced, asked, ranks=ranks) == "interrupted"
+        torch.manual_seed(STOP)  # what another process would draw
+        assert train_run(run, dropping, sliced, ranks=ranks) == "finished"
 
 
 def free_port() -> int:
@@ -228,15 +172,13 @@ def slip(tensor: Tensor) -> None:
 
 def compare_replicas(folder: Path, runs: Mapping[str, Run], ranks: Ranks) -> None:
     """Train a run in which a rank slips; and compare parts of which one rank's slip, in ``<folder>/said.<rank>``."""
-    place: Any = RunFolder(folder / "slipped")
     heard = io.StringIO()
-    listening = replace(setting(ranks), progress=Progress(1, heard))
-    slipping: Any = Slipping(create(**SMALL), ranks.rank)
-    one_run.train(runs["mkor"], slipping, place, listening)
+    slipping = Slipping(create(**SMALL), ranks.rank)
+    train_run(runs["mkor"], slipping, RunFolder(folder / "slipped"), ranks=ranks, progress=Progress(1, heard))
     said: list[str | None] = [heard.getvalue()]
     whole: Any = InFloat64(create(**SMALL))
     for case in ("mkor", "kaisa"):
-        parts = build(runs[case], whole, setting(ranks))
+        parts = build(runs[case], whole, setting(ranks=ranks))
         assert parts.preconditioner is not None
         said.append(difference(parts, ranks))
         if ranks.rank == 1:
@@ -257,6 +199,5 @@ def join_and_train(folder: Path, runs: Mapping[str, Run], images: Run) -> None:
             checkpoint.read = _refuse_to_read  # the first one reads and sends
         train_all(folder, runs, ranks)
         if ranks.size == 2:
-            place: Any = RunFolder(folder / "images")
-            one_run.train(images, create(**IMAGES), place, setting(ranks), keep_weights=True)
+            train_run(images, create(**IMAGES), RunFolder(folder / "images"), ranks=ranks)
             compare_replicas(folder, runs, ranks)

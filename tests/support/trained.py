@@ -87,18 +87,32 @@ def amplified(workload: Workload, *calls: int) -> Any:
     return Changed(workload, calls, lambda loss: loss * 1e25)
 
 
+class Noisy(nn.Module):
+    """A model whose input is dropped in part; a share of 0 changes nothing."""
+
+    def __init__(self, inner: nn.Module, dropout: float) -> None:
+        super().__init__()
+        self.inner = inner
+        self._dropout = nn.Dropout(dropout)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the model's output."""
+        return self.inner(self._dropout(images))
+
+
 class InFloat64:
     """The autoencoder in double precision, so that sums in different orders agree to many digits."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, dropout: float = 0.0) -> None:
         self._workload = workload
+        self._dropout = dropout
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._workload, name)
 
     def model(self, seed: int) -> nn.Module:
-        """Return the model."""
-        return self._workload.model(seed).double()
+        """Return the model, whose input is dropped in part if that is asked for."""
+        return Noisy(self._workload.model(seed).double(), self._dropout)
 
     def loss(self, model: nn.Module, one: Batch) -> Tensor:
         """Return the mean squared error of a batch."""

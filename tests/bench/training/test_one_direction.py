@@ -1,4 +1,4 @@
-"""A run's way through training is one direction: every call goes to a module further down, and each stage runs once."""
+"""A run's way through training is one direction: no module calls one that imports it, and each stage runs once."""
 
 from __future__ import annotations
 
@@ -19,32 +19,18 @@ from workflow.bench.workloads.base import Workload
 
 FOLDER = ROOT / "workflow" / "bench" / "training"
 ROOM = "workflow.bench.training"
-LEVELS = [
-    {"launcher", "stop_signals", "peak_memory", "progress", "clocks", "precision"},
-    {"checkpoint"},
-    {"record", "watchdog"},
-    {"summary", "ranks"},
-    {"build"},
-    {"state", "replicas"},
-    {"loop"},
-    {"one_run"},
-    {"runner"},
-]
-"""The modules of the room from the lowest up; each may import and call those of lower levels only."""
-LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names}
 STAGES = ("prepare", "build", "TrainingState.__init__", "Loop.run", "summarize", "write_summary")
 
 
-def test_modules_of_the_room_import_lower_levels_only():
-    modules = {file.stem: file for file in FOLDER.glob("*.py") if file.stem != "__init__"}
-    assert modules.keys() == LEVEL.keys()
-    for name, file in modules.items():
-        for node in ast.walk(ast.parse(file.read_text())):
-            if not isinstance(node, ast.ImportFrom) or not (node.module or "").startswith(ROOM):
-                continue
-            imported = (node.module or "").removeprefix(f"{ROOM}.")
-            for used in [alias.name for alias in node.names] if node.module == ROOM else [imported]:
-                assert LEVEL[used] < LEVEL[name], f"{name} imports {used}"
+@cache
+def below(name: str) -> frozenset[str]:
+    """Return the modules of the room that a module imports, directly or not; tests/test_imports.py excludes circles."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(ROOM):
+            inside = node.module.removeprefix(ROOM).removeprefix(".")
+            found |= {inside} if inside else {alias.name for alias in node.names}
+    return frozenset(found.union(*map(below, found)))
 
 
 @cache
@@ -54,7 +40,7 @@ def module_of(file: str) -> str | None:
 
 
 class Calls:
-    """Counts calls of functions of the room, and notes those from a lower level to a higher one."""
+    """Counts calls of functions of the room, and notes those of a module by one below it."""
 
     def __init__(self) -> None:
         self.upward: set[tuple[str, str]] = set()
@@ -71,7 +57,7 @@ class Calls:
         while outer is not None and caller is None:
             caller = module_of(outer.f_code.co_filename)
             outer = outer.f_back
-        if caller is not None and LEVEL[caller] < LEVEL[callee]:
+        if caller is not None and caller in below(callee):
             self.upward.add((caller, callee))
 
 

@@ -62,17 +62,19 @@ def test_rows_can_be_read_as_soon_as_they_are_appended(folder: RunFolder):
 
 
 def test_a_resumed_log_is_cut_back_to_its_checkpoint(folder: RunFolder):
-    log = MetricsLog(folder.metrics)
-    append(log, 10)
-    kept = log.secure()
-    at_checkpoint = folder.metrics.read_bytes()
-    append(log, 20)
-    log.close()
-    resumed = MetricsLog(folder.metrics, kept)
-    assert folder.metrics.read_bytes() == at_checkpoint
-    append(resumed, 20)
-    resumed.close()
-    assert [row["step"] for row in read_metrics(folder)] == ["10", "10", "20", "20"]
+    """Truth of the digest of a log resumed twice: that of the whole file."""
+    kept = None
+    for step in (10, 20, 30):
+        log = MetricsLog(folder.metrics, kept)
+        append(log, step)
+        kept = log.secure()
+        whole = folder.metrics.read_bytes()
+        assert kept == (len(whole), hashlib.sha256(whole).hexdigest())
+        append(log, step + 5)  # later than the checkpoint
+        log.close()
+    MetricsLog(folder.metrics, kept).close()
+    assert folder.metrics.read_bytes() == whole
+    assert [row["step"] for row in read_metrics(folder)] == ["10", "10", "20", "20", "30", "30"]
 
 
 @pytest.mark.parametrize("change", [lambda whole: whole[:-5], lambda whole: whole.replace(b"10,", b"11,"), None])
@@ -87,18 +89,6 @@ def test_a_log_changed_since_its_checkpoint_is_refused(folder: RunFolder, change
         folder.metrics.write_bytes(change(folder.metrics.read_bytes()))
     with pytest.raises(ValueError, match="differs from the file at the time of the checkpoint"):
         MetricsLog(folder.metrics, kept)
-
-
-def test_the_digest_of_a_log_resumed_twice_covers_all_rows(folder: RunFolder):
-    """Truth: the digest of the whole file."""
-    kept = None
-    for step in (10, 20, 30):
-        log = MetricsLog(folder.metrics, kept)
-        append(log, step)
-        kept = log.secure()
-        log.close()
-    whole = folder.metrics.read_bytes()
-    assert kept == (len(whole), hashlib.sha256(whole).hexdigest())
 
 
 @pytest.mark.parametrize("status", get_args(Status))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -9,10 +10,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
+from functools import partial
 from itertools import pairwise
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,15 +33,15 @@ from tests.support.train_ranks import (
     IMAGES,
     METHODS,
     SLICED,
-    SMALL,
     command,
     image_run,
     join_and_train,
-    run_of,
+    run_of_case,
     slow_command,
     start,
     train_all,
 )
+from tests.support.trained import SMALL, run_of
 from workflow.bench import train
 from workflow.bench.plan.runs import Run
 from workflow.bench.support.config import ROOT, ConfigError
@@ -65,30 +66,44 @@ BERT: dict[str, Any] = {
 }
 
 
+class Launched:
+    """Ranks that call something with the options of a plan; ``log``: the file that their words go to, by rank."""
+
+    def __init__(self, what: Callable[..., Any], *words: Any, log: Path, size: int = 2) -> None:
+        self._log = log
+        self.processes = start(size, what, *words, log=log)
+
+    def codes(self) -> list[int | None]:
+        """Wait for the ranks, kill those that do not end in time, and return their exit codes."""
+        limit = time.monotonic() + PATIENCE
+        for rank in self.processes:
+            rank.join(max(limit - time.monotonic(), 0.1))
+        codes = [rank.exitcode for rank in self.processes]
+        for rank in self.processes:
+            rank.kill()
+        return codes
+
+    def said(self) -> list[str]:
+        """Return what each rank has said."""
+        return [self._log.with_name(f"{self._log.name}.{rank}").read_text() for rank in range(len(self.processes))]
+
+    def ends_with(self, *codes: int) -> str:
+        """Check the exit codes, and return what all ranks have said."""
+        assert self.codes() == list(codes), self.said()
+        return "".join(self.said())
+
+
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return make_folder(tmp_path / "config")
-
-
-def joined(ranks: list[ForkServerProcess], patience: float = PATIENCE) -> list[int | None]:
-    """Wait for ranks, kill those that do not end in time, and return their exit codes."""
-    limit = time.monotonic() + patience
-    for rank in ranks:
-        rank.join(max(limit - time.monotonic(), 0.1))
-    codes = [rank.exitcode for rank in ranks]
-    for rank in ranks:
-        rank.kill()
-    return codes
-
-
-def outputs(log: Path, size: int) -> list[str]:
-    return [log.with_name(f"{log.name}.{rank}").read_text() for rank in range(size)]
+def launch(folder: Path, tmp_path: Path) -> Callable[..., Launched]:
+    """Start two ranks of a command for the label of the experiment ``one`` in ``folder``."""
+    numbers = itertools.count()
+    return lambda what, *words: Launched(what, *options(folder), *words, log=tmp_path / f"log{next(numbers)}")
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = make_folder(tmp_path_factory.mktemp("runs") / "config")
-    return {case: run_of(folder, case) for case in METHODS}
+    return {case: run_of_case(folder, case) for case in METHODS}
 
 
 @pytest.fixture(scope="module")
@@ -100,13 +115,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def trained(tmp_path_factory: pytest.TempPathFactory, runs: dict[str, Any], images: Run) -> dict[int, Path]:
     """Every case of `METHODS`, trained by 1, 2 and 4 ranks, and `images` by 2."""
     folders = {size: tmp_path_factory.mktemp(f"ranks{size}") for size in (1, 2, 4)}
-    torch.set_num_threads(1)
     waiting = {
-        size: start(size, join_and_train, folders[size], runs, images, log=folders[size] / "log") for size in (2, 4)
+        size: Launched(join_and_train, folders[size], runs, images, log=folders[size] / "log", size=size)
+        for size in (2, 4)
     }
     train_all(folders[1], runs)
-    for size, started in waiting.items():
-        assert joined(started) == [0] * size, outputs(folders[size] / "log", size)
+    for size, launched in waiting.items():
+        launched.ends_with(*[0] * size)
     return folders
 
 
@@ -294,12 +309,10 @@ def _over_a_missing_interface(*arguments: str) -> int:
     return command(*arguments)
 
 
-def test_a_missing_network_interface_is_named_in_one_line(folder: Path, tmp_path: Path):
+def test_a_missing_network_interface_is_named_in_one_line(folder: Path, launch: Callable[..., Launched]):
     """Truth: torch's error names no variable, and the ranks would blame one that was killed."""
-    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
-    codes = joined(start(2, _over_a_missing_interface, "one", "sgd", *options(folder), log=tmp_path / "log"))
-    assert codes == [1, 1]
-    (line,) = "".join(outputs(tmp_path / "log", 2)).splitlines()
+    run_of(folder, "sgd")
+    (line,) = launch(_over_a_missing_interface, "one", "sgd").ends_with(1, 1).splitlines()
     assert "GLOO_SOCKET_IFNAME: " in line
     assert " has no network interface 'nope7'; it has lo" in line
 
@@ -372,7 +385,8 @@ def test_under_torchrun_and_mpiexec_the_command_publishes_the_rows_of_one_proces
         text=True,
     )
     assert train.main(arguments[1]) == 0
-    assert joined(start(4, command, *arguments[4], log=tmp_path / "log")) == [0] * 4, outputs(tmp_path / "log", 4)
+    four = Launched(command, *arguments[4], log=tmp_path / "log", size=4)
+    four.ends_with(0, 0, 0, 0)
     _, errors = two.communicate(timeout=PATIENCE)
     assert two.returncode == 0, errors
     assert errors.count("finished after") == 4  # one rank prints
@@ -384,7 +398,7 @@ def test_under_torchrun_and_mpiexec_the_command_publishes_the_rows_of_one_proces
             assert float(row["value"]) == pytest.approx(float(truth["value"]), rel=rel)
             same = set(row) - {"value", *TIMES}
             assert {key: row[key] for key in same} == {key: truth[key] for key in same}
-    assert outputs(tmp_path / "log", 4)[1:] == [""] * 3
+    assert four.said()[1:] == [""] * 3
 
 
 def until_row(place: RunFolder, number: int) -> None:
@@ -401,65 +415,56 @@ def long(folder: Path) -> tuple[Path, RunFolder]:
     """Return a configuration with one run that lasts some seconds, and that run's folder."""
     tier = folder / "tiers" / "embedded.yaml"
     tier.write_text(yaml.safe_dump({**yaml.safe_load(tier.read_text()), "checkpoint_steps": 30}))
-    kaisa = optimizer("kaisa", inverse_update_period=20, grad_worker_fraction=0.5)
-    write(folder, "one", block(kaisa, workload=SMALL, steps=200, evaluate_every=10))
-    plan = load(folder)
-    (run,) = plan.runs.values()
-    return folder, RunFolder.of(plan.results, run.id)
+    lasts = {"steps": 200, "evaluate_every": 10}
+    run = run_of(folder, "kaisa", lasts, inverse_update_period=20, grad_worker_fraction=0.5)
+    return folder, RunFolder.of(load(folder).results, run.id)
 
 
-def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(long: tuple[Path, RunFolder], tmp_path: Path):
+def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(
+    long: tuple[Path, RunFolder], launch: Callable[..., Launched], tmp_path: Path
+):
     """SIGUSR1, then a kill in the next slice, then the remaining steps. Truth: the uninterrupted run, bit for bit.
 
     Before the last slice, the last checkpoint loses a weight: both ranks resume from the one before.
     """
-    folder, place = long
-    arguments = ("one", "kaisa", *options(folder))
-
-    whole = [f"--results={tmp_path / 'whole'}" if "--results" in each else each for each in arguments]
-    truth = start(2, slow_command, *whole, log=tmp_path / "truth")
-    first = start(2, slow_command, *arguments, log=tmp_path / "first")
+    _, place = long
+    whole = launch(slow_command, "one", "kaisa", f"--results={tmp_path / 'whole'}")
+    first = launch(slow_command, "one", "kaisa")
     until_row(place, 5)
-    os.kill(first[1].pid or 0, signal.SIGUSR1)
-    assert joined(first) == [EXIT_RESUMABLE, 0], outputs(tmp_path / "first", 2)  # rank 0's code is the job's
-    assert outputs(tmp_path / "first", 2)[0].endswith("interrupted and saved; the same command resumes it\n")
+    os.kill(first.processes[1].pid or 0, signal.SIGUSR1)
+    first.ends_with(EXIT_RESUMABLE, 0)  # rank 0's code is the job's
+    assert first.said()[0].endswith("interrupted and saved; the same command resumes it\n")
     summary = read_summary(place)
     assert summary["status"] == "interrupted"
     saved = summary["steps_done"]
 
-    second = start(2, slow_command, *arguments, log=tmp_path / "second")
+    second = launch(slow_command, "one", "kaisa")
     until_row(place, 2 * (saved + 60) // 10)
-    second[1].kill()
+    second.processes[1].kill()
     killed = time.monotonic()
-    assert joined(second)[0] == 1
+    assert second.codes()[0] == 1
     assert time.monotonic() - killed < 60
-    errors = outputs(tmp_path / "second", 2)[0].splitlines()
-    assert f"resuming from step {saved}" in errors[0]
-    assert errors[1].endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
-    assert len(errors) == 2
+    resuming, lost = second.said()[0].splitlines()
+    assert f"resuming from step {saved}" in resuming
+    assert lost.endswith("rank 1 is gone (killed?); the same command resumes from the last checkpoint")
 
     content = checkpoint.load(place.checkpoint, place.path.name)
     last = content["ranks"][0]["account"]["steps_done"]
     assert last % 30 == 0  # a checkpoint by checkpoint_steps
     del content["model"]["0.weight"]
     checkpoint.save(place.checkpoint, place.path.name, last, content, keep_previous=False)
-    third = start(2, slow_command, *arguments, log=tmp_path / "third")
-    assert joined(third) == [0, 0], outputs(tmp_path / "third", 2)
-    said = "".join(outputs(tmp_path / "third", 2))
-    assert said.count("0.weight; going back to the checkpoint before it, or to the start\n") == 1
+    said = launch(slow_command, "one", "kaisa").ends_with(0, 0)
+    assert said.count('"0.weight".; going back to the checkpoint before it, or to the start\n') == 1
     again = int(said.split("resuming from step ")[1].split()[0])
     assert saved < again == last - 30
-    assert joined(truth) == [0, 0], outputs(tmp_path / "truth", 2)
+    whole.ends_with(0, 0)
     (uninterrupted,) = (tmp_path / "whole" / "test" / "embedded" / "runs").iterdir()
     assert rows(place.metrics, TIMES) == rows(RunFolder(uninterrupted).metrics, TIMES)
 
 
-def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, tmp_path: Path):
-    write(folder, "one", block(optimizer("sgd"), workload=SMALL, steps=10**6, evaluate_every=10**6))
-    arguments = ("one", "sgd", *options(folder), "--minutes=0.1")
-    assert joined(start(2, slow_command, *arguments, log=tmp_path / "log")) == [EXIT_RESUMABLE, 0], outputs(
-        tmp_path / "log", 2
-    )
+def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, launch: Callable[..., Launched]):
+    run_of(folder, "sgd", {"steps": 10**6, "evaluate_every": 10**6})
+    launch(slow_command, "one", "sgd", "--minutes=0.1").ends_with(EXIT_RESUMABLE, 0)
 
 
 @pytest.mark.parametrize(
@@ -473,18 +478,17 @@ def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, tmp_
     ],
 )
 def test_ranks_that_cannot_share_a_batch_are_refused_in_one_line(
-    folder: Path, tmp_path: Path, shared: dict[str, Any], why: str
+    folder: Path, launch: Callable[..., Launched], shared: dict[str, Any], why: str
 ):
-    write(folder, "one", block(optimizer("sgd"), **shared))
-    assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [1, 1]
-    errors = "".join(outputs(tmp_path / "log", 2))
+    run_of(folder, "sgd", shared)
+    errors = launch(command, "one", "sgd").ends_with(1, 1)
     assert errors.count("\n") == 1
     assert why in errors
 
 
-def test_the_pilot_measures_on_ranks_with_as_many_examples_each(folder: Path, tmp_path: Path):
-    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
-    assert joined(start(2, _pilot, "--steps", "2", *options(folder), log=tmp_path / "log")) == [0, 0]
+def test_the_pilot_measures_on_ranks_with_as_many_examples_each(folder: Path, launch: Callable[..., Launched]):
+    run_of(folder, "sgd")
+    launch(_pilot, "--steps", "2").ends_with(0, 0)
     (row,) = rows(load(folder).results / "pilot.csv")
     assert (row["experiment"], row["ranks"], row["examples"]) == ("one", "2", "128")
     assert float(row["step_seconds"]) > 0
@@ -495,9 +499,9 @@ def _pilot(*arguments: str) -> int:
     return pilot.main(arguments)
 
 
-def test_divergence_on_ranks_is_an_outcome(folder: Path, tmp_path: Path):
-    write(folder, "one", block(optimizer("sgd", lr=1e30), workload=SMALL))
-    assert joined(start(2, command, "one", "sgd", *options(folder), log=tmp_path / "log")) == [0, 0]
+def test_divergence_on_ranks_is_an_outcome(folder: Path, launch: Callable[..., Launched]):
+    run_of(folder, "sgd", lr=1e30)
+    launch(command, "one", "sgd").ends_with(0, 0)
     (row,) = (row for row in rows(load(folder).results / "one" / "sgd.csv") if row["step"] == "0")
     assert row["status"] == "diverged"
 
@@ -509,34 +513,33 @@ def _run_out_of_memory(mark: Path, *arguments: str) -> int:
     return command(*arguments)
 
 
-def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_can_continue(folder: Path, tmp_path: Path):
+def test_lack_of_memory_on_one_rank_is_an_outcome_and_the_job_can_continue(
+    folder: Path, launch: Callable[..., Launched], tmp_path: Path
+):
     """The others, which wait for that rank, are ended; the same command then continues with the remaining runs."""
-    write(folder, "one", block(optimizer("sgd"), workload=SMALL))
-    arguments = ("one", "sgd", *options(folder))
-    codes = joined(start(2, _run_out_of_memory, tmp_path / "mark", *arguments, log=tmp_path / "log"))
-    assert codes == [EXIT_RESUMABLE, EXIT_RESUMABLE], outputs(tmp_path / "log", 2)
+    run = run_of(folder, "sgd")
+    said = launch(partial(_run_out_of_memory, tmp_path / "mark"), "one", "sgd").ends_with(
+        EXIT_RESUMABLE, EXIT_RESUMABLE
+    )
     assert (tmp_path / "mark").exists()  # launchers may turn the code into another
-    errors = "".join(outputs(tmp_path / "log", 2)).splitlines()
-    assert len(errors) == 1
-    assert "rank 1 of 2" in errors[0]
-    assert "out_of_memory" in errors[0]
-    (run,) = load(folder).runs.values()
-    assert json.loads(RunFolder.of(load(folder).results, run.id).summary.read_text())["status"] == "out_of_memory"
-    assert joined(start(2, command, *arguments, log=tmp_path / "again")) == [0, 0]
+    (error,) = said.splitlines()
+    assert "rank 1 of 2" in error
+    assert "out_of_memory" in error
+    assert read_summary(RunFolder.of(load(folder).results, run.id))["status"] == "out_of_memory"
+    launch(command, "one", "sgd").ends_with(0, 0)
     assert {row["status"] for row in rows(load(folder).results / "one" / "sgd.csv")} == {"out_of_memory"}
 
 
 def test_a_checkpoint_of_another_number_of_ranks_is_refused_in_one_line(
-    long: tuple[Path, RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    long: tuple[Path, RunFolder], launch: Callable[..., Launched], capsys: pytest.CaptureFixture[str]
 ):
     folder, place = long
-    arguments = ("one", "kaisa", *options(folder))
-    ranks = start(2, slow_command, *arguments, log=tmp_path / "log")
+    ranks = launch(slow_command, "one", "kaisa")
     until_row(place, 3)
-    os.kill(ranks[0].pid or 0, signal.SIGTERM)
-    assert joined(ranks) == [EXIT_RESUMABLE, 0], outputs(tmp_path / "log", 2)
+    os.kill(ranks.processes[0].pid or 0, signal.SIGTERM)
+    ranks.ends_with(EXIT_RESUMABLE, 0)
     before = place.checkpoint.read_bytes()
-    assert train.main(list(arguments)) == 1
+    assert train.main(["one", "kaisa", *options(folder)]) == 1
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert "checkpoint.pt: made by 2 ranks, not by 1" in errors
@@ -546,7 +549,7 @@ def test_a_checkpoint_of_another_number_of_ranks_is_refused_in_one_line(
 def test_a_rank_without_the_others_reports_it_in_one_line(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    write(folder, "one", block(optimizer("sgd")))
+    run_of(folder, "sgd")
     monkeypatch.setattr(ranks, "ARRIVAL_TIMEOUT", timedelta(seconds=1))
     for key, value in train_ranks.as_mpiexec(0, 2, train_ranks.free_port()).items():
         monkeypatch.setenv(key, value)

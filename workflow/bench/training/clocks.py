@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from time import perf_counter_ns
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from typing_extensions import override
 
@@ -38,6 +39,7 @@ PER_LAYER: Final = frozenset({"capture"})
 of a BERT-Large would take some per cent of a step, of the methods that capture in every step most of all."""
 LOOK_EVERY: Final = 256
 """Changes of phase between two looks at which events the device has passed."""
+_NO_SPAN: Final = nullcontext()
 
 
 class Clock:
@@ -142,22 +144,6 @@ class _Span(AbstractContextManager[None]):
         self._clock.leave()
 
 
-class Event(Protocol):
-    """A mark in a device's queue of work, as ``torch.cuda.Event(enable_timing=True)`` is one."""
-
-    def record(self) -> None:
-        """Put the mark behind the work that is queued now."""
-
-    def query(self) -> bool:
-        """Return whether the device has passed the mark."""
-
-    def synchronize(self) -> None:
-        """Wait until the device has passed the mark."""
-
-    def elapsed_time(self, end_event: Any, /) -> float:
-        """Return the milliseconds between this mark and a later one, both passed."""
-
-
 class EventClock(Clock):
     """A `Clock` that never makes the host wait while it runs.
 
@@ -166,7 +152,8 @@ class EventClock(Clock):
     are read once the device has passed them; reading the times waits for the latest one.
 
     per_layer: whether the phases of `PER_LAYER` are clocked. Otherwise their time is part of the phases around them.
-    make_event: makes an event of the current device.
+    make_event: makes an event as ``torch.cuda.Event(enable_timing=True)`` is one, a mark in the queue of the current
+        device; by default one of a GPU.
     """
 
     def __init__(
@@ -174,14 +161,18 @@ class EventClock(Clock):
         nanoseconds: Mapping[str, int] | None = None,
         *,
         per_layer: bool = False,
-        make_event: Callable[[], Event] | None = None,
+        make_event: Callable[[], Any] | None = None,
     ) -> None:
         super().__init__(nanoseconds)
+        if make_event is None:
+            from torch.cuda import Event
+
+            make_event = partial(Event, enable_timing=True)
         self._per_layer = per_layer
-        self._make_event = make_event or _timing_event
-        self._spare: list[Event] = []
+        self._make_event = make_event
+        self._spare: list[Any] = []
         # The events that were not read yet, each with the phase that began there: None where the clock was stopped.
-        self._marks: deque[tuple[Event, str | None]] = deque()
+        self._marks: deque[tuple[Any, str | None]] = deque()
         self._look_at = LOOK_EVERY
 
     @override
@@ -223,15 +214,6 @@ class EventClock(Clock):
             self._marks[-1][0].synchronize()
             self._read_passed()
         return self._used
-
-
-_NO_SPAN: Final = nullcontext()
-
-
-def _timing_event() -> Event:
-    import torch
-
-    return torch.cuda.Event(enable_timing=True)
 
 
 def clock_of(device: torch.device, nanoseconds: Mapping[str, int] | None = None, *, per_layer: bool = False) -> Clock:

@@ -120,19 +120,15 @@ def _host(environment: Mapping[str, str], size: int) -> str:
     nodes = environment.get("PBS_NODEFILE")
     if nodes and Path(nodes).is_file():
         return Path(nodes).read_text().split()[0]
-    if environment.get("SLURM_STEP_NODELIST"):
-        return _first_host(environment["SLURM_STEP_NODELIST"])
+    if nodes := environment.get("SLURM_STEP_NODELIST"):
+        # Slurm compresses the list: the first host of node[03-08,11],other is node03.
+        match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
+        if match is None:
+            raise ConfigError(f"SLURM_STEP_NODELIST = '{nodes}': contains no host; set MASTER_ADDR")
+        return "".join(part or "" for part in match.groups())
     if _number(environment, _LOCAL_SIZE, least=1)[1] == size:
         return _LOCALHOST
     raise ConfigError("MASTER_ADDR is not set: it must name the host of rank 0 (on one machine: 127.0.0.1)")
-
-
-def _first_host(nodes: str) -> str:
-    """Return the first host of Slurm's compressed list: ``node03`` for ``node[03-08,11],other``."""
-    match = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,]*))?", nodes)
-    if match is None:
-        raise ConfigError(f"SLURM_STEP_NODELIST = '{nodes}': contains no host; set MASTER_ADDR")
-    return "".join(part or "" for part in match.groups())
 
 
 def _port(environment: Mapping[str, str]) -> int:

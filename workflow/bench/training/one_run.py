@@ -92,6 +92,26 @@ def train(
             raise
         outcome = ended
     account.peak_memory_bytes = max(account.peak_memory_bytes, peak_memory_bytes(setting.device))
+    _write_record(run, workload, folder, setting, outcome, account, started, provenance)
+    if outcome.on_one_rank:
+        raise OneRankError(
+            f"{run.describe()}: {outcome.status}: {outcome.reason}; the same command continues with the other runs"
+        )
+    return outcome.status
+
+
+def _write_record(
+    run: Run,
+    workload: Workload,
+    folder: RunFolder,
+    setting: Setting,
+    outcome: Outcome,
+    account: Account,
+    started: datetime,
+    provenance: dict[str, object],
+) -> None:
+    """Write run.json on one rank, and remove the checkpoint of a run that has ended for good."""
+    ranks = setting.ranks
     report = report_of_rank(account, ranks.rank)
     summary = summarize(
         run,
@@ -112,11 +132,6 @@ def train(
         write_summary(folder, summary, with_digest=ranks.is_first)
         if outcome.status != "interrupted":
             checkpoint.remove(folder.checkpoint)
-    if outcome.on_one_rank:
-        raise OneRankError(
-            f"{run.describe()}: {outcome.status}: {outcome.reason}; the same command continues with the other runs"
-        )
-    return outcome.status
 
 
 def _outcome_of(problem: Exception, account: Account, ranks: int) -> Outcome | None:

@@ -94,10 +94,6 @@ class Ranks:
                 received.write(part)
         return data if self.is_first else received.getvalue()
 
-    def wait_for_first(self) -> None:
-        """Return once the first rank has made the same call."""
-        self.from_first(None)
-
     def gathered(self, value: _T) -> list[_T]:
         """Return the ``value`` of every rank, in rank order: anything picklable, tensors on the CPU."""
         if self._store is None:

@@ -155,54 +155,57 @@ class Runner:
 
     def _train(self, run: Run, setting: Setting) -> Status | None:
         """Train a run unless another process has meanwhile; return how it ended, None if another process trained it."""
-        folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
+        folder, progress, name = self._folder(run.id), setting.progress, run.describe()
         with ExitStack() as stack:
-            steps_before = 0
-            begins: bool | None = None
-            if ranks.is_first:
+            record: Record | None = None
+            is_done: bool | None = None
+            if self._ranks.is_first:
                 write_spec(self._plan.results, run)
                 folder.require_files()
-                message = f"{run.describe()}: another process trains it; waiting"
+                on_wait = partial(progress.note, f"{name}: another process trains it; waiting")
                 with suppress(Timeout):  # asked to stop before the lock was free
-                    stack.enter_context(locked(folder.lock, partial(progress.note, message), self._stop))
+                    stack.enter_context(locked(folder.lock, on_wait, self._stop))
                     record = read_undamaged(folder, run)
-                    begins = not self._is_enough(run, record)
-                    steps_before = _clear(folder, record) if begins else 0
-            begins = ranks.from_first(begins)
-            if begins is None:
+                    is_done = self._is_enough(run, record)
+            is_done = self._ranks.from_first(is_done)
+            if is_done is None:
                 return "interrupted"
-            if not begins:
-                progress.skip(run.describe(), "done by another process")
+            if is_done:
+                progress.skip(name, "done by another process")
                 return None
-            try:
-                status = self._train_locked(run, setting)
-            except Exception as problem:
-                # The record names the run in partial results and in `make status`; the next call tries it again. With
-                # several ranks, an error here may only follow from one on another rank, which writes its own record.
-                if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
-                    with suppress(OSError):
-                        message = f"{type(problem).__name__}: {first_line(problem)}"
-                        write_summary(folder, summarize_untrained(run, "failed", message), with_digest=False)
-                raise
-            if ranks.is_first and status != "skipped":
-                summary = read_json(folder.summary)  # just written
-                self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
-                outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
-                progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
-            return status
+            return self._train_locked(run, setting, name, record)
 
-    def _train_locked(self, run: Run, setting: Setting) -> Status:
-        """Train a run whose lock is held, or record why it is skipped."""
-        folder = self._folder(run.id)
-        reason = self._ranks.first_refusal(partial(self._try_to_start, run))
-        if reason is not None:
-            if self._ranks.is_first:
-                write_summary(folder, summarize_untrained(run, "skipped", reason), with_digest=False)
-            setting.progress.skip(run.describe(), f"skipped: {reason}")
-            return "skipped"
-        weights = self._folder(run.start_from).weights if run.start_from else None
-        keeps_weights = run.id in self._plan.started_from
-        return train(run, self._workload(run), folder, setting, initial_weights=weights, keep_weights=keeps_weights)
+    def _train_locked(self, run: Run, setting: Setting, name: str, record: Record | None) -> Status:
+        """Train a run whose lock is held, and report its outcome; record why it is skipped or fails.
+
+        record: what the run has left so far, on the first rank.
+        """
+        folder, progress, ranks = self._folder(run.id), setting.progress, self._ranks
+        steps_before = 0 if record is None else _clear(folder, record)
+        try:
+            reason = ranks.first_refusal(partial(self._try_to_start, run))
+            if reason is not None:
+                progress.skip(name, f"skipped: {reason}")
+                if ranks.is_first:
+                    write_summary(folder, summarize_untrained(run, "skipped", reason), with_digest=False)
+                return "skipped"
+            weights = self._folder(run.start_from).weights if run.start_from else None
+            keeps = run.id in self._plan.started_from
+            status = train(run, self._workload(run), folder, setting, initial_weights=weights, keep_weights=keeps)
+        except Exception as problem:
+            # The record names the run in partial results and in `make status`; the next call tries it again. With
+            # several ranks, an error here may only follow from one on another rank, which writes its own record.
+            if ranks.size == 1 or (ranks.is_first and isinstance(problem, ConfigError | OSError)):
+                with suppress(OSError):
+                    message = f"{type(problem).__name__}: {first_line(problem)}"
+                    write_summary(folder, summarize_untrained(run, "failed", message), with_digest=False)
+            raise
+        if ranks.is_first:
+            summary = read_json(folder.summary)  # just written
+            self.has_moved |= status != "interrupted" or summary["steps_done"] > steps_before
+            outcome = f"{status} after {summary['steps_done']} steps, {summary['train_seconds']:.1f} s"
+            progress.end(outcome + (f": {summary['reason']}" if summary["reason"] else ""))
+        return status
 
     def _try_to_start(self, run: Run) -> str | None:
         """Create a run's workload; return why the run cannot be started, None if it can."""

@@ -201,7 +201,7 @@ class TrainingState:
     def wait_for_checkpoint(self) -> None:
         """Return once the last checkpoint is complete, on all ranks. Raises what `save` does."""
         self._writer.wait()
-        self._ranks.wait_for_first()
+        self._ranks.from_first(None)  # returns once the first one has come here too
 
     def _consolidate(self) -> None:
         """Gather the preconditioner's state, which may be divided among ranks, on the first one."""
