@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from pathlib import Path
@@ -53,10 +53,6 @@ class Command:
         """Return whether it is running."""
         return self.process.poll() is None
 
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
-
     def wait(self) -> int:
         """Wait for its end, and return its exit code; its error output is then in ``said``."""
         _, self.said = self.process.communicate(timeout=_TIMEOUT_SECONDS)
@@ -72,14 +68,7 @@ class Fork:
     def __init__(self, subject: Subject, dies_before: int | None = None) -> None:
         self.process = forks().Process(target=_train, args=(subject.arguments, subject.results, dies_before))
         self.process.start()
-
-    def is_alive(self) -> bool:
-        """Return whether it is running."""
-        return self.process.is_alive()
-
-    def kill(self) -> None:
-        """Send SIGKILL."""
-        self.process.kill()
+        self.is_alive = self.process.is_alive
 
     def wait(self) -> int:
         """Wait for its end, and return its exit code."""
@@ -188,40 +177,31 @@ class Subject:
             time.sleep(0.001)
 
     def _stamps(self) -> list[int]:
-        found = []
-        for path in (self.place.metrics, self.place.checkpoint):
-            try:
-                found.append(path.stat().st_mtime_ns)
-            except FileNotFoundError:
-                found.append(0)
-        return found
+        stamps = [0, 0]
+        for index, file in enumerate((self.place.metrics, self.place.checkpoint)):
+            with suppress(FileNotFoundError):
+                stamps[index] = file.stat().st_mtime_ns
+        return stamps
 
     def bytes_lost(self) -> int:
         """Return how many bytes of metrics, published metrics (without times) and weights differ from the truth."""
         assert read_summary(self.place)["status"] == "finished"
-        assert self.leftovers() == []
+        kept = {self.place.metrics, self.place.summary, self.place.weights, self.place.lock}
+        assert {*self.place.path.iterdir()} <= kept, "a finished run leaves nothing else behind"
         lost = 0
         for file in (self.place.metrics, self.published):
             undisturbed = self._whole / file.relative_to(self.results)
-            lost += _differences(*(repr(rows(each, TIMES)).encode() for each in (file, undisturbed)))
+            one, other = (repr(rows(each, TIMES)).encode() for each in (file, undisturbed))
+            lost += sum(mine != true for mine, true in zip_longest(one, other))
         found, true = (checkpoint.load(place.weights, self.run.id) for place in (self.place, self.truth))
         assert found.keys() == true.keys()
         for name, tensor in true.items():
             lost += int((found[name].view(torch.uint8) != tensor.view(torch.uint8)).sum())
         return lost
 
-    def leftovers(self) -> list[str]:
-        """Return the names of files that a finished run should not have kept."""
-        kept = {self.place.metrics, self.place.summary, self.place.weights, self.place.lock}
-        return sorted(path.name for path in self.place.path.iterdir() if path not in kept)
-
     def remove(self) -> None:
         """Remove the results, so that the next start begins anew."""
         shutil.rmtree(self.results)
-
-
-def _differences(one: bytes, other: bytes) -> int:
-    return sum(mine != theirs for mine, theirs in zip_longest(one, other))
 
 
 def kill(
@@ -242,7 +222,7 @@ def kill(
         else:
             subject.wait_for_life(process)
             time.sleep(rng.uniform(0, whole / 5))
-        process.kill()
+        process.process.kill()
         if process.wait() == 0:
             yield of_run, subject.bytes_lost()
             subject.remove()

@@ -24,14 +24,11 @@ def table(costs: Sequence[JobCost]) -> Iterator[str]:
     yield f"| {' | '.join(HEAD)} |"
     yield f"|{'---|' * len(HEAD)}"
     for cost in (*costs, every):
-        yield f"| {' | '.join([cost.name, *map(_shown, cost[1:])])} |"
+        shown = ("" if value is None else f"{value:,.0f}" for value in cost[1:])
+        yield f"| {' | '.join([cost.name, *shown])} |"
     yield ""
     minutes = ((every.core_seconds or 0) / _SMALL + (every.seconds_alone or 0)) / 60
     yield f"On {_SMALL} cores that is {minutes:.1f} minutes: core-seconds / {_SMALL} + seconds alone."
-
-
-def _shown(value: float | None) -> str:
-    return "" if value is None else f"{value:,.0f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

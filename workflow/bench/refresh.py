@@ -13,6 +13,7 @@ from workflow.bench.support.command_line import run_command
 from workflow.bench.support.errors import DamagedFileError, FileWarning, UnreadableError
 from workflow.bench.support.files import locked
 from workflow.bench.support.source_code import is_current
+from workflow.bench.training import checkpoint
 from workflow.bench.training.record import RunFolder, read_record
 
 
@@ -43,8 +44,7 @@ def _forget_if_outdated(plan: Plan, run: Run) -> bool:
         folder.metrics.unlink(missing_ok=True)
         folder.origin.unlink(missing_ok=True)
         # A run resumed from an old checkpoint would mix the results of old and new code.
-        for checkpoint in folder.path.glob(f"{folder.checkpoint.name}*"):
-            checkpoint.unlink()
+        checkpoint.remove(folder.checkpoint)
     return True
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import MAX_THREADS, Plan, add_arguments, load_from
-from workflow.bench.plan.runs import Job, Run
+from workflow.bench.plan.runs import Job
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, write_csv
 from workflow.bench.support.command_line import check_option, real, refuse_unwritable, run_command, whole
@@ -85,7 +85,8 @@ def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: 
         refuse_absent_device(plan)
         with joined(place, plan.tier.device) as ranks:
             runner = Runner(plan, options.threads, stop=stop, ranks=ranks)
-            all_done = runner.train([run for job in jobs for run in _chosen(job, options.seed)])
+            chosen = [run for job in jobs for run in job.runs if options.seed is None or run.seed in options.seed]
+            all_done = runner.train(chosen)
             if all_done and options.seed is None and ranks.is_first:
                 for job in jobs:
                     file = options.out or plan.csv_of(job)
@@ -98,10 +99,6 @@ def _train(plan: Plan, jobs: Sequence[Job], options: argparse.Namespace, place: 
     leave_mark()
     print("interrupted and saved; the same command resumes it", file=sys.stderr)
     return EXIT_RESUMABLE
-
-
-def _chosen(job: Job, seeds: Sequence[int] | None) -> list[Run]:
-    return [run for run in job.runs if seeds is None or run.seed in seeds]
 
 
 if __name__ == "__main__":

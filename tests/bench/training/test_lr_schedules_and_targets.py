@@ -105,13 +105,10 @@ def test_a_target_never_reached_is_censored():
     assert target.first_reached([evaluation(0, 0.6), evaluation(10, math.nan), evaluation(20, 0.4, "train")]) is None
 
 
-def test_a_target_accepts_rows_of_a_csv_as_text():
-    rows = [{key: str(value) for key, value in evaluation(10, 0.25).items()}]
-    assert Target("validation", "loss", "below", 0.5).first_reached(rows) == Reached(10, 1.0)
-
-
-def test_a_parsed_target_is_written_unchanged():
+def test_a_target_is_written_as_it_was_given_and_accepts_rows_of_a_csv_as_text():
     given = {"split": "validation", "metric": "accuracy", "above": 0.9}
     target = Target.parse(given)
     assert target is not None
     assert target.as_dict() == given
+    rows = [{key: str(value) for key, value in evaluation(10, 0.95, metric="accuracy").items()}]
+    assert target.first_reached(rows) == Reached(10, 1.0)
