@@ -462,11 +462,6 @@ def test_a_signal_to_one_rank_and_the_death_of_another_change_no_result(
     assert rows(place.metrics, TIMES) == rows(RunFolder(uninterrupted).metrics, TIMES)
 
 
-def test_a_time_limit_saves_and_exits_with_the_resumable_code(folder: Path, launch: Callable[..., Launched]):
-    run_of(folder, "sgd", {"steps": 10**6, "evaluate_every": 10**6})
-    launch(slow_command, "one", "sgd", "--minutes=0.1").ends_with(EXIT_RESUMABLE, 0)
-
-
 @pytest.mark.parametrize(
     ("shared", "why"),
     [
