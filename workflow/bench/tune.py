@@ -3,17 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import io
 import multiprocessing
-import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing.context import SpawnProcess
+from collections.abc import Sequence
 from multiprocessing.sharedctypes import Synchronized
-from typing import Final, TextIO, cast
-
-from typing_extensions import override
+from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.runs import Experiment, Run, TunedOptimizer
@@ -117,48 +111,22 @@ def _train(plan: Plan, trials: Sequence[Run], jobs: int) -> bool:
     context = multiprocessing.get_context("spawn")
     following = context.Value("i", 0)
     workers = [context.Process(target=_work, args=(plan, trials, following)) for _ in range(min(jobs, len(trials)))]
-    with _stopping(workers) as signals:
+
+    def end() -> None:
+        for worker in workers:
+            if worker.pid is not None:
+                worker.terminate()  # it saves its work
+
+    with Stop(launched=True, then=end).listening() as stop:
         for worker in workers:
             worker.start()
         for worker in workers:
             worker.join()
-    if signals:
+    if stop.asked:
         return False
     for code in {worker.exitcode for worker in workers} - {0}:
         raise ConfigError(f"a process that trains trials ended with exit code {code}; the same command resumes it")
     return True
-
-
-@contextmanager
-def _stopping(workers: Sequence[SpawnProcess]) -> Iterator[list[int]]:
-    """Pass requests to stop on to processes, which save their work and end; yield the signals received."""
-    received: list[int] = []
-
-    def stop(number: int, _: object) -> None:
-        received.append(number)
-        for worker in workers:
-            if worker.pid is not None:
-                worker.terminate()
-
-    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-    before = {number: signal.signal(number, stop) for number in numbers}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-class _Lines(io.TextIOBase):
-    """Standard error as a log of lines, because several processes cannot share a terminal's progress bar."""
-
-    @override
-    def write(self, text: str) -> int:
-        return sys.stderr.write(text)
-
-    @override
-    def flush(self) -> None:
-        sys.stderr.flush()
 
 
 def _work(plan: Plan, trials: Sequence[Run], following: Synchronized[int]) -> None:
@@ -171,13 +139,12 @@ def _work(plan: Plan, trials: Sequence[Run], following: Synchronized[int]) -> No
 
         try:
             runner = Runner(plan, stop=stop)
-            stream = cast("TextIO", _Lines())
             while not stop() and (parent is None or parent.is_alive()):
                 with following.get_lock():
                     number, following.value = following.value, following.value + 1
                 if number >= len(trials):
                     return
-                runner.train([trials[number]], Progress(len(trials), stream, done=number))
+                runner.train([trials[number]], Progress(len(trials), done=number, as_log=True))
         except FAILURES as problem:
             print(problem, file=sys.stderr)
             sys.exit(1)

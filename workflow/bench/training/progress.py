@@ -14,11 +14,12 @@ class Progress:
     runs: number of runs to train.
     stream: standard error by default.
     done: number of runs that other objects have shown before.
+    as_log: print lines on a terminal too, as several processes cannot share its bar.
     """
 
-    def __init__(self, runs: int, stream: TextIO | None = None, *, done: int = 0) -> None:
+    def __init__(self, runs: int, stream: TextIO | None = None, *, done: int = 0, as_log: bool = False) -> None:
         self._stream = stream or sys.stderr
-        self._on_terminal = self._stream.isatty()
+        self._on_terminal = self._stream.isatty() and not as_log
         self._runs = runs
         self._run = done
         self._title = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
@@ -39,12 +39,16 @@ class Stop:
 
     seconds: the time limit, counted from construction.
     launched: whether a launcher started this process.
+    then: called at every signal, for example to pass it on.
     """
 
-    def __init__(self, seconds: float | None = None, *, launched: bool = False) -> None:
+    def __init__(
+        self, seconds: float | None = None, *, launched: bool = False, then: Callable[[], None] = lambda: None
+    ) -> None:
         self.asked = False
         self._deadline = None if seconds is None else time.monotonic() + seconds
         self._launched = launched
+        self._then = then
 
     def __call__(self) -> bool:
         """Return whether to end."""
@@ -68,5 +72,6 @@ class Stop:
 
     def _catch(self, number: int, frame: FrameType | None) -> None:
         self.asked = True
+        self._then()
         if number == signal.SIGINT and not self._launched:
             signal.signal(number, signal.default_int_handler)
