@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.support.rank_processes import forks
-from tests.support.trained import SMALL, InFloat64, after, never, run_of, setting
+from tests.support.trained import SMALL, InFloat64, after, never, run_of, setting, slow_steps
 from tests.support.trained import train as train_run
 from workflow.bench import train
 from workflow.bench.data.batches import Batch
@@ -138,14 +137,8 @@ def command(*arguments: str) -> int:
 
 
 def slow_command(*arguments: str) -> int:
-    """Be the command, with steps of at least ten milliseconds, so that a test can meet it on its way."""
-    quick = Autoencoder.loss
-
-    def slow(self: Autoencoder, model: nn.Module, batch: Batch) -> Tensor:
-        time.sleep(0.01)
-        return quick(self, model, batch)
-
-    Autoencoder.loss = slow  # type: ignore[method-assign]
+    """Be the command with slow steps."""
+    Autoencoder.loss = slow_steps()  # type: ignore[method-assign]
     loop.MEETING_SECONDS = 0.1
     return command(*arguments)
 

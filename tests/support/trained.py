@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from workflow.bench.training import checkpoint, one_run
 from workflow.bench.training.build import Setting
 from workflow.bench.training.progress import Progress
 from workflow.bench.training.record import RunFolder, Status
+from workflow.bench.workloads.autoencoder import Autoencoder
 from workflow.bench.workloads.base import ONE_PROCESS, Team, Workload
 
 SMALL: dict[str, Any] = {"name": "autoencoder", "batch_size": 128, "hidden": [32, 8, 32]}
@@ -62,6 +64,17 @@ def assert_same_result(one: RunFolder, other: RunFolder, run: Run) -> None:
     assert first.keys() == second.keys()
     for name, tensor in first.items():
         assert torch.equal(tensor, second[name]), name
+
+
+def slow_steps() -> Callable[..., Tensor]:
+    """Return the autoencoder's loss with a pause of ten milliseconds, so that a test can meet a run on its way."""
+    quick = Autoencoder.loss
+
+    def slow(self: Autoencoder, model: nn.Module, one: Batch) -> Tensor:
+        time.sleep(0.01)
+        return quick(self, model, one)
+
+    return slow
 
 
 class Changed:

@@ -22,11 +22,10 @@ from filelock import Timeout
 
 from tests.support.experiments import TIMES, block, load, optimizer, options, rows, write
 from tests.support.records import read_metrics, read_summary
-from tests.support.trained import SMALL, run_of, setting
+from tests.support.trained import SMALL, run_of, setting, slow_steps
 from workflow.bench import train, workloads
 from workflow.bench.aggregate import aggregate
 from workflow.bench.data import digits
-from workflow.bench.data.batches import Batch
 from workflow.bench.data.folder import DataNotFound
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Run
@@ -405,14 +404,8 @@ def test_a_run_stopped_by_a_time_limit_is_saved_and_resumed(
     write(folder, "one", block(optimizer("mkor", inverse_update_period=1), steps=100, evaluate_every=50))
     mark = folder / "mark"
     monkeypatch.setenv("MKOR_SAVED", str(mark))
-    quick = Autoencoder.loss
-
-    def slow(self: Autoencoder, model: torch.nn.Module, one: Batch) -> torch.Tensor:
-        time.sleep(0.01)
-        return quick(self, model, one)
-
     with monkeypatch.context() as patch:
-        patch.setattr(Autoencoder, "loss", slow)
+        patch.setattr(Autoencoder, "loss", slow_steps())
         assert call(folder, "one", "mkor", "--minutes=0.01") == EXIT_RESUMABLE
     assert capsys.readouterr().err.endswith("interrupted and saved; the same command resumes it\n")
     mark.unlink()  # launchers may turn the code into another
