@@ -39,6 +39,7 @@ LONGEST = (
     "mkor_core/test_sharded.py",
     "mkor_core/test_state_on_ranks.py",
     "training/test_train.py",
+    "training/test_runner.py",
     "docs/test_adding_an_optimizer.py",
     "support/test_source_code.py",
     "mkor_core/test_mkor.py",
