@@ -114,17 +114,17 @@ def read_record(folder: RunFolder, run: Run | str) -> Record:
     """
     own_id, steps = (run, None) if isinstance(run, str) else (run.id, run.spec["steps"])
     try:
-        summary: dict[str, Any] | None = read_json(folder.summary)
+        summary: dict[str, Any] = read_json(folder.summary)
     except FileNotFoundError:
-        summary = None
+        summary = {}
+    else:
+        _require_own(folder.summary, summary, own_id)
+        steps = summary["spec"]["steps"]
     content = _content(folder.metrics)
-    if summary is None:
-        return Record({}, _parsed_rows(folder.metrics, content, steps))
-    _require_own(folder.summary, summary, own_id)
     # While a run trains, no digest tells what its rows are.
-    if summary["status"] in ENDED:
+    if summary.get("status") in ENDED:
         _require_digest(folder.metrics, content, summary)
-    return Record(summary, _parsed_rows(folder.metrics, content, summary["spec"]["steps"]))
+    return Record(summary, _parsed_rows(folder.metrics, content, steps))
 
 
 def is_done(folder: RunFolder, run: Run, *, needs_weights: bool) -> bool:
