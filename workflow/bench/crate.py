@@ -8,13 +8,12 @@ refused. No text in it names a folder of this machine or its user.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import platform
 import re
 import sys
 import zipfile
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,13 +22,12 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.results.job_records import JobRecord, job_records
 from workflow.bench.results.private_names import PrivateNames
-from workflow.bench.results.ro_crate import METADATA, README, WORKFLOW, Crate, CratedJob, FileInfo, metadata
+from workflow.bench.results.ro_crate import METADATA, README, WORKFLOW, Crate, JobRecord, job_records, metadata
 from workflow.bench.results.verification import read_specs, refuse_links_in
 from workflow.bench.support.command_line import refuse_unwritable, run_command, show
 from workflow.bench.support.config import CONFIG, ROOT, ConfigError, shown_path
-from workflow.bench.support.cost_line import Cost, cost_in, total
+from workflow.bench.support.cost_line import cost_in, total
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.provenance import git_state, package_versions
@@ -62,20 +60,21 @@ def crated_contents(plan: Plan, config_dir: Path) -> dict[str, bytes]:
     """
     patterns = [*RESULTS, "probes/*.csv", *(f"{experiment}/*.csv" for experiment in plan.experiments)]
     folders = {name: (ROOT / name, ["**/*"]) for name in CODE}
-    folders |= {"config": (config_dir, ["**/*"]), _place(plan): (plan.results, patterns)}
+    folders |= {"config": (config_dir, ["**/*"]), _results_in_crate(plan): (plan.results, patterns)}
     contents = {name: read_bytes(ROOT / name, within=ROOT) for name in FILES}
     for place, (folder, globs) in folders.items():
         for file in sorted({file for pattern in globs for file in folder.glob(pattern)}):
             name = file.relative_to(folder)
+            # Hidden files may hold passwords, and Python makes the others.
+            left_out = any(part.startswith(".") or part == "__pycache__" for part in name.parts)
             # A link, which is refused, may lead nowhere or to a folder.
-            if not _is_left_out(name) and (file.is_file() or file.is_symlink()):
+            if not left_out and (file.is_file() or file.is_symlink()):
                 contents[f"{place}/{name.as_posix()}"] = read_bytes(file, within=folder)
     return contents
 
 
-def _is_left_out(name: Path) -> bool:
-    """Return whether a file is hidden, as one with passwords may be, or made by Python."""
-    return any(part.startswith(".") or part == "__pycache__" for part in name.parts)
+def _results_in_crate(plan: Plan) -> str:
+    return f"results/{plan.hardware}/{plan.tier.name}"
 
 
 def _private_names(plan: Plan, config_dir: Path) -> PrivateNames:
@@ -84,11 +83,6 @@ def _private_names(plan: Plan, config_dir: Path) -> PrivateNames:
     if sys.prefix != sys.base_prefix:  # not the system's Python
         folders[Path(sys.prefix)] = "./.venv"
     return PrivateNames.of({Path.cwd(): ".", **folders, ROOT: "."})
-
-
-def _place(plan: Plan) -> str:
-    """Return the folder of the results in the crate."""
-    return f"results/{plan.hardware}/{plan.tier.name}"
 
 
 def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
@@ -101,43 +95,42 @@ def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
     refuse_links_in(plan.results)
     private = _private_names(plan, config_dir)
     contents = crated_contents(plan, config_dir)
-    outputs = [name for name in contents if name.startswith(f"{_place(plan)}/")]
+    place = _results_in_crate(plan)
+    outputs = [name for name in contents if name.startswith(f"{place}/")]
     if not any(name.endswith(".csv") for name in outputs):
         raise ConfigError(f"{shown_path(plan.results)}: has no tables; run make reproduce first")
     specs = read_specs(plan.results)
-    contents[f"{_place(plan)}/specs.json"] = json.dumps(specs, indent=1, sort_keys=True).encode()
-    name, description = f"MKOR harness, {plan.tier.name} tier on {plan.hardware}", _description(plan, len(specs))
-    contents[README] = _README.format(name=name, description=description, place=_place(plan)).encode()
+    contents[f"{place}/specs.json"] = json.dumps(specs, indent=1, sort_keys=True).encode()
+    name = f"MKOR harness, {plan.tier.name} tier on {plan.hardware}"
+    description = (
+        "Results of the benchmarking and reproduction harness for MKOR (NeurIPS 2023, arXiv 2306.01685): "
+        f"{len(specs)} runs of {len(plan.experiments)} experiments at the {plan.tier.title} on {plan.hardware}, "
+        "the probes of that machine, and the figures, tables and verdicts made from them"
+    )
+    contents[README] = _README.format(name=name, description=description, place=place).encode()
     contents = {name: private.hidden(name, content) for name, content in contents.items()}
     jobs = [_crated(job, plan, contents) for job in job_records(plan.results)]
+    version = (ROOT / "mkor_core" / "VERSION").read_text(encoding="utf-8").strip()
+    commit, dirty = git_state()
     crate = Crate(
         name=name,
         description=description,
         published=max((job.ended for job in jobs), default=datetime.now(UTC)),
-        files={name: FileInfo(len(content), hashlib.sha256(content).hexdigest()) for name, content in contents.items()},
+        files=dict(contents),
         inputs=[name for name in contents if name.startswith(("config/", "workflow/paper/"))],
         outputs=outputs,
         jobs=jobs,
-        version=_version(),
+        version=version + (f"+{commit[:12]}{'.dirty' if dirty else ''}" if commit else ""),
         packages=_packages(plan),
         agent=agent,
     )
     contents[METADATA] = private.hidden(METADATA, json.dumps(metadata(crate), indent=1).encode())
-    return _zipped(contents)
-
-
-def _description(plan: Plan, runs: int) -> str:
-    return (
-        "Results of the benchmarking and reproduction harness for MKOR (NeurIPS 2023, arXiv 2306.01685): "
-        f"{runs} runs of {len(plan.experiments)} experiments at the {plan.tier.title} on {plan.hardware}, "
-        "the probes of that machine, and the figures, tables and verdicts made from them"
-    )
-
-
-def _version() -> str:
-    version = (ROOT / "mkor_core" / "VERSION").read_text(encoding="utf-8").strip()
-    commit, dirty = git_state()
-    return version + (f"+{commit[:12]}{'.dirty' if dirty else ''}" if commit else "")
+    packed = BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in sorted(contents.items()):
+            # An entry without a time, so that the same contents give the same bytes.
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
+    return packed.getvalue()
 
 
 def _packages(plan: Plan) -> dict[str, str]:
@@ -150,28 +143,27 @@ def _packages(plan: Plan) -> dict[str, str]:
     return {"Python": platform.python_version(), **package_versions()}
 
 
-def _crated(job: JobRecord, plan: Plan, contents: Mapping[str, bytes]) -> CratedJob:
-    """Return a recorded job with the paths of the crate."""
+def _crated(job: JobRecord, plan: Plan, contents: Mapping[str, bytes]) -> JobRecord:
+    """Return a recorded job with the paths of the crate, its tool and its cost."""
 
     def crated(paths: Sequence[str]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(name for path in paths if (name := _name(path, plan)) in contents))
 
-    return CratedJob(
-        job.rule,
-        job.command,
-        job.started,
-        job.ended,
-        crated(job.inputs),
-        crated(job.outputs),
-        _tool(job, contents),
-        _cost(job),
+    # The cost is that of the group, where jobs were trained together.
+    logs = [Path(log) for log in job.logs if Path(log).is_file()]
+    costs = [cost for log in logs if (cost := cost_in(read_text(log)))]
+    return job._replace(
+        inputs=crated(job.inputs),
+        outputs=crated(job.outputs),
+        tool=_tool(job, contents),
+        cost=total(costs) if costs else None,
     )
 
 
 def _name(path: str, plan: Plan) -> str:
     """Return the path in the crate of a file that Snakemake named, from its working folder."""
     file = Path(path)
-    for folder, name in ((plan.results, f"{_place(plan)}/"), (ROOT, ""), (Path.cwd(), "")):
+    for folder, name in ((plan.results, f"{_results_in_crate(plan)}/"), (ROOT, ""), (Path.cwd(), "")):
         if file.is_relative_to(folder):
             return f"{name}{file.relative_to(folder).as_posix()}"
     return file.as_posix()
@@ -187,40 +179,21 @@ def _tool(job: JobRecord, contents: Mapping[str, bytes]) -> str:
     return next((name for name in rules if f"rule {job.rule}:".encode() in contents[name]), WORKFLOW)
 
 
-def _cost(job: JobRecord) -> Cost | None:
-    """Return the cost of a job from its log; that of the group, where jobs were trained together."""
-    costs = [cost for log in job.logs if Path(log).is_file() and (cost := cost_in(read_text(Path(log))))]
-    return total(costs) if costs else None
-
-
-def _zipped(contents: Mapping[str, bytes]) -> bytes:
-    """Return a zip file, the same bytes for the same contents."""
-    packed = BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, content in sorted(contents.items()):
-            entry = zipfile.ZipInfo(name)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, content)
-    return packed.getvalue()
-
-
 def _report(plan: Plan, file: Path, content: bytes) -> Iterator[str]:
-    archive = zipfile.ZipFile(BytesIO(content))
-    graph = json.loads(archive.read(METADATA))["@graph"]
-    counts = Counter(kind if isinstance(kind, str) else kind[0] for kind in (entity["@type"] for entity in graph))
-    jobs = counts["ControlAction"]
-    yield f"{shown_path(file)}: {len(content) / 1e6:.1f} MB, {counts['File']} files, {jobs} jobs"
-    yield from _listed(archive.namelist())
+    """Yield the size of a crate, and a line for each folder of code, each other folder, and the files outside."""
+    with zipfile.ZipFile(BytesIO(content)) as archive:
+        names, graph = archive.namelist(), json.loads(archive.read(METADATA))["@graph"]
+    jobs = sum(entity["@type"] == "ControlAction" for entity in graph)
+    files = sum("File" in entity["@type"] for entity in graph)
+    yield f"{shown_path(file)}: {len(content) / 1e6:.1f} MB, {files} files, {jobs} jobs"
+    folders = defaultdict(list)
+    for name in names:
+        folders[name.partition("/")[0] if name.startswith(CODE) else name.rpartition("/")[0]].append(name)
+    for folder, inside in sorted(folders.items()):
+        number = f"{len(inside)} file{'s' if len(inside) > 1 else ''}"
+        yield f"  {folder}/: {number}" if folder else f"  {', '.join(inside)}"
     if not jobs:
         yield f"note: no records of Snakemake about {shown_path(plan.results)} in this folder, so no commands and times"
-
-
-def _listed(names: Sequence[str]) -> Iterator[str]:
-    """Yield a line for each folder of code, each other folder, and the files outside of folders."""
-    folders = [name.partition("/")[0] if name.startswith(CODE) else name.rpartition("/")[0] for name in names]
-    for folder, number in sorted(Counter(folders).items()):
-        files = [name for name, of in zip(names, folders, strict=True) if of == folder]
-        yield f"  {folder}/: {number} file{'s' if number > 1 else ''}" if folder else f"  {', '.join(files)}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

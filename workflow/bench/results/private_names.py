@@ -12,8 +12,6 @@ import re
 from base64 import b64decode, b64encode
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
@@ -30,14 +28,27 @@ _EMBEDDED: Final = re.compile(r"(data:(?:text/|application/json)[^\s\"'<>,]*;bas
 """A file of text in a page, as Snakemake's report embeds tables."""
 
 
-@dataclass(frozen=True)
 class PrivateNames:
-    """Names of this machine, and what is published in their place."""
+    """Names of this machine, and what is published in their place.
 
-    folders: Mapping[Path, str]
-    """The place of each folder for a reader. Of two that contain each other, the inner one counts."""
-    user: str | None
-    """The user's name; it is private as a part of an absolute path."""
+    Args:
+        folders: the place of each folder for a reader. Of two that contain each other, the inner one counts.
+        user: the user's name; it is private as a part of an absolute path.
+    """
+
+    def __init__(self, folders: Mapping[Path, str], user: str | None) -> None:
+        # With and without links. The root of all files is none.
+        places = {name: place for folder, place in folders.items() for name in (folder.resolve(), folder.absolute())}
+        longest = sorted(places, key=lambda folder: len(str(folder)), reverse=True)
+        named = {f"folder{number}": folder for number, folder in enumerate(longest) if folder != Path(folder.anchor)}
+        self._places = {group: places[folder] for group, folder in named.items()}
+        patterns = "|".join(f"(?P<{group}>{_folder_pattern(folder)})" for group, folder in named.items())
+        self._of_folders = re.compile(patterns or "(?!)")
+        self._of_user: re.Pattern[str] | None = None
+        if user and user != _USER:
+            slash = _spelled("/")
+            before = rf"{_START}{slash}(?!{slash})(?:[^\s\"'<>|:;,=]{{0,{_LONGEST}}}?{slash})?"
+            self._of_user = re.compile(rf"({before}){''.join(map(_spelled, user))}(?![\w-]|\.\w)")
 
     @classmethod
     def of(cls, folders: Mapping[Path, str]) -> PrivateNames:
@@ -69,32 +80,6 @@ class PrivateNames:
         hidden = self._hidden(inner)
         # A page keeps its bytes if there is nothing to hide.
         return match[0] if hidden == inner else match[1] + b64encode(hidden.encode(errors="surrogateescape")).decode()
-
-    @cached_property
-    def _named(self) -> dict[Path, str]:
-        """All names of the folders, also those without links, the longest first; the root of all files is none."""
-        named = {
-            name: place for folder, place in self.folders.items() for name in (folder.resolve(), folder.absolute())
-        }
-        longest = sorted(named, key=lambda folder: len(str(folder)), reverse=True)
-        return {folder: named[folder] for folder in longest if folder != Path(folder.anchor)}
-
-    @cached_property
-    def _places(self) -> dict[str, str]:
-        return {f"folder{number}": place for number, place in enumerate(self._named.values())}
-
-    @cached_property
-    def _of_folders(self) -> re.Pattern[str]:
-        folders = zip(self._places, map(_folder_pattern, self._named), strict=True)
-        return re.compile("|".join(f"(?P<{group}>{pattern})" for group, pattern in folders) or "(?!)")
-
-    @cached_property
-    def _of_user(self) -> re.Pattern[str] | None:
-        if not self.user or self.user == _USER:
-            return None
-        slash = _spelled("/")
-        before = rf"{_START}{slash}(?!{slash})(?:[^\s\"'<>|:;,=]{{0,{_LONGEST}}}?{slash})?"
-        return re.compile(rf"({before}){''.join(map(_spelled, self.user))}(?![\w-]|\.\w)")
 
 
 def _folder_pattern(folder: Path) -> str:
