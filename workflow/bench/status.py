@@ -8,16 +8,14 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
 from workflow.bench.plan.runs import Job, Run
-from workflow.bench.results.costs import ARTEFACTS, kept_costs
+from workflow.bench.results.costs import ARTEFACTS, kept_costs, nearest_first
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.verification import read_specs
 from workflow.bench.support.command_line import run_command, show
@@ -35,21 +33,22 @@ _TO_DO: Final = ("running", "left", "interrupted", "failed", "unreadable")
 _OLDER: Final = "by older code"
 _NAMED: Final = 5
 """The most artefacts of a kind that are named as left, unless all names are asked for."""
+_PRIOR: Final = 60.0
+"""Seconds of finished runs for which other machines' paces are trusted as much as what was measured here."""
 
 
-@dataclass(frozen=True)
-class RunState:
+class RunState(NamedTuple):
     """The state of one planned run and its progress."""
 
     job: Job
     run: Run
     state: str
     """A run's status, ``running``, ``left`` if it was never begun or lost its weights, or ``unreadable``."""
-    steps_done: int
-    wall_seconds: float | None
-    """The time that ``steps_done`` took; None for a run that has not ended."""
-    reason: str
-    outdated: bool
+    steps_done: int = 0
+    wall_seconds: float | None = None
+    """The time that ``steps_done`` took here; None for a run that has not ended, or that was adopted."""
+    reason: str = ""
+    outdated: bool = False
     """Whether other code than today's made it."""
 
     @property
@@ -67,30 +66,30 @@ def _state(plan: Plan, job: Job, run: Run) -> RunState:
     folder = RunFolder.of(plan.results, run.id)
     try:
         record = read_record(folder, run)
-        needs_weights = run.id in plan.started_from and origin_of(folder) is None
-        state, steps_done, seconds = _progress(folder, run, record, needs_weights=needs_weights)
+        origin = origin_of(folder)
+        state, steps_done = _progress(folder, run, record, needs_weights=run.id in plan.started_from and origin is None)
     except (UnreadableError, DamagedFileError) as problem:
-        return RunState(job, run, "unreadable", 0, None, str(problem), outdated=False)
+        return RunState(job, run, "unreadable", reason=str(problem))
+    seconds = record.summary["wall_seconds"] if record.has_ended and state == record.status and origin is None else None
     outdated = bool(record.summary) and not is_current(record.summary, run.lineage)
     return RunState(job, run, state, steps_done, seconds, record.summary.get("reason", ""), outdated)
 
 
-def _progress(folder: RunFolder, run: Run, record: Record, *, needs_weights: bool) -> tuple[str, int, float | None]:
-    """Return a run's state, steps done and, if it has ended, wall seconds."""
+def _progress(folder: RunFolder, run: Run, record: Record, *, needs_weights: bool) -> tuple[str, int]:
+    """Return a run's state and the steps that are done."""
     if is_locked(folder.lock):
-        return "running", record.last_step, None
+        return "running", record.last_step
     if record.has_ended and (not needs_weights or has_weights(folder, run, record)):
-        return str(record.status), record.summary["steps_done"], record.summary["wall_seconds"]
+        return str(record.status), record.summary["steps_done"]
     # Without a checkpoint, training begins anew.
     resumes_at = record.last_step if is_regular(folder.checkpoint) else 0
     if record.status is None:
-        return "interrupted" if record.rows else "left", resumes_at, None
+        return "interrupted" if record.rows else "left", resumes_at
     # A final status whose weights are damaged or missing does not count as done.
-    return "left" if record.has_ended else record.status, resumes_at, None
+    return "left" if record.has_ended else record.status, resumes_at
 
 
-@dataclass(frozen=True)
-class TimeLeft:
+class TimeLeft(NamedTuple):
     """Training time that is left if one run is trained at a time."""
 
     seconds: float
@@ -100,56 +99,54 @@ class TimeLeft:
     """Runs whose time is that of another machine's runs."""
 
 
-Paces = Mapping[tuple[str, ...], float]
-"""Mean seconds per step of finished runs, by (experiment, label, workload) and by (workload with its parameters,)."""
-
-
-def _paces(finished: Iterable[tuple[Iterable[tuple[str, ...]], float]]) -> Paces:
-    """Return the paces of finished runs, of which each has its keys and its seconds per step."""
-    found: dict[tuple[str, ...], list[float]] = defaultdict(list)
-    for keys, seconds in finished:
-        for key in keys:
-            found[key].append(seconds)
-    return {key: mean(seconds) for key, seconds in found.items()}
+PaceKey = tuple[str, ...]
+"""Whose pace it is: (experiment, label, workload), or (workload with its parameters,)."""
 
 
 class Pace:
-    """Wall seconds per step of runs: those of finished runs here, else those of other machines' runs.
+    """Wall seconds per step of runs: the mean of a label's runs; if none is finished, that of its workload's.
 
-    A run has the mean of its label; if no such run is finished, that of its workload, which has the same parameters.
+    The workload has the same parameters. Runs here count first, then those of other machines.
+
+    elsewhere: the paces of other machines' runs, which are multiplied by `slower`.
     """
 
-    def __init__(self, runs: Iterable[RunState], elsewhere: Paces = MappingProxyType({})) -> None:
-        self._here = _paces(
-            (_keys(run), run.wall_seconds / run.steps_done)
-            for run in runs
-            if run.state == "finished" and run.wall_seconds and run.steps_done
-        )
-        self._elsewhere = elsewhere
+    slower: float
+    """How many times as long as elsewhere runs took here, where both are known."""
 
-    def of(self, run: RunState) -> tuple[float, bool] | None:
-        """Return a run's seconds per step, and whether they are another machine's; None if no finished run has them."""
-        for paces, borrowed in ((self._here, False), (self._elsewhere, True)):
-            for key in _keys(run):
-                if key in paces:
-                    return paces[key], borrowed
-        return None
+    def __init__(self, runs: Iterable[RunState], elsewhere: Mapping[PaceKey, float] | None = None) -> None:
+        self._elsewhere = elsewhere or {}
+        found: dict[PaceKey, list[float]] = defaultdict(list)
+        here = there = _PRIOR
+        for run in runs:
+            if run.state == "finished" and run.wall_seconds and run.steps_done:
+                for key in _keys(run):
+                    found[key].append(run.wall_seconds / run.steps_done)
+                # Compared label by label, because those that end first may be the fastest of their workload.
+                if _keys(run)[0] in self._elsewhere:
+                    here += run.wall_seconds
+                    there += run.steps_done * self._elsewhere[_keys(run)[0]]
+        self._here = {key: mean(seconds) for key, seconds in found.items()}
+        self.slower = here / there
 
     def time_left(self, runs: Iterable[RunState]) -> TimeLeft:
         """Return the time that runs still need."""
         seconds, unknown, borrowed = 0.0, 0, 0
-        for run in runs:
-            if not run.steps_left:
-                continue
-            if (pace := self.of(run)) is None:
-                unknown += 1
+        for run in (run for run in runs if run.steps_left):
+            for key in _keys(run):
+                if key in self._here:
+                    seconds += run.steps_left * self._here[key]
+                    break
+                if key in self._elsewhere:
+                    seconds += run.steps_left * self._elsewhere[key] * self.slower
+                    borrowed += 1
+                    break
             else:
-                seconds += run.steps_left * pace[0]
-                borrowed += pace[1]
+                unknown += 1
         return TimeLeft(seconds, unknown, borrowed)
 
 
-def _keys(run: RunState) -> tuple[tuple[str, ...], ...]:
+def _keys(run: RunState) -> tuple[PaceKey, PaceKey]:
     """Return the keys of a run's pace, the closest first."""
     return (run.job.experiment, run.job.label, run.run.workload), (_workload(run.run.spec),)
 
@@ -158,25 +155,27 @@ def _workload(spec: Mapping[str, Any]) -> str:
     return json.dumps(spec["workload"], sort_keys=True)
 
 
-def paces_elsewhere(plan: Plan) -> Paces:
+def paces_elsewhere(plan: Plan) -> dict[PaceKey, float]:
     """Return the paces of other machines' runs: of labels at this tier, of workloads at every tier.
 
-    Tables that cannot be read have none, because an estimate is not worth an error.
+    Of several machines the nearest counts (`nearest_first`). Tables that cannot be read have none, because an estimate
+    is not worth an error.
     """
-
-    def finished() -> Iterator[tuple[Iterable[tuple[str, ...]], float]]:
-        for folder in dict.fromkeys((*plan.compared, *sorted(REFERENCE.glob("*/*")))):
-            specs: Mapping[str, Mapping[str, Any]] = {}
-            with suppress(ConfigError, OSError):
-                specs = read_specs(folder)
-            for row in _finished_rows(folder):
-                keys = [(_workload(specs[row["run"]]),)] if row["run"] in specs else []
-                label = row["experiment"], row["optimizer"], row["workload"]
-                with suppress(ValueError, ZeroDivisionError):
-                    pace = float(row["wall_seconds"]) / float(row["steps_done"])
-                    yield ([label, *keys] if folder in plan.compared else keys), pace
-
-    return _paces(finished())
+    paces: dict[PaceKey, float] = {}
+    for folder in dict.fromkeys((*nearest_first(plan.compared), *nearest_first(sorted(REFERENCE.glob("*/*"))))):
+        found: dict[PaceKey, list[float]] = defaultdict(list)
+        specs: Mapping[str, Mapping[str, Any]] = {}
+        with suppress(ConfigError, OSError):
+            specs = read_specs(folder)
+        for row in _finished_rows(folder):
+            with suppress(ValueError, ZeroDivisionError):
+                pace = float(row["wall_seconds"]) / float(row["steps_done"])
+                if folder in plan.compared:
+                    found[row["experiment"], row["optimizer"], row["workload"]].append(pace)
+                if row["run"] in specs:
+                    found[_workload(specs[row["run"]]),].append(pace)
+        paces = {key: mean(seconds) for key, seconds in found.items()} | paces
+    return paces
 
 
 def _finished_rows(folder: Path) -> Iterator[Mapping[str, str]]:
@@ -197,20 +196,6 @@ def count(runs: Iterable[RunState]) -> Counter[str]:
     return +counts
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print how many runs are in which state, which failed, what is left to measure and draw, and how long it takes."""
-    parser = argparse.ArgumentParser(prog="python -m workflow.bench.status", description=main.__doc__)
-    parser.add_argument(
-        "--optimizers", action="store_true", help="a line for each optimizer, and all names of artefacts"
-    )
-    add_arguments(parser)
-
-    def work(options: argparse.Namespace) -> None:
-        show(report(load_from(options), optimizers=options.optimizers))
-
-    return run_command(parser, work, arguments)
-
-
 def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
     """Yield the lines of the report: a table of experiments and artefacts, what failed, and the time left.
 
@@ -224,21 +209,27 @@ def report(plan: Plan, *, optimizers: bool = False) -> Iterator[str]:
     yield ""
     if optimizers:
         for (experiment, label), of_job in by_job.items():
-            yield "; ".join(
-                filter(None, (f"{experiment}/{label}: {_counted(of_job)}", _in_words(pace.time_left(of_job))))
-            )
+            counts = ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in sorted(count(of_job).items()))
+            left = pace.time_left(of_job)
+            times = [f"about {duration(left.seconds)} left"] if left.seconds else []
+            times += [f"unknown time for {left.unknown} run{'s' * (left.unknown > 1)}"] if left.unknown else []
+            yield "; ".join(filter(None, (f"{experiment}/{label}: {counts}", " and ".join(times))))
         yield ""
     rows = {
         name: _row(_once(run for job in experiment.jobs for run in by_job[name, job]), pace, plan)
         for name, experiment in plan.experiments.items()
     }
-    artefacts = _artefacts(plan)
-    yield from _table({**rows, "all runs": _row(runs, pace, plan)})
+    cells = [_HEAD, *((name, *row) for name, row in {**rows, "all runs": _row(runs, pace, plan)}.items())]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    for name, *numbers in cells:
+        columns = (text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))
+        yield "  ".join([name.ljust(widths[0]), *columns]).rstrip()
     yield ""
+    artefacts = _artefacts(plan)
     yield from (_made(kind, files, all_names=optimizers) for kind, files in artefacts.items())
     yield from _problems(runs)
     yield ""
-    yield from _time_left(pace.time_left(runs), artefacts, plan)
+    yield from _time_left(pace, pace.time_left(runs), artefacts, plan)
 
 
 def _once(runs: Iterable[RunState]) -> list[RunState]:
@@ -258,14 +249,6 @@ def _row(runs: Sequence[RunState], pace: Pace, plan: Plan) -> tuple[str, ...]:
     if left.unknown:
         time = f"more than {time}" if time else "unknown"
     return (str(len(runs)), *(str(counts[name] or "") for name in _HEAD[2:-1]), time)
-
-
-def _table(rows: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
-    cells = [_HEAD, *((name, *row) for name, row in rows.items())]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    for name, *numbers in cells:
-        columns = (text.rjust(width) for text, width in zip(numbers, widths[1:], strict=True))
-        yield "  ".join([name.ljust(widths[0]), *columns]).rstrip()
 
 
 def _problems(runs: Sequence[RunState]) -> Iterator[str]:
@@ -303,20 +286,22 @@ def _made(kind: str, files: Mapping[str, bool], *, all_names: bool) -> str:
     return f"{line}; left: {', '.join(named)}{more}"
 
 
-def _time_left(training: TimeLeft, artefacts: Mapping[str, Mapping[str, bool]], plan: Plan) -> Iterator[str]:
+def _time_left(
+    pace: Pace, training: TimeLeft, artefacts: Mapping[str, Mapping[str, bool]], plan: Plan
+) -> Iterator[str]:
     """Yield how long training, probes, figures and tables still take on this machine, and what that rests on."""
     at_a_time = plan.runs_at_a_time
-    parts = {"training": training.seconds / at_a_time, **seconds_elsewhere(artefacts, plan)}
+    elsewhere = {what: seconds * pace.slower for what, seconds in seconds_elsewhere(artefacts, plan).items()}
+    parts = {"training": training.seconds / at_a_time, **elsewhere}
     parts = {what: seconds for what, seconds in parts.items() if seconds >= 1}
-    nothing_left = all(all(files.values()) for files in artefacts.values()) and not training.unknown
     number = "1 run" if at_a_time == 1 else f"{at_a_time} runs"
     if parts:
         named = ", ".join(f"{duration(seconds)} of {what}" for what, seconds in parts.items())
         yield f"time left, {number} at a time: about {duration(sum(parts.values()))} ({named})"
-    elif nothing_left:
+    elif all(all(files.values()) for files in artefacts.values()) and not training.unknown:
         yield "time left: nothing is left to do"
     if training.borrowed or len(parts) > ("training" in parts):
-        others = ", ".join(dict.fromkeys(folder.resolve().parent.name for folder in plan.compared))
+        others = ", ".join(dict.fromkeys(folder.resolve().parent.name for folder in nearest_first(plan.compared)))
         yield f"estimated in part from the results of {others}; this machine may be faster or slower"
     if training.unknown:
         runs = "1 run" if training.unknown == 1 else f"{training.unknown} runs"
@@ -335,18 +320,18 @@ def seconds_elsewhere(artefacts: Mapping[str, Mapping[str, bool]], plan: Plan) -
     return {"probes": sum(map(seconds, left["probes"])), "figures and tables": drawing}
 
 
-def _in_words(left: TimeLeft) -> str:
-    """Return the time of an optimizer's runs, one at a time."""
-    parts = []
-    if left.seconds:
-        parts.append(f"about {duration(left.seconds)} left")
-    if left.unknown:
-        parts.append(f"unknown time for {left.unknown} run{'s' * (left.unknown > 1)}")
-    return " and ".join(parts)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print how many runs are in which state, which failed, what is left to measure and draw, and how long it takes."""
+    parser = argparse.ArgumentParser(prog="python -m workflow.bench.status", description=main.__doc__)
+    parser.add_argument(
+        "--optimizers", action="store_true", help="a line for each optimizer, and all names of artefacts"
+    )
+    add_arguments(parser)
 
+    def work(options: argparse.Namespace) -> None:
+        show(report(load_from(options), optimizers=options.optimizers))
 
-def _counted(runs: Iterable[RunState]) -> str:
-    return ", ".join(f"{number} {state.replace('_', ' ')}" for state, number in sorted(count(runs).items()))
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from tests.support.experiments import block, load, make_folder, optimizer, optio
 from workflow.bench import plan as planning
 from workflow.bench import status, train
 from workflow.bench.plan import Plan
+from workflow.bench.results import costs
 from workflow.bench.support.config import ROOT
-from workflow.bench.support.files import locked
+from workflow.bench.support.files import locked, write_json
 from workflow.bench.training.record import RunFolder, Status
 
 
@@ -70,25 +72,26 @@ def put(plan: Plan, label: str, seed: int, state: Status, **of_record: Any) -> R
     return folder
 
 
-def left(plan: Plan) -> status.TimeLeft:
+def finish(plan: Plan, *runs: tuple[str, int, float]) -> None:
+    """Write the records of finished runs: label, seed, seconds."""
+    for label, seed, seconds in runs:
+        put(plan, label, seed, "finished", steps=20, seconds=seconds)
+
+
+def left(plan: Plan, elsewhere: Mapping[tuple[str, ...], float] | None = None) -> status.TimeLeft:
     """Return the time left for the whole plan."""
     runs = [run for job in plan.jobs for run in status.states(plan, job)]
-    return status.Pace(runs).time_left(runs)
+    return status.Pace(runs, elsewhere).time_left(runs)
 
 
 def test_time_left_follows_finished_runs_of_the_label_else_of_the_workload(plan):
     """Truth: by hand. SGD takes 0.5 s per step, MKOR 1 s, and KAISA, which has no run, their mean."""
-    put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
-    put(plan, "mkor", 0, "finished", steps=20, seconds=20.0)
+    finish(plan, ("sgd", 0, 10.0), ("mkor", 0, 20.0))
     assert left(plan) == status.TimeLeft(20 * 0.5 + 20 * 1.0 + 2 * 20 * 0.75, unknown=0)
 
 
 def test_a_checkpoint_counts_and_what_broke_off_without_one_begins_anew(plan):
-    put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
-    put(plan, "sgd", 1, "finished", steps=20, seconds=10.0)
-    put(plan, "mkor", 0, "finished", steps=20, seconds=20.0)
-    put(plan, "kaisa", 0, "finished", steps=20, seconds=40.0)
-    put(plan, "kaisa", 1, "finished", steps=20, seconds=40.0)
+    finish(plan, ("sgd", 0, 10.0), ("sgd", 1, 10.0), ("mkor", 0, 20.0), ("kaisa", 0, 40.0), ("kaisa", 1, 40.0))
     begun = RunFolder.of(plan.results, plan.job("one", "mkor").run_ids[1])
     records.evaluated(begun, 15)
     assert left(plan).seconds == pytest.approx(20.0)
@@ -96,6 +99,34 @@ def test_a_checkpoint_counts_and_what_broke_off_without_one_begins_anew(plan):
     assert left(plan).seconds == pytest.approx(5.0)
     (state,) = (found for found in status.states(plan, plan.job("one", "mkor")) if found.run.seed == 1)
     assert (state.state, state.steps_done) == ("interrupted", 15)
+
+
+@pytest.mark.parametrize("slower", [0.5, 1.0, 1.5, 3.0])
+def test_what_runs_took_here_corrects_the_times_of_other_machines(plan, slower):
+    """Truth: this machine takes ``slower`` times as long; after ten minutes of runs that is known within 25 %."""
+    elsewhere = {
+        ("one", label, "autoencoder"): pace for label, pace in (("sgd", 10.0), ("mkor", 20.0), ("kaisa", 40.0))
+    }
+    assert left(plan, elsewhere) == status.TimeLeft(2 * 20 * 70.0, 0, borrowed=6)
+    finish(plan, ("sgd", 0, slower * 200), ("mkor", 0, slower * 400))
+    truth = slower * 20 * (10 + 20 + 2 * 40)
+    assert left(plan, elsewhere) == (pytest.approx(truth, rel=0.25), 0, 2)
+    # Runs that another machine trained tell nothing of this one.
+    for label in ("sgd", "mkor"):
+        write_json(RunFolder.of(plan.results, plan.job("one", label).run_ids[0]).origin, "elsewhere")
+    assert left(plan, elsewhere).seconds == 20 * (10 + 20 + 2 * 40)
+
+
+def test_machines_with_as_many_cores_count_first(plan, monkeypatch, tmp_path):
+    monkeypatch.setattr(costs, "usable_cores", lambda: 2)
+    folders = [tmp_path / name / "embedded" for name in ("a-4-cores", "b-2-cores", "c-12-cores", "d-gpu")]
+    for seconds, folder in enumerate(folders, start=1):
+        write_table(folder, {"run": "a", "optimizer": "sgd", "wall_seconds": 20.0 * seconds})
+        (folder / "costs.csv").write_text(f"{','.join(costs.JobCost._fields)}\nsizes,,{seconds},,\n")
+    compared = dataclasses.replace(plan, compared=tuple(folders))
+    assert [folder.parent.name for folder in costs.nearest_first(folders)][:2] == ["b-2-cores", "a-4-cores"]
+    assert status.paces_elsewhere(compared) == {("one", "sgd", "autoencoder"): 2.0}
+    assert costs.kept_costs(compared)["sizes"].core_seconds == 2
 
 
 def test_what_nothing_tells_the_time_of_is_said(plan, capsys, tmp_path):
@@ -127,21 +158,18 @@ def test_without_runs_the_time_is_that_of_other_machines(plan, monkeypatch, tmp_
     (evidence / "specs.json").write_text(json.dumps(specs))
     monkeypatch.setattr(status, "REFERENCE", tmp_path / "reference")
     compared = dataclasses.replace(plan, compared=(embedded,))
-    runs = [run for job in plan.jobs for run in status.states(plan, job)]
-    pace = status.Pace(runs, status.paces_elsewhere(compared))
-    assert pace.time_left(runs) == status.TimeLeft(20 * (2 * 2.0 + 4 * 3.0), unknown=0, borrowed=6)
-    put(plan, "sgd", 0, "finished", steps=20, seconds=10.0)
-    runs = [run for job in plan.jobs for run in status.states(plan, job)]
-    assert status.Pace(runs, status.paces_elsewhere(compared)).time_left(runs) == status.TimeLeft(20 * 5 * 0.5, 0)
+    elsewhere = status.paces_elsewhere(compared)
+    assert left(plan, elsewhere) == status.TimeLeft(20 * (2 * 2.0 + 4 * 3.0), unknown=0, borrowed=6)
+    finish(plan, ("sgd", 0, 10.0))
+    assert left(plan, elsewhere) == status.TimeLeft(20 * 5 * 0.5, 0)
 
 
 def test_probes_and_figures_take_what_another_machine_recorded(plan, capsys, tmp_path, monkeypatch):
     """Truth: by hand, on 2 cores: 30 s alone, 8 s shared by 2 cores, and the figures that are left."""
-    costs = (
+    (tmp_path / "other-cpu").mkdir()
+    (tmp_path / "other-cpu" / "costs.csv").write_text(
         "name,runs,core_seconds,seconds_alone,peak_mb\ncost_scaling,,,30,\nsizes,,8,,\nmemory,,99,,\nfigures,,40,,\n"
     )
-    (tmp_path / "other-cpu").mkdir()
-    (tmp_path / "other-cpu" / "costs.csv").write_text(costs)
     monkeypatch.setattr(status, "usable_cores", lambda: 2)
     made = {"probes": {"cost_scaling": False, "sizes": False, "memory": True}, "figures": {"a": True, "b": False}}
     compared = dataclasses.replace(plan, compared=(tmp_path / "other-cpu",))
@@ -183,9 +211,7 @@ def test_failed_runs_stand_with_their_reason_and_what_else_is_left_by_name(plan,
 
 
 def test_a_finished_plan_has_nothing_left(plan, capsys, tmp_path):
-    for label in ("sgd", "mkor", "kaisa"):
-        for seed in (0, 1):
-            put(plan, label, seed, "finished", steps=20, seconds=10.0)
+    finish(plan, *((label, seed, 10.0) for label in ("sgd", "mkor", "kaisa") for seed in (0, 1)))
     status.main(options(tmp_path / "config"))
     said = capsys.readouterr().out
     assert "time left" in said.splitlines()[2]

@@ -5,22 +5,23 @@ The module imports neither torch nor pandas.
 
 from __future__ import annotations
 
+import csv
 import io
 from collections.abc import Iterable, Iterator, Sequence
-from csv import DictWriter
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan
-from workflow.bench.plan.artefacts import planned_artefacts, planned_probes
+from workflow.bench.plan.artefacts import Kind, planned_artefacts, planned_probes
 from workflow.bench.results.rows import read_csv
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.cost_line import Cost, cost_in, total
+from workflow.bench.support.provenance import usable_cores
 from workflow.bench.support.reading import read_text
 
 FILE: Final = "costs.csv"
 """The file of a folder ``results/reference/<hardware>/<tier>`` that `merge` writes; logs are not kept there."""
-ARTEFACTS: Final = ("figures", "tables")
+ARTEFACTS: Final[tuple[Kind, ...]] = ("figures", "tables")
 """The jobs that draw."""
 
 
@@ -54,17 +55,19 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
     for name, experiment in plan.experiments.items():
         cost = _total([*(logs / "train" / name).glob("*.log"), logs / "aggregate" / f"{name}.log"])
         runs = {run for job in experiment.jobs.values() for run in job.run_ids}
-        peaks = [_peak(cost), *_peaks_of_runs(plan.results / f"{name}.runs.csv")]
-        yield JobCost(name, len(runs), cost and cost.core_seconds, None, max(filter(None, peaks), default=None))
+        table = plan.results / f"{name}.runs.csv"
+        rows = read_csv(table) if table.is_file() else []
+        # Each run resets the peak of its process, so the log's may be the last run's.
+        peaks = [_number(table, row["peak_memory_bytes"]) / 1e6 for row in rows if row.get("peak_memory_bytes")]
+        peak = max(filter(None, [cost and cost.peak_mb, *peaks]), default=None)
+        yield JobCost(name, len(runs), cost and cost.core_seconds, None, peak)
     for probe in planned_probes(plan):
         cost = _total([logs / "probes" / f"{probe.name}.log"])
-        if probe.cores == 1:
-            yield JobCost(probe.name, None, cost and cost.core_seconds, None, _peak(cost))
-        else:
-            yield JobCost(probe.name, None, None, cost and cost.seconds, _peak(cost))
+        shared, alone = (cost and cost.core_seconds, None) if probe.cores == 1 else (None, cost and cost.seconds)
+        yield JobCost(probe.name, None, shared, alone, cost and cost.peak_mb)
     for kind in ARTEFACTS:
         cost = _total((logs / kind).glob("*.log"))
-        yield JobCost(kind, None, cost and cost.core_seconds, None, _peak(cost))
+        yield JobCost(kind, None, cost and cost.core_seconds, None, cost and cost.peak_mb)
 
 
 def _total(logs: Iterable[Path]) -> Cost | None:
@@ -72,28 +75,14 @@ def _total(logs: Iterable[Path]) -> Cost | None:
     return total(found) if found else None
 
 
-def _peak(cost: Cost | None) -> float | None:
-    return cost.peak_mb if cost else None
-
-
-def _peaks_of_runs(table: Path) -> list[float]:
-    """Return the peaks of an experiment's runs: each run resets that of its process, so the log's may be the last's."""
-    rows = read_csv(table) if table.is_file() else []
-    return [_number(table, row["peak_memory_bytes"]) / 1e6 for row in rows if row.get("peak_memory_bytes")]
-
-
 def text_of(costs: Iterable[JobCost]) -> str:
     """Return the text of a ``costs.csv``, rounded to what is repeatable: seconds, and MB."""
     text = io.StringIO()
-    writer = DictWriter(text, JobCost._fields, lineterminator="\n")
-    writer.writeheader()
-    for cost in costs:
-        writer.writerow({name: "" if value is None else _rounded(value) for name, value in cost._asdict().items()})
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(JobCost._fields)
+    for name, *numbers in costs:
+        writer.writerow([name, *("" if number is None else f"{number:.0f}" for number in numbers)])
     return text.getvalue()
-
-
-def _rounded(value: str | float) -> str:
-    return value if isinstance(value, str) else f"{value:.0f}"
 
 
 def read_costs(file: Path) -> list[JobCost]:
@@ -115,9 +104,19 @@ def read_costs(file: Path) -> list[JobCost]:
     return costs
 
 
+def nearest_first(folders: Sequence[Path]) -> list[Path]:
+    """Return folders ``<hardware>/<tier>``, those of machines with as many cores as this one first.
+
+    Two runs at a time slow each other on two cores, which may be threads of one, more than on four.
+    """
+    # The names that the harness gives to machines end in their cores.
+    return sorted(folders, key=lambda folder: not folder.parent.name.endswith(f"-{usable_cores()}-cores"))
+
+
 def kept_costs(plan: Plan) -> dict[str, JobCost]:
-    """Return the costs that the folders to compare with keep, by name; of several machines the first counts."""
-    return {cost.name: cost for folder in reversed(plan.compared) for cost in read_costs(folder / FILE)}
+    """Return the costs that the folders to compare with keep, by name; of several machines the nearest counts."""
+    folders = nearest_first(plan.compared)
+    return {cost.name: cost for folder in reversed(folders) for cost in read_costs(folder / FILE)}
 
 
 def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
