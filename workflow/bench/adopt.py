@@ -15,12 +15,13 @@ import tempfile
 import warnings
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
+from typing import NamedTuple
 
 from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
-from workflow.bench.plan.runs import Job, Run
+from workflow.bench.plan.runs import Run
 from workflow.bench.results.archive import SUFFIX, Archive, Kept, read_archive
 from workflow.bench.results.columns import EVALUATION_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, read_csv, write_csv
@@ -33,10 +34,10 @@ from workflow.bench.training.record import RunFolder, origin_of, read_record, wr
 
 Key = tuple[str, int]
 """An experiment and a seed: the planned runs of both are adopted as a whole."""
+Sets = Mapping[Key, Sequence[Run]]
 
 
-@dataclass(frozen=True)
-class Offer:
+class Offer(NamedTuple):
     """A whole set of runs that one machine trained."""
 
     hardware: str
@@ -44,8 +45,7 @@ class Offer:
     """The record of each run of the set, by id."""
 
 
-@dataclass(frozen=True)
-class Here:
+class Here(NamedTuple):
     """What the results folder holds of a run."""
 
     machine: str | None
@@ -63,10 +63,13 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
         UnreadableError: a record here cannot be read.
         OSError: a file cannot be written.
     """
-    sets = _sets(plan)
+    sets: dict[Key, list[Run]] = defaultdict(list)
+    for job in plan.jobs:
+        for run in job.runs:
+            sets[job.experiment, run.seed].append(run)
     here = {run.id: _here(plan, run) for run in plan.runs.values()}
     lacking = {key: runs for key, runs in sets.items() if any(here[run.id].machine is None for run in runs)}
-    offers, remarks = _offers(plan, lacking, reference) if lacking else ({}, [])
+    offers, remarks = _offers(plan, lacking, reference)
     usable = {key for key, offer in offers.items() if _fits(plan, sets[key], here, offer.hardware)}
     usable -= _clashing(sets, {key: offers[key].hardware for key in usable})
     before = {key for key, runs in sets.items() if any(here[run.id].is_adopted for run in runs)}
@@ -84,14 +87,6 @@ def adopt(plan: Plan, reference: Path = REFERENCE) -> list[str]:
     return [*remarks, *_adopted(chosen)]
 
 
-def _sets(plan: Plan) -> dict[Key, list[Run]]:
-    sets: dict[Key, list[Run]] = defaultdict(list)
-    for job in plan.jobs:
-        for run in job.runs:
-            sets[job.experiment, run.seed].append(run)
-    return dict(sets)
-
-
 def _here(plan: Plan, run: Run) -> Here:
     folder = RunFolder.of(plan.results, run.id)
     try:
@@ -105,7 +100,7 @@ def _here(plan: Plan, run: Run) -> Here:
     return Here(origin if valid else None, valid, is_adopted=True)
 
 
-def _offers(plan: Plan, sets: Mapping[Key, Sequence[Run]], reference: Path) -> tuple[dict[Key, Offer], list[str]]:
+def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Offer], list[str]]:
     """Return a machine's offer for each set that has one, and why other sets of archives cannot be adopted."""
     offers: dict[Key, Offer] = {}
     remarks = []
@@ -138,6 +133,7 @@ def _current(plan: Plan, archive: Archive) -> set[str]:
         DamagedFileError: one of the archive's planned runs has a damaged record.
     """
     current = set()
+    # Written to files, so that an archive's record is accepted by the same checks as one in the results folder.
     with tempfile.TemporaryDirectory() as name:
         for run_id in archive.runs.keys() & plan.runs.keys():
             run, folder = plan.runs[run_id], RunFolder(Path(name) / run_id)
@@ -156,13 +152,12 @@ def _problem(runs: Sequence[Run], archive: Archive, current: set[str]) -> str:
         return "lack runs that are planned here"
     if any(run.id not in current for run in runs):
         return "were made by other code"
-    machines = {_machine(archive.runs[run.id]) for run in runs}
+    machines = set()
+    for run in runs:
+        summary = archive.runs[run.id].summary
+        machine = summary["machine"]
+        machines.add(json.dumps([machine["cpu"], machine.get("cores"), machine["gpus"], summary.get("device")]))
     return "were trained by several machines" if len(machines) > 1 else ""
-
-
-def _machine(kept: Kept) -> str:
-    machine = kept.summary["machine"]
-    return json.dumps([machine["cpu"], machine.get("cores"), machine["gpus"], kept.summary.get("device")])
 
 
 def _fits(plan: Plan, runs: Sequence[Run], here: Mapping[str, Here], hardware: str) -> bool:
@@ -172,7 +167,7 @@ def _fits(plan: Plan, runs: Sequence[Run], here: Mapping[str, Here], hardware: s
     return {here[run.id].machine for run in runs} <= {None, hardware}
 
 
-def _clashing(sets: Mapping[Key, Sequence[Run]], machines: Mapping[Key, str]) -> set[Key]:
+def _clashing(sets: Sets, machines: Mapping[Key, str]) -> set[Key]:
     """Return the sets of experiments that share a run and have offers of different machines."""
     by_run: dict[str, set[Key]] = defaultdict(set)
     for key in machines:
@@ -181,9 +176,7 @@ def _clashing(sets: Mapping[Key, Sequence[Run]], machines: Mapping[Key, str]) ->
     return {key for keys in by_run.values() if len({machines[key] for key in keys}) > 1 for key in keys}
 
 
-def _to_train(
-    sets: Mapping[Key, Sequence[Run]], here: Mapping[str, Here], candidates: set[Key], broken: set[Key]
-) -> set[Key]:
+def _to_train(sets: Sets, here: Mapping[str, Here], candidates: set[Key], broken: set[Key]) -> set[Key]:
     """Return the candidates that must be trained here: runs to be trained start from them, or are part of them, too.
 
     broken: sets whose adopted runs are given up.
@@ -218,6 +211,7 @@ def _write(plan: Plan, run: Run, offer: Offer) -> None:
         write_spec(plan.results, run)
         write_atomically(folder.metrics, offer.records[run.id].metrics)
         write_json(folder.origin, offer.hardware)
+        # Last, because a run without it counts as not done.
         write_json(folder.summary, offer.records[run.id].summary)
 
 
@@ -235,31 +229,18 @@ def _clear(folder: RunFolder) -> None:
 
 
 def _publish(plan: Plan, touched: set[str]) -> None:
-    """Write the CSVs of the jobs with adopted runs that are all done, and delete those of jobs that are not.
-
-    Upstream jobs come first, so that no CSV is older than one that it depends on.
-    """
-    published: set[tuple[str, str]] = set()
-
-    def publish(job: Job) -> None:
-        if (job.experiment, job.label) in published:
-            return
-        published.add((job.experiment, job.label))
-        for upstream in job.upstream:
-            publish(plan.job(*upstream))
-        if touched & {*job.run_ids}:
-            _publish_one(plan, job)
-
-    for job in plan.jobs:
-        publish(job)
-
-
-def _publish_one(plan: Plan, job: Job) -> None:
-    file = plan.csv_of(job)
-    if not all(_here(plan, run).is_done for run in job.runs):
-        file.unlink(missing_ok=True)
-    elif not file.is_file() or {row.get("run") for row in read_csv(file)} != {*job.run_ids}:
-        write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
+    """Write the CSVs of the jobs with adopted runs that are all done, and delete those of jobs that are not."""
+    jobs = {(job.experiment, job.label): job for job in plan.jobs}
+    # Upstream jobs come first, so that no CSV is older than one that it depends on.
+    for name in TopologicalSorter({name: job.upstream for name, job in jobs.items()}).static_order():
+        job = jobs[name]
+        if not touched & {*job.run_ids}:
+            continue
+        file = plan.csv_of(job)
+        if not all(_here(plan, run).is_done for run in job.runs):
+            file.unlink(missing_ok=True)
+        elif not file.is_file() or {row.get("run") for row in read_csv(file)} != {*job.run_ids}:
+            write_csv(file, EVALUATION_COLUMNS, evaluation_rows(plan, job))
 
 
 def _adopted(chosen: Mapping[Key, Offer]) -> Iterator[str]:

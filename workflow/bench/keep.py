@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from workflow.bench.plan import REFERENCE, Plan, add_arguments, load_from
@@ -33,33 +33,26 @@ def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]
         OSError: a file cannot be read or written.
     """
     jobs = plan.experiment(experiment).jobs.values()
-    runs = {run.id: run for job in jobs for run in job.runs}
-    kept = {run.id: _kept(plan, experiment, run) for run in runs.values() if not _is_adopted(plan, run)}
+    kept = {}
+    for run in {run.id: run for job in jobs for run in job.runs}.values():
+        if origin_of(RunFolder.of(plan.results, run.id)) in (None, plan.hardware):
+            kept[run.id] = _kept(plan, experiment, run)
     if not kept:
         return []
-    archive = Archive(experiment, plan.tier.name, plan.hardware, kept)
-    file = write_archive(archive, reference)
+    file = write_archive(Archive(experiment, plan.tier.name, plan.hardware, kept), reference)
     table = file.with_name(f"{experiment}.runs.csv")
     write_csv(table, RUN_COLUMNS, (row for job in jobs for row in run_rows(plan, job) if row["run"] in kept))
     return [file, table]
 
 
-def _is_adopted(plan: Plan, run: Run) -> bool:
-    return origin_of(RunFolder.of(plan.results, run.id)) not in (None, plan.hardware)
-
-
 def _kept(plan: Plan, experiment: str, run: Run) -> Kept:
     folder = RunFolder.of(plan.results, run.id)
     record = read_record(folder, run)
+    about = f"experiment = '{experiment}': run {run.id} ({run.describe()})"
     if not record.has_ended:
-        raise ConfigError(
-            f"experiment = '{experiment}': run {run.id} ({run.describe()}) has not ended; finish the experiment first"
-        )
+        raise ConfigError(f"{about} has not ended; finish the experiment first")
     if not is_current(record.summary, run.lineage):
-        raise ConfigError(
-            f"experiment = '{experiment}': run {run.id} ({run.describe()}) was made by older code; "
-            "run python -m workflow.bench.refresh first"
-        )
+        raise ConfigError(f"{about} was made by older code; run python -m workflow.bench.refresh first")
     # The names of hosts are not for publication.
     reports = [{**report, "host": plan.hardware} for report in record.summary["by_rank"]]
     return Kept(sealed({**record.summary, "by_rank": reports}), read_text(folder.metrics, within=folder.path))
@@ -71,19 +64,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("experiment", nargs="+", help="names of files in <config>/experiments")
     parser.add_argument("--into", type=Path, default=REFERENCE, help="where to write (default: results/reference)")
     add_arguments(parser)
-    return run_command(parser, _work, arguments)
 
+    def work(options: argparse.Namespace) -> None:
+        plan = load_from(options)
+        for experiment in options.experiment:
+            files = keep(plan, experiment, options.into)
+            lines = [shown_path(file) for file in files] or [f"{experiment}: all runs were adopted; nothing to keep"]
+            print(*lines, sep="\n")
 
-def _work(options: argparse.Namespace) -> None:
-    plan = load_from(options)
-    for line in _lines(plan, options.experiment, options.into):
-        print(line)
-
-
-def _lines(plan: Plan, experiments: Sequence[str], into: Path) -> Iterator[str]:
-    for experiment in experiments:
-        files = keep(plan, experiment, into)
-        yield "\n".join(map(shown_path, files)) if files else f"{experiment}: all runs were adopted; nothing to keep"
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

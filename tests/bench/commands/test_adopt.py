@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,13 @@ def folder(kept: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def alone(folder: Path) -> Path:
+    """The same without the second experiment, which starts from the first one."""
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    return folder
+
+
 def place(folder: Path, hardware: str) -> list[str]:
     return [f"--config-dir={folder / 'config'}", f"--results={folder / 'results'}", f"--hardware={hardware}"]
 
@@ -68,12 +76,22 @@ def archive(folder: Path, experiment: str) -> Path:
     return folder / "reference" / "one" / "embedded" / f"{experiment}{SUFFIX}"
 
 
+def content_of(file: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(gzip.decompress(file.read_bytes()))
+    return content
+
+
+def packed(file: Path, content: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+
+
 def change(file: Path, **changes: Any) -> None:
     """Change the record of the first run of an archive, which stays intact."""
-    content = json.loads(gzip.decompress(file.read_bytes()))
+    content = content_of(file)
     record = next(iter(content["runs"].values()))
     record["run.json"] = sealed({**record["run.json"], **changes})
-    file.write_bytes(gzip.compress(json.dumps(content).encode()))
+    packed(file, content)
 
 
 def test_what_one_machine_kept_another_adopts_with_all_that_follows(folder: Path, kept: Path):
@@ -103,8 +121,9 @@ def test_keeping_again_writes_the_same_archive_and_adopted_runs_are_not_kept_twi
     again = folder / "again" / "one" / "embedded" / f"first{SUFFIX}"
     assert again.read_bytes() == archive(folder, "first").read_bytes()
     assert len(again.read_bytes()) < 4 * 4096
-    content = json.loads(gzip.decompress(again.read_bytes()))
-    hosts = {report["host"] for record in content["runs"].values() for report in record["run.json"]["by_rank"]}
+    hosts = {
+        report["host"] for record in content_of(again)["runs"].values() for report in record["run.json"]["by_rank"]
+    }
     assert hosts == {"one"}
     adopted(folder)
     capsys.readouterr()
@@ -136,33 +155,24 @@ def test_new_seeds_are_trained_beside_adopted_ones_and_the_runs_they_start_from(
 def test_a_run_to_be_trained_has_the_whole_set_trained_that_it_starts_from(folder: Path):
     """The second experiment has another optimizer, so no seed of it is whole, and weights were not kept."""
     three = (optimizer("sgd"), optimizer("mkor"), optimizer("sgd", "fast", lr=0.2))
-    write(folder / "config", "first", block(*three[:2], seeds=[0, 1], **SHORT))
-    write(folder / "config", "second", block(*three, seeds=[0], start_from={**FOLLOWS, "optimizer": "sgd"}, **SHORT))
+
+    def write_second() -> None:
+        start = {**FOLLOWS, "optimizer": "sgd"}
+        write(folder / "config", "second", block(*three, seeds=[0], start_from=start, **SHORT))
+
+    write_second()
     plan, remarks = adopted(folder)
     assert set(origins(plan, "second").values()) == {None}
     assert {key for key, origin in origins(plan, "first").items() if origin == "one"} == {("sgd", 1), ("mkor", 1)}
+    assert remarks[0].endswith("not adopted: seeds 0 lack runs that are planned here")
     assert remarks[-1] == "first: 2 runs adopted from one, seeds 1"
     # Runs that were adopted before are given up in the same way.
-    before, _ = adopted_first(folder)
-    write(folder / "config", "second", block(*three, seeds=[0], start_from={**FOLLOWS, "optimizer": "sgd"}, **SHORT))
+    (folder / "config" / "experiments" / "second.yaml").unlink()
+    before, _ = adopted(folder, "three")
     assert set(origins(before, "first").values()) == {"one"}
+    write_second()
     after, _ = adopted(folder, "three")
     assert {key for key, origin in origins(after, "first").items() if origin == "one"} == {("sgd", 1), ("mkor", 1)}
-
-
-def adopted_first(folder: Path) -> tuple[Plan, list[str]]:
-    """Adopt the first experiment alone."""
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    return adopted(folder, "three")
-
-
-def test_a_set_that_lacks_a_run_is_not_adopted(folder: Path):
-    write(folder / "config", "first", block(optimizer("sgd"), optimizer("sgd", "fast", lr=0.2), seeds=[0], **SHORT))
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    plan, (remark,) = adopted(folder)
-    assert remark.endswith("not adopted: seeds 0 lack runs that are planned here")
-    assert set(origins(plan, "first").values()) == {None}
-    assert not RunFolder.of(plan.results, plan.job("first", "sgd").run_ids[0]).summary.exists()
 
 
 @pytest.mark.parametrize(
@@ -172,54 +182,71 @@ def test_a_set_that_lacks_a_run_is_not_adopted(folder: Path):
         ({"machine": {"cpu": "another", "gpus": []}}, "were trained by several machines"),
     ],
 )
-def test_runs_of_other_code_and_of_several_machines_are_not_adopted(folder: Path, changes: dict[str, Any], why: str):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    change(archive(folder, "first"), **changes)
-    plan, remarks = adopted(folder)
+def test_runs_of_other_code_and_of_several_machines_are_not_adopted(alone: Path, changes: dict[str, Any], why: str):
+    change(archive(alone, "first"), **changes)
+    plan, remarks = adopted(alone)
     assert remarks[0].endswith(f"{SUFFIX}: not adopted: seeds {remarks[0].split('seeds ')[1][0]} {why}")
     assert len([origin for origin in origins(plan, "first").values() if origin is None]) == 2
 
 
-def test_a_set_of_which_this_machine_trained_a_part_is_finished_here(folder: Path):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    assert train.main(["first", "sgd", "--seed", "1", *place(folder, "two")]) == 0
-    plan, remarks = adopted(folder)
+def test_a_set_of_which_this_machine_trained_a_part_is_finished_here(alone: Path):
+    assert train.main(["first", "sgd", "--seed", "1", *place(alone, "two")]) == 0
+    plan, remarks = adopted(alone)
     assert remarks == ["first: 2 runs adopted from one, seeds 0"]
     assert {seed for (_, seed), origin in origins(plan, "first").items() if origin} == {0}
 
 
-def test_damaged_and_foreign_archives_are_named_in_one_line_and_ignored(folder: Path):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    file = archive(folder, "first")
-    whole = file.read_bytes()
-    other = folder / "reference" / "else" / "embedded" / file.name
-    other.parent.mkdir(parents=True)
-    other.write_bytes(whole)
+def test_an_archive_in_the_place_of_another_is_named_and_ignored(alone: Path):
+    other = alone / "reference" / "else" / "embedded" / archive(alone, "first").name
+    packed(other, content_of(archive(alone, "first")))
     with pytest.warns(FileWarning, match=r"contains runs of first at tier embedded on one, unlike its name; ignored$"):
-        assert adopted(folder)[1] == ["first: 4 runs adopted from one, seeds 0-1"]
-    shutil.rmtree(folder / "results")
-    shutil.rmtree(other.parents[1])
-    content = json.loads(gzip.decompress(whole))
+        assert adopted(alone)[1] == ["first: 4 runs adopted from one, seeds 0-1"]
+
+
+def other_rows(file: Path) -> None:
+    content = content_of(file)
     run = next(iter(content["runs"].values()))
     run["metrics.csv"] = run["metrics.csv"].replace("loss", "gain", 1)
-    for damaged in (
-        whole[:-20],
-        b"not gzip",
-        gzip.compress(b"[]"),
-        gzip.compress(b"\xff"),
-        gzip.compress(json.dumps(content).encode()),
-        gzip.compress(b"[" + b"[]," * 2**24 + b"[]]"),
-    ):
-        file.write_bytes(damaged)
-        with pytest.warns(FileWarning, match=r"ignored$") as said:
-            plan, remarks = adopted(folder)
-        assert len(said) == 1
-        assert remarks == []
-        assert set(origins(plan, "first").values()) == {None}
+    packed(file, content)
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to("elsewhere")
+
+
+def fifo(file: Path) -> None:
     file.unlink()
     os.mkfifo(file)
-    with pytest.warns(FileWarning, match=r"it is a FIFO, not a file; ignored$"):
-        assert adopted(folder)[1] == []
+
+
+NOT_PLAIN = "must be text without line breaks and control characters"
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "cut off": (lambda file: file.write_bytes(file.read_bytes()[:-20]), "not a gzip file"),
+    "not packed": (lambda file: file.write_bytes(b"not gzip"), "not a gzip file"),
+    "no archive": (lambda file: packed(file, []), "must be a mapping"),
+    "no text": (lambda file: file.write_bytes(gzip.compress(b"\xff")), "UTF-8"),
+    "large": (lambda file: file.write_bytes(gzip.compress(b"[" + b"[]," * 2**24 + b"[]]")), "unpacks to more than"),
+    "other rows": (other_rows, "differs from the file that the run left"),
+    "a link": (link, "is a link, to elsewhere"),
+    "a FIFO": (fifo, "it is a FIFO, not a file"),
+    **{
+        f"{key} {text!r}": (lambda file, key=key, text=text: change(file, **{key: text}), rf"{key} = .*{NOT_PLAIN}")
+        for key in ("reason", "dataset")
+        for text in ("x\n\n.. include:: /etc/passwd", "\x1b[2J", "a\u2028b", "a\x85b")
+    },
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_archive_is_named_in_one_line_and_ignored(alone: Path, damage: str):
+    make, words = DAMAGES[damage]
+    make(archive(alone, "first"))
+    with pytest.warns(FileWarning, match=rf"{words}.*; ignored$") as said:
+        plan, remarks = adopted(alone)
+    assert len(said) == 1
+    assert remarks == []
+    assert set(origins(plan, "first").values()) == {None}
 
 
 def test_unfinished_and_older_runs_are_not_kept(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -235,54 +262,28 @@ def test_unfinished_and_older_runs_are_not_kept(folder: Path, capsys: pytest.Cap
     assert not (folder / "new").exists()
 
 
-def test_experiments_that_share_runs_are_adopted_together_or_not_at_all(folder: Path):
+def test_experiments_that_share_runs_are_adopted_together_or_not_at_all(alone: Path):
     """The third experiment has the first one's runs and one more, so it is trained here, and so is the first."""
     three = (optimizer("sgd"), optimizer("mkor"), optimizer("sgd", "fast", lr=0.2))
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    write(folder / "config", "third", block(*three, seeds=[0], **SHORT))
-    plan, remarks = adopted(folder)
+    write(alone / "config", "third", block(*three, seeds=[0], **SHORT))
+    plan, remarks = adopted(alone)
     assert remarks == ["first: 2 runs adopted from one, seeds 1"]
     assert set(origins(plan, "third").values()) == {None}
     # So it is where the first experiment was adopted before.
-    (folder / "config" / "experiments" / "third.yaml").unlink()
-    assert set(origins(adopted(folder, "three")[0], "first").values()) == {"one"}
-    write(folder / "config", "third", block(*three, seeds=[0], **SHORT))
-    plan, _ = adopted(folder, "three")
+    (alone / "config" / "experiments" / "third.yaml").unlink()
+    assert set(origins(adopted(alone, "three")[0], "first").values()) == {"one"}
+    write(alone / "config", "third", block(*three, seeds=[0], **SHORT))
+    plan, _ = adopted(alone, "three")
     assert {key for key, origin in origins(plan, "first").items() if origin} == {("sgd", 1), ("mkor", 1)}
 
 
-def test_experiments_that_share_runs_are_not_adopted_from_two_machines(folder: Path):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    write(folder / "config", "third", block(optimizer("sgd"), seeds=[0, 1], **SHORT))
-    file = archive(folder, "first")
-    content = json.loads(gzip.decompress(file.read_bytes()))
-    content |= {"experiment": "third", "hardware": "else"}
-    other = folder / "reference" / "else" / "embedded" / f"third{SUFFIX}"
-    other.parent.mkdir(parents=True)
-    other.write_bytes(gzip.compress(json.dumps(content).encode()))
-    plan, remarks = adopted(folder)
+def test_experiments_that_share_runs_are_not_adopted_from_two_machines(alone: Path):
+    write(alone / "config", "third", block(optimizer("sgd"), seeds=[0, 1], **SHORT))
+    other = alone / "reference" / "else" / "embedded" / f"third{SUFFIX}"
+    packed(other, {**content_of(archive(alone, "first")), "experiment": "third", "hardware": "else"})
+    plan, remarks = adopted(alone)
     assert remarks == []
     assert set(origins(plan, "first").values()) == {None}
-
-
-def test_an_archive_that_is_a_link_is_ignored(folder: Path):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    file = archive(folder, "first")
-    file.rename(folder / "elsewhere")
-    file.symlink_to(folder / "elsewhere")
-    with pytest.warns(FileWarning, match=rf"^{file}: is a link, to .*; ignored$"):
-        assert adopted(folder)[1] == []
-
-
-@pytest.mark.parametrize("text", ["x\n\n.. include:: /etc/passwd", "\x1b[2J", "a\u2028b", "a\x85b"])
-@pytest.mark.parametrize("key", ["reason", "dataset"])
-def test_a_record_whose_text_is_not_one_line_is_not_adopted(folder: Path, key: str, text: str):
-    (folder / "config" / "experiments" / "second.yaml").unlink()
-    change(archive(folder, "first"), **{key: text})
-    with pytest.warns(
-        FileWarning, match=rf"run\.json\.{key} = .*must be text without line breaks and control characters"
-    ):
-        assert adopted(folder)[1] == []
 
 
 def test_rows_that_are_a_link_are_not_kept(folder: Path, capsys: pytest.CaptureFixture[str]):

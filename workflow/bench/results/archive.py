@@ -10,12 +10,11 @@ import gzip
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from workflow.bench.support.config import check, refuse_odd_values
+from workflow.bench.support.config import check, refuse_odd_values, schema
 from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import parse_json, read_bytes
@@ -24,31 +23,8 @@ SUFFIX: Final = ".records.json.gz"
 MOST_BYTES: Final = 2**25
 """The most that an archive unpacks to: four times the largest that is kept here."""
 
-_SCHEMA: Final[Mapping[str, Any]] = {
-    "type": "object",
-    "additionalProperties": False,
-    "required": ["experiment", "tier", "hardware", "runs"],
-    "properties": {
-        "experiment": {"type": "string", "description": "the experiment of the file's name"},
-        "tier": {"type": "string", "description": "the tier of the file's folder"},
-        "hardware": {"type": "string", "description": "the machine of the file's folder"},
-        "runs": {
-            "type": "object",
-            "description": "a record for each run",
-            "additionalProperties": {
-                "type": "object",
-                "additionalProperties": False,
-                "required": ["run.json", "metrics.csv"],
-                "properties": {"run.json": {"type": "object"}, "metrics.csv": {"type": "string"}},
-                "description": "the content of a run's two files",
-            },
-        },
-    },
-}
 
-
-@dataclass(frozen=True)
-class Kept:
+class Kept(NamedTuple):
     """The two files of one run."""
 
     summary: Mapping[str, Any]
@@ -57,8 +33,7 @@ class Kept:
     """The text of metrics.csv."""
 
 
-@dataclass(frozen=True)
-class Archive:
+class Archive(NamedTuple):
     """Runs of one experiment that one machine trained, by id."""
 
     experiment: str
@@ -73,17 +48,12 @@ class Archive:
 
 def write_archive(archive: Archive, reference: Path) -> Path:
     """Write an archive, the same bytes for the same runs, and return its file."""
-    content = {
-        "experiment": archive.experiment,
-        "tier": archive.tier,
-        "hardware": archive.hardware,
-        "runs": {
-            run: {"run.json": kept.summary, "metrics.csv": kept.metrics} for run, kept in sorted(archive.runs.items())
-        },
-    }
+    runs = {run: {"run.json": kept.summary, "metrics.csv": kept.metrics} for run, kept in sorted(archive.runs.items())}
+    content = json.dumps({**archive._asdict(), "runs": runs}, separators=(",", ":"), allow_nan=False)
     packed = BytesIO()
+    # A gzip file states its name and the time, unless these are given.
     with gzip.GzipFile(filename="", mode="wb", fileobj=packed, mtime=0) as stream:
-        stream.write(json.dumps(content, separators=(",", ":"), allow_nan=False).encode())
+        stream.write(content.encode())
     file = archive.file_in(reference)
     write_atomically(file, packed.getvalue())
     return file
@@ -99,16 +69,17 @@ def read_archive(file: Path) -> Archive:
     content = read_bytes(file, within=file.parents[2])
     try:
         with gzip.GzipFile(fileobj=BytesIO(content)) as stream:
-            packed = stream.read(MOST_BYTES + 1)
+            # A few kilobytes can unpack to gigabytes.
+            unpacked = stream.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as problem:
         raise DamagedFileError(f"{file}: damaged: not a gzip file: {problem}") from None
-    if len(packed) > MOST_BYTES:
+    if len(unpacked) > MOST_BYTES:
         raise DamagedFileError(f"{file}: damaged: it unpacks to more than {MOST_BYTES} bytes")
-    value = parse_json(file, packed)
-    check(value, _SCHEMA, file)
-    for run, kept in value["runs"].items():
-        refuse_odd_values(file, ("runs", run, "run.json"), kept["run.json"])
+    value = parse_json(file, unpacked)
+    check(value, schema("archive"), file)
     runs = {run: Kept(kept["run.json"], kept["metrics.csv"]) for run, kept in value["runs"].items()}
+    for run, kept in runs.items():
+        refuse_odd_values(file, ("runs", run, "run.json"), kept.summary)
     archive = Archive(value["experiment"], value["tier"], value["hardware"], runs)
     if archive.file_in(file.parents[2]) != file:
         of = f"{archive.experiment} at tier {archive.tier} on {archive.hardware}"
