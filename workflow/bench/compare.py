@@ -18,9 +18,8 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.make_artefact import make
 from workflow.bench.plan import Plan, add_arguments, load_from
 from workflow.bench.plan.artefacts import Kind
-from workflow.bench.results.rows import write_csv
+from workflow.bench.results.rows import read_verdicts, write_csv
 from workflow.bench.results.tables import NoDataError, Results
-from workflow.bench.results.verdicts import read_verdicts
 from workflow.bench.results.verification import refuse_links_in
 from workflow.bench.support.command_line import FAILURES, run_command, show
 from workflow.bench.support.config import ConfigError, shown_path, shown_value
@@ -48,12 +47,20 @@ def compare(plan: Plan, folder: Path) -> Iterator[str]:
     yield from _step_times(machines)
     yield ""
     verdicts = {machine.name: read_verdicts(machine.results.root) for machine in machines}
-    claims = _rows(verdicts)
+    texts = {name: row["claim"] for by_id in verdicts.values() for name, row in by_id.items()}
+    claims = [
+        {"id": name, "claim": text, **{machine: _verdict(by_id, name) for machine, by_id in verdicts.items()}}
+        for name, text in sorted(texts.items())
+    ]
     write_csv(folder / VERDICTS, ("id", "claim", *verdicts), claims)
-    yield from _verdict_lines(plan.hardware, verdicts, claims)
+    yield from _verdict_lines(plan.hardware, [machine for machine, by_id in verdicts.items() if by_id], claims)
     yield ""
     kept = [file for file in files if file.suffix in (".pdf", ".csv")]
     yield f"in {shown_path(folder)}: {', '.join(file.name for file in (*kept, folder / VERDICTS))}"
+
+
+def _verdict(by_id: Mapping[str, Mapping[str, str]], claim: str) -> str:
+    return by_id[claim]["verdict"] if claim in by_id else ""
 
 
 def _step_times(machines: Sequence[Machine]) -> Iterator[str]:
@@ -81,36 +88,25 @@ def _aligned(rows: Sequence[Sequence[str]]) -> Iterator[str]:
         yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
 
 
-def _rows(verdicts: Mapping[str, Mapping[str, Mapping[str, str]]]) -> list[dict[str, str]]:
-    """Return a row for each claim: its id, its text, and its verdict by machine."""
-    claims = {name: row["claim"] for by_id in verdicts.values() for name, row in by_id.items()}
-    found = {machine: {name: row["verdict"] for name, row in by_id.items()} for machine, by_id in verdicts.items()}
-    return [
-        {"id": name, "claim": claim, **{machine: by_id.get(name, "") for machine, by_id in found.items()}}
-        for name, claim in sorted(claims.items())
-    ]
+def _verdict_lines(here: str, judged: Sequence[str], claims: Sequence[Mapping[str, str]]) -> Iterator[str]:
+    """Yield for each other machine how many verdicts agree with those here, and the claims where they do not.
 
-
-def _verdict_lines(
-    here: str, verdicts: Mapping[str, Mapping[str, Mapping[str, str]]], claims: Sequence[Mapping[str, str]]
-) -> Iterator[str]:
-    """Yield for each other machine how many verdicts agree with those here, and the claims where they do not."""
-    others = [machine for machine, by_id in verdicts.items() if machine != here and by_id]
-    if not verdicts.get(here):
+    judged: the machines that have verdicts.
+    """
+    others = [machine for machine in judged if machine != here]
+    if here not in judged:
         yield "claims: no verdicts of this machine yet; make reproduce makes them"
-    elif not others:
+        return
+    if not others:
         yield "claims: no other machine has verdicts"
-    else:
-        for machine in others:
-            shared = [row for row in claims if row[here] and row[machine]]
-            equal = sum(row[here] == row[machine] for row in shared)
-            yield f"claims: {equal} of {len(shared)} verdicts are those of {machine}"
-        differing = [row for row in claims if any(row[machine] not in (row[here], "") for machine in others)]
-        if differing:
-            shown = [
-                (row["id"], row[here], *(row[machine] for machine in others), _cut(row["claim"])) for row in differing
-            ]
-            yield from _aligned([("claim", "here", *others, ""), *shown])
+    for machine in others:
+        shared = [row for row in claims if row[here] and row[machine]]
+        equal = sum(row[here] == row[machine] for row in shared)
+        yield f"claims: {equal} of {len(shared)} verdicts are those of {machine}"
+    differing = [row for row in claims if any(row[machine] not in (row[here], "") for machine in others)]
+    if differing:
+        shown = [(row["id"], *(row[machine] for machine in (here, *others)), _cut(row["claim"])) for row in differing]
+        yield from _aligned([("claim", "here", *others, ""), *shown])
 
 
 def _cut(claim: str) -> str:
@@ -126,14 +122,12 @@ def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
     """
     found: dict[Path, Path] = {}
     for text in folders:
-        folder = Path(text)
+        folder, given = Path(text), f"folder = {shown_value(text)}"
         if not folder.is_dir() or folder.resolve().name != plan.tier.name:
             must = f"must be an existing folder results/<hardware>/{plan.tier.name}, of the tier to compare"
-            raise ConfigError(f"folder = {shown_value(text)}: {must} (--tier, or make's TIER, chooses another tier)")
+            raise ConfigError(f"{given}: {must} (--tier, or make's TIER, chooses another tier)")
         if folder.resolve() == plan.results.resolve():
-            raise ConfigError(
-                f"folder = {shown_value(text)}: is this machine's own; name another, or run without folders"
-            )
+            raise ConfigError(f"{given}: is this machine's own; name another, or run without folders")
         refuse_links_in(folder)
         found.setdefault(folder.resolve(), folder)
     for folder in plan.compared:

@@ -18,9 +18,8 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from workflow.bench.plan import REFERENCE, Plan
 from workflow.bench.plan.artefacts import available, describe
@@ -30,8 +29,7 @@ from workflow.bench.results.archive import SUFFIX
 from workflow.bench.results.costs import FILE as COSTS
 from workflow.bench.results.costs import logged_costs, text_of
 from workflow.bench.results.verification import (
-    Rows,
-    VerificationError,
+    fault,
     read_specs,
     refuse_links_in,
     verify_experiment,
@@ -57,16 +55,15 @@ FIGURES: Final = (
 """The figures that are copied. The others can be drawn again from the tables."""
 
 
-@dataclass(frozen=True)
-class Accepted:
+class Accepted(NamedTuple):
     """Another machine's results that passed all checks."""
 
     files: Mapping[str, bytes]
     """The contents to copy, by path relative to the folder."""
     specs: Mapping[str, Spec]
-    machines: Mapping[str, frozenset[str]]
+    machines: Mapping[str, set[str]]
     """The machines that trained an experiment's runs."""
-    notes: tuple[str, ...]
+    notes: Sequence[str]
     """Remarks for the user that do not block the merge."""
 
 
@@ -76,23 +73,21 @@ def merge(folder: Path, into: Path = REFERENCE, config_dir: Path = CONFIG, *, ot
     Replaces the whole target folder or leaves it as it was. Prints the notes.
 
     Raises:
-        VerificationError: the results are refused.
-        ConfigError: the configuration here is faulty or lacks the tier.
+        ConfigError: the results are refused, or the configuration here is faulty or lacks the tier.
         OSError: a file cannot be read or written, or is a link.
     """
     # The names of both go into the reference, and the link may be part of what another user handed over.
     for given in (folder, folder.parent):
         if given.is_symlink():
-            raise VerificationError(given, f"is a link, to {given.readlink()}; give the folder itself")
+            raise fault(given, f"is a link, to {given.readlink()}; give the folder itself")
     source = folder.resolve()
     hardware, tier = source.parent.name, source.name
     if not source.is_dir():
-        raise VerificationError(folder, "not a folder; give results/<hardware>/<tier> of another machine")
+        raise fault(folder, "not a folder; give results/<hardware>/<tier> of another machine")
     if source.is_relative_to(into.resolve()):
-        raise VerificationError(folder, f"already in {shown_path(into)}")
-    rule = name_rule("hardware", hardware)
-    if rule:
-        raise VerificationError(folder, f"the name of its parent, the machine, {rule}")
+        raise fault(folder, f"already in {shown_path(into)}")
+    if rule := name_rule("hardware", hardware):
+        raise fault(folder, f"the name of its parent, the machine, {rule}")
     refuse_links_in(source)
     # The plan has the seeds of the rounds that are recorded in the folder.
     plan = Plan.load(config_dir, tier=tier, hardware=hardware, results=str(source.parents[1]))
@@ -108,36 +103,40 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
     """Return the part of ``folder`` to keep; ``plan`` is that of the folder's tier and hardware.
 
     Raises:
-        VerificationError: the first fault of the results.
+        ConfigError: the first fault of the results.
     """
     tables = sorted(folder.glob("*.runs.csv"))
     probes = sorted((folder / "probes").glob("*.csv"))
     if not tables and not probes:
-        raise VerificationError(folder, "has neither <experiment>.runs.csv nor probes; run make timing there")
+        raise fault(folder, "has neither <experiment>.runs.csv nor probes; run make timing there")
     specs = read_specs(folder)
     runs = [row for file in tables for row in verify_experiment(file, specs, plan)]
     measured = [row for file in probes for row in verify_probe(file, plan)]
     differences = version_differences(runs, measured, plan)
     if differences and not other_versions:
-        raise VerificationError(folder, f"{'; '.join(differences)}; --other-versions accepts it")
-    kept = _kept(folder, tables, probes)
-    contents = {file.relative_to(folder).as_posix(): read_bytes(file, within=folder) for file in kept}
-    for name, content in contents.items():
-        if not name.endswith(".png"):
-            verify_text(folder / name, content)
+        raise fault(folder, f"{'; '.join(differences)}; --other-versions accepts it")
+    contents = {}
+    for file in (*tables, *probes, *_others(folder, tables)):
+        contents[file.relative_to(folder).as_posix()] = content = read_bytes(file, within=folder)
+        if file.suffix != ".png":
+            verify_text(file, content)
     costs = list(logged_costs(plan))
     if any(cost.core_seconds or cost.seconds_alone for cost in costs):
         contents[COSTS] = text_of(costs).encode()
+    done = {row["run"] for row in runs if row["status"] != "missing"}
+    notes, machines = [], {}
+    for name in dict.fromkeys(row["experiment"] for row in runs):
+        machines[name] = {row["hardware"] for row in runs if row["experiment"] == name}
+        planned = [run for job in plan.experiments[name].jobs.values() for run in job.run_ids]
+        if missing := sum(run not in done for run in planned):
+            notes.append(f"{name}: {missing} of the runs that are planned here are missing")
     listed = {row["run"] for row in runs}
     kept_specs = {run: spec for run, spec in sorted(specs.items()) if run in listed}
-    machines = {
-        name: frozenset(row["hardware"] for row in runs if row["experiment"] == name) for name in plan.experiments
-    }
-    return Accepted(contents, kept_specs, machines, (*_notes(runs, plan), *differences))
+    return Accepted(contents, kept_specs, machines, [*notes, *differences])
 
 
-def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[Path]:
-    """Return the files to copy."""
+def _others(folder: Path, tables: Sequence[Path]) -> list[Path]:
+    """Return the files to copy besides the tables of runs and the probes."""
     evaluations = [file.with_name(file.name.replace(".runs.csv", ".csv")) for file in tables]
     made = [
         folder / "tables" / file
@@ -145,19 +144,8 @@ def _kept(folder: Path, tables: Sequence[Path], probes: Sequence[Path]) -> list[
         for file in (f"{name}.csv", f"{name}.md", *describe("tables", name).further)
     ]
     pictures = [folder / "figures" / f"{name}.png" for name in FIGURES]
-    others = [*made, *pictures, folder / ROUNDS, folder / COSTS]
-    return [*tables, *evaluations, *probes, *(file for file in others if file.is_file())]
-
-
-def _notes(runs: Rows, plan: Plan) -> list[str]:
-    """Return a note for each merged experiment on its planned runs that have no results."""
-    done = {row["run"] for row in runs if row["status"] != "missing"}
-    notes = []
-    for experiment in dict.fromkeys(row["experiment"] for row in runs):
-        planned = [run for job in plan.experiments[experiment].jobs.values() for run in job.run_ids]
-        if missing := sum(run not in done for run in planned):
-            notes.append(f"{experiment}: {missing} of the runs that are planned here are missing")
-    return notes
+    found = [file for file in (*made, *pictures, folder / ROUNDS, folder / COSTS) if file.is_file()]
+    return [*evaluations, *found]
 
 
 def _replace(target: Path, accepted: Accepted) -> None:

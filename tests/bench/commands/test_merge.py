@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -20,10 +21,10 @@ from workflow.bench.plan.rounds import Rounds, write_rounds
 from workflow.bench.plan.runs import run_id
 from workflow.bench.results.costs import read_costs
 from workflow.bench.results.tables import Results
-from workflow.bench.support.config import ConfigError
 from workflow.bench.support.source_code import probe_fingerprint
 
 NAME = "other-cpu"
+RUNS, EVALUATIONS, PROBE = "one.runs.csv", "one.csv", "probes/step_breakdown.csv"
 TARGET = {"split": "validation", "metric": "loss", "below": 0.178}
 
 
@@ -45,7 +46,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = folder / "results" / NAME / "embedded"
     for part in ("probes", "tables", "figures"):
         (source / part).mkdir()
-    table = step_breakdown(NAME).assign(code_fingerprint=probe_fingerprint())
+    table = step_breakdown(NAME).assign(code_fingerprint=probe_fingerprint(), precision="float32")
     table.to_csv(source / "probes" / "step_breakdown.csv", index=False)
     tables = ("hardware.csv", "hardware.md", "hardware.html", "claim_parts.csv")
     for file in (*(f"tables/{name}" for name in tables), "figures/fig16_hardware.pdf"):
@@ -75,88 +76,37 @@ def _files(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in found}
 
 
-def test_tables_probes_pictures_and_specs_are_kept_and_nothing_else(copy, capsys):
-    assert _merge(copy) == 0
-    target = copy / "reference" / NAME / "embedded"
-    assert capsys.readouterr().out.strip().endswith(f"reference/{NAME}/embedded")
-    kept, source = _files(target), _files(_source(copy))
-    specs = json.loads(kept.pop("specs.json"))
-    assert set(kept) == {
-        "one.csv",
-        "one.runs.csv",
-        "probes/step_breakdown.csv",
-        "tables/claim_parts.csv",
-        "tables/hardware.csv",
-        "tables/hardware.md",
-        "figures/fig13_update_rules.png",
-    }
-    assert all(source[name] == content for name, content in kept.items())
-    assert len(specs) == 4
-    assert all(run_id(spec) == run for run, spec in specs.items())
-    assert set(specs) == set(pd.read_csv(target / "one.runs.csv")["run"])
-    assert [path.name for path in target.parent.iterdir()] == ["embedded"]
-
-
-def test_what_was_kept_can_be_compared_and_merged_again(copy):
-    assert _merge(copy) == 0
-    target = copy / "reference" / NAME / "embedded"
-    made = fig16_hardware.make(Results(copy / "none" / "embedded", compared=(target,)), copy / "drawn")
-    assert all(path.stat().st_size for path in made)
-    assert _merge(copy, source=target, into=copy / "second") == 0
-    assert _files(copy / "second" / NAME / "embedded") == _files(target)
-
-
-def test_costs_are_kept_from_the_logs_and_from_a_kept_folder(copy):
-    log = _source(copy) / "logs" / "train" / "one" / "mkor.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("cost: 10.0 core-seconds in 20.0 s, peak 1 MB\n")
-    assert _merge(copy) == 0
-    target = copy / "reference" / NAME / "embedded"
-    (cost,) = (cost for cost in read_costs(target / "costs.csv") if cost.name == "one")
-    peaks = pd.read_csv(target / "one.runs.csv")["peak_memory_bytes"]
-    assert cost[1:] == (4, 10.0, None, round(peaks.max() / 1e6))
-    assert _merge(copy, source=target, into=copy / "second") == 0
-    assert _files(copy / "second" / NAME / "embedded") == _files(target)
-
-
-def test_merging_again_replaces_what_was_there(copy):
-    stale = copy / "reference" / NAME / "embedded" / "probes" / "stale.csv"
-    stale.parent.mkdir(parents=True)
-    stale.write_text("old\n")
-    assert _merge(copy) == 0
-    assert not stale.exists()
-    assert (stale.parents[1] / "one.csv").is_file()
-
-
-def test_step_times_alone_are_enough(copy):
-    for file in _source(copy).glob("one*.csv"):
-        file.unlink()
-    assert _merge(copy) == 0
-    assert json.loads((copy / "reference" / NAME / "embedded" / "specs.json").read_text()) == {}
+def _table(folder: Path, file: str = RUNS) -> pd.DataFrame:
+    return pd.read_csv(_source(folder) / file, dtype=str, keep_default_na=False)
 
 
 def _edit(file: str, change: Callable[[pd.DataFrame], pd.DataFrame]) -> Callable[[Path], None]:
+    return lambda folder: change(_table(folder, file)).to_csv(_source(folder) / file, index=False)
+
+
+def _set(file: str, column: str, value: str) -> Callable[[Path], None]:
+    """Give the first row another value."""
+    return _edit(file, lambda table: table.assign(**{column: [value, *table[column][1:]]}))
+
+
+def _spec(**changes: Any) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
-        path = _source(folder) / file
-        change(pd.read_csv(path, dtype=str, keep_default_na=False)).to_csv(path, index=False)
+        path = min((_source(folder) / "specs").glob("*.json"))
+        path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
     return damage
 
 
-def _set(file: str, column: str, value: str, row: int = 0) -> Callable[[Path], None]:
-    def change(table: pd.DataFrame) -> pd.DataFrame:
-        table.loc[row, column] = value
-        return table
+def _other_id(**changes: Any) -> Callable[[Path], None]:
+    """Change the first run's spec, and its id everywhere, as another configuration would."""
 
-    return _edit(file, change)
-
-
-def _spec(change: Callable[[dict], None]) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         path = min((_source(folder) / "specs").glob("*.json"))
-        spec = json.loads(path.read_text())
-        change(spec)
-        path.write_text(json.dumps(spec))
+        spec = {**json.loads(path.read_text()), **changes}
+        path.unlink()
+        (path.parent / f"{run_id(spec)}.json").write_text(json.dumps(spec))
+        for file in (RUNS, EVALUATIONS):
+            _edit(file, lambda table: table.replace({"run": {path.stem: run_id(spec)}}))(folder)
 
     return damage
 
@@ -178,12 +128,8 @@ def _link(name: str) -> Callable[[Path], None]:
     return damage
 
 
-def _write(name: str, text: str) -> Callable[[Path], object]:
-    return lambda folder: (_source(folder) / name).write_text(text)
-
-
-def _without_specs(folder: Path) -> None:
-    shutil.rmtree(_source(folder) / "specs")
+def _write(name: str, content: bytes) -> Callable[[Path], object]:
+    return lambda folder: (_source(folder) / name).write_bytes(content)
 
 
 def _empty(folder: Path) -> None:
@@ -191,19 +137,59 @@ def _empty(folder: Path) -> None:
         file.unlink()
 
 
-RUNS, EVALUATIONS, PROBE = "one.runs.csv", "one.csv", "probes/step_breakdown.csv"
+def test_tables_probes_pictures_and_specs_are_kept_and_can_be_compared_and_merged_again(copy, capsys):
+    assert _merge(copy) == 0
+    target = copy / "reference" / NAME / "embedded"
+    assert capsys.readouterr().out.strip().endswith(f"reference/{NAME}/embedded")
+    kept, source = _files(target), _files(_source(copy))
+    specs = json.loads(kept.pop("specs.json"))
+    tables = {f"tables/{name}" for name in ("claim_parts.csv", "hardware.csv", "hardware.md")}
+    assert set(kept) == {EVALUATIONS, RUNS, PROBE, *tables, "figures/fig13_update_rules.png"}
+    assert all(source[name] == content for name, content in kept.items())
+    assert len(specs) == 4
+    assert all(run_id(spec) == run for run, spec in specs.items())
+    assert set(specs) == set(_table(copy)["run"])
+    assert [path.name for path in target.parent.iterdir()] == ["embedded"]
+    made = fig16_hardware.make(Results(copy / "none" / "embedded", compared=(target,)), copy / "drawn")
+    assert all(path.stat().st_size for path in made)
+    assert _merge(copy, source=target, into=copy / "second") == 0
+    assert _files(copy / "second" / NAME / "embedded") == _files(target)
+
+
+def test_costs_are_kept_from_the_logs_and_from_a_kept_folder_and_what_was_there_is_replaced(copy):
+    log = _source(copy) / "logs" / "train" / "one" / "mkor.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("cost: 10.0 core-seconds in 20.0 s, peak 1 MB\n")
+    target = copy / "reference" / NAME / "embedded"
+    (target / "probes").mkdir(parents=True)
+    (target / "probes" / "stale.csv").write_text("old\n")
+    assert _merge(copy) == 0
+    assert [file.name for file in (target / "probes").iterdir()] == ["step_breakdown.csv"]
+    (cost,) = (cost for cost in read_costs(target / "costs.csv") if cost.name == "one")
+    assert cost[1:] == (4, 10.0, None, round(_table(copy)["peak_memory_bytes"].astype(float).max() / 1e6))
+    assert _merge(copy, source=target, into=copy / "second") == 0
+    assert _files(copy / "second" / NAME / "embedded") == _files(target)
+
+
+def test_step_times_alone_are_enough(copy):
+    for file in _source(copy).glob("one*.csv"):
+        file.unlink()
+    assert _merge(copy) == 0
+    assert json.loads((copy / "reference" / NAME / "embedded" / "specs.json").read_text()) == {}
+
+
+MARKUP = "x\n\n.. include:: /etc/passwd"
 FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing": (_empty, "make timing"),
     "a column less": (_edit(RUNS, lambda table: table.drop(columns="torch")), "lacks torch"),
     "a column more": (_edit(EVALUATIONS, lambda table: table.assign(mood="good")), "has mood"),
     "no rows": (_edit(RUNS, lambda table: table[:0]), "has no rows"),
+    "no evaluations": (lambda f: (_source(f) / EVALUATIONS).unlink(), "one.csv: does not exist"),
     "a probe's column": (_edit(PROBE, lambda table: table.drop(columns="refresh_ms")), "lacks refresh_ms"),
-    "a stranger's probe": (
-        lambda f: (_source(f) / "probes" / "mine.csv").write_text("a\n1\n"),
-        "not the table of a probe",
-    ),
+    "a stranger's probe": (_write("probes/mine.csv", b"a\n1\n"), "not the table of a probe"),
     "a short line": (lambda f: (_source(f) / RUNS).open("a").write("one,two\n"), "its rows differ in length"),
     "no number": (_set(EVALUATIONS, "value", "low"), 'value = "low"'),
+    "no number in a probe": (_set(PROBE, "refresh_ms", "fast"), 'refresh_ms = "fast": must be a number'),
     "a status": (_set(RUNS, "status", "fine"), 'status = "fine"'),
     "two statuses": (_set(EVALUATIONS, "status", "diverged"), 'must be "finished"'),
     "another machine's": (_set(RUNS, "hardware", "my-cpu"), f'must be "{NAME}"'),
@@ -211,15 +197,13 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a run twice": (_edit(RUNS, lambda table: pd.concat([table, table[:1]])), "twice"),
     "a run less": (_edit(RUNS, lambda table: table[1:]), "its runs are not those of one.runs.csv"),
     "a label": (_set(RUNS, "optimizer", "lamb"), 'optimizer = "lamb"'),
-    "no spec": (_without_specs, "has no spec"),
-    "a changed spec": (_spec(lambda spec: spec.update(steps=21)), "spec's hash is"),
+    "no spec": (lambda f: shutil.rmtree(_source(f) / "specs"), "has no spec"),
+    "a changed spec": (_spec(steps=21), "spec's hash is"),
+    "a key without a value": (_other_id(precision=None), "is not planned here; use one configuration"),
     "a broken spec": (lambda f: min((_source(f) / "specs").iterdir()).write_text("{"), "not valid JSON"),
     "a target": (_set(RUNS, "target", '{"split": "validation", "metric": "loss", "below": 9.0}'), "target = "),
     "another torch": (_set(RUNS, "torch", "1.0.0+cpu"), "made with torch 1.0.0"),
-    "other code": (
-        _set(RUNS, "code_fingerprint", "0" * 16),
-        f"rows of runs and probes made by other code, such as {'0' * 16}, ",
-    ),
+    "other code": (_set(RUNS, "code_fingerprint", "0" * 16), f"made by other code, such as {'0' * 16}, "),
     "a probe of other code": (_set(PROBE, "code_fingerprint", "0" * 16), f"other code, such as {'0' * 16}"),
     "another configuration": (
         lambda f: _experiment(f / "config", lr=2.0),
@@ -229,23 +213,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / "config" / "experiments" / "one.yaml").rename(f / "config" / "experiments" / "two.yaml"),
         "no experiment 'one'",
     ),
-    "a linked table": (_link("tables/aa_test.md"), "tables/aa_test.md: is a link, to "),
-    "a linked figure": (_link("figures/fig13_update_rules.png"), "figures/fig13_update_rules.png: is a link, to "),
-    "a linked probe": (_link(PROBE), f"{PROBE}: is a link, to "),
-    "a linked folder": (_link("tables"), "tables: is a link, to "),
-    "linked specs": (_link("specs"), "specs: is a link, to "),
-    "linked rounds": (_link("rounds.yaml"), "rounds.yaml: is a link, to "),
+    "a faulty configuration": (lambda f: (f / "config/experiments/one.yaml").write_text("title: 3\n"), "one.yaml: "),
+    **{
+        f"a link for {name}": (_link(name), f"{name}: is a link, to ")
+        for name in ("tables/aa_test.md", "figures/fig13_update_rules.png", PROBE, "tables", "specs", "rounds.yaml")
+    },
     "a signal to the terminal": (_set(RUNS, "reason", "\x1b[2J"), "reason = "),
-    "a paragraph": (_set(RUNS, "reason", "x\n\n.. include:: /etc/passwd"), "must be text without line breaks"),
+    "a paragraph": (_set(RUNS, "reason", MARKUP), "must be text without line breaks"),
     "another line break": (_set(RUNS, "dataset", "digits\u2028"), "dataset = "),
-    "a signal in a table": (
-        _write("tables/hardware.md", "a\nb\x1b[2J\n"),
-        "hardware.md: line 2 has a control character",
-    ),
-    "a table that is no text": (
-        lambda f: (_source(f) / "tables" / "hardware.md").write_bytes(b"\xff"),
-        "is not UTF-8 text",
-    ),
+    "a signal in a table": (_write("tables/hardware.md", b"a\nb\x1b[2J\n"), "line 2 has a control character"),
+    "a table that is no text": (_write("tables/hardware.md", b"\xff"), "is not UTF-8 text"),
 }
 
 
@@ -273,17 +250,13 @@ def test_other_versions_are_taken_where_asked_and_told(copy, capsys, fault):
 
 
 def test_another_build_of_the_same_torch_is_no_other_version(copy):
-    file = _source(copy) / RUNS
-    runs = pd.read_csv(file, dtype=str, keep_default_na=False)
-    runs["torch"] = runs["torch"].str.partition("+")[0] + "+cu130"
-    runs.to_csv(file, index=False)
+    _edit(RUNS, lambda table: table.assign(torch=table["torch"].str.partition("+")[0] + "+cu130"))(copy)
     assert _merge(copy) == 0
 
 
 def test_planned_runs_that_are_missing_there_are_told(copy, capsys):
     for file in (RUNS, EVALUATIONS):
-        table = pd.read_csv(_source(copy) / file, dtype=str, keep_default_na=False)
-        table[table["optimizer"] == "sgd"].to_csv(_source(copy) / file, index=False)
+        _edit(file, lambda table: table[table["optimizer"] == "sgd"])(copy)
     assert _merge(copy) == 0
     assert "one: 2 of the runs that are planned here are missing" in capsys.readouterr().out
 
@@ -339,43 +312,24 @@ def test_the_pictures_that_are_kept_are_figures():
     assert set(merge.FIGURES) <= set(available("figures"))
 
 
-def test_a_faulty_configuration_here_is_its_own_error(copy):
-    (copy / "config" / "experiments" / "one.yaml").write_text("title: 3\n")
-    with pytest.raises(ConfigError):
-        merge.merge(_source(copy), copy / "reference", copy / "config")
-
-
-def test_archives_that_keep_wrote_stay_when_a_folder_is_merged_again(copy: Path):
-    archive = copy / "reference" / NAME / "embedded" / "one.records.json.gz"
-    archive.parent.mkdir(parents=True)
+def _archive(folder: Path, machine: str = NAME) -> Path:
+    """Write a file in the place of an archive of the reference."""
+    archive = folder / "reference" / machine / "embedded" / "one.records.json.gz"
+    archive.parent.mkdir(parents=True, exist_ok=True)
     archive.write_bytes(b"kept")
-    assert _merge(copy) == 0
-    assert archive.read_bytes() == b"kept"
-    assert archive.with_name("one.runs.csv").is_file()
-    assert not archive.with_name("one.csv").exists()
+    return archive
 
 
-def test_runs_that_were_adopted_from_a_machine_in_the_repository_are_accepted(copy: Path):
-    file = _source(copy) / "one.runs.csv"
-    table = pd.read_csv(file, dtype=str, keep_default_na=False)
-    table.loc[0, "hardware"] = min(folder.name for folder in REFERENCE.iterdir())
-    table.to_csv(file, index=False)
-    assert _merge(copy) == 0
-
-
-def test_evaluations_are_kept_once_in_the_archives_of_all_machines_that_trained(copy: Path):
+def test_evaluations_are_kept_once_in_the_archives_of_all_machines_that_trained_which_stay(copy: Path):
     """Two machines trained the runs: with the archive of one of them the table is still needed."""
     other = min(folder.name for folder in REFERENCE.iterdir())
-    file = _source(copy) / "one.runs.csv"
-    table = pd.read_csv(file, dtype=str, keep_default_na=False)
-    table.loc[0, "hardware"] = other
-    table.to_csv(file, index=False)
+    _set(RUNS, "hardware", other)(copy)  # adopted from a machine in the repository, so it is accepted
     for machine, is_kept in ((other, True), (NAME, False)):
-        archive = copy / "reference" / machine / "embedded" / "one.records.json.gz"
-        archive.parent.mkdir(parents=True, exist_ok=True)
-        archive.write_bytes(b"kept")
+        archive = _archive(copy, machine)
         assert _merge(copy) == 0
-        assert (copy / "reference" / NAME / "embedded" / "one.csv").exists() is is_kept
+        assert archive.read_bytes() == b"kept"
+        assert (copy / "reference" / NAME / "embedded" / RUNS).is_file()
+        assert (copy / "reference" / NAME / "embedded" / EVALUATIONS).exists() is is_kept
 
 
 def test_seeds_of_later_rounds_are_planned_as_their_folder_records(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -418,9 +372,8 @@ def test_runs_and_logs_of_which_nothing_is_copied_may_be_elsewhere(copy: Path):
 
 
 def test_an_archive_in_the_reference_that_is_a_link_is_not_copied(copy: Path, capsys: pytest.CaptureFixture[str]):
-    archive = copy / "reference" / NAME / "embedded" / "one.records.json.gz"
-    archive.parent.mkdir(parents=True)
-    (copy / "private").write_text("a private key")
+    archive = _archive(copy)
+    archive.rename(copy / "private")
     archive.symlink_to(copy / "private")
     assert _merge(copy) == 1
     assert "one.records.json.gz: is a link, to " in capsys.readouterr().err

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.support import records
@@ -13,9 +12,7 @@ from tests.support.experiments import block, load, make_folder, optimizer, optio
 from workflow.bench import aggregate, train
 from workflow.bench.plan import Plan
 from workflow.bench.plan.targets import Target
-from workflow.bench.results.columns import CROSSING
 from workflow.bench.results.rows import run_rows
-from workflow.bench.results.tables import Results
 from workflow.bench.support.provenance import package_versions
 from workflow.bench.support.source_code import code_fingerprint
 from workflow.bench.training.clocks import PHASES
@@ -141,16 +138,6 @@ def test_a_stale_or_absent_csv_is_one_line(tmp_path: Path, capsys: pytest.Captur
     assert aggregate.main(["one", *options(folder)]) == 1
     assert "one/sgd.csv: its runs are not the planned ones; run " in capsys.readouterr().err
     assert not (load(folder).results / "one.csv").exists()
-
-
-def test_tables_of_earlier_versions_get_their_crossings_from_the_evaluations(folder, tmp_path):
-    plan = load(folder)
-    now = Results(plan.results).runs("one")
-    assert now["crossing_step"].notna().any()
-    for suffix in (".csv", ".runs.csv"):
-        rows_now = pd.read_csv(plan.results / f"one{suffix}")
-        rows_now.drop(columns=rows_now.columns.intersection(CROSSING)).to_csv(tmp_path / f"one{suffix}", index=False)
-    pd.testing.assert_frame_equal(Results(tmp_path).runs("one")[[*CROSSING]], now[[*CROSSING]])
 
 
 def test_a_reason_is_one_line_whatever_the_error_said(tmp_path: Path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pandas as pd
+import numpy as np
 import pytest
 
 from tests.support.fuzzing import MISPLACED
@@ -17,9 +17,10 @@ from workflow.bench.results.tables import NoDataError, Results
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A folder with one run that has a target and one that has none."""
+    """A folder with one run that has a target and one that has none, and a probe."""
     parts = [run_rows("one", "digits", label, [0], target=target) for label, target in (("mkor", 0.5), ("sgd", None))]
     write_experiment(tmp_path, "one", parts)
+    write_probe(tmp_path, "spectra", spectra())
     return tmp_path
 
 
@@ -61,23 +62,16 @@ def test_a_value_of_another_type_is_named(root, old, new, problem):
         Results(root).runs("one")
 
 
-def test_only_some_columns_of_probes_may_be_infinite(tmp_path):
-    write_probe(tmp_path, "spectra", spectra())
-    assert len(Results(tmp_path).probe("spectra")) == len(spectra())
-    write_probe(tmp_path, "spectra", spectra().assign(smallest=float("inf")))
+def test_only_some_columns_of_probes_may_be_infinite(root):
+    assert len(Results(root).probe("spectra")) == len(spectra())
+    assert np.isinf(Results(root).probe("spectra")["condition_number"]).any()
+    write_probe(root, "spectra", spectra().assign(smallest=float("inf")))
     with pytest.raises(NoDataError, match="smallest = 'inf' is not finite"):
-        Results(tmp_path).probe("spectra")
-
-
-def test_a_probe_of_an_earlier_version_trained_in_float32(tmp_path):
-    write_probe(tmp_path, "spectra", spectra().assign(precision="bfloat16"))
-    file = tmp_path / "probes" / "spectra.csv"
-    assert set(Results(tmp_path).probe("spectra")["precision"]) == {"bfloat16"}
-    pd.read_csv(file).drop(columns="precision").to_csv(file, index=False)
-    assert set(Results(tmp_path).probe("spectra")["precision"]) == {"float32"}
-    pd.read_csv(file).drop(columns="step").to_csv(file, index=False)
+        Results(root).probe("spectra")
+    write_probe(root, "spectra", spectra())
+    replace(root / "probes" / "spectra.csv", "step", "stage")
     with pytest.raises(NoDataError, match="lacks the columns step"):
-        Results(tmp_path).probe("spectra")
+        Results(root).probe("spectra")
 
 
 @pytest.mark.parametrize("words", MISPLACED)

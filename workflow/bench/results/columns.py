@@ -51,6 +51,7 @@ RUN_COLUMNS: Final[Columns] = {
     "reason": str,
     "hyperparameters": dict,
     "tuned": bool,
+    # The number, from 0, of the tuning study whose values the run has.
     "study": int,
     "start_from": str,
     "steps": int,
@@ -107,18 +108,9 @@ for a trial that did not finish. ``steps_to_target`` is given where the target r
 PROBE_PROVENANCE: Final[Columns] = {"code_fingerprint": str, "git_commit": str}
 """The last columns of every ``probes/<name>.csv``, which `probes._rows` adds to those of the probe's ``Row``."""
 
-FORMER_VALUES: Final[Mapping[str, str | float | None]] = {"precision": "float32", "blend": 0.8}
-"""Columns that probes of earlier versions did not write, as in results/reference, and the value that they had."""
-
-CROSSING: Final = ("crossing_step", "crossing_seconds")
-"""Columns of `RUN_COLUMNS` that earlier versions did not write; they follow from the evaluations."""
-
 DIRECTION: Final = ("preconditioner", "cosine")
-"""The split and the metric of the median cosine, over layers, of a preconditioner's update and the gradient."""
-
-LATER: Final = (*CROSSING, "direction_cosine", "study")
-"""All columns of `RUN_COLUMNS` that earlier versions did not write. ``direction_cosine`` is the median of `DIRECTION`
-over a run's evaluations; ``study`` is the number, from 0, of the tuning study whose values a run has."""
+"""The split and the metric of the median cosine, over layers, of a preconditioner's update and the gradient; the column
+``direction_cosine`` is the median of a run's evaluations of it."""
 
 MAY_BE_INFINITE: Final = frozenset({"value", "bound", "condition_number", "largest_entry"})
 """Columns of probes that may hold infinity: values that overflowed, and condition numbers of singular matrices."""

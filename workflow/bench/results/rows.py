@@ -1,4 +1,4 @@
-"""Write the tidy CSV files from the runs' records. The module imports neither torch nor pandas."""
+"""Write the tidy CSV files from the runs' records, and read them as text. Imports neither torch nor pandas."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 from workflow.bench.plan import Plan
 from workflow.bench.plan.runs import Job, PlannedRun
 from workflow.bench.plan.targets import Target
-from workflow.bench.results.columns import CROSSING, DIRECTION, RUN_COLUMNS
+from workflow.bench.results.columns import DIRECTION, RUN_COLUMNS
 from workflow.bench.support.config import ConfigError, shown_path
 from workflow.bench.support.errors import DamagedFileError, UnreadableError, one_line
 from workflow.bench.support.files import write_atomically
@@ -73,7 +73,8 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "steps": run.spec["steps"],
             "steps_to_target": reached.step if reached else None,
             "seconds_to_target": reached.train_seconds if reached else None,
-            **dict(zip(CROSSING, crossing or (None, None), strict=True)),
+            "crossing_step": crossing.step if crossing else None,
+            "crossing_seconds": crossing.train_seconds if crossing else None,
             "direction_cosine": _direction(evaluations if summary["status"] != "failed" else []),
             "target": target,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
@@ -172,3 +173,18 @@ def read_csv(path: Path) -> list[dict[str, str]]:
     if any(len(row) != len(header) for row in rows):
         raise ConfigError(f"{shown_path(path)}: damaged: its rows differ in length")
     return [dict(zip(header, row, strict=True)) for row in rows]
+
+
+def read_verdicts(folder: Path) -> dict[str, Mapping[str, str]]:
+    """Return the rows of a machine's table of claims by id; none without the table.
+
+    Raises:
+        ConfigError: the table is damaged.
+        UnreadableError: it cannot be read.
+    """
+    file = folder / "tables" / "claims.csv"
+    rows = read_csv(file) if file.is_file() else []
+    needed = ("id", "claim", "verdict")
+    if rows and not set(needed) <= rows[0].keys():
+        raise ConfigError(f"{shown_path(file)}: damaged: it lacks one of the columns {', '.join(needed)}")
+    return {row["id"]: row for row in rows}

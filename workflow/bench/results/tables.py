@@ -5,10 +5,9 @@ from __future__ import annotations
 import io
 import json
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -16,14 +15,10 @@ import pandas as pd
 
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import (
-    CROSSING,
     EVALUATION_COLUMNS,
-    FORMER_VALUES,
-    LATER,
     MAY_BE_INFINITE,
     RUN_COLUMNS,
     TRIAL_COLUMNS,
-    WITHOUT_VALUES,
     Columns,
     probe_columns,
 )
@@ -42,17 +37,10 @@ _NAMED: Final = 5
 """The most columns that a message names."""
 
 
-def _read(
-    path: Path,
-    columns: Columns,
-    *,
-    may_be_infinite: frozenset[str] = frozenset(),
-    former: Mapping[str, str | float | None] = MappingProxyType({}),
-) -> pd.DataFrame:
+def _read(path: Path, columns: Columns, *, may_be_infinite: Collection[str] = ()) -> pd.DataFrame:
     """Return the rows of the CSV file at ``path``, with values of the types in ``columns``.
 
-    An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows. A file
-    without a column of ``former`` has that value in every row.
+    An empty field is missing (NaN, or None in a column of objects). A file that does not exist has no rows.
 
     Raises:
         NoDataError: the file cannot be read, is not a CSV file, lacks a column, or holds a value of another type.
@@ -72,42 +60,45 @@ def _read(
     # Pandas takes the first fields of rows that are longer than the header for an index.
     if not isinstance(frame.index, pd.RangeIndex):
         raise NoDataError(f"{path}: its rows are longer than its header. Delete it and run again.")
-    frame = frame.assign(**{name: former[name] for name in former if name in columns and name not in frame})
     if lacking := [column for column in columns if column not in frame]:
         named = ", ".join(lacking[:_NAMED]) + (f" and {len(lacking) - _NAMED} more" if len(lacking) > _NAMED else "")
         raise NoDataError(f"{path} lacks the columns {named}. Delete it and run again.")
     for column, kind in columns.items():
-        if kind in (int, float):
-            _check_numbers(path, frame[column], infinite=column in may_be_infinite)
-        elif kind is not str:
-            frame[column] = _parsed(path, frame[column], kind)
+        try:
+            if kind in (int, float):
+                _check_numbers(frame[column], infinite=column in may_be_infinite)
+            elif kind is not str:
+                frame[column] = _parsed(frame[column], kind)
+        except _BadValueError as bad:
+            row, wrong = bad.args
+            # Lines count from 1, and the first is the header.
+            where, value = f"{path}, line {row + 2}: {column}", str(frame[column][row])
+            raise NoDataError(f"{where} = {value!r:.40} is {wrong}. Delete it and run again.") from None
     return frame
 
 
-def _check_numbers(path: Path, column: pd.Series, *, infinite: bool) -> None:
-    """Raise `NoDataError` if a column holds a value that is not a number, or an infinity that is not allowed."""
+class _BadValueError(Exception):
+    """The row of a value that its column cannot have, and what is wrong with it."""
+
+
+def _check_numbers(column: pd.Series, *, infinite: bool) -> None:
+    """Raise `_BadValueError` if a column holds no number somewhere, or an infinity that is not allowed."""
     numbers = pd.to_numeric(column, errors="coerce").astype(float)
-    wrong = column[column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))]
-    if not wrong.empty:
-        row = wrong.index[0]
-        problem = "not a number" if np.isnan(numbers[row]) else "not finite"
-        raise _bad_value(path, row, column.name, wrong.iloc[0], problem)
+    wrong = column.notna() & (np.isnan(numbers) if infinite else ~np.isfinite(numbers))
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise _BadValueError(row, "not a number" if np.isnan(numbers[row]) else "not finite")
 
 
-def _parsed(path: Path, column: pd.Series, kind: type) -> pd.Series:
-    """Return a column of text with its values parsed, or raise `NoDataError`; missing values stay missing."""
+def _parsed(column: pd.Series, kind: type) -> pd.Series:
+    """Return a column of text with its values parsed, or raise `_BadValueError`; missing values stay missing."""
     parse, values = _PARSERS[kind], []
     for row, text in column.items():
         try:
             values.append(None if pd.isna(text) else parse(text))
         except ValueError as error:
-            raise _bad_value(path, row, column.name, text, str(error)) from None
+            raise _BadValueError(row, error) from None
     return pd.Series(values, column.index, "boolean" if kind is bool else object)
-
-
-def _bad_value(path: Path, row: object, column: object, value: object, problem: str) -> NoDataError:
-    line = int(str(row)) + 2  # lines count from 1, and the first is the header
-    return NoDataError(f"{path}, line {line}: {column} = {str(value)!r:.40} is {problem}. Delete it and run again.")
 
 
 def is_true(column: pd.Series) -> pd.Series:
@@ -135,14 +126,10 @@ def _target(text: str) -> Target:
     fields = _mapping(text)
     limits = [fields[name] for name in ("below", "above") if name in fields]
     is_named = isinstance(fields.get("split"), str) and isinstance(fields.get("metric"), str)
-    if not is_named or len(limits) != 1 or not _is_finite(limits[0]):
+    # math.isfinite raises an error for an integer that is too large for a float.
+    if not is_named or [type(limit) in (int, float) and abs(limit) <= sys.float_info.max for limit in limits] != [True]:
         raise ValueError("not a target")
     return Target.parse(fields)
-
-
-def _is_finite(value: object) -> bool:
-    # math.isfinite raises an error for an integer that is too large for a float.
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 _PARSERS: Final[Mapping[type, Callable[[str], object]]] = {bool: _truth_value, dict: _mapping, Target: _target}
@@ -185,28 +172,9 @@ class Results:
     def runs(self, experiment: str) -> pd.DataFrame:
         """Return the rows of ``<experiment>.runs.csv``, one per run; none if the experiment has not run.
 
-        The column ``target`` holds a `Target` or None, ``hyperparameters`` a dict. If the columns `CROSSING`
-        are empty, as in files of earlier versions, they are computed from the evaluations.
+        The column ``target`` holds a `Target` or None, ``hyperparameters`` a dict.
         """
-        path = self.root / f"{experiment}.runs.csv"
-        runs = _read(path, RUN_COLUMNS, former=dict.fromkeys(LATER))
-        return (
-            runs if runs.empty or runs[[*CROSSING]].notna().any(axis=None) else self._with_crossings(runs, experiment)
-        )
-
-    def _with_crossings(self, runs: pd.DataFrame, experiment: str) -> pd.DataFrame:
-        """Return runs with the columns `CROSSING`, computed from ``<experiment>.csv``."""
-        aimed = runs.loc[runs["target"].notna() & ~runs["status"].isin(WITHOUT_VALUES), ["run", "target"]]
-        if aimed.empty:
-            return runs
-        evaluations = {str(run): rows.to_dict("records") for run, rows in self.metrics(experiment).groupby("run")}
-        crossings = {
-            place: target.crossing(evaluations.get(str(run), [])) for place, run, target in aimed.itertuples(name=None)
-        }
-        found = pd.DataFrame.from_dict(
-            {place: crossing for place, crossing in crossings.items() if crossing}, orient="index", columns=[*CROSSING]
-        )
-        return runs.assign(**{name: found[name].reindex(runs.index).astype(float) for name in CROSSING})
+        return _read(self.root / f"{experiment}.runs.csv", RUN_COLUMNS)
 
     def trials(self) -> pd.DataFrame:
         """Return the rows of all tables of trials, one for every trial of tuning."""
@@ -216,7 +184,7 @@ class Results:
     def probe(self, name: str) -> pd.DataFrame:
         """Return the rows of ``probes/<name>.csv``; none if the probe has not run."""
         path = self.root / "probes" / f"{name}.csv"
-        return _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE, former=FORMER_VALUES)
+        return _read(path, probe_columns(name), may_be_infinite=MAY_BE_INFINITE)
 
     def some_runs(self, experiment: str) -> pd.DataFrame:
         """Return the `runs` of an experiment.

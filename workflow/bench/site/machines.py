@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from workflow.bench.plan import REFERENCE
-from workflow.bench.results.verdicts import read_verdicts
+from workflow.bench.results.rows import read_verdicts
 
 MEASURED_BY: Final = "machine"
 _TIMES: Final = ("measured", "projected")
