@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from workflow.bench.adopt import adopt
@@ -25,45 +24,31 @@ from workflow.bench.support.command_line import run_command
 TIER: Final = "evidence"
 
 
-@dataclass(frozen=True)
-class Undecided:
-    """A claim without a verdict yet."""
+def undecided(claims: Sequence[Mapping[str, str]]) -> dict[str, list[str]]:
+    """Return the claims that are inconclusive, from the rows of tables/claims.csv, each with its experiments.
 
-    claim: str
-    experiments: tuple[str, ...]
-    """The experiments whose runs it was judged by; none if probes alone feed it."""
-
-
-def undecided(claims: Sequence[Mapping[str, str]]) -> list[Undecided]:
-    """Return the claims that are inconclusive, from the rows of tables/claims.csv.
-
-    The column ``data`` names the files behind a verdict.
+    Those are the experiments whose runs it was judged by; none if probes alone feed it. The column ``data`` names the
+    files behind a verdict: those of experiments, of runs or evaluations, are in no folder.
     """
-    return [
-        Undecided(row["id"], tuple(sorted({_experiment_of(file) for file in files_in(row["data"])} - {""})))
+    return {
+        row["id"]: sorted(
+            {file.removesuffix(".csv").removesuffix(".runs") for file in files_in(row["data"]) if "/" not in file}
+        )
         for row in claims
         if row["verdict"] == "inconclusive"
-    ]
+    }
 
 
-def _experiment_of(file: str) -> str:
-    """Return the experiment of a file of runs or evaluations; empty for other files, which are in folders."""
-    return "" if "/" in file else file.removesuffix(".csv").removesuffix(".runs")
-
-
-def next_rounds(plan: Plan, claims: Sequence[Undecided]) -> Rounds | None:
-    """Return the rounds of the next look; None if more seeds can or may decide none of the claims."""
+def next_rounds(plan: Plan, claims: Mapping[str, Sequence[str]]) -> Rounds | None:
+    """Return the rounds of the next look; None if more seeds can or may decide none of the `undecided` claims."""
     rounds = plan.rounds
     if rounds.look >= plan.tier.looks:
         return None
     wanted: dict[str, int] = {}
-    for name in {name for claim in claims for name in claim.experiments if name in plan.experiments}:
-        experiment = plan.experiments[name]
-        if rounds.of(name) < experiment.most_rounds:
+    for name in {name for experiments in claims.values() for name in experiments if name in plan.experiments}:
+        if rounds.of(name) < plan.experiments[name].most_rounds:
             _want(plan, wanted, name, rounds.of(name) + 1)
-    if not wanted:
-        return None
-    return Rounds(rounds.look + 1, {**rounds.experiments, **wanted})
+    return Rounds(rounds.look + 1, {**rounds.experiments, **wanted}) if wanted else None
 
 
 def _want(plan: Plan, wanted: dict[str, int], name: str, number: int) -> None:
@@ -91,12 +76,12 @@ def lead(options: argparse.Namespace) -> int:
         write_rounds(plan.results, following)
 
 
-def _shown(plan: Plan, claims: Sequence[Undecided], following: Rounds | None) -> Iterator[str]:
+def _shown(plan: Plan, claims: Mapping[str, Sequence[str]], following: Rounds | None) -> Iterator[str]:
     """Yield the table of a look: its undecided claims, the experiments that feed them, and their rounds."""
     yield f"look {plan.rounds.look} of at most {plan.tier.looks}: {len(claims)} claims undecided"
-    for claim in claims:
-        fed = [f"{name} (round {plan.rounds.of(name)})" for name in claim.experiments]
-        yield f"  {claim.claim}  {', '.join(fed) or 'fed by probes alone: more seeds cannot decide it'}"
+    for claim, experiments in claims.items():
+        fed = [f"{name} (round {plan.rounds.of(name)})" for name in experiments]
+        yield f"  {claim}  {', '.join(fed) or 'fed by probes alone: more seeds cannot decide it'}"
     if following is None:
         yield "no further seeds"
         return

@@ -32,8 +32,8 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
         with looks(results.looks):
             files: list[Path] = module.make(results, folder)
     except NoDataError:
-        runs = results.skipped(describe(kind, name).experiments)
-        if kind != "figures" or runs is None:
+        runs = results.skipped(describe(kind, name).experiments) if kind == "figures" else None
+        if runs is None:
             raise
         files = _draw_skipped(results, folder, name, runs)
     return files
@@ -57,12 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Make one figure or table from the CSV files of one machine and tier."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.make_artefact", description=main.__doc__)
     parser.add_argument("name", metavar="NAME", help="a file of workflow/bench/figures or .../tables, without .py")
-    parser.add_argument(
-        "--results",
-        type=Path,
-        required=True,
-        help="folder of one machine and tier: results/<hardware>/<tier>",
-    )
+    parser.add_argument("--results", type=Path, required=True, help="folder results/<hardware>/<tier>")
     parser.add_argument("--out-dir", type=Path, help="folder to write to (default: <results>/figures or .../tables)")
     parser.add_argument("--tier-title", help="name of the tier in captions")
     parser.add_argument("--look", type=whole, default=1, help="number of this look at results that grow by rounds")
@@ -82,20 +77,14 @@ def main(arguments: list[str] | None = None) -> int:
     def work(options: argparse.Namespace) -> None:
         kinds: dict[str, Kind] = {name: kind for kind in ("figures", "tables") for name in available(kind)}
         if options.name not in kinds:
-            raise ConfigError(
-                f"name = {shown_value(options.name)}: unknown artefact; {did_you_mean(options.name, kinds)}"
-            )
+            near = did_you_mean(options.name, kinds)
+            raise ConfigError(f"name = {shown_value(options.name)}: unknown artefact; {near}")
         kind = kinds[options.name]
         check_option("--looks", options.looks, 1, MOST_LOOKS)
         check_option("--look", options.look, 1, options.looks)
-        results = Results(
-            options.results,
-            options.tier_title,
-            tuple(options.compare),
-            look=options.look,
-            looks=options.looks,
-            trial_tables=tuple(options.trials),
-        )
+        rounds = {"look": options.look, "looks": options.looks}
+        compared, trials = tuple(options.compare), tuple(options.trials)
+        results = Results(options.results, options.tier_title, compared, **rounds, trial_tables=trials)
         try:
             files = make(kind, options.name, results, options.out_dir or options.results / kind)
         except (NoDataError, OSError) as problem:

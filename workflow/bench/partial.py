@@ -13,11 +13,10 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from typing import Final, NamedTuple
 
 from workflow.bench.plan import Plan, add_arguments, load_from
-from workflow.bench.plan.artefacts import Artefact, Kind, planned_artefacts
+from workflow.bench.plan.artefacts import Kind, planned_artefacts
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
 from workflow.bench.results.rows import evaluation_rows, run_rows, write_csv
 from workflow.bench.support.command_line import run_command, show
@@ -26,18 +25,14 @@ from workflow.bench.support.errors import DamagedFileError, FileWarning, Unreada
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_bytes
 
-if TYPE_CHECKING:
-    from workflow.bench.results.tables import Results
-
 KINDS: Final[tuple[Kind, ...]] = ("figures", "tables")
 
 
-@dataclass
-class Drawn:
+class Drawn(NamedTuple):
     """The names of the artefacts that were drawn, by kind, and the reasons why others were not."""
 
-    made: dict[Kind, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
-    without: dict[str, str] = field(default_factory=dict)
+    made: dict[Kind, list[str]]
+    without: dict[str, str]
     """For each artefact that has no data or failed, the reason in one line."""
 
 
@@ -79,57 +74,40 @@ def gather(plan: Plan) -> Counter[str]:
 def draw(plan: Plan) -> Drawn:
     """Make every figure and table that has data in the files of `gather`; a failing one does not stop the others."""
     # Imported here because Snakemake imports this module for `forget`, and needs no pandas for that.
-    from workflow.bench.results.tables import Results
+    from workflow.bench.make_artefact import make
+    from workflow.bench.results.tables import NoDataError, Results
 
+    rounds = {"look": plan.rounds.look, "looks": plan.tier.looks}
     title = f"{plan.tier.title}, partial results"
-    results = Results(
-        plan.partial,
-        title,
-        plan.other_machines,
-        look=plan.rounds.look,
-        looks=plan.tier.looks,
-        trial_tables=plan.trials,
-    )
-    drawn = Drawn()
+    results = Results(plan.partial, title, plan.other_machines, **rounds, trial_tables=plan.trials)
+    drawn = Drawn({kind: [] for kind in KINDS}, {})
     for kind in KINDS:
         for artefact in planned_artefacts(plan, kind):
-            problem = _make(artefact, plan, results)
-            if problem is None:
+            try:
+                make(kind, artefact.name, results, plan.partial / kind)
                 drawn.made[kind].append(artefact.name)
-            else:
-                drawn.without[artefact.name] = problem
+            except NoDataError as reason:
+                drawn.without[artefact.name] = first_line(reason)
+            except Exception as problem:  # noqa: BLE001  (an error in one artefact must not cost the others)
+                drawn.without[artefact.name] = f"failed: {type(problem).__name__}: {first_line(problem)}"
     return drawn
-
-
-def _make(artefact: Artefact, plan: Plan, results: Results) -> str | None:
-    """Make one artefact; return None, or the reason why it could not be made."""
-    from workflow.bench.make_artefact import make
-    from workflow.bench.results.tables import NoDataError
-
-    try:
-        make(artefact.kind, artefact.name, results, plan.partial / artefact.kind)
-    except NoDataError as reason:
-        return first_line(reason)
-    except Exception as problem:  # noqa: BLE001  (an error in one artefact must not cost the others)
-        return f"failed: {type(problem).__name__}: {first_line(problem)}"
-    return None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Draw every figure and table that has data, in a folder of their own; captions name the missing runs."""
     parser = argparse.ArgumentParser(prog="python -m workflow.bench.partial", description=main.__doc__)
     add_arguments(parser)
-    return run_command(parser, _gather_and_draw, arguments)
 
+    def work(options: argparse.Namespace) -> None:
+        plan = load_from(options)
+        statuses = gather(plan)
+        drawn = draw(plan)
+        counts = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(statuses.items()))
+        made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.made.items())
+        without = [f"{name}: {reason}" for name, reason in drawn.without.items()]
+        show([f"runs: {counts}", *without, f"{made} of partial results in {shown_path(plan.partial)}"])
 
-def _gather_and_draw(options: argparse.Namespace) -> None:
-    plan = load_from(options)
-    statuses = gather(plan)
-    drawn = draw(plan)
-    counts = ", ".join(f"{number} {status.replace('_', ' ')}" for status, number in sorted(statuses.items()))
-    made = " and ".join(f"{len(names)} {kind}" for kind, names in drawn.made.items())
-    without = [f"{name}: {reason}" for name, reason in drawn.without.items()]
-    show([f"runs: {counts}", *without, f"{made} of partial results in {shown_path(plan.partial)}"])
+    return run_command(parser, work, arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
 
 from workflow.bench.analysis.captions import as_rst, from_rst
 from workflow.bench.results.verification import refuse_links_in
@@ -17,14 +16,13 @@ from workflow.bench.support.errors import DamagedFileError
 from workflow.bench.support.files import write_atomically
 from workflow.bench.support.reading import read_text
 
-_INTRODUCTION: Final = ROOT / "workflow" / "report" / "workflow.rst"
-
 
 def front_page(results: Path, tier_title: str) -> str:
     """Return the page of a folder ``results/<hardware>/<tier>`` as reStructuredText."""
+    introduction = (ROOT / "workflow" / "report" / "workflow.rst").read_text(encoding="utf-8")
     shown = facts(results, tier_title, runs_of(results))
     fields = "".join(f":{name}: {as_rst(fact)}" for name, fact in shown.items())
-    return f"{_INTRODUCTION.read_text(encoding='utf-8')}\n.. class:: front\n\n{fields}"
+    return f"{introduction}\n.. class:: front\n\n{fields}"
 
 
 def refuse_markup(results: Path) -> None:

@@ -47,15 +47,15 @@ class Reference:
         """Tier and machine."""
         return f"{self.folder.name} tier, {self.folder.parent.name}"
 
-    def table(self, name: str) -> Rows:
-        """Return the rows of a table; none without it."""
-        file = self.folder / "tables" / f"{name}.csv"
-        return read_csv(file) if file.is_file() else []
-
     @property
     def link(self) -> str:
         """The table of claims, seen from docs."""
         return f"../{self.folder.relative_to(ROOT).as_posix()}/tables/claims.md"
+
+    def table(self, name: str) -> Rows:
+        """Return the rows of a table; none without it."""
+        file = self.folder / "tables" / f"{name}.csv"
+        return read_csv(file) if file.is_file() else []
 
     @cached_property
     def runs(self) -> Rows:
@@ -147,10 +147,10 @@ def artifact(plan: Plan) -> str:
     every = summed(list(costs.values()))
     artefacts = []
     for kind in ARTEFACTS:
-        listed = planned_artefacts(plan, "figures" if kind == "figures" else "tables")
-        for artefact_ in listed:
-            parts = [costs[name] for name in made_from(artefact_, plan) if name in costs]
-            artefacts.append(alone(artefact_.name, parts, costs.get(kind), len(listed)))
+        listed = planned_artefacts(plan, kind)
+        for made in listed:
+            parts = [costs[name] for name in made_from(made, plan) if name in costs]
+            artefacts.append(alone(made.name, parts, costs.get(kind), len(listed)))
     return render(
         "artifact.md.j2",
         minutes=f"{_seconds(every) / 60:.0f}",
@@ -166,17 +166,16 @@ def _seconds(cost: JobCost) -> float:
     return (cost.core_seconds or 0) / _CORES + (cost.seconds_alone or 0)
 
 
-def made_from(artefact_: Artefact, plan: Plan) -> list[str]:
+def made_from(made: Artefact, plan: Plan) -> list[str]:
     """Return the experiments and probes that an artefact needs, those that experiments start from among them."""
-    files = [Path(file) for file in inputs(artefact_, plan)["measured"]]
-    wanted = [file.name.removesuffix(".csv").removesuffix(".runs") for file in files]
-    needed = dict.fromkeys(name for name in wanted if not name.endswith(".trials"))
+    files = [Path(file).name.removesuffix(".csv").removesuffix(".runs") for file in inputs(made, plan)["measured"]]
+    needed = dict.fromkeys(name for name in files if not name.endswith(".trials"))
     waiting = [name for name in needed if name in plan.experiments]
     while waiting:
         jobs = plan.experiments[waiting.pop()].jobs.values()
-        new = {source for job in jobs for source, _ in job.upstream} - needed.keys()
-        needed |= dict.fromkeys(sorted(new))
-        waiting += sorted(new)
+        new = sorted({source for job in jobs for source, _ in job.upstream} - needed.keys())
+        needed |= dict.fromkeys(new)
+        waiting += new
     return list(needed)
 
 
@@ -198,8 +197,7 @@ def pages(folder: Path = REFERENCE) -> dict[str, str]:
         UnreadableError: a table cannot be read.
     """
     kept = references(folder)
-    first = kept[0].folder
-    plan = Plan.load(tier=_TIER, hardware=first.parent.name, results=str(folder))
+    plan = Plan.load(tier=_TIER, hardware=kept[0].folder.parent.name, results=str(folder))
     return dict(zip(PAGES, (reproduction(kept), artifact(plan)), strict=True))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.experiments import block, load, make_folder, optimizer, with_looks, write
 from workflow.bench import evidence
-from workflow.bench.evidence import Undecided, next_rounds, undecided
+from workflow.bench.evidence import next_rounds, undecided
 from workflow.bench.plan import Plan
 from workflow.bench.plan.pipeline import forwarding
 from workflow.bench.plan.rounds import Rounds, read_rounds, write_rounds
@@ -47,20 +47,20 @@ def test_only_inconclusive_claims_are_undecided_and_their_sources_feed_them():
     verdicts = ["confirmed", "refuted", "no difference", "not tested"]
     rows = [claim(verdict, verdict, "alone") for verdict in verdicts]
     rows += [claim("C01", "inconclusive", "tuning", "alone"), claim("C14", "inconclusive")]
-    assert undecided(rows) == [Undecided("C01", ("alone", "tuning")), Undecided("C14", ())]
+    assert undecided(rows) == {"C01": ["alone", "tuning"], "C14": []}
 
 
 def test_seeds_go_to_what_feeds_an_open_claim_and_to_what_its_runs_start_from(folder: Path):
     plan = load(folder, tier="evidence")
-    assert next_rounds(plan, [Undecided("C01", ("tuning",))]) == Rounds(2, {"tuning": 2, "pretraining": 2})
-    assert next_rounds(plan, [Undecided("C01", ("alone",))]) == Rounds(2, {"alone": 2})
-    assert next_rounds(plan, [Undecided("C01", ("phase",)), Undecided("C02", ()), Undecided("C03", ("gone",))]) is None
-    assert next_rounds(plan, []) is None
+    assert next_rounds(plan, {"C01": ["tuning"]}) == Rounds(2, {"tuning": 2, "pretraining": 2})
+    assert next_rounds(plan, {"C01": ["alone"]}) == Rounds(2, {"alone": 2})
+    assert next_rounds(plan, {"C01": ["phase"], "C02": [], "C03": ["gone"]}) is None
+    assert next_rounds(plan, {}) is None
 
 
 def test_an_experiment_has_its_most_rounds_and_a_tier_its_most_looks(folder: Path):
     results = load(folder, tier="evidence").results
-    everything = [Undecided("C01", ("alone", "tuning"))]
+    everything = {"C01": ["alone", "tuning"]}
 
     def after(rounds: Rounds) -> Rounds | None:
         write_rounds(results, rounds)
