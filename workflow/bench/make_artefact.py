@@ -82,9 +82,10 @@ def main(arguments: list[str] | None = None) -> int:
         kind = kinds[options.name]
         check_option("--looks", options.looks, 1, MOST_LOOKS)
         check_option("--look", options.look, 1, options.looks)
-        rounds = {"look": options.look, "looks": options.looks}
         compared, trials = tuple(options.compare), tuple(options.trials)
-        results = Results(options.results, options.tier_title, compared, **rounds, trial_tables=trials)
+        results = Results(
+            options.results, options.tier_title, compared, look=options.look, looks=options.looks, trial_tables=trials
+        )
         try:
             files = make(kind, options.name, results, options.out_dir or options.results / kind)
         except (NoDataError, OSError) as problem:

@@ -77,9 +77,10 @@ def draw(plan: Plan) -> Drawn:
     from workflow.bench.make_artefact import make
     from workflow.bench.results.tables import NoDataError, Results
 
-    rounds = {"look": plan.rounds.look, "looks": plan.tier.looks}
     title = f"{plan.tier.title}, partial results"
-    results = Results(plan.partial, title, plan.other_machines, **rounds, trial_tables=plan.trials)
+    results = Results(
+        plan.partial, title, plan.other_machines, look=plan.rounds.look, looks=plan.tier.looks, trial_tables=plan.trials
+    )
     drawn = Drawn({kind: [] for kind in KINDS}, {})
     for kind in KINDS:
         for artefact in planned_artefacts(plan, kind):

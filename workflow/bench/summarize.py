@@ -93,29 +93,22 @@ def reproduction(kept: Sequence[Reference]) -> str:
     """Return the text of the summary of the reproduction, with answers to the modules of REFORMS."""
     first = kept[0]
     seeds = Counter(label for label, _ in {((row["experiment"], row["optimizer"]), row["seed"]) for row in first.runs})
-    statuses = Counter(row["status"] for row in first.runs)
     consistency, aa_test = first.table("published_consistency"), first.table("aa_test")
-    gpus = sorted({gpu for reference in kept for gpu in reference.distinct("gpu")})
     return render(
         "reproduction.md.j2",
-        claims=len(first.verdicts),
-        runs=f"{len(first.runs):,}",
-        models=_models(first),
+        first=first,
         references=kept,
+        models=_models(first),
         verdicts={verdict: [counted(reference, verdict) for reference in kept] for verdict in get_args(Verdict)},
-        disputed=", ".join(DISPUTED),
+        disputed=DISPUTED,
         stated=len(consistency),
         disagreeing=sum(row["agrees"].startswith("no") for row in consistency),
-        python=", ".join(first.distinct("python")),
-        torch=", ".join(first.distinct("torch")),
-        studies=len(first.distinct("study")),
         seeds=max(seeds.values()),
         intervals=sum(int(row["intervals"]) for row in aa_test),
         excluding=sum(int(row["excluding_1"]) for row in aa_test),
-        statuses=", ".join(f"{number:,} {status.replace('_', ' ')}" for status, number in statuses.most_common()),
-        cpus=", ".join(first.distinct("cpu")),
-        gpus=f"GPUs: {', '.join(gpus)}." if gpus else "Nothing was trained on a GPU.",
-        untested=", ".join(claim for claim, verdict in first.verdicts.items() if verdict == "not tested") or "none",
+        statuses=Counter(row["status"].replace("_", " ") for row in first.runs).most_common(),
+        gpus=sorted({gpu for reference in kept for gpu in reference.distinct("gpu")}),
+        untested=[claim for claim, verdict in first.verdicts.items() if verdict == "not tested"],
     )
 
 

@@ -62,6 +62,20 @@ def copy(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "copy"
 
 
+@pytest.fixture(scope="module")
+def merged(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, and a reference that has been merged from it."""
+    folder = Path(shutil.copytree(trained, tmp_path_factory.mktemp("merged") / "copy"))
+    assert _merge(folder) == 0
+    return folder
+
+
+@pytest.fixture
+def again(merged: Path, tmp_path: Path) -> Path:
+    """A copy of `merged`, from which a test merges again."""
+    return Path(shutil.copytree(merged, tmp_path / "again"))
+
+
 def _source(folder: Path) -> Path:
     return folder / "results" / NAME / "embedded"
 
@@ -227,17 +241,16 @@ FAULTS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_refused_in_one_line_and_changes_nothing(copy, capsys, fault):
+def test_a_fault_is_refused_in_one_line_and_changes_nothing(again, capsys, fault):
     damage, message = FAULTS[fault]
-    assert _merge(copy) == 0
-    before = _files(copy / "reference")
+    before = _files(again / "reference")
     capsys.readouterr()
-    damage(copy)
-    assert _merge(copy) == 1
+    damage(again)
+    assert _merge(again) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert message in error
-    assert _files(copy / "reference") == before
+    assert _files(again / "reference") == before
 
 
 @pytest.mark.parametrize("fault", ["another torch", "other code", "a probe of other code"])
@@ -270,31 +283,28 @@ def test_a_folder_of_no_machine_or_tier_is_refused_in_one_line(copy, capsys, fol
     assert not (copy / "reference").exists()
 
 
-def test_the_reference_is_not_merged_into_itself(copy, capsys):
-    assert _merge(copy) == 0
-    target = copy / "reference" / NAME / "embedded"
-    assert _merge(copy, source=target) == 1
+def test_the_reference_is_not_merged_into_itself(again, capsys):
+    target = again / "reference" / NAME / "embedded"
+    assert _merge(again, source=target) == 1
     assert "already" in capsys.readouterr().err
     assert (target / RUNS).is_file()
 
 
-def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(copy, monkeypatch, capsys):
-    assert _merge(copy) == 0
-    before = _files(copy / "reference")
-    (_source(copy) / "tables" / "hardware.md").write_text("made anew\n")
+def test_a_full_disk_leaves_what_was_there_and_nothing_half_written(again, monkeypatch, capsys):
+    before = _files(again / "reference")
+    (_source(again) / "tables" / "hardware.md").write_text("made anew\n")
 
     def full(path: Path, value: object) -> None:
         raise OSError(28, "No space left on device", str(path))
 
     monkeypatch.setattr(merge, "write_json", full)
-    assert _merge(copy) == 1
+    assert _merge(again) == 1
     assert "No space left" in capsys.readouterr().err
-    assert _files(copy / "reference") == before
+    assert _files(again / "reference") == before
 
 
-def test_a_failing_rename_puts_the_old_folder_back(copy, monkeypatch):
-    assert _merge(copy) == 0
-    before = _files(copy / "reference")
+def test_a_failing_rename_puts_the_old_folder_back(again, monkeypatch):
+    before = _files(again / "reference")
     rename = merge.os.replace
 
     def stuck(source: Path, target: Path) -> None:
@@ -303,9 +313,9 @@ def test_a_failing_rename_puts_the_old_folder_back(copy, monkeypatch):
         rename(source, target)
 
     monkeypatch.setattr(merge.os, "replace", stuck)
-    assert _merge(copy) == 1
+    assert _merge(again) == 1
     monkeypatch.undo()
-    assert _files(copy / "reference") == before
+    assert _files(again / "reference") == before
 
 
 def test_the_pictures_that_are_kept_are_figures():

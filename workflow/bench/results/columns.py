@@ -129,20 +129,16 @@ def probe_columns(name: str) -> Columns:
             (each may be ``| None``).
     """
     module = Artefact("probes", name).module
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.ClassDef) and node.name == "Row":
-            return {**_fields(node), **PROBE_PROVENANCE}
-    raise ValueError(f"{module.name} has no class Row")
-
-
-def _fields(row: ast.ClassDef) -> Columns:
-    """Return the annotated fields of a class with their types."""
-    fields = {}
-    for node in row.body:
-        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            annotation = ast.unparse(node.annotation)
+    classes = [node for node in ast.parse(module.read_text(encoding="utf-8")).body if isinstance(node, ast.ClassDef)]
+    row = next((node for node in classes if node.name == "Row"), None)
+    if row is None:
+        raise ValueError(f"{module.name} has no class Row")
+    columns: dict[str, type] = {}
+    for field in row.body:
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+            annotation = ast.unparse(field.annotation)
             kind = annotation.removesuffix(" | None")
             if kind not in _TYPES:
-                raise ValueError(f"Row.{node.target.id}: {annotation}: the type must be one of {', '.join(_TYPES)}")
-            fields[node.target.id] = _TYPES[kind]
-    return fields
+                raise ValueError(f"Row.{field.target.id}: {annotation}: the type must be one of {', '.join(_TYPES)}")
+            columns[field.target.id] = _TYPES[kind]
+    return {**columns, **PROBE_PROVENANCE}

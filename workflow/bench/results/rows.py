@@ -39,9 +39,8 @@ def evaluation_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterato
     """
     for planned in job.planned:
         evaluations, summary = _record(plan, job, planned, forgiving)
-        status = summary["status"]
-        identity = {**_identity(job, planned), "run": planned.run.id, "status": status}
-        for evaluation in (evaluations if status != "failed" else []) or [{}]:
+        identity = {**_identity(job, planned), "run": planned.run.id, "status": summary["status"]}
+        for evaluation in evaluations or [{}]:
             yield {**identity, **evaluation}
 
 
@@ -53,9 +52,9 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
     for planned in job.planned:
         run, target = planned.run, planned.target
         evaluations, summary = _record(plan, job, planned, forgiving)
-        aimed = evaluations if target and summary["status"] != "failed" else []
-        reached = target.first_reached(aimed) if target else None
-        crossing = target.crossing(aimed) if target else None
+        reached = target.first_reached(evaluations) if target else None
+        crossing = target.crossing(evaluations) if target else None
+        cosines = [float(row["value"]) for row in evaluations if (row["split"], row["metric"]) == DIRECTION]
         machine, seconds = summary.get("machine", {}), summary.get("seconds", {})
         on_gpu = str(summary.get("device")).startswith("cuda")
         yield {
@@ -75,7 +74,7 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
             "seconds_to_target": reached.train_seconds if reached else None,
             "crossing_step": crossing.step if crossing else None,
             "crossing_seconds": crossing.train_seconds if crossing else None,
-            "direction_cosine": _direction(evaluations if summary["status"] != "failed" else []),
+            "direction_cosine": median(cosines) if cosines else None,
             "target": target,
             **{f"seconds_{phase}": seconds.get(phase) for phase in PHASES},
             "bytes_sent": sum(summary["bytes_sent"].values()) if "bytes_sent" in summary else None,
@@ -86,16 +85,10 @@ def run_rows(plan: Plan, job: Job, *, forgiving: bool = False) -> Iterator[dict[
         }
 
 
-def _direction(evaluations: Iterable[Mapping[str, str]]) -> float | None:
-    """Return the median over evaluations of the cosine of a preconditioner's update and the gradient."""
-    cosines = [float(row["value"]) for row in evaluations if (row["split"], row["metric"]) == DIRECTION]
-    return median(cosines) if cosines else None
-
-
 def _record(
     plan: Plan, job: Job, planned: PlannedRun, forgiving: bool
 ) -> tuple[list[dict[str, str]], Mapping[str, Any]]:
-    """Return a run's evaluations, and its run.json with the name of the machine that trained it.
+    """Return a run's evaluations, none of a failed one, and its run.json with the name of the machine that trained it.
 
     The evaluations give its status if it has no run.json.
     """
@@ -110,12 +103,12 @@ def _record(
         reason = f"{problem}; make it readable or move it away, then {train_again}"
     else:
         if record.summary:
-            return record.rows, {**record.summary, "hardware": origin or plan.hardware}
+            rows = [] if record.status == "failed" else record.rows
+            return rows, {**record.summary, "hardware": origin or plan.hardware}
         if not record.rows:
             return [], {"status": "missing", "reason": "not trained yet"}
-        done = record.last_step
-        reason = f"not at its end: {done} of {planned.run.spec['steps']} steps so far"
-        return record.rows, {"status": "interrupted", "reason": reason, "steps_done": done}
+        reason = f"not at its end: {record.last_step} of {planned.run.spec['steps']} steps so far"
+        return record.rows, {"status": "interrupted", "reason": reason, "steps_done": record.last_step}
     if not forgiving:
         raise ConfigError(reason)
     return [], {"status": "missing", "reason": reason}
