@@ -183,6 +183,10 @@ def test_costs_are_kept_from_the_logs_and_from_a_kept_folder_and_what_was_there_
     assert cost[1:] == (4, 10.0, None, round(_table(copy)["peak_memory_bytes"].astype(float).max() / 1e6))
     assert _merge(copy, source=target, into=copy / "second") == 0
     assert _files(copy / "second" / NAME / "embedded") == _files(target)
+    # What an experiment took whose runs were adopted says nothing of its cost.
+    _set(RUNS, "hardware", min(folder.name for folder in REFERENCE.iterdir()))(copy)
+    assert _merge(copy, into=copy / "third") == 0
+    assert read_costs(copy / "third" / NAME / "embedded" / "costs.csv") == []
 
 
 def test_step_times_alone_are_enough(copy):

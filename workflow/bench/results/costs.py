@@ -60,7 +60,9 @@ def logged_costs(plan: Plan) -> Iterator[JobCost]:
         # Each run resets the peak of its process, so the log's may be the last run's.
         peaks = [_number(table, row["peak_memory_bytes"]) / 1e6 for row in rows if row.get("peak_memory_bytes")]
         peak = max(filter(None, [cost and cost.peak_mb, *peaks]), default=None)
-        yield JobCost(name, len(runs), cost and cost.core_seconds, None, peak)
+        # Where runs were adopted from another machine, what the jobs took here says nothing of the experiment.
+        adopted = any(row.get("hardware", plan.hardware) != plan.hardware for row in rows)
+        yield JobCost(name, len(runs), None if adopted or cost is None else cost.core_seconds, None, peak)
     for probe in planned_probes(plan):
         cost = _total([logs / "probes" / f"{probe.name}.log"])
         shared, alone = (cost and cost.core_seconds, None) if probe.cores == 1 else (None, cost and cost.seconds)
