@@ -119,6 +119,7 @@ def _offers(plan: Plan, sets: Sets, reference: Path) -> tuple[dict[Key, Offer], 
             if why := _problem(runs, archive, current):
                 refused[why].append(key[1])
             else:
+                # The first machine that has a set gives it whole: no set mixes machines.
                 offers.setdefault(key, Offer(archive.hardware, {run.id: archive.runs[run.id] for run in runs}))
         remarks += [
             f"{shown_path(file)}: not adopted: seeds {integer_ranges(seeds)} {why}" for why, seeds in refused.items()
@@ -162,6 +163,7 @@ def _problem(runs: Sequence[Run], archive: Archive, current: set[str]) -> str:
 
 def _fits(plan: Plan, runs: Sequence[Run], here: Mapping[str, Here], hardware: str) -> bool:
     """Return whether no run of a set is being trained, or was begun by another machine than that of an offer."""
+    # Whoever trains one of them will finish the set.
     if any(is_locked(RunFolder.of(plan.results, run.id).lock) for run in runs):
         return False
     return {here[run.id].machine for run in runs} <= {None, hardware}
@@ -191,6 +193,7 @@ def _to_train(sets: Sets, here: Mapping[str, Here], candidates: set[Key], broken
         for run in runs
         if key in broken or (key not in candidates and not here[run.id].is_done)
     ]
+    # Each set that is trained here may need others, until no more are found.
     needed: set[Key] = set()
     while waiting:
         run = waiting.pop()

@@ -26,6 +26,7 @@ def aggregate(plan: Plan, experiment: str) -> tuple[Path, Path]:
         OSError: a file cannot be read or written.
     """
     jobs = plan.experiment(experiment).jobs.values()
+    # Else a table would lack the runs of jobs that have not ended, and look complete.
     for job in jobs:
         _check_published(plan, job)
     tables = plan.results / f"{experiment}.csv", plan.results / f"{experiment}.runs.csv"

@@ -120,6 +120,7 @@ def _given(folders: Sequence[str], plan: Plan) -> tuple[Path, ...]:
         ConfigError: one does not exist, is of another tier, or is this machine's own.
         UnreadableError: a typed one holds a link.
     """
+    # By where folders really are: one may be typed, in config.yaml and in results/reference.
     found: dict[Path, Path] = {}
     for text in folders:
         folder, given = Path(text), f"folder = {shown_value(text)}"

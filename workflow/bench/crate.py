@@ -108,9 +108,11 @@ def pack(plan: Plan, config_dir: Path, agent: str | None) -> bytes:
         "the probes of that machine, and the figures, tables and verdicts made from them"
     )
     contents[README] = _README.format(name=name, description=description, place=place).encode()
+    # Before the checksums are taken, which are of what is published.
     contents = {name: private.hidden(name, content) for name, content in contents.items()}
     jobs = [_crated(job, plan, contents) for job in job_records(plan.results)]
     version = (ROOT / "mkor_core" / "VERSION").read_text(encoding="utf-8").strip()
+    # A version says little of a checkout between two releases.
     commit, dirty = git_state()
     crate = Crate(
         name=name,

@@ -62,6 +62,7 @@ def _want(plan: Plan, wanted: dict[str, int], name: str, number: int) -> None:
 def lead(options: argparse.Namespace) -> int:
     """Run the tier to its end, round by round; return the exit status."""
     while True:
+        # Loaded anew in each round, which has more seeds.
         plan = load_from(options)
         for remark in adopt(plan):
             print(remark)

@@ -34,6 +34,7 @@ def keep(plan: Plan, experiment: str, reference: Path = REFERENCE) -> list[Path]
     """
     jobs = plan.experiment(experiment).jobs.values()
     kept = {}
+    # Labels of an experiment may share a run.
     for run in {run.id: run for job in jobs for run in job.runs}.values():
         if origin_of(RunFolder.of(plan.results, run.id)) in (None, plan.hardware):
             kept[run.id] = _kept(plan, experiment, run)

@@ -29,6 +29,7 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
     """
     module = import_module(f"workflow.bench.{kind}.{name}")
     try:
+        # Each look at growing results has its part of the 5 % by which an interval may err.
         with looks(results.looks):
             files: list[Path] = module.make(results, folder)
     except NoDataError:

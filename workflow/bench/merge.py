@@ -115,6 +115,7 @@ def check(folder: Path, plan: Plan, *, other_versions: bool = False) -> Accepted
     differences = version_differences(runs, measured, plan)
     if differences and not other_versions:
         raise fault(folder, f"{'; '.join(differences)}; --other-versions accepts it")
+    # All is read before anything is written, so that one bad file leaves the reference as it was.
     contents = {}
     for file in (*tables, *probes, *_others(folder, tables)):
         contents[file.relative_to(folder).as_posix()] = content = read_bytes(file, within=folder)
@@ -171,6 +172,7 @@ def _replace(target: Path, accepted: Accepted) -> None:
         for archive in target.glob(f"*{SUFFIX}"):
             write_atomically(new / archive.name, read_bytes(archive, within=target))
         write_json(new / "specs.json", accepted.specs)
+        # Two renames, so that a reader finds the old folder or the new one, and no mixture.
         if target.exists():
             os.replace(target, old)
         try:

@@ -77,6 +77,7 @@ def _state(plan: Plan, job: Job, run: Run) -> RunState:
 
 def _progress(folder: RunFolder, run: Run, record: Record, *, needs_weights: bool) -> tuple[str, int]:
     """Return a run's state and the steps that are done."""
+    # First, because a process that trains the run again has not replaced the old outcome yet.
     if is_locked(folder.lock):
         return "running", record.last_step
     if record.has_ended and (not needs_weights or has_weights(folder, run, record)):
@@ -165,6 +166,7 @@ def paces_elsewhere(plan: Plan) -> dict[PaceKey, float]:
     for folder in dict.fromkeys((*nearest_first(plan.compared), *nearest_first(sorted(REFERENCE.glob("*/*"))))):
         found: dict[PaceKey, list[float]] = defaultdict(list)
         specs: Mapping[str, Mapping[str, Any]] = {}
+        # Without specs, a label of an experiment still tells its pace.
         with suppress(ConfigError, OSError):
             specs = read_specs(folder)
         for row in _finished_rows(folder):

@@ -60,6 +60,7 @@ class Reference:
     @cached_property
     def runs(self) -> Rows:
         """The rows of all experiments' tables of runs, each run once."""
+        # Experiments share runs, and each has a row of its own for them.
         rows = (row for file in sorted(self.folder.glob("*.runs.csv")) for row in read_csv(file))
         return list({row["run"]: row for row in rows}.values())
 

@@ -78,6 +78,7 @@ def read_archive(file: Path) -> Archive:
     value = parse_json(file, unpacked)
     check(value, schema("archive"), file)
     runs = {run: Kept(kept["run.json"], kept["metrics.csv"]) for run, kept in value["runs"].items()}
+    # Texts of a record reach captions, pages and the terminal.
     for run, kept in runs.items():
         refuse_odd_values(file, ("runs", run, "run.json"), kept.summary)
     archive = Archive(value["experiment"], value["tier"], value["hardware"], runs)

@@ -131,6 +131,7 @@ def expected_core_seconds(plan: Plan, cores: int) -> dict[str, float]:
     expected: dict[str, float] = {}
     for name, experiment in plan.experiments.items():
         if (cost := costs.get(name)) and cost.core_seconds:
+            # By steps, because nothing is logged of a single label: one process trains several.
             steps = {
                 label: sum(planned.run.spec["steps"] for planned in job.planned)
                 for label, job in experiment.jobs.items()

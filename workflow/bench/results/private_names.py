@@ -67,6 +67,7 @@ class PrivateNames:
         return self._hidden(content.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
     def _hidden(self, text: str) -> str:
+        # First the files inside, in which base64 hides names from the patterns.
         text = _EMBEDDED.sub(self._hidden_inside, text)
         text = self._of_folders.sub(lambda match: self._places[str(match.lastgroup)], text)
         if self._of_user is not None:

@@ -225,6 +225,7 @@ def _software(crate: Crate) -> Iterator[Entity]:
 def _files(crate: Crate) -> Iterator[Entity]:
     """Yield the files, the workflow and the tools of its jobs among them."""
     tools = list(dict.fromkeys(job.tool for job in crate.jobs))
+    # The workflow and the tools of jobs are files that are software as well.
     for path, content in crate.files.items():
         suffix = "." + path.rpartition(".")[2]
         about: Entity = {

@@ -106,6 +106,7 @@ def _record(
             rows = [] if record.status == "failed" else record.rows
             return rows, {**record.summary, "hardware": origin or plan.hardware}
         if not record.rows:
+            # A run that was never begun has a row, too: a comparison must not lose it in silence.
             return [], {"status": "missing", "reason": "not trained yet"}
         reason = f"not at its end: {record.last_step} of {planned.run.spec['steps']} steps so far"
         return record.rows, {"status": "interrupted", "reason": reason, "steps_done": record.last_step}
@@ -132,6 +133,7 @@ def write_csv(path: Path, columns: Iterable[str], rows: Iterable[Mapping[str, An
 
     None becomes an empty field, a truth value ``true`` or ``false``, a target or a mapping its JSON.
     """
+    # In memory first, so that a table is there as a whole or not at all.
     text = io.StringIO()
     writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()

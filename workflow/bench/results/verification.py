@@ -152,6 +152,7 @@ def version_differences(runs: Rows, probes: Rows, plan: Plan) -> list[str]:
     if torch := {row["torch"].partition("+")[0] for row in runs if row["torch"]} - {torch_here}:
         differences.append(f"made with torch {', '.join(sorted(torch))}, {torch_here} here")
     codes = [(row["code_fingerprint"], code_fingerprint(plan.runs[row["run"]].lineage)) for row in runs]
+    # Probes depend on the code of all methods, and have no lineage.
     codes += [(row["code_fingerprint"], probe_fingerprint()) for row in probes]
     recorded = [(theirs, ours) for theirs, ours in codes if theirs]
     if other := [(theirs, ours) for theirs, ours in recorded if theirs != ours]:
