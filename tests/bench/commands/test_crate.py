@@ -180,11 +180,21 @@ def test_what_the_profiles_demand(plan, recorded):
     assert all("propertyID" in value for value in of_type(graph, "PropertyValue"))
 
 
-LINKS = ("figures/fig01.png", "figures", "report/more", "tables/aa_test.md", "report.html", "specs/x.json", "two/x.csv")
+LINKS = ("figures", "report/more", "tables/aa_test.md", "report.html", "specs/x.json", "two/x.csv")
+IN_CONFIG = ("config/secret.yaml", "config/tuned", "config/tiers/more")
 
 
-@pytest.mark.parametrize("name", [*LINKS, *(f"config/{name}" for name in ("secret.yaml", "tuned", "tiers/more"))])
-@pytest.mark.parametrize("leads_to", ["file", "folder", "nothing"])
+@pytest.mark.parametrize(
+    ("name", "leads_to"),
+    [
+        *(
+            (name, leads_to)
+            for name in ("figures/fig01.png", "config/more")
+            for leads_to in ("file", "folder", "nothing")
+        ),
+        *((name, "folder") for name in (*LINKS, *IN_CONFIG)),
+    ],
+)
 def test_a_link_among_results_and_configuration_is_refused(plan, capsys, tmp_path, name, leads_to):
     private = tmp_path / "private"
     if leads_to == "file":
