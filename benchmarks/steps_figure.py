@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 
 from benchmarks.models import BLOCKS
 from benchmarks.step_rows import ADAMW, CONTROL, FACTOR, FACTOR_BLOCK, FORWARD_BACKWARD, SGD, YARDSTICKS
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._page import save
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ConfigError
 
@@ -54,8 +53,8 @@ def draw(folder: Path) -> list[Path]:
         panel.set_title(_TITLES.get(block, block))
     panels[0].set_yticks(range(len(order)), [_name(label) for label in order])
     panels[0].set_ylim(len(order) - 0.5, -0.5)
-    legend = [_legend.marker_entry(_TENTH), _legend.marker_entry(_EVERY), _legend.line_entry(_PASS)]
-    return save(figure, folder, NAME, legend=legend, caption=_caption(table, widest))
+    legend = [page.marker_entry(_TENTH), page.marker_entry(_EVERY), page.line_entry(_PASS)]
+    return page.save(figure, folder, NAME, legend=legend, caption=_caption(table, widest))
 
 
 def _draw_block(axes: Axes, rows: pd.DataFrame, order: Sequence[str]) -> None:

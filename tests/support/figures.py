@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import BboxBase
 
+from tests.support.synthetic import run_rows
 from workflow.bench.figures import _page
 from workflow.bench.results.tables import Results
 
@@ -27,6 +30,24 @@ def figure_of(name: str, results: Results) -> Figure:
         patch.setattr(_page, "write", keep)
         import_module(f"workflow.bench.figures.{name}").make(results, results.root / "figures")
     return kept[0]
+
+
+def reaching_parts(**steps: float | None) -> list[tuple[list[Any], list[Any]]]:
+    """Return three runs of bert_pretraining a label, which cross their target after so many steps (None: never)."""
+    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb", "period": 5}
+    return [
+        run_rows("bert_pretraining", "bert_pretraining", label, reaches=at, **shared) for label, at in steps.items()
+    ]
+
+
+def is_inside(box: BboxBase, outer: BboxBase, *, slack: float = 1.0) -> bool:
+    """Return whether a box leaves another one by no more than ``slack`` pixels."""
+    return (
+        outer.x0 - slack <= box.x0
+        and box.x1 <= outer.x1 + slack
+        and outer.y0 - slack <= box.y0
+        and box.y1 <= outer.y1 + slack
+    )
 
 
 def caption_of(figure: Figure) -> str:

@@ -43,15 +43,14 @@ def make(kind: Kind, name: str, results: Results, folder: Path) -> list[Path]:
 def _draw_skipped(results: Results, folder: Path, name: str, runs: pd.DataFrame) -> list[Path]:
     """Draw a figure without data; its caption names the skipped ``runs`` and the reason."""
     # Matplotlib takes a second to import, which tables do not need.
-    from workflow.bench.figures._axes import explain_empty
-    from workflow.bench.figures._captions import caption
-    from workflow.bench.figures._page import save
+    from workflow.bench.figures import _page as page
+    from workflow.bench.figures._panels import explain_empty
     from workflow.bench.figures._style import new_figure
 
     figure, axes = new_figure(1, 1, height=0.6)
     axes[0, 0].set_axis_off()
     explain_empty(axes[0, 0], "every run was skipped")
-    return save(figure, folder, name, legend=[], caption=caption(results, runs, summarized=False))
+    return page.save(figure, folder, name, legend=[], caption=page.caption(results, runs, summarized=False))
 
 
 def main(arguments: list[str] | None = None) -> int:

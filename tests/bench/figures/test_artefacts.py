@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.colors import to_rgb
@@ -17,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
-from tests.support.figures import caption_of, figure_of, legend_of, texts_in, xs, ys
+from tests.support.figures import caption_of, figure_of, is_inside, legend_of, reaching_parts, texts_in, xs, ys
 from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results, write_rows
 from tests.support.synthetic_claims import swept
 from tests.support.synthetic_field import write_field
@@ -25,11 +24,10 @@ from tests.support.synthetic_probes import STEP_MS, step_time, write_probe
 from tests.support.synthetic_tables import write_tables
 from tests.support.synthetic_training import write_training
 from tests.support.synthetic_trials import tables_of_trials
-from workflow.bench.analysis.common_steps import last_common_values
 from workflow.bench.analysis.target_sweep import SHARES
 from workflow.bench.figures import _page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._rows import draw_differences
+from workflow.bench.figures._panels import draw_differences
 from workflow.bench.figures.fig18_factors import kept_shares
 from workflow.bench.make_artefact import main
 from workflow.bench.plan import Plan, artefacts
@@ -45,11 +43,12 @@ from workflow.bench.plan.artefacts import (
 )
 from workflow.bench.plan.field import FIELD
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
-from workflow.bench.results.tables import NoDataError, Results, published
+from workflow.bench.results.tables import Results, published
 from workflow.bench.support.config import CONFIG
 from workflow.bench.tables.claims import NARROW
 
 FIGURES = available("figures")
+MEASURED = [name for name in FIGURES if describe("figures", name).experiments or describe("figures", name).probes]
 TABLES = available("tables")
 
 
@@ -65,6 +64,12 @@ def drawn(results: Path) -> Iterator[dict[str, Figure]]:
     given = Results(results, trial_tables=tables_of_trials(results))
     yield {name: figure_of(name, given) for name in FIGURES}
     plt.close("all")
+
+
+@pytest.fixture
+def copied(results: Path, tmp_path: Path) -> Path:
+    """A copy of the results that a test may change."""
+    return Path(shutil.copytree(results, tmp_path / "test-cpu" / "embedded"))
 
 
 def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules") -> Path:
@@ -95,7 +100,6 @@ def test_the_same_data_gives_the_same_picture(name, results, tmp_path):
 def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
     figure = drawn[name]
     figure.canvas.draw()
-    inside = figure.bbox
     boxes = []
     for axes in figure.axes:
         labels = [axes.xaxis.label, axes.yaxis.label, axes.title, *axes.get_xticklabels(), *axes.get_yticklabels()]
@@ -110,23 +114,22 @@ def test_no_text_of_a_figure_is_cut_off_or_overlaps(name, drawn):
     boxes += [(text.get_text(), text.get_window_extent()) for text in figure.texts]
     boxes += [("legend", legend.get_window_extent()) for legend in figure.legends]
     for text, box in boxes:
-        assert box.x0 >= inside.x0 - 1, text
-        assert box.x1 <= inside.x1 + 1, text
-        assert box.y0 >= inside.y0 - 1, text
-        assert box.y1 <= inside.y1 + 1, text
+        assert is_inside(box, figure.bbox), text
     outside = [box for text, box in boxes if text == "legend" or text == figure.texts[-1].get_text()]
     for box in outside:
         for axes in figure.axes:
             assert not box.overlaps(axes.bbox)
 
 
-@pytest.mark.parametrize("name", [name for name in FIGURES if describe("figures", name).experiments])
-def test_a_figure_carries_tier_hardware_and_seeds(name, drawn):
-    """Diagrams have no runs, and figures of probes alone are tested in test_figures_probes.py."""
+@pytest.mark.parametrize("name", MEASURED)
+def test_a_figure_carries_tier_hardware_seeds_and_commit(name, drawn):
+    """Figures of probes alone have no seeds."""
     caption = caption_of(drawn[name])
-    assert caption.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu;")
-    assert any(f"0-2 ({shown})" in caption for shown in ("median, every run shown", "mean, 95 % t interval"))
-    assert "MKOR's update rule: exact (Sherman-Morrison)" in caption
+    assert caption.startswith("Embedded tier, no reproduction of the paper's numbers; test-cpu")
+    assert caption.endswith("Commit 012345678.")
+    if describe("figures", name).experiments:
+        assert any(f"0-2 ({shown})" in caption for shown in ("median, every run shown", "mean, 95 % t interval"))
+        assert "MKOR's update rule: exact (Sherman-Morrison)" in caption
 
 
 @pytest.mark.parametrize("kind", ["figures", "tables"])
@@ -141,16 +144,16 @@ def test_no_data_at_all_is_one_clear_line(kind, tmp_path, capsys):
         if needs_data:
             assert (code, error.count("\n")) == (1, 1)
             assert error.startswith(f"{name}: ")
+            if not (artefact.experiments or artefact.trials or len(artefact.probes) > 1):
+                assert f"run the probe {artefact.probes[0]} first" in error
         else:
             assert (code, error) == (0, "")
 
 
 @pytest.mark.parametrize("content", ["", "a,b\n1,2\n", "\x00\xff"])
-def test_a_broken_csv_is_one_clear_line(content, results, tmp_path, capsys):
-    root = tmp_path / "test-cpu" / "embedded"
-    shutil.copytree(results, root)
-    (root / "update_rules.csv").write_text(content, encoding="latin-1")
-    assert main(["fig13_update_rules", "--results", str(root)]) == 1
+def test_a_broken_csv_is_one_clear_line(content, copied, capsys):
+    (copied / "update_rules.csv").write_text(content, encoding="latin-1")
+    assert main(["fig13_update_rules", "--results", str(copied)]) == 1
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "update_rules.csv" in error
@@ -209,23 +212,18 @@ def test_fig04_overlays_every_published_time(drawn):
         assert values == sorted(times.loc[times["model"] == model, "iteration_ms"])
 
 
-def test_fig04_leaves_other_workloads_of_the_probe_out(results, tmp_path):
-    root = tmp_path / "test-cpu" / "embedded"
-    shutil.copytree(results, root)
+def test_fig04_leaves_other_workloads_of_the_probe_out(copied):
     times = iteration_times()
     wide = times[times["workload"] == "autoencoder"].assign(workload="wide_autoencoder", iteration_ms=1e6)
-    write_probe(root, "iteration_time", pd.concat([times, wide]))
-    figure = figure_of("fig04_inversion_frequency", Results(root))
+    write_probe(copied, "iteration_time", pd.concat([times, wide]))
+    figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert max(max(ys(line)) for axes in figure.axes[:2] for line in axes.lines) < 1e6
 
 
-def test_fig04_without_the_probe_or_an_experiment_names_it(results, tmp_path):
-    root = tmp_path / "test-cpu" / "embedded"
-    shutil.copytree(results, root)
-    (root / "probes" / "iteration_time.csv").unlink()
-    for file in root.glob("bert_inversion*"):
+def test_fig04_without_the_probe_or_an_experiment_names_it(copied):
+    for file in (copied / "probes" / "iteration_time.csv", *copied.glob("bert_inversion*")):
         file.unlink()
-    figure = figure_of("fig04_inversion_frequency", Results(root))
+    figure = figure_of("fig04_inversion_frequency", Results(copied))
     assert "No results yet: probe iteration_time, bert_inversion." in caption_of(figure)
     assert [panel.get_title() for panel in figure.axes] == ["Autoencoder", ""]
 
@@ -264,29 +262,34 @@ def test_fig13s_ticks_do_not_touch_in_three_panels(spread):
         assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
 
 
-def last_losses(results: Path) -> pd.Series:
-    """Return the last losses of factor_variants by workload, optimizer and seed."""
+@pytest.fixture
+def variants(results: Path) -> pd.DataFrame:
+    """The losses of factor_variants on AlexNet."""
     losses = Results(results).metrics("factor_variants")
-    return losses[losses["step"] == losses["step"].max()].set_index(["workload", "optimizer", "seed"])["value"]
+    return losses[losses["workload"] == "alexnet"]
+
+
+def last_losses(losses: pd.DataFrame) -> pd.Series:
+    """Return the last losses of one workload by optimizer and seed."""
+    return losses[losses["step"] == losses["step"].max()].set_index(["optimizer", "seed"])["value"]
 
 
 def test_fig18_pairs_each_variant_with_mkor(results, drawn):
     """Truth: the last losses of the synthetic runs, paired by seed."""
-    panels = drawn["fig18_factors"].axes[8:]
+    losses, panels = Results(results).metrics("factor_variants"), drawn["fig18_factors"].axes[8:]
     assert [axes.get_title() for axes in panels] == ["AlexNet", "Autoencoder"]
     for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
-        last = last_losses(results)[workload]
+        last = last_losses(losses[losses["workload"] == workload])
         of_scaled = [line for line in axes.lines if line.get_color() == style.STYLES["mkor_scaled"].color]
         dots = next(xs(line) for line in of_scaled if line.get_marker() == ".")
         assert dots == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
 
 
-def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
+def test_fig18_states_the_part_of_the_gain_that_variants_keep(variants, drawn):
     """Truth: (SGD - variant) / (SGD - MKOR) of the last losses, by seed."""
-    losses = Results(results).metrics("factor_variants")
-    shares = kept_shares(losses[losses["workload"] == "alexnet"], "sgd")
+    shares = kept_shares(variants, "sgd")
     assert list(shares) == ["mkor_normalized", "mkor_one_side", "mkor_one_vector", "mkor_scaled"]
-    last = last_losses(results)["alexnet"]
+    last = last_losses(variants)
     means = [((last["sgd"] - last[label]) / (last["sgd"] - last["mkor"])).mean() for label in shares]
     assert [share.value for share in shares.values()] == pytest.approx(means)
     text = (
@@ -296,26 +299,19 @@ def test_fig18_states_the_part_of_the_gain_that_variants_keep(results, drawn):
     assert text in caption_of(drawn["fig18_factors"])
 
 
-def test_fig18_keeps_no_part_of_a_gain_that_a_seed_lacks(results):
-    losses = Results(results).metrics("factor_variants")
-    losses = losses[losses["workload"] == "alexnet"]
-    worse = losses.assign(value=losses["value"].where((losses["optimizer"] != "mkor") | (losses["seed"] != 1), 9.0))
-    assert kept_shares(worse, "sgd") == {}
-    assert kept_shares(losses.assign(status="diverged"), "sgd") == {}
+def test_fig18_keeps_no_part_of_a_gain_that_a_seed_lacks(variants):
+    is_one = (variants["optimizer"] == "mkor") & (variants["seed"] == 1)
+    assert kept_shares(variants.assign(value=variants["value"].mask(is_one, 9.0)), "sgd") == {}
+    assert kept_shares(variants.assign(status="diverged"), "sgd") == {}
 
 
-def test_fig18_counts_a_diverged_run_as_the_worst(results):
+def test_fig18_counts_a_diverged_run_as_the_worst(variants):
     """Truth: of three shares one is minus infinity, so that the median is the smaller one of the others."""
-    losses = Results(results).metrics("factor_variants")
-    losses = losses[losses["workload"] == "alexnet"]
-    whole = kept_shares(losses, "sgd")["mkor_scaled"]
-    broken = (losses["optimizer"] == "mkor_scaled") & (losses["seed"] == 1)
-    share = kept_shares(losses.assign(status=losses["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
-    last = last_losses(results)["alexnet"]
-    others = [
-        (last["sgd"][seed] - last["mkor_scaled"][seed]) / (last["sgd"][seed] - last["mkor"][seed]) for seed in (0, 2)
-    ]
-    assert (share.value, share.n, whole.n) == (pytest.approx(min(others)), 3, 3)
+    broken = (variants["optimizer"] == "mkor_scaled") & (variants["seed"] == 1)
+    share = kept_shares(variants.assign(status=variants["status"].mask(broken, "diverged")), "sgd")["mkor_scaled"]
+    last = last_losses(variants)
+    others = (last["sgd"] - last["mkor_scaled"]) / (last["sgd"] - last["mkor"])
+    assert (share.value, share.n) == (pytest.approx(others.drop(1).min()), 3)
 
 
 def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
@@ -381,21 +377,6 @@ def test_fig13_without_the_base_gives_the_reason(tmp_path):
     assert any("no run to pair with" in text for text in texts_in(figure.axes[1]))
 
 
-def test_last_common_values_are_at_one_step_and_keep_failures():
-    rows = pd.DataFrame(
-        [
-            *run_rows("e", "w", "mkor", [0], period=10, steps=100)[0],
-            *run_rows("e", "w", "mkor", [1], period=10, steps=60)[0],
-            *run_rows("e", "w", "mkor", [2], period=10, steps=100, failed=(2,))[0],
-        ]
-    )
-    last, step = last_common_values(rows)
-    assert step == 60
-    assert (last.set_index("seed")["value"] == np.inf).to_dict() == {0: False, 1: False, 2: True}
-    with pytest.raises(NoDataError, match="No run finished"):
-        last_common_values(rows[rows["seed"] == 2])
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
     assert main([name, "--results", str(results), "--out-dir", str(tmp_path)]) == 0
@@ -418,31 +399,6 @@ def test_a_table_is_written_as_csv_markdown_and_html(name, results, tmp_path):
         assert [section.partition("\n")[0] for section in below] == list(frame["id"])
     else:
         assert below == []
-
-
-def test_table6_stands_beside_the_papers_settings(results, tmp_path):
-    main(["table6_settings", "--results", str(results), "--out-dir", str(tmp_path)])
-    table = pd.read_csv(tmp_path / "table6_settings.csv").set_index("experiments", drop=False)
-    bert = table.loc["bert_pretraining"]
-    assert (bert["model in the paper"], bert["parameters in the paper (M)"]) == ("BERT-Large-Uncased", 335.1)
-    assert (bert["train here"], bert["test here"], bert["hardware here"]) == (1437, 360, "Test CPU")
-    assert set(table["model in the paper"].dropna()) == set(published("settings")["model"])
-    # A model of the paper's size that nobody trained: its parameters are known all the same, as the paper counts them.
-    large = table.loc["bert_phase1"]
-    assert (large["parameters here (M)"], large["counted the paper's way here (M)"]) == (336.2, 335.1)
-    assert pd.isna(large["train here"])
-    assert pd.isna(large["hardware here"])
-    # One row for a model, whatever the number of experiments that train it.
-    assert list(table["experiments"]).count("update_rules, autoencoder_inversion") == 1
-
-
-def test_table6_needs_no_trained_run(results, tmp_path):
-    (tmp_path / "probes").mkdir()
-    shutil.copy(results / "probes" / "sizes.csv", tmp_path / "probes")
-    assert main(["table6_settings", "--results", str(tmp_path)]) == 0
-    table = pd.read_csv(tmp_path / "tables" / "table6_settings.csv")
-    assert set(table["counted the paper's way here (M)"].dropna()) == {0.1, 335.1}
-    assert table["train here"].isna().all()
 
 
 @pytest.mark.parametrize(
@@ -519,11 +475,7 @@ def test_the_probe_and_the_artefacts_of_the_field_name_the_same_experiments():
 
 def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
     """Truth: by hand. MKOR takes two thirds of LAMB's steps; KAISA reaches the target on one seed of three."""
-    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
-    parts = [
-        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
-        for label, at in (("lamb", 120.0), ("mkor", 80.0), ("kaisa", 90.0))
-    ]
+    parts = reaching_parts(lamb=120.0, mkor=80.0, kaisa=90.0)
     for run, steps in zip(parts[1][1], (80.0, 242 / 3, 244 / 3), strict=True):  # LAMB's 120, 121, 122
         run["crossing_step"] = steps
     for run in parts[2][1][1:]:
@@ -546,11 +498,7 @@ def test_time_to_target_counts_the_censored_and_compares_by_seed(tmp_path):
 
 def test_a_run_that_was_too_short_gives_no_ratio(tmp_path):
     """Truth: by hand. On seed 1 LAMB ended after 70 steps, on seed 2 it diverged there; MKOR takes 80, 81 and 82."""
-    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
-    lamb, mkor = (
-        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
-        for label, at in (("lamb", 120.0), ("mkor", 80.0))
-    )
+    lamb, mkor = reaching_parts(lamb=120.0, mkor=80.0)
     for run, status in zip(lamb[1][1:], ("finished", "diverged"), strict=True):
         run.update(reaching(None, 0.03), status=status, steps_done=70, train_seconds=2.1)
     write_experiment(tmp_path, "bert_pretraining", [lamb, mkor])
@@ -573,12 +521,7 @@ def _times_to_target(root: Path, mkor: float = 20.0) -> pd.DataFrame:
     [(None, "step_time.csv is missing or empty"), (range(15), "the machine was busy: other processes slowed 15 of 15")],
 )
 def test_without_times_of_steps_the_iterations_stand_and_times_are_not_tested(tmp_path, rounds, reason):
-    shared: dict[str, Any] = {"seeds": range(3), "target": 4.2, "base": "lamb"}
-    parts = [
-        run_rows("bert_pretraining", "bert_pretraining", label, period=5, reaches=at, **shared)
-        for label, at in (("lamb", 120.0), ("mkor", 80.0))
-    ]
-    write_experiment(tmp_path, "bert_pretraining", parts)
+    write_experiment(tmp_path, "bert_pretraining", reaching_parts(lamb=120.0, mkor=80.0))
     if rounds is not None:
         write_probe(tmp_path, "step_time", step_time(Results(tmp_path).runs("bert_pretraining"), busy=rounds))
     assert main(["time_to_target", "--results", str(tmp_path)]) == 0

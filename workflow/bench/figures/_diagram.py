@@ -9,7 +9,6 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._style import INK
 
 INPUTS: Final = "#BFDDF2"
 """Fill for a layer's inputs: X, a, the right factor."""
@@ -23,26 +22,16 @@ WIDTH: Final = 390.0
 
 def canvas(height: float) -> tuple[Figure, Axes]:
     """Return an empty figure, ``height`` points high, and its axes, whose units are points from the lower left."""
-    figure, axes = style.new_figure(1, 1, height=(height + 6) / 72)
-    panel: Axes = axes[0, 0]
+    figure, ((panel,),) = style.new_figure(1, 1, height=(height + 6) / 72)
     panel.set_axis_off()
-    panel.set_xticks([])
-    panel.set_yticks([])
-    panel.set_xlim(0, WIDTH)
-    panel.set_ylim(-1, height + 1)
-    panel.set_aspect("equal")
+    panel.set(xticks=[], yticks=[], xlim=(0, WIDTH), ylim=(-1, height + 1), aspect="equal")
     return figure, panel
 
 
 def band(axes: Axes, x: float, y: float, width: float, height: float, fill: str = "#F6F6F6") -> None:
     """Draw a frame with round corners, its lower left corner at (x, y)."""
-    look: dict[str, Any] = {
-        "boxstyle": "round,pad=0,rounding_size=4",
-        "linewidth": 0.6,
-        "edgecolor": "#AAAAAA",
-        "facecolor": fill,
-    }
-    axes.add_patch(FancyBboxPatch((x, y), width, height, zorder=0, **look))
+    look: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=4", "linewidth": 0.6, "edgecolor": "#AAAAAA"}
+    axes.add_patch(FancyBboxPatch((x, y), width, height, facecolor=fill, zorder=0, **look))
 
 
 def matrix(
@@ -52,27 +41,25 @@ def matrix(
 
     ``rows`` is the number of rows to tell apart by thin lines.
     """
-    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=INK, linewidth=0.7, zorder=2))
+    axes.add_patch(Rectangle((x, y), width, height, facecolor=fill, edgecolor=style.INK, linewidth=0.7, zorder=2))
     for row in range(1, rows):
         at = y + height * row / rows
         axes.plot([x, x + width], [at, at], color="white", linewidth=0.8, zorder=3)
     if name:
-        write(axes, x + width / 2, y + height / 2, name, size=7.5, zorder=4)
+        write(axes, x + width / 2, y + height / 2, name, zorder=4)
 
 
 def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
     """Draw an arrow between two points."""
-    look: dict[str, Any] = {
-        "arrowstyle": "-|>",
-        "mutation_scale": 6,
-        "linewidth": 0.9,
-        "color": INK,
-        "shrinkA": 0,
-        "shrinkB": 0,
-    }
-    axes.add_patch(FancyArrowPatch(start, end, zorder=3, **look))
+    look: dict[str, Any] = {"arrowstyle": "-|>", "mutation_scale": 6, "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0}
+    axes.add_patch(FancyArrowPatch(start, end, color=style.INK, zorder=3, **look))
 
 
-def write(axes: Axes, x: float, y: float, text: str, *, size: float = 7, **look: Any) -> None:
+def write(axes: Axes, x: float, y: float, text: str, *, size: float = 7.5, **look: Any) -> None:
     """Write text at (x, y), centered unless ``look`` aligns it otherwise."""
-    axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": INK, **look})
+    axes.text(x, y, text, fontsize=size, **{"ha": "center", "va": "center", "color": style.INK, **look})
+
+
+def remark(axes: Axes, x: float, y: float, text: str, *, size: float = 6.5, **look: Any) -> None:
+    """Write small gray text at (x, y)."""
+    write(axes, x, y, text, size=size, color=style.SOFT, **look)

@@ -1,9 +1,10 @@
-"""The page of a figure: the title and the legend above the panels, the caption below, and the files."""
+"""The page of a figure: title and legend above the panels, the caption below, and the files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Final
@@ -13,17 +14,85 @@ import matplotlib.pyplot as plt
 from matplotlib.artist import Artist
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.textpath import text_to_path
 from matplotlib.ticker import MaxNLocator
 
-from workflow.bench.analysis.captions import as_rst
+from workflow.bench.analysis import captions
 from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.figures import _style as style
 from workflow.bench.support.files import write_atomically
 
 _CAPTION_POINTS: Final = 6.0
 _TITLE_POINTS: Final = 8.5
 _LEAST_TICKS: Final = 3
+_RULES: Final[Mapping[str, str]] = {
+    "sherman_morrison": "exact (Sherman-Morrison)",
+    "published": "as published",
+    "released": "as in the released code",
+}
+"""The names of MKOR's update rules."""
+
+
+def _name_rules(rules: Mapping[str, str]) -> str:
+    """Return the update rule of most labels, and the labels that have another one."""
+    names = list(rules.values())
+    usual = max(names, key=names.count)
+    differing = [
+        f"{style.style_of(label).name}: {_RULES.get(rule, rule)}" for label, rule in rules.items() if rule != usual
+    ]
+    return _RULES.get(usual, usual) + (f", but {', '.join(differing)}" if differing else "")
+
+
+NAMES: Final = captions.Names(
+    optimizer=lambda label: style.style_of(label).name,
+    workload=style.workload_name,
+    rules=_name_rules,
+    shows_runs=True,
+)
+"""The names that a caption has in common with the legend, in a figure that shows few runs one by one."""
+caption = partial(captions.caption, names=NAMES)
+footer = partial(captions.footer, names=NAMES)
+precisions = partial(captions.precisions, names=NAMES)
+
+
+def line_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+    """Return a legend's entry with a method's line and marker; ``instead`` replaces properties of the line."""
+    shown = {"color": look.color, "linestyle": look.line, "marker": look.marker, "label": look.name}
+    return Line2D([], [], **(shown | instead))
+
+
+def marker_entry(look: style.MethodStyle, **instead: Any) -> Line2D:
+    """Return an entry with a method's marker alone."""
+    return line_entry(look, **({"linestyle": "none"} | instead))
+
+
+def guide_entry(name: str, **look: Any) -> Line2D:
+    """Return an entry for what belongs to no method: targets, formulas, runs."""
+    return Line2D([], [], label=name, **({"color": style.GUIDE} | look))
+
+
+def band_entry(name: str) -> Patch:
+    """Return an entry for intervals drawn as bands."""
+    return Patch(color="#999999", alpha=0.35, linewidth=0, label=name)
+
+
+def bar_entry() -> Line2D:
+    """Return an entry for intervals drawn as bars."""
+    look: dict[str, Any] = {"linestyle": "none", "marker": "|", "markersize": 9, "markeredgewidth": 1.6}
+    return guide_entry(f"{shown_level()} interval", color="#777777", **look)
+
+
+def hollow_entry(name: str, marker: str = "o", **look: Any) -> Line2D:
+    """Return an entry with a hollow marker, by convention that of a published value."""
+    return guide_entry(name, linestyle="none", marker=marker, markerfacecolor="none", **look)
+
+
+def published_entry(name: str) -> Line2D:
+    """Return an entry for published values."""
+    return hollow_entry(name, markeredgewidth=1.1)
 
 
 def save(
@@ -83,7 +152,7 @@ def write(figure: Figure, folder: Path, name: str, caption: str) -> list[Path]:
         figure.savefig(content, format=suffix[1:], metadata=metadata)
         contents[suffix] = content.getvalue()
     plt.close(figure)
-    contents[".rst"] = as_rst(caption)
+    contents[".rst"] = captions.as_rst(caption)
     for suffix, data in contents.items():
         write_atomically(folder / f"{name}{suffix}", data)
     return [folder / f"{name}{suffix}" for suffix in contents]

@@ -12,8 +12,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.wording import number
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import amount, byte_axis, fixed_ticks
 
 HEIGHT: Final = 3.2
 """Inches of the panels."""
@@ -29,6 +29,7 @@ COUNTED_LINE: Final = (0, (1, 1.2))
 _BACKGROUND: Final = "#F3F3F3"
 """The background of panels that show a model, and no measurement."""
 _GUIDE: Final[Any] = {"color": style.GUIDE, "linewidth": 0.8}
+_CORNER: Final[Any] = {"ha": "right", "va": "top", "color": style.GUIDE}
 
 
 def variant_of(label: str) -> str:
@@ -41,46 +42,41 @@ def look_of(label: str) -> style.MethodStyle:
     return style.style_of(variant_of(label))
 
 
-def draw(panels: np.ndarray, rows: pd.DataFrame) -> set[str]:
+def draw(axes: np.ndarray, rows: pd.DataFrame) -> set[str]:
     """Draw times over the base optimizer's, and a rank's memory and bytes; return the labels of the looks.
 
     Results of earlier versions have no times with counted bytes.
     """
-    (small, large), (memory, sent) = panels
+    (small, large), (memory, sent) = axes
     shown: set[str] = set()
-    for axes, (model, system), sharded in ((small, SMALL, False), (large, LARGE, True)):
+    for panel, (model, system), sharded in ((small, SMALL, False), (large, LARGE, True)):
         of_panel = _of(rows, model, system, sharded=sharded)
-        shown |= _lines(axes, _over_base(of_panel, "step_ms"), "ratio")
+        shown |= _lines(panel, _over_base(of_panel, "step_ms"), "ratio")
         if has_counted(rows):
-            _lines(axes, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
-        axes.axhline(1, **_GUIDE)
-        axes.set_ylabel("step ÷ base's, model")
-        axes.set_title(f"{_name(model)}, {_parallel(sharded)}, {system}")
+            _lines(panel, _over_base(of_panel, "step_ms_counted"), "ratio", linestyle=COUNTED_LINE, markersize=0)
+        panel.axhline(1, **_GUIDE)
+        panel.set_ylabel("step ÷ base's, model")
+        panel.set_title(f"{style.workload_name(model)}, {'sharded' if sharded else 'DDP'}, {system}")
     rank = _of(rows, *LARGE, sharded=True)
     shown |= _lines(memory, rank, "memory_bytes")
     memory.set_ylabel("memory per rank, model")
     shown |= _lines(sent, rank[rank["sent_bytes"] > 0], "sent_bytes")
     exchanged = rank.drop_duplicates("workers").sort_values("workers")
     sent.plot(exchanged["workers"], exchanged["gradient_bytes"], **_GUIDE, linestyle=style.MODEL_LINE)
-    sent.annotate(
-        "gradients and parameters",
-        (1.0, float(exchanged["gradient_bytes"].iloc[0])),
-        xycoords=("axes fraction", "data"),
-        xytext=(-2, -2.5),
-        textcoords="offset points",
-        ha="right",
-        va="top",
-        fontsize=6.0,
-        color=style.GUIDE,
-    )
+    at = (1.0, float(exchanged["gradient_bytes"].iloc[0]))
+    panels.annotate(sent, "gradients and parameters", at, panels.ROW_AT_EDGE, xytext=(-2, -2.5), **_CORNER)
     sent.set_ylabel("bytes per step, model")
-    for axes in (memory, sent):
-        axes.set_title(f"{_name(LARGE[0])}, {_parallel(sharded=True)}")
-        byte_axis(axes)
+    for panel in (memory, sent):
+        panel.set_title(f"{style.workload_name(LARGE[0])}, sharded")
+        panels.byte_axis(panel)
     _replicated(memory, _of(rows, *LARGE, sharded=False))
-    for axes in panels.flat:
-        _gpu_axis(axes, rows)
-        axes.set_facecolor(_BACKGROUND)
+    gpus = sorted(rows["workers"].unique())
+    for panel in axes.flat:
+        panel.set_xscale("log", base=2)
+        panels.fixed_ticks(panel.xaxis, [*gpus[:-2:2], gpus[-1]])
+        panel.set_xlim(gpus[0] / 1.4, gpus[-1] * 1.4)
+        panel.set_xlabel("GPUs")
+        panel.set_facecolor(_BACKGROUND)
     return shown
 
 
@@ -93,25 +89,28 @@ def notes(rows: pd.DataFrame) -> list[str]:
     """Return the caption's sentences on the model."""
     model, system = SMALL
     efficiencies = []
-    counted = (
-        "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, counted "
-        "on meta tensors, in the optimizer and its base"
-    )
     for label, times in _of(rows, model, system, sharded=False).groupby("optimizer", sort=False):
         by_gpus = times.set_index("workers")["step_ms"]
         fewest = by_gpus.index.min()
         if 64 in by_gpus:
             efficiency = fewest * by_gpus[fewest] / (64 * by_gpus[64])
             efficiencies.append(f"{look_of(str(label)).name} {number(float(efficiency))}")
-    return [
+    notes = [
         "model (dashed, on gray): computed, not measured, from published speeds of GPUs and links "
         "(workflow/systems.yaml) and from operations and bytes counted by formulas; a fixed global batch; nothing "
         "overlaps; 40 % of the peak of matrix products is assumed; one refresh in 10 steps; sharded: by fully_shard; "
         "memory: parameters, gradients and optimizer state, without activations; bytes: handed to the method's "
         "collectives",
-        *([counted] if has_counted(rows) else []),
-        f"by the model, efficiency of {_name(model)} on {system} at 64 GPUs over {rows['workers'].min()}: "
-        f"{', '.join(efficiencies)}",
+    ]
+    if has_counted(rows):
+        notes.append(
+            "dashed: the optimizer's step at its floor; dotted: with the bytes that this version's kernels move, "
+            "counted on meta tensors, in the optimizer and its base"
+        )
+    return [
+        *notes,
+        f"by the model, efficiency of {style.workload_name(model)} on {system} at 64 GPUs over "
+        f"{rows['workers'].min()}: {', '.join(efficiencies)}",
     ]
 
 
@@ -132,8 +131,7 @@ def _lines(axes: Axes, rows: pd.DataFrame, column: str, **style_of_line: Any) ->
     """Draw a line a method, and return the labels of their looks."""
     drawn = set()
     for label, of_label in rows.groupby("optimizer", sort=False):
-        look = look_of(str(label))
-        line = of_label.sort_values("workers")
+        look, line = look_of(str(label)), of_label.sort_values("workers")
         drawing = {**_MODEL, **style_of_line}
         axes.plot(line["workers"], line[column], color=look.color, marker=look.marker, **drawing)
         drawn.add(variant_of(str(label)))
@@ -148,32 +146,8 @@ def _replicated(axes: Axes, rows: pd.DataFrame) -> None:
         line, look = of_label.sort_values("workers"), look_of(str(label))
         axes.plot(line["workers"], line["memory_bytes"], color=look.color, **_MODEL)
         size = float(f"{line['memory_bytes'].iloc[0]:.3g}")
-        texts.append(f"{look.name.partition(' (')[0]} {amount(size)}")
+        texts.append(f"{look.name.partition(' (')[0]} {panels.amount(size)}")
     axes.axhline(float(rows["gpu_memory_bytes"].iloc[0]), **_GUIDE)
     axes.set_ylim(top=100 * axes.get_ylim()[1])
-    axes.text(
-        0.97,
-        0.97,
-        f"{_parallel(sharded=False)}: {'; '.join(texts)}\nsolid: memory of one {rows['gpu'].iloc[0]}",
-        transform=axes.transAxes,
-        ha="right",
-        va="top",
-        fontsize=6.0,
-        color=style.GUIDE,
-    )
-
-
-def _gpu_axis(axes: Axes, rows: pd.DataFrame) -> None:
-    gpus = sorted(rows["workers"].unique())
-    axes.set_xscale("log", base=2)
-    fixed_ticks(axes.xaxis, [*gpus[:-2:2], gpus[-1]])
-    axes.set_xlim(gpus[0] / 1.4, gpus[-1] * 1.4)
-    axes.set_xlabel("GPUs")
-
-
-def _name(model: str) -> str:
-    return style.workload_name(model)
-
-
-def _parallel(sharded: bool) -> str:
-    return "sharded" if sharded else "DDP"
+    text = f"DDP: {'; '.join(texts)}\nsolid: memory of one {rows['gpu'].iloc[0]}"
+    panels.annotate(axes, text, (0.97, 0.97), **_CORNER)

@@ -18,7 +18,9 @@ mpl.use("Agg")
 
 import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import seaborn as sns
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH: Final = 5.5
@@ -163,6 +165,22 @@ def new_figure(rows: int, columns: int, *, height: float, **options: Any) -> tup
     return figure, axes
 
 
+def split_row(figure: Figure, panels: np.ndarray, number: int) -> list[Axes]:
+    """Put so many panels in the place of a row's, which may be another number, and return them."""
+    place = panels[0].get_subplotspec()
+    cells = place.get_gridspec()[place.rowspan.start, :].subgridspec(1, number)
+    for panel in panels:
+        panel.remove()
+    return [figure.add_subplot(cells[0, column]) for column in range(number)]
+
+
+def probed_workloads(rows: pd.DataFrame) -> list[str]:
+    """Return the workloads of a probe's rows in the order of all figures: these three first, the others by name."""
+    timed = set(rows["workload"].dropna().astype(str))
+    first = [name for name in ("bert", "resnet", "autoencoder") if name in timed]
+    return first + sorted(timed - set(first))
+
+
 def seaborn_looks(looks: Mapping[str, MethodStyle]) -> dict[str, Any]:
     """Return the arguments with which seaborn's ``lineplot`` draws each name in its look, by hue and style."""
     return {
@@ -178,13 +196,9 @@ def style_of(label: str) -> MethodStyle:
     """Return the look of an optimizer label; that of an unlisted label depends on nothing but its name."""
     if label in STYLES:
         return STYLES[label]
-    code = zlib.crc32(label.encode())
-    return MethodStyle(
-        label.replace("_", " "),
-        _SPARE_COLORS[code % len(_SPARE_COLORS)],
-        _SPARE_MARKERS[code // 7 % len(_SPARE_MARKERS)],
-        list(_DASHES.values())[code // 53 % len(_DASHES)],
-    )
+    code = zlib.crc32(label.encode())  # Python's own hash of a text differs from process to process
+    color, marker = _SPARE_COLORS[code % len(_SPARE_COLORS)], _SPARE_MARKERS[code // 7 % len(_SPARE_MARKERS)]
+    return MethodStyle(label.replace("_", " "), color, marker, list(_DASHES.values())[code // 53 % len(_DASHES)])
 
 
 def paper_name(optimizer: str) -> str:

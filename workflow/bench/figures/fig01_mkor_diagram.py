@@ -7,7 +7,7 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, arrow, band, canvas, matrix, write
+from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, WIDTH, arrow, band, canvas, matrix, remark, write
 from workflow.bench.figures._page import save
 from workflow.bench.figures._style import SOFT
 from workflow.bench.results.tables import Results
@@ -35,36 +35,29 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = canvas(height)
     tops = [height - sum(_HEIGHTS[:stage]) - _GAP * stage for stage in range(len(_HEIGHTS))]
     for stage, (top, size) in enumerate(zip(tops, _HEIGHTS, strict=True)):
-        band(axes, _LEFT, top - size, 390 - _LEFT - 1, size, "#F6F6F6" if stage < 4 else "white")
+        band(axes, _LEFT, top - size, WIDTH - _LEFT - 1, size, "#F6F6F6" if stage < 4 else "white")
         if stage:
             arrow(axes, (_TITLES + 8, top + _GAP), (_TITLES + 8, top))
     for stage, draw in enumerate((_statistics, _all_reduce, _update, _precondition)):
         draw(axes, tops[stage], tops[stage] - _HEIGHTS[stage] / 2)
-    write(axes, _TITLES, tops[4] - _HEIGHTS[4] / 2, "Base optimizer", size=7.5, weight="bold", ha="left")
-    write(
-        axes,
-        _PICTURES,
-        tops[4] - _HEIGHTS[4] / 2,
-        "SGD with momentum, LAMB, ...: its step, with $V$ in place of $D$",
-        size=7.5,
-        ha="left",
-    )
-    _bracket(axes, tops[0], tops[2] - _HEIGHTS[2], "every f-th step")
-    _bracket(axes, tops[3], tops[4] - _HEIGHTS[4], "every step")
+    last = tops[4] - _HEIGHTS[4] / 2
+    write(axes, _TITLES, last, "Base optimizer", weight="bold", ha="left")
+    write(axes, _PICTURES, last, "SGD with momentum, LAMB, ...: its step, with $V$ in place of $D$", ha="left")
+    for top, bottom, text in (
+        (tops[0], tops[2] - _HEIGHTS[2], "every f-th step"),
+        (tops[3], tops[4] - _HEIGHTS[4], "every step"),
+    ):
+        axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
+        remark(axes, 5, (top + bottom) / 2, text, size=7, rotation=90)
     return save(figure, folder, "fig01_mkor_diagram", legend=[], caption=CAPTION)
-
-
-def _bracket(axes: Axes, top: float, bottom: float, text: str) -> None:
-    axes.plot([15, 11, 11, 15], [top - 1, top - 1, bottom + 1, bottom + 1], color=SOFT, linewidth=0.8)
-    write(axes, 5, (top + bottom) / 2, text, size=7, rotation=90, color=SOFT)
 
 
 def _head(axes: Axes, top: float, number: int, title: str, detail: str, cost: str, kind: str) -> None:
     """Write a stage's number, title, detail and cost."""
-    write(axes, _TITLES, top - 11, f"{number}  {title}", size=7.5, weight="bold", ha="left")
-    write(axes, _TITLES, top - 20, detail, size=6.5, ha="left", va="top", color=SOFT, linespacing=1.25)
+    write(axes, _TITLES, top - 11, f"{number}  {title}", weight="bold", ha="left")
+    remark(axes, _TITLES, top - 20, detail, ha="left", va="top", linespacing=1.25)
     write(axes, _COSTS, top - 11, cost, size=8, ha="right")
-    write(axes, _COSTS, top - 20, kind, size=6, ha="right", va="top", color=SOFT)
+    remark(axes, _COSTS, top - 20, kind, size=6, ha="right", va="top")
 
 
 def _statistics(axes: Axes, top: float, middle: float) -> None:
@@ -76,10 +69,10 @@ def _statistics(axes: Axes, top: float, middle: float) -> None:
         matrix(axes, x, middle - 4, width, 24, fill, rows, rows=5)
         arrow(axes, (x + width / 2, middle - 5), (x + width / 2, middle - 14))
         matrix(axes, x, middle - 20, width, 5, fill)
-        write(axes, x + width + 6, middle - 17.5, mean, size=7.5)
-        write(axes, x - 5, middle + 8, "$n$", size=6.5, color=SOFT)
-    write(axes, _EQUATIONS, middle + 9, "$a = \\mathrm{mean}(X)$,  $d_{in}$ numbers", size=7.5, ha="left")
-    write(axes, _EQUATIONS, middle - 9, "$g = \\mathrm{mean}(G)$,  $d_{out}$ numbers", size=7.5, ha="left")
+        write(axes, x + width + 6, middle - 17.5, mean)
+        remark(axes, x - 5, middle + 8, "$n$")
+    write(axes, _EQUATIONS, middle + 9, "$a = \\mathrm{mean}(X)$,  $d_{in}$ numbers", ha="left")
+    write(axes, _EQUATIONS, middle - 9, "$g = \\mathrm{mean}(G)$,  $d_{out}$ numbers", ha="left")
 
 
 def _all_reduce(axes: Axes, top: float, middle: float) -> None:
@@ -90,8 +83,8 @@ def _all_reduce(axes: Axes, top: float, middle: float) -> None:
         arrow(axes, (_PICTURES + 47, y + 2), (_PICTURES + 61, middle + (1 - rank) * 1.5 + 1))
     matrix(axes, _PICTURES + 63, middle - 1, 20, 4, INPUTS)
     matrix(axes, _PICTURES + 84, middle - 1, 14, 4, OUTPUTS)
-    write(axes, _EQUATIONS, middle + 9, "$(a, g) \\leftarrow$ mean over the ranks", size=7.5, ha="left")
-    write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers per layer: $2d$", size=7.5, ha="left")
+    write(axes, _EQUATIONS, middle + 9, "$(a, g) \\leftarrow$ mean over the ranks", ha="left")
+    write(axes, _EQUATIONS, middle - 9, "$d_{in} + d_{out}$ numbers per layer: $2d$", ha="left")
 
 
 def _update(axes: Axes, top: float, middle: float) -> None:
@@ -105,16 +98,12 @@ def _update(axes: Axes, top: float, middle: float) -> None:
     matrix(axes, left + side + 24, middle + side / 2 - 5, side, 5, INPUTS)
     write(axes, left + side + 40, middle - 3, "$(Jv)(Jv)^\\mathrm{T}$", size=6.5)
     stabilizer = "$\\max_i J_{ii} > \\epsilon$:  $J \\leftarrow \\zeta J + (1-\\zeta) I$"
-    write(axes, _EQUATIONS, middle + 21, stabilizer, ha="left", size=7.5)
-    write(
-        axes,
-        _EQUATIONS,
-        middle - 10,
+    write(axes, _EQUATIONS, middle + 21, stabilizer, ha="left")
+    update = (
         "$J \\leftarrow \\dfrac{J}{\\gamma} - \\dfrac{1-\\gamma}{\\gamma^2}\\,"
-        "\\dfrac{(Jv)(Jv)^\\mathrm{T}}{1 + \\frac{1-\\gamma}{\\gamma}\\,v^\\mathrm{T} J v}$",
-        ha="left",
-        size=8,
+        "\\dfrac{(Jv)(Jv)^\\mathrm{T}}{1 + \\frac{1-\\gamma}{\\gamma}\\,v^\\mathrm{T} J v}$"
     )
+    write(axes, _EQUATIONS, middle - 10, update, ha="left", size=8)
 
 
 def _precondition(axes: Axes, top: float, middle: float) -> None:

@@ -9,13 +9,11 @@ from typing import Any, Final, NamedTuple
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.bench.figures import _probes
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._captions import footer
-from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("step_breakdown",)
@@ -36,6 +34,7 @@ STEPS: Final = {"ms": "average step (ms)", "refresh_ms": "refreshing step (ms),\
 BASE: Final = "base"
 """Label of the row that the first-order optimizers share, one of each workload."""
 _EDGE: Final[Any] = {"edgecolor": "#333333", "linewidth": 0.35}
+_BESIDE: Final[Any] = {"ha": "right", "color": "#555555"}
 
 
 class Bar(NamedTuple):
@@ -63,6 +62,7 @@ def bars(rows: pd.DataFrame, column: str) -> list[Bar]:
 
     A refreshing step takes equally long at any period, so it has one bar, at the period that was timed.
     """
+    # A combined row stands for a period that was not run, and has no refreshing step of its own.
     known = rows[rows[column].notna() & ((rows["estimate"] == "measured") | (column == "ms"))]
     shown = []
     for label in sorted(style.in_order(known["optimizer"]), key=lambda label: label != BASE):
@@ -72,41 +72,20 @@ def bars(rows: pd.DataFrame, column: str) -> list[Bar]:
     return shown
 
 
-def of_bar(rows: pd.DataFrame, bar: Bar) -> pd.DataFrame:
-    """Return the rows of one bar from those of its workload."""
-    periods = rows["inverse_update_period"]
-    at_period = periods.isna() if bar.period is None else periods == bar.period
-    return rows[(rows["optimizer"] == bar.optimizer) & (rows["workers"] == bar.workers) & at_period]
-
-
-def totals(rows: pd.DataFrame, column: str, phases: Sequence[str]) -> list[float]:
-    """Return the milliseconds of some phases together in each repeat, from the rows of one bar."""
-    return [float(ms) for ms in rows[rows["phase"].isin(phases)].groupby("repeat")[column].sum()]
-
-
-def _name(bar: Bar, base_name: str) -> str:
-    name = base_name if bar.optimizer == BASE else style.style_of(bar.optimizer).name
-    return name + ("" if bar.period is None else f", every {bar.period:g}")
-
-
-def _places(shown: Sequence[Bar]) -> list[float]:
-    """Return the heights of the bars, those of one optimizer and period next to each other."""
+def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[Bar]) -> None:
+    """Draw the horizontal stacked bars of one workload, those of one optimizer and period next to each other."""
     places: list[float] = []
     for index, bar in enumerate(shown):
+        # In heights of a bar: bars of one optimizer that differ in workers alone touch.
         gap = 0.0 if index == 0 else 1.0 if shown[index - 1][:2] == bar[:2] else 1.45
         places.append(gap + (places[-1] if places else 0.0))
-    return places
-
-
-def _draw(axes: Axes, rows: pd.DataFrame, column: str, shown: Sequence[Bar]) -> None:
-    """Draw the horizontal stacked bars of one workload."""
-    places = _places(shown)
-    for place, bar in zip(places, shown, strict=True):
-        chosen = of_bar(rows, bar)
+        periods = rows["inverse_update_period"]
+        at_period = periods.isna() if bar.period is None else periods == bar.period
+        chosen = rows[(rows["optimizer"] == bar.optimizer) & (rows["workers"] == bar.workers) & at_period]
         if chosen.empty:
-            axes.annotate("not measured", (0.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=6)
+            panels.annotate(axes, "not measured", (0.02, places[-1]), panels.ROW_AT_EDGE)
         else:
-            _draw_bar(axes, chosen, column, place)
+            _draw_bar(axes, chosen, column, places[-1])
     axes.set_ylim(max(places, default=0.0) + 0.7, -0.7)
     axes.set_xlim(left=0)
     axes.grid(axis="y", visible=False)
@@ -123,38 +102,24 @@ def _draw_bar(axes: Axes, rows: pd.DataFrame, column: str, place: float) -> None
         width = float(rows.loc[rows["phase"] == phase, column].mean())
         axes.barh(place, width, 0.86, left=left, color=color, hatch=hatch, **_EDGE)
         left += width
-    sums = totals(rows, column, tuple(PHASES))
-    axes.plot(sums, [place] * len(sums), "o", color="#000000", markersize=2, markeredgewidth=0)
-    axes.annotate(
-        _milliseconds(fmean(totals(rows, column, REFERENCE))),
-        (1.14, place),
-        xycoords=("axes fraction", "data"),
-        ha="right",
-        va="center",
-        fontsize=6,
-        color="#555555",
+    sums, reference = (
+        rows[rows["phase"].isin(phases)].groupby("repeat")[column].sum().tolist() for phases in (PHASES, REFERENCE)
     )
-
-
-def _milliseconds(ms: float) -> str:
-    return f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}"
+    axes.plot(sums, [place] * len(sums), "o", color="#000000", markersize=2, markeredgewidth=0)
+    ms = fmean(reference)  # a number and not a bar: it is long, and the same for every optimizer
+    text = f"{ms:.0f}" if ms >= 100 else f"{ms:.1f}"
+    panels.annotate(axes, text, (1.14, place), panels.ROW_AT_EDGE, **_BESIDE)
 
 
 def _label(axes: Axes, shown: Sequence[Bar], base_name: str) -> None:
     """Write optimizers and periods to the left of the numbers of workers."""
-    places = dict(zip(shown, axes.get_yticks(), strict=True))
-    for name in dict.fromkeys(_name(bar, base_name) for bar in shown):
-        group = [place for bar, place in places.items() if _name(bar, base_name) == name]
-        axes.annotate(
-            name,
-            (0, sum(group) / len(group)),
-            xycoords=("axes fraction", "data"),
-            xytext=(-13, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=7,
-        )
+    places: dict[str, list[float]] = {}
+    for bar, place in zip(shown, axes.get_yticks(), strict=True):
+        name = base_name if bar.optimizer == BASE else style.style_of(bar.optimizer).name
+        places.setdefault(name + ("" if bar.period is None else f", every {bar.period:g}"), []).append(place)
+    for name, group in places.items():
+        at = (0, sum(group) / len(group))
+        panels.annotate(axes, name, at, panels.ROW_AT_EDGE, xytext=(-13, 0), ha="right", fontsize=7)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -164,7 +129,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: the probe step_breakdown has no rows.
     """
     rows = results.some_rows("step_breakdown")
-    names = [name for name in WORKLOADS if name in set(rows["workload"])] or _probes.workloads(rows)
+    names = [name for name in WORKLOADS if name in set(rows["workload"])] or style.probed_workloads(rows)
     shown = rows[rows["workload"].isin(names)]
     base = bases(shown)
     base_name = ", ".join(style.style_of(base[name]).name for name in names if name in base)
@@ -172,30 +137,29 @@ def make(results: Results, folder: Path) -> list[Path]:
     shown = shown.assign(optimizer=shown["optimizer"].mask(is_base, BASE))
     by_column = {column: drawn for column in STEPS if (drawn := bars(shown, column))}
     sizes = [len(drawn) + 2 for drawn in by_column.values()]
-    figure, axes = style.new_figure(
-        len(by_column), len(names), height=0.3 + 0.16 * sum(sizes), height_ratios=sizes, sharey="row"
-    )
-    for panels, (column, drawn) in zip(axes, by_column.items(), strict=True):
-        for panel, workload in zip(panels, names, strict=True):
+    height = 0.3 + 0.16 * sum(sizes)
+    figure, axes = style.new_figure(len(by_column), len(names), height=height, height_ratios=sizes, sharey="row")
+    for row, (column, drawn) in zip(axes, by_column.items(), strict=True):
+        for panel, workload in zip(row, names, strict=True):
             _draw(panel, shown[shown["workload"] == workload], column, drawn)
-        _label(panels[0], drawn, base_name)
+        _label(row[0], drawn, base_name)
     for panel, workload in zip(axes[0], names, strict=True):
         panel.set_title(style.workload_name(workload))
-        look: dict[str, Any] = {"ha": "right", "va": "bottom", "fontsize": 6, "color": "#555555"}
-        panel.annotate("forward +\nbackward (ms)", (1.14, 1.01), xycoords="axes fraction", **look)
-        look |= {"xytext": (-2, 0), "textcoords": "offset points"}
-        panel.annotate("workers", (0, 1.01), xycoords="axes fraction", **look)
+        panels.annotate(panel, "forward +\nbackward (ms)", (1.14, 1.01), va="bottom", **_BESIDE)
+        panels.annotate(panel, "workers", (0, 1.01), xytext=(-2, 0), va="bottom", **_BESIDE)
     legend = [
         *(Patch(facecolor=color, hatch=hatch, label=phase, **_EDGE) for phase, (color, hatch) in PHASES.items()),
-        Line2D([], [], color="#000000", marker="o", markersize=3, linestyle="none", label="one repeat"),
+        page.guide_entry("one repeat", color="#000000", marker="o", markersize=3, linestyle="none"),
     ]
-    not_drawn = [name for name in _probes.workloads(rows) if name not in names]
+    notes = _notes(shown, base_name)
+    if not_drawn := [style.workload_name(name) for name in style.probed_workloads(rows) if name not in names]:
+        notes.append(f"also timed, not drawn: {', '.join(not_drawn)}")
     absent = [f"{name} in probe step_breakdown" for name in WORKLOADS if name not in names]
-    caption = footer(results, shown, notes=_notes(shown, base_name, not_drawn), absent=absent)
-    return save(figure, folder, "fig03_step_breakdown", legend=legend, caption=caption)
+    text = page.footer(results, shown, notes=notes, absent=absent)
+    return page.save(figure, folder, "fig03_step_breakdown", legend=legend, caption=text)
 
 
-def _notes(shown: pd.DataFrame, base_name: str, not_drawn: Sequence[str]) -> list[str]:
+def _notes(shown: pd.DataFrame, base_name: str) -> list[str]:
     """Return the sentences of the caption on bars, dots and numbers."""
     notes = [f"{base_name}: the base optimizers alone, each in its own panel"] if base_name else []
     notes += [
@@ -209,6 +173,4 @@ def _notes(shown: pd.DataFrame, base_name: str, not_drawn: Sequence[str]) -> lis
         notes.append(
             f"period {periods}: steps timed with and without a refresh at period 10, combined at their true share"
         )
-    if not_drawn:
-        notes.append(f"also timed, not drawn: {', '.join(map(style.workload_name, not_drawn))}")
     return notes

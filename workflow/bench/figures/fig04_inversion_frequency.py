@@ -10,16 +10,12 @@ import numpy as np
 import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.common_steps import last_common_values
-from workflow.bench.analysis.estimates import estimate, median_minimum, shown_level
-from workflow.bench.figures import _legend
+from workflow.bench.analysis.estimates import estimate, median_minimum
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, period_axis, plain_log_ticks
-from workflow.bench.figures._captions import caption, precisions
-from workflow.bench.figures._curves import losses_to_compare
-from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("autoencoder_inversion", "bert_inversion")
@@ -46,57 +42,61 @@ def make(results: Results, folder: Path) -> list[Path]:
     paper = published("iteration_time_ms")
     metrics = {experiment: results.metrics(experiment) for experiment in EXPERIMENTS}
     if times.empty and all(frame.empty for frame in metrics.values()):
-        raise NoDataError(
-            f"neither probes/iteration_time.csv nor {' nor '.join(f'{e}.csv' for e in EXPERIMENTS)} "
-            f"has results in {results.root}."
-        )
+        files = " nor ".join(f"{name}.csv" for name in ("probes/iteration_time", *EXPERIMENTS))
+        raise NoDataError(f"neither {files} has results in {results.root}.")
     shown = {
         workload: (experiment, model)
         for workload, (experiment, model) in WORKLOADS.items()
         if (times["workload"] == workload).any() or len(results.runs(experiment))
     }
     figure, axes = style.new_figure(2, len(shown), height=4.3, sharex="col")
-    periods = set(paper["inverse_update_period"]) | set(times["inverse_update_period"])
-    labels = set()
+    periods = sorted({*map(float, paper["inverse_update_period"]), *map(float, times["inverse_update_period"])})
+    labels = {name.lower() for name in paper["optimizer"]}
     steps: list[str] = []
     for (upper, lower), (workload, (experiment, model)) in zip(axes.T, shown.items(), strict=True):
         upper.set_title(style.workload_name(workload))
-        labels |= _draw_published(upper, paper[paper["model"] == model])
-        labels |= _draw_times(upper, times[times["workload"] == workload])
+        _draw_times(upper, times[times["workload"] == workload], paper[paper["model"] == model])
+        labels |= set(times.loc[times["workload"] == workload, "optimizer"])
         try:
-            last, step = last_common_values(losses_to_compare(metrics[experiment]))
-            labels |= _draw_losses(lower, last)
+            last, step = last_common_values(panels.losses_to_compare(metrics[experiment]))
+            _draw_losses(lower, last)
+            labels |= set(last["optimizer"])
             steps.append(f"{style.workload_name(workload)} after {step:g} iterations")
         except NoDataError:
             reasons = results.runs(experiment)["reason"].dropna()
-            explain_empty(lower, str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run")
-        period_axis(lower, periods)
+            reason = str(reasons.iloc[0]) if len(reasons) else f"{experiment} has no finished run"
+            panels.explain_empty(lower, reason)
+        lower.set_xscale("log")
+        panels.fixed_ticks(lower.xaxis, periods)
+        lower.set_xlim(periods[0] / 1.6, periods[-1] * 1.6)
         lower.set_xlabel("inverse update period (iterations)")
     axes[0, 0].set_ylabel("(a) mean iteration time (ms)")
     axes[1, 0].set_ylabel("(b) validation loss")
-    legend = [
-        *(_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)),
-        *(
-            _legend.hollow_entry(f"{style.paper_name(name)}, published", marker=style.style_of(name.lower()).marker)
-            for name in paper["optimizer"].unique()
-        ),
-        _legend.bar_entry(f"{shown_level()} interval"),
-        Line2D([], [], color=style.GUIDE, marker=".", markersize=4, linestyle="none", label="one run"),
-    ]
-    notes = ["(a) " + _time_note(times), *precisions(times)] if not times.empty else []
+    legend = [page.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    for name in paper["optimizer"].unique():
+        marker = style.style_of(name.lower()).marker
+        legend.append(page.hollow_entry(f"{style.paper_name(name)}, published", marker))
+    dot = page.guide_entry("one run", marker=".", markersize=4, linestyle="none")
+    notes = ["(a) " + _time_note(times), *page.precisions(times)] if not times.empty else []
     if steps:
         notes.append(f"(b) last evaluation at equal iterations: {', '.join(steps)}")
     absent = [] if not times.empty else ["probe iteration_time"]
     absent += [experiment for experiment, frame in metrics.items() if frame.empty]
     runs = pd.concat([results.runs(experiment) for experiment in EXPERIMENTS], ignore_index=True)
-    text = caption(results, runs, notes=notes, absent=absent)
-    return save(figure, folder, "fig04_inversion_frequency", legend=legend, caption=text)
+    text = page.caption(results, runs, notes=notes, absent=absent)
+    return page.save(figure, folder, "fig04_inversion_frequency", legend=[*legend, page.bar_entry(), dot], caption=text)
 
 
 def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any) -> None:
     """Draw a line per label over ``x`` with our own estimates (`analysis.estimates`) and their intervals."""
+
+    def interval(values: pd.Series) -> tuple[float, float]:
+        summary = estimate(values.to_numpy(float))
+        return (summary.low, summary.high) if len(values) >= median_minimum() else (math.nan, math.nan)
+
     if rows.empty:
         return
+    looks = style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])})
     sns.lineplot(
         rows,
         x=x,
@@ -104,8 +104,8 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
         hue="optimizer",
         style="optimizer",
         estimator=lambda values: estimate(values).value,
-        errorbar=lambda values: _interval(values) if len(values) >= median_minimum() else (np.nan, np.nan),
-        **style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])}),
+        errorbar=interval,
+        **looks,
         **look,
         markersize=5,
         markeredgewidth=0.4,
@@ -114,42 +114,22 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
     )
 
 
-def _interval(values: pd.Series) -> tuple[float, float]:
-    summary = estimate(values.to_numpy(float))
-    return summary.low, summary.high
-
-
-def _draw_published(axes: Axes, paper: pd.DataFrame) -> set[str]:
-    """Draw the paper's iteration times, hollow, and return their labels."""
+def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
+    """Draw the paper's iteration times, hollow, and the measured ones over the period, in ms on a log axis."""
     for optimizer, rows in paper.groupby("optimizer"):
         look = style.style_of(str(optimizer).lower())
-        axes.plot(
-            rows["inverse_update_period"],
-            rows["iteration_ms"],
-            color=look.color,
-            linestyle="-",
-            linewidth=0.6,
-            alpha=0.7,
-            marker=look.marker,
-            markersize=5,
-            markerfacecolor="white",
-            markeredgewidth=1.1,
-        )
-    return {str(name).lower() for name in paper["optimizer"]}
-
-
-def _draw_times(axes: Axes, times: pd.DataFrame) -> set[str]:
-    """Draw the measured mean iteration time over the period, in ms on a log axis, and return the labels."""
+        marker: dict[str, Any] = {"marker": look.marker, "markersize": 5, "markeredgewidth": 1.1}
+        drawing = marker | {"markerfacecolor": "white", "linestyle": "-", "linewidth": 0.6, "alpha": 0.7}
+        axes.plot(rows["inverse_update_period"], rows["iteration_ms"], color=look.color, **drawing)
     _draw_estimates(axes, times, "inverse_update_period", "iteration_ms", err_kws={"alpha": 0.18, "linewidth": 0})
     # Not before the lines are drawn: on a logarithmic axis seaborn passes logarithms to the estimator.
     axes.set_yscale("log")
-    plain_log_ticks(axes)
+    panels.plain_log_ticks(axes)
     axes.set_ylabel("")
-    return set(times["optimizer"])
 
 
-def _draw_losses(axes: Axes, last: pd.DataFrame) -> set[str]:
-    """Draw the last validation loss over the period, count the runs that broke down, and return the labels."""
+def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
+    """Draw the last validation loss over the period, and count the runs that broke down."""
     labels = style.in_order(last["optimizer"])
     # Methods are set a little apart, or their intervals would hide each other.
     shifts = dict(zip(labels, 10 ** (0.045 * (np.arange(len(labels)) - (len(labels) - 1) / 2)), strict=True))
@@ -165,17 +145,9 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> set[str]:
     for (label, x), rows in last.groupby(["optimizer", "x"]):
         failed = int((rows["value"] == math.inf).sum())
         if failed:
-            axes.annotate(
-                f"× {failed} of {len(rows)} failed",
-                (x, 0.98),
-                xycoords=("data", "axes fraction"),
-                ha="center",
-                va="top",
-                fontsize=6,
-                color=style.style_of(str(label)).color,
-                rotation=90,
-            )
-    return set(labels)
+            look: dict[str, Any] = {"ha": "center", "va": "top", "color": style.style_of(str(label)).color}
+            text = f"× {failed} of {len(rows)} failed"
+            panels.annotate(axes, text, (float(str(x)), 0.98), ("data", "axes fraction"), rotation=90, **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

@@ -10,43 +10,32 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from workflow.bench.figures import _probes, _rank1
+from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._page import save
+from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
+SIDES: Final = {"activation": "activations", "gradient": "gradients"}
+APPROXIMATIONS: Final = {
+    "best": MethodStyle("best rank-1 matrix", "#000000", "o", "-"),
+    "scaled_mean": MethodStyle("mean vector, best length", "#E69F00", "s", (0, (5, 1.2, 1, 1.2))),
+    "mean": MethodStyle("mean vector (MKOR's)", "#0072B2", "^", (0, (2.5, 1))),
+}
+"""Approximations of a second moment with their looks, the best one first."""
 _ALPHA: Final = 0.45
 
 
 def _draw(axes: Axes, errors: pd.DataFrame) -> None:
     """Draw a box per side and approximation over all errors of a workload, and every error as a dot."""
-    looks = _rank1.APPROXIMATIONS
-    groups: dict[str, Any] = {
-        "data": errors,
-        "x": "side",
-        "y": "error",
-        "hue": "approximation",
-        "order": list(_rank1.SIDES),
-        "hue_order": list(looks),
-        "palette": {name: look.color for name, look in looks.items()},
-        "legend": False,
-        "ax": axes,
-    }
+    groups: dict[str, Any] = {"data": errors, "x": "side", "y": "error", "hue": "approximation", "order": list(SIDES)}
+    groups |= {"hue_order": list(APPROXIMATIONS), "legend": False, "ax": axes}
+    groups["palette"] = {name: look.color for name, look in APPROXIMATIONS.items()}
     # Whiskers to the extremes: no error counts as an outlier.
-    sns.boxplot(
-        **groups,
-        whis=(0, 100),
-        gap=0.15,
-        saturation=1,
-        linecolor="#000000",
-        linewidth=0.8,
-        boxprops={"alpha": _ALPHA},
-        medianprops={"linewidth": 1.6},
-    )
+    lines: dict[str, Any] = {"linecolor": "#000000", "linewidth": 0.8, "medianprops": {"linewidth": 1.6}}
+    sns.boxplot(**groups, whis=(0, 100), gap=0.15, saturation=1, boxprops={"alpha": _ALPHA}, **lines)
     # seaborn takes the jitter from NumPy's global generator; a seed makes the same data give the same picture.
     np.random.seed(0)  # noqa: NPY002
     # The boxes have a zorder of 2, their medians of 2.1: dots must not hide a median.
@@ -60,24 +49,39 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: the probe rank1_error has no rows.
     """
     rows = results.some_rows("rank1_error")
-    names = _probes.workloads(rows)
+    names = style.probed_workloads(rows)
     figure, axes = style.new_figure(1, len(names), height=2.6, sharey=True)
     for panel, workload in zip(axes[0], names, strict=True):
         errors = rows[rows["workload"] == workload]
         _draw(panel, errors)
         panel.set_title(f"{style.workload_name(workload)}, {errors['layer'].nunique()} layers")
-        panel.set_xticks(range(len(_rank1.SIDES)), list(_rank1.SIDES.values()))
+        panel.set_xticks(range(len(SIDES)), list(SIDES.values()))
         panel.axhline(1, color=style.GUIDE, linewidth=0.7, zorder=1)
         panel.grid(axis="x", visible=False)
         panel.set(xlabel="", ylabel="relative error")
     axes[0, 0].set_ylim(-0.03, 1.06 * max(1.0, float(rows["error"].max())))
     legend: list[Artist] = [
-        Patch(facecolor=look.color, alpha=_ALPHA, label=look.name) for look in _rank1.APPROXIMATIONS.values()
+        *(Patch(facecolor=look.color, alpha=_ALPHA, label=look.name) for look in APPROXIMATIONS.values()),
+        page.guide_entry("error of the zero matrix", linewidth=0.7),
     ]
-    legend.append(Line2D([], [], color=style.GUIDE, linewidth=0.7, label="error of the zero matrix"))
-    notes = [
+    note = (
         "Frobenius norm of the difference over that of the moment; every layer, iteration and seed is a dot, boxes are "
         "quartiles, whiskers reach the extremes"
-    ]
-    caption = _rank1.caption(results, rows, notes)
-    return save(figure, folder, "fig05_rank1_error", legend=legend, caption=caption, columns=2)
+    )
+    text = caption(results, rows, note)
+    return page.save(figure, folder, "fig05_rank1_error", legend=legend, caption=text, columns=2)
+
+
+def caption(results: Results, rows: pd.DataFrame, note: str) -> str:
+    """Return the caption of a figure of the probe rank1_error, which also counts moments without a relative error."""
+    zero = int(rows.loc[rows["approximation"] == "best", "error"].isna().sum())
+    steps = ", ".join(f"{step:g}" for step in sorted(rows["step"].unique()))
+    trained = []
+    for workload in style.probed_workloads(rows):
+        labels = style.in_order(rows.loc[rows["workload"] == workload, "optimizer"])
+        optimizers = ", ".join(style.style_of(label).name for label in labels)
+        trained.append(f"{style.workload_name(workload)} with {optimizers}")
+    notes = [note, f"moments of the batch at iterations {steps} of training {', '.join(trained)}"]
+    if zero:
+        notes.append(f"left out: {zero} moments that are zero, which have no relative error")
+    return page.footer(results, rows, notes=notes)

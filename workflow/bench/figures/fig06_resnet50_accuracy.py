@@ -7,19 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.probed_seconds import timed
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import to_target
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import accuracy_axis, target_line
-from workflow.bench.figures._captions import caption
-from workflow.bench.figures._curves import draw_curves, ended, targets, time_scale
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import draw_times_to_target, name_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("resnet50_imagenet",)
@@ -32,6 +29,10 @@ _WITH_TARGET: Final = (
     "if one never reached it and counts as infinitely long"
 )
 _WITHOUT_TARGET: Final = "Middle: empty, since the runs have no target on the validation accuracy"
+_BELOW: Final = (
+    "Below, on separate axes, the paper's ResNet-50 on ImageNet; what is validation accuracy here is test accuracy "
+    "there"
+)
 
 
 @dataclass(frozen=True)
@@ -42,38 +43,25 @@ class _Column:
     scale: float
     """Steps per epoch, or seconds per unit of time."""
     quantity: Literal["steps", "seconds"]
-    xlabel: str
-    xlabel_to_target: str
+    labels: tuple[str, str, str]
+    """The names of the axes from top to bottom."""
     published: pd.Series
-    xlabel_published: str
 
 
 def _columns(accuracies: pd.DataFrame, paper: pd.DataFrame) -> tuple[_Column, _Column]:
     """Return the column over epochs and the column over training time."""
     later = accuracies[accuracies["step"] > 0]
     per_epoch = float((later["step"] / later["epoch"]).median()) if len(later) else 1.0
-    length, unit = time_scale(accuracies)
+    length, unit = panels.time_scale(accuracies)
     published_length, published_unit = style.time_unit(float(paper["time_to_target_s"].max()))
     target = f"{paper['target_top1'].iloc[0]:g} %"
-    epochs = _Column(
-        "step",
-        per_epoch,
-        "steps",
-        "epoch",
-        "epochs to the target",
-        paper["epochs_to_target"],
-        f"published: epochs to {target}",
+    epochs = ("epoch", "epochs to the target", f"published: epochs to {target}")
+    time = f"training time ({unit})", f"training time to the target ({unit})"
+    hours = paper["time_to_target_s"] / published_length
+    return (
+        _Column("step", per_epoch, "steps", epochs, paper["epochs_to_target"]),
+        _Column("train_seconds", length, "seconds", (*time, f"published: time to {target} ({published_unit})"), hours),
     )
-    time = _Column(
-        "train_seconds",
-        length,
-        "seconds",
-        f"training time ({unit})",
-        f"training time to the target ({unit})",
-        paper["time_to_target_s"] / published_length,
-        f"published: time to {target} ({published_unit})",
-    )
-    return epochs, time
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -83,63 +71,57 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: no run has a validation accuracy.
     """
     measured = timed(StepTimes(results.probe("step_time")), results.runs(EXPERIMENT), results.metrics(EXPERIMENT))
-    runs, metrics = measured.runs, measured.metrics
-    accuracies = ended(metrics, "validation", "accuracy")
+    runs = measured.runs
+    accuracies = panels.ended(measured.metrics, "validation", "accuracy")
     if accuracies.empty:
         raise NoDataError(f"no validation accuracy in {results.root / f'{EXPERIMENT}.csv'}: run {EXPERIMENT} first.")
     labels = style.in_order(accuracies["optimizer"])
-    goals = targets(runs, "validation", "accuracy")
+    goals = panels.targets(runs, "validation", "accuracy")
+    aimed = runs if goals else runs[:0]  # a target on another metric, the loss, is no crossing of these curves
     paper = published("resnet50_imagenet")
     paper = paper.set_index(paper["optimizer"].str.lower()).loc[style.in_order(paper["optimizer"].str.lower())]
     heights = (1.75, 0.17 * len(labels) + 0.15, 0.17 * len(paper) + 0.15)
     figure, axes = style.new_figure(3, 2, height=sum(heights) + 1.3, height_ratios=heights)
-    for panels, column in zip(axes.T, _columns(accuracies, paper), strict=True):
-        _draw_accuracies(panels[0], accuracies, column, goals)
-        _draw_to_target(panels[1], runs if goals else runs[:0], labels, column)
-        panels[1].set_xlim(panels[0].get_xlim())
-        _draw_published(panels[2], column)
-    name_rows(axes[1, 0], [style.style_of(label).name for label in labels])
-    name_rows(axes[1, 1], [""] * len(labels))
-    name_rows(axes[2, 0], map(style.paper_name, paper["optimizer"]))
-    name_rows(axes[2, 1], [""] * len(paper))
+    for (upper, middle, lower), column in zip(axes.T, _columns(accuracies, paper), strict=True):
+        _draw_accuracies(upper, accuracies, column, goals)
+        took = {label: to_target(aimed[aimed["optimizer"] == label], column.quantity) for label in labels}
+        scaled = {label: {seed: value / column.scale for seed, value in of.items()} for label, of in took.items()}
+        panels.draw_times_to_target(middle, scaled)
+        middle.set_xlim(upper.get_xlim())  # so that a marker stands below the point at which its curve crosses
+        _draw_published(lower, column.published)
+        for panel, name in zip((upper, middle, lower), column.labels, strict=True):
+            panel.set_xlabel(name)
+    names = [style.style_of(label).name for label in labels], [*map(style.paper_name, paper["optimizer"])]
+    for (left, right), of_row in zip(axes[1:], names, strict=True):
+        panels.name_rows(left, of_row)
+        panels.name_rows(right, [""] * len(of_row))
     axes[0, 1].tick_params(labelleft=False)
     axes[0, 0].set_ylabel("validation accuracy (%)")
-    legend = _legend.of_curves(labels, [accuracies])
+    legend = panels.curve_entries([accuracies])
     if goals:
-        legend.append(_legend.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
-    legend.append(_legend.published_entry("published (ImageNet, 64 GPUs)"))
-    notes = [
-        _WITH_TARGET if goals else _WITHOUT_TARGET,
-        measured.note(style.workload_name),
-        "Below, on separate axes, the paper's ResNet-50 on ImageNet; what is validation accuracy here is test accuracy "
-        "there",
-    ]
-    return save(figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=caption(results, runs, notes=notes))
+        legend.append(panels.target_entry(f"target: {', '.join(f'{100 * goal:g}' for goal in goals)} %"))
+    legend.append(page.published_entry("published (ImageNet, 64 GPUs)"))
+    notes = [_WITH_TARGET if goals else _WITHOUT_TARGET, measured.note(style.workload_name), _BELOW]
+    text = page.caption(results, runs, notes=notes)
+    return page.save(figure, folder, "fig06_resnet50_accuracy", legend=legend, caption=text)
 
 
 def _draw_accuracies(axes: Axes, accuracies: pd.DataFrame, column: _Column, goals: Sequence[float]) -> None:
-    """Draw the curves of all labels, and the targets."""
-    accuracy_axis(axes, accuracies)
-    draw_curves(axes, accuracies, x=column.x, scale=column.scale, rising=True)
-    for goal in goals:
-        target_line(axes, goal)
+    """Draw the curves of all labels, and the targets, on an axis in per cent that holds all of them."""
+    values = accuracies["value"].astype(float)
+    values = values[np.isfinite(values)]
+    low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
+    margin = max(0.04 * (high - low), 0.005)
+    axes.set_ylim(max(low - margin, 0.0), min(high + margin, 1.0) if high < 1 else 1.01)
+    panels.percent_axis(axes.yaxis)
+    panels.draw_curves(axes, accuracies, x=column.x, scale=column.scale, rising=True, goals=goals)
     end = float(accuracies[column.x].max()) / column.scale
     axes.set_xlim(-0.02 * end, 1.02 * end)
-    axes.set_xlabel(column.xlabel)
 
 
-def _draw_to_target(axes: Axes, runs: pd.DataFrame, labels: Sequence[str], column: _Column) -> None:
-    """Draw every label's epochs or time to the target."""
-    took = {label: to_target(runs[runs["optimizer"] == label], column.quantity) for label in labels}
-    scaled = {label: {seed: value / column.scale for seed, value in by_seed.items()} for label, by_seed in took.items()}
-    draw_times_to_target(axes, scaled)
-    axes.set_xlabel(column.xlabel_to_target)
-
-
-def _draw_published(axes: Axes, column: _Column) -> None:
+def _draw_published(axes: Axes, values: pd.Series) -> None:
     """Draw one row per method of the paper, hollow, on an axis with the paper's own scale."""
-    for row, value in enumerate(column.published):
+    for row, value in enumerate(values):
         axes.plot(value, row, marker="o", color=style.GUIDE, markerfacecolor="none", markersize=5)
-        axes.annotate(f"{value:.3g}", (value, row), xytext=(6, 0), textcoords="offset points", va="center", fontsize=7)
-    axes.set_xlim(0, 1.25 * max(column.published))
-    axes.set_xlabel(column.xlabel_published)
+        panels.annotate(axes, f"{value:.3g}", (value, row), "data", xytext=(6, 0), fontsize=7)
+    axes.set_xlim(0, 1.25 * max(values))

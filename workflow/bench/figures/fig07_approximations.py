@@ -7,9 +7,8 @@ from typing import Final
 
 from matplotlib.axes import Axes
 
-from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, arrow, band, canvas, matrix, write
+from workflow.bench.figures._diagram import INPUTS, OUTPUTS, PLAIN, WIDTH, arrow, band, canvas, matrix, remark, write
 from workflow.bench.figures._page import save
-from workflow.bench.figures._style import SOFT
 from workflow.bench.results.tables import Results
 
 _HEIGHT: Final = 268.0
@@ -30,18 +29,15 @@ def make(results: Results, folder: Path) -> list[Path]:
     del results
     figure, axes = canvas(_HEIGHT)
     width, height = _PANEL
-    for place, draw in enumerate((_ngd, _kfac, _sngd, _mkor)):
-        x, y = (place % 2) * (390 - width), (1 - place // 2) * (_HEIGHT - height)
+    for place, (draw, title, formula, cost) in enumerate(_METHODS):
+        x, y = (place % 2) * (WIDTH - width), (1 - place // 2) * (_HEIGHT - height)
         band(axes, x + (place % 2 == 0), y, width - 1, height)
-        draw(axes, x + 8, y + height)
+        left, top = x + 8, y + height
+        write(axes, left, top - 11, title, weight="bold", ha="left")
+        write(axes, left, top - 100, formula, ha="left")
+        remark(axes, left, top - 118, cost, ha="left")
+        draw(axes, left, top)
     return save(figure, folder, "fig07_approximations", legend=[], caption=CAPTION)
-
-
-def _head(axes: Axes, left: float, top: float, title: str, formula: str, cost: str) -> None:
-    """Write a panel's title, formula and cost."""
-    write(axes, left, top - 11, title, size=7.5, weight="bold", ha="left")
-    write(axes, left, top - 100, formula, size=7.5, ha="left")
-    write(axes, left, top - 118, cost, size=6.5, ha="left", color=SOFT)
 
 
 def _block(axes: Axes, left: float, top: float, name: str) -> float:
@@ -55,68 +51,35 @@ def _block(axes: Axes, left: float, top: float, name: str) -> float:
         at += size
     y = low + _SIDE - (_BLOCKS[0] + _BLOCKS[1] / 2) * _SIDE
     arrow(axes, (left + (_BLOCKS[0] + _BLOCKS[1]) * _SIDE, y), (left + 77, y))
-    write(axes, left + 69, y + 7, name, size=7.5)
+    write(axes, left + 69, y + 7, name)
     write(axes, left + 84, y, "$\\approx$", size=9)
     return y
 
 
 def _ngd(axes: Axes, left: float, top: float) -> None:
-    _head(
-        axes,
-        left,
-        top,
-        "NGD: the whole Fisher matrix",
-        "$\\Delta w = -\\eta\\, F^{-1}\\, \\nabla L$",
-        "memory $O(p^2)$, inverse $O(p^3)$",
-    )
     matrix(axes, left, top - 22 - _SIDE, _SIDE, _SIDE, PLAIN, "$F$")
     write(axes, left + _SIDE + 8, top - 22 - _SIDE / 2, "$p \\times p$: every pair of\nparameters", ha="left", size=7)
 
 
 def _kfac(axes: Axes, left: float, top: float) -> None:
-    _head(
-        axes,
-        left,
-        top,
-        "KFAC: a Kronecker product per layer",
-        "$V = (C + \\lambda I)^{-1}\\, D\\, (A + \\lambda I)^{-1}$",
-        "memory $O(d^2)$, inverses $O(d^3)$",
-    )
     y = _block(axes, left, top, "$F_\\ell$")
     matrix(axes, left + 92, y - 16, 32, 32, INPUTS, "$A$")
     write(axes, left + 132, y, "$\\otimes$", size=9)
     matrix(axes, left + 140, y - 11, 22, 22, OUTPUTS, "$C$")
-    write(axes, left + 108, y - 24, "$X^\\mathrm{T} X / n$", size=6.5, color=SOFT)
-    write(axes, left + 153, y - 24, "$G^\\mathrm{T} G / n$", size=6.5, color=SOFT)
+    remark(axes, left + 108, y - 24, "$X^\\mathrm{T} X / n$")
+    remark(axes, left + 153, y - 24, "$G^\\mathrm{T} G / n$")
 
 
 def _sngd(axes: Axes, left: float, top: float) -> None:
-    _head(
-        axes,
-        left,
-        top,
-        "SNGD (HyLo): few rows, a small kernel",
-        "$(\\lambda I + U U^\\mathrm{T})^{-1} = \\frac{1}{\\lambda}\\,"
-        "(I - U\\, (\\lambda I + U^\\mathrm{T} U)^{-1}\\, U^\\mathrm{T})$",
-        "memory $O(n\\,d + n^2)$, inverse of the kernel $O(n^3)$",
-    )
     y = _block(axes, left, top, "$F_\\ell$")
     matrix(axes, left + 92, y - 20, 11, 40, PLAIN, "$U$")
     matrix(axes, left + 106, y + 9, 40, 11, PLAIN, "$U^\\mathrm{T}$")
-    write(axes, left + 124, y - 4, "kernel $U^\\mathrm{T} U$", size=6.5, color=SOFT)
+    remark(axes, left + 124, y - 4, "kernel $U^\\mathrm{T} U$")
     matrix(axes, left + 119, y - 20, 10, 10, PLAIN)
-    write(axes, left + 134, y - 15, "$n \\times n$", size=6.5, ha="left", color=SOFT)
+    remark(axes, left + 134, y - 15, "$n \\times n$", ha="left")
 
 
 def _mkor(axes: Axes, left: float, top: float) -> None:
-    _head(
-        axes,
-        left,
-        top,
-        "MKOR: rank-1 updates of the inverses",
-        "$J_R^{-1} \\leftarrow \\gamma J_R^{-1} + (1-\\gamma)\\, a a^\\mathrm{T}$;  $V = J_L\\, D\\, J_R$",
-        "memory $O(d^2)$, update $O(d^2)$, no damping",
-    )
     y = _block(axes, left, top, "$F_\\ell^{-1}$")
     write(axes, left + 130, y, "$\\otimes$", size=9)
     for at, side, fill, factor, update in (
@@ -126,4 +89,34 @@ def _mkor(axes: Axes, left: float, top: float) -> None:
         matrix(axes, at, y - side / 2, side, side, fill, factor)
         matrix(axes, at, y - 34, 3, 15, fill)
         matrix(axes, at + 5, y - 22, side - 5, 3, fill)
-        write(axes, at + side / 2 + 3, y - 30, update, size=6.5, color=SOFT)
+        remark(axes, at + side / 2 + 3, y - 30, update)
+
+
+_METHODS: Final = (
+    (
+        _ngd,
+        "NGD: the whole Fisher matrix",
+        "$\\Delta w = -\\eta\\, F^{-1}\\, \\nabla L$",
+        "memory $O(p^2)$, inverse $O(p^3)$",
+    ),
+    (
+        _kfac,
+        "KFAC: a Kronecker product per layer",
+        "$V = (C + \\lambda I)^{-1}\\, D\\, (A + \\lambda I)^{-1}$",
+        "memory $O(d^2)$, inverses $O(d^3)$",
+    ),
+    (
+        _sngd,
+        "SNGD (HyLo): few rows, a small kernel",
+        "$(\\lambda I + U U^\\mathrm{T})^{-1} = \\frac{1}{\\lambda}\\,"
+        "(I - U\\, (\\lambda I + U^\\mathrm{T} U)^{-1}\\, U^\\mathrm{T})$",
+        "memory $O(n\\,d + n^2)$, inverse of the kernel $O(n^3)$",
+    ),
+    (
+        _mkor,
+        "MKOR: rank-1 updates of the inverses",
+        "$J_R^{-1} \\leftarrow \\gamma J_R^{-1} + (1-\\gamma)\\, a a^\\mathrm{T}$;  $V = J_L\\, D\\, J_R$",
+        "memory $O(d^2)$, update $O(d^2)$, no damping",
+    ),
+)
+"""Each panel's drawing, title, formula and cost."""

@@ -9,15 +9,11 @@ from typing import Any, Final
 import numpy as np
 import pandas as pd
 import seaborn as sns
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from workflow.bench.figures import _legend, _probes
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import decade_ticks
-from workflow.bench.figures._captions import footer
-from workflow.bench.figures._page import save
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import Results
 
@@ -57,38 +53,46 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: the probe spectra has no rows.
     """
     rows = resolved(results.some_rows("spectra"))
-    names = _probes.workloads(rows)
+    names = style.probed_workloads(rows)
     figure, axes = style.new_figure(len(QUANTITIES), len(names), height=4.6, sharex="col", sharey="row")
-    for panels, workload in zip(axes.T, names, strict=True):
-        _draw_workload(panels, rows[rows["workload"] == workload], workload)
+    for column, workload in zip(axes.T, names, strict=True):
+        _draw_workload(column, rows[rows["workload"] == workload], workload)
     for panel, name in zip(axes[:, 0], QUANTITIES.values(), strict=True):
         panel.set_ylabel(name)
         # Not before the curves are drawn: on a logarithmic axis seaborn takes the medians of logarithms.
         panel.set_yscale("log")
-        decade_ticks(panel.yaxis)
+        panels.decade_ticks(panel.yaxis)
     trained = ", ".join(style.style_of(label).name for label in style.in_order(rows["optimizer"]))
+    singular = rows.groupby("factor")["unresolved"].agg(["sum", "size"]).reindex(list(FACTORS), fill_value=0)
+    counts = ", ".join(f"{unresolved} of {number} {factor}" for factor, unresolved, number in singular.itertuples())
     notes = [
         "right factors (of activations), without damping; thin lines: layers, thick lines: their median; no eigenvalue "
         "of a running factor is below the remaining weight of the identity, from which it starts",
-        f"trained with {trained}; {_unresolved(rows)}",
+        f"trained with {trained}; singular in float32, and drawn at its resolution: {counts} factors",
     ]
-    caption = footer(results, rows, notes=notes)
-    return save(figure, folder, "fig08_kfac_spectra", legend=_entries(), caption=caption, columns=2)
+    legend = [
+        *map(page.line_entry, FACTORS.values()),
+        page.guide_entry("remaining weight of the identity", color="#000000", linestyle=style.MODEL_LINE),
+        page.band_entry("resolution of float32, over layers"),
+        page.hollow_entry("eigenvalue at or below it", _UNRESOLVED["smallest"]),
+        page.hollow_entry("condition number beyond it", _UNRESOLVED["condition_number"]),
+    ]
+    text = page.footer(results, rows, notes=notes)
+    return page.save(figure, folder, "fig08_kfac_spectra", legend=legend, caption=text, columns=2)
 
 
-def _draw_workload(panels: Sequence[Axes], rows: pd.DataFrame, workload: str) -> None:
+def _draw_workload(column: Sequence[Axes], rows: pd.DataFrame, workload: str) -> None:
     """Draw the three quantities of one workload, the remaining weight of the identity, and the limits of float32."""
-    panels[0].set_title(f"{style.workload_name(workload)}, {rows['layer'].nunique()} layers")
-    for panel, quantity in zip(panels, QUANTITIES, strict=True):
+    column[0].set_title(f"{style.workload_name(workload)}, {rows['layer'].nunique()} layers")
+    for panel, quantity in zip(column, QUANTITIES, strict=True):
         _draw(panel, rows, quantity)
-    running = rows[rows["factor"] == "running"]
-    weight = running.groupby("step")["start_weight"].first()
-    panels[1].plot(weight.index, weight, color="#000000", linestyle=style.MODEL_LINE, linewidth=1.0)
+    weight = rows[rows["factor"] == "running"].groupby("step")["start_weight"].first()
+    column[1].plot(weight.index, weight, color="#000000", linestyle=style.MODEL_LINE, linewidth=1.0)
     by_step = rows.groupby("step")
-    for panel, bound in ((panels[1], "resolution"), (panels[2], "limit")):
+    for panel, bound in ((column[1], "resolution"), (column[2], "limit")):
         low, high = by_step[bound].min(), by_step[bound].max()
         panel.fill_between(low.index, low, high, color="#999999", alpha=0.3, linewidth=0, zorder=0)
-    for panel in panels:
+    for panel in column:
         panel.set(xlabel="iteration", ylabel="")
         panel.label_outer()
 
@@ -99,35 +103,9 @@ def _draw(axes: Axes, rows: pd.DataFrame, quantity: str) -> None:
     looks = style.seaborn_looks(FACTORS)
     thin = {name: looks[name] for name in ("palette", "hue_order")}
     sns.lineplot(rows, **lines, **thin, units="layer", estimator=None, linewidth=0.5, alpha=0.55)
-    median: dict[str, Any] = {
-        "estimator": "median",
-        "errorbar": None,
-        "linewidth": 1.6,
-        "markersize": 5,
-        "markeredgewidth": 0.4,
-    }
-    sns.lineplot(rows, **lines, **looks, style="factor", **median)
+    median: dict[str, Any] = {"estimator": "median", "errorbar": None, "linewidth": 1.6}
+    sns.lineplot(rows, **lines, **looks, style="factor", **median, markersize=5, markeredgewidth=0.4)
     if quantity in _UNRESOLVED:
         beyond = rows[rows["unresolved"]]
         look: dict[str, Any] = {"color": style.GUIDE, "markerfacecolor": "none", "markersize": 4.5, "zorder": 4}
         axes.plot(beyond["step"], beyond[quantity], _UNRESOLVED[quantity], **look, markeredgewidth=0.7)
-
-
-def _entries() -> list[Artist]:
-    """Return the entries of the legend."""
-    return [
-        *map(_legend.line_entry, FACTORS.values()),
-        Line2D([], [], color="#000000", linestyle=style.MODEL_LINE, label="remaining weight of the identity"),
-        _legend.band_entry("resolution of float32, over layers"),
-        _legend.hollow_entry("eigenvalue at or below it", _UNRESOLVED["smallest"]),
-        _legend.hollow_entry("condition number beyond it", _UNRESOLVED["condition_number"]),
-    ]
-
-
-def _unresolved(rows: pd.DataFrame) -> str:
-    """Return the caption's count of factors that float32 cannot tell from singular."""
-    parts = []
-    for factor in FACTORS:
-        of_factor = rows[rows["factor"] == factor]
-        parts.append(f"{int(of_factor['unresolved'].sum())} of {len(of_factor)} {factor}")
-    return f"singular in float32, and drawn at its resolution: {', '.join(parts)} factors"

@@ -9,11 +9,10 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
-from workflow.bench.figures import _legend, _probes, _rank1
+from workflow.bench.figures import _page as page
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._page import save
+from workflow.bench.figures.fig05_rank1_error import APPROXIMATIONS, SIDES, caption
 from workflow.bench.results.tables import Results
 
 PROBES = ("rank1_error",)
@@ -23,18 +22,10 @@ _BAND: Final = 50
 
 def _draw(axes: Axes, errors: pd.DataFrame) -> None:
     """Draw the mean error of each approximation, its quartiles as a band, and each seed's mean as a thin line."""
-    looks: dict[str, Any] = {**style.seaborn_looks(_rank1.APPROXIMATIONS), "legend": False, "ax": axes}
+    looks: dict[str, Any] = {**style.seaborn_looks(APPROXIMATIONS), "legend": False, "ax": axes}
     lines: dict[str, Any] = {"x": "step", "y": "error", "hue": "approximation", "style": "approximation"}
-    sns.lineplot(
-        errors,
-        **lines,
-        **looks,
-        estimator="mean",
-        errorbar=("pi", _BAND),
-        err_kws={"alpha": 0.14, "linewidth": 0},
-        markersize=5,
-        markeredgewidth=0.4,
-    )
+    band: dict[str, Any] = {"errorbar": ("pi", _BAND), "err_kws": {"alpha": 0.14, "linewidth": 0}}
+    sns.lineplot(errors, **lines, **looks, estimator="mean", **band, markersize=5, markeredgewidth=0.4)
     if errors["seed"].nunique() > 1:
         by_seed = errors.groupby(["approximation", "seed", "step"], as_index=False)["error"].mean()
         thin = looks | {"markers": False, "dashes": False}
@@ -48,19 +39,18 @@ def make(results: Results, folder: Path) -> list[Path]:
         NoDataError: the probe rank1_error has no rows.
     """
     rows = results.some_rows("rank1_error")
-    names = _probes.workloads(rows)
-    figure, axes = style.new_figure(len(_rank1.SIDES), len(names), height=3.6, sharex="col", sharey=True)
+    names = style.probed_workloads(rows)
+    figure, axes = style.new_figure(len(SIDES), len(names), height=3.6, sharex="col", sharey=True)
     for panels, workload in zip(axes.T, names, strict=True):
         panels[0].set_title(style.workload_name(workload))
-        for panel, (side, name) in zip(panels, _rank1.SIDES.items(), strict=True):
+        for panel, (side, name) in zip(panels, SIDES.items(), strict=True):
             _draw(panel, rows[(rows["workload"] == workload) & (rows["side"] == side)])
             panel.set(xlabel="iteration", ylabel=f"error, {name}")
             panel.label_outer()
     axes[0, 0].set_ylim(-0.04, 1.06 * max(1.0, float(rows["error"].max())))
-    legend: list[Artist] = [_legend.line_entry(look) for look in _rank1.APPROXIMATIONS.values()]
-    legend.append(_legend.band_entry("quartiles of layers and seeds"))
+    legend: list[Artist] = [page.line_entry(look) for look in APPROXIMATIONS.values()]
+    legend.append(page.band_entry("quartiles of layers and seeds"))
     if rows["seed"].nunique() > 1:
-        legend.append(Line2D([], [], color=style.GUIDE, linewidth=0.5, label="mean of one seed"))
-    notes = ["relative Frobenius error; lines: mean over layers and seeds"]
-    caption = _rank1.caption(results, rows, notes)
-    return save(figure, folder, "fig10_rank1_over_training", legend=legend, caption=caption, columns=2)
+        legend.append(page.guide_entry("mean of one seed", linewidth=0.5))
+    text = caption(results, rows, "relative Frobenius error; lines: mean over layers and seeds")
+    return page.save(figure, folder, "fig10_rank1_over_training", legend=legend, caption=text, columns=2)

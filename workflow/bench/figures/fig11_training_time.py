@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -13,32 +14,25 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
+from workflow.bench.analysis.probed_seconds import Timed, timed
+from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, too_short
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, fixed_ticks, loss_axis, plain_log_ticks
-from workflow.bench.figures._captions import caption
-from workflow.bench.figures._curves import draw_curves, time_scale
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import draw_estimate, draw_runs, write_beside
-from workflow.bench.figures._training import (
-    IN_THE_PAPER,
-    Experiment,
-    all_runs,
-    equal_levels,
-    level_note,
-    read,
-    set_title,
-    time_note,
-    to_level,
-    why_empty,
-)
-from workflow.bench.results.tables import Results, published
+from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import NoDataError, Results, published
 
 EXPERIMENTS = ("alexnet_cifar100", "bert_imdb", "bert_base_squad")
 PROBES = ("step_time",)
 PUBLISHED = ("training_speedups",)
 
+IN_THE_PAPER: Final = {
+    "alexnet_cifar100": "AlexNet/CIFAR-100",
+    "bert_imdb": "BERT-Large-Cased/IMDB",
+    "bert_base_squad": "BERT-Base-Cased/SQuAD",
+}
+"""The paper's name of each experiment."""
 RIVALS: Final = {"sgd": "SGD", "kaisa": "KAISA", "hylo": "HyLo-KIS"}
 """Labels of the rivals, and their names in the paper's table of training speedups."""
 CONTENDERS: Final = ("mkor", "mkor_released")
@@ -52,6 +46,108 @@ _NOTES: Final = (
     "runs of the rival and of MKOR (for each rule, in the legend's order) reached it, if not all. A run that did not, "
     "and ended before the other side did, leaves open which is faster",
 )
+
+# The experiments of figures 11 and 12
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """The runs of an experiment, and the evaluations of one metric on the training data."""
+
+    runs: pd.DataFrame
+    rows: pd.DataFrame
+    has_results: bool
+    """Whether its CSV file has any row."""
+    own_seconds: tuple[tuple[str, str], ...]
+    """The experiment and workload if its times are the runs' own seconds (`probed_seconds.Timed`)."""
+
+
+def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:
+    """Return the experiments by name, with the rows of one metric on the training data, timed by the probe.
+
+    Experiments without runs are left out: a tier need not have them all.
+
+    Raises:
+        NoDataError: no experiment has such a row, although one is ``required``.
+    """
+    experiments, times = {}, StepTimes(results.probe("step_time"))
+    for name in names:
+        measured = timed(times, results.runs(name), results.metrics(name))
+        if measured.runs.empty:
+            continue
+        rows = panels.ended(measured.metrics, "train", metric)
+        experiments[name] = Experiment(measured.runs, rows, not measured.metrics.empty, measured.own)
+    if required and all(experiment.rows.empty for experiment in experiments.values()):
+        raise NoDataError(f"no training {metric} of {', '.join(names)} in {results.root}: run one of them first.")
+    return experiments
+
+
+def all_runs(experiments: Mapping[str, Experiment]) -> pd.DataFrame:
+    """Return the runs of all experiments in one table."""
+    frames = [experiment.runs for experiment in experiments.values()]
+    return pd.concat([frame for frame in frames if not frame.empty], ignore_index=True)
+
+
+def missing(names: Sequence[str], experiments: Mapping[str, Experiment]) -> list[str]:
+    """Return the experiments that have no results."""
+    return [name for name in names if name not in experiments or not experiments[name].has_results]
+
+
+def time_note(experiments: Mapping[str, Experiment]) -> str:
+    """Return the caption's sentence on the times of all experiments."""
+    own = tuple(pair for experiment in experiments.values() for pair in experiment.own_seconds)
+    return Timed(all_runs(experiments), pd.DataFrame(), own).note(style.workload_name)
+
+
+def begin_panel(axes: Axes, name: str, experiment: Experiment, quantity: str) -> str:
+    """Set a panel's title: the model and the data of the runs, not those of the paper, in lines of the panel's width.
+
+    A panel without values of ``quantity`` gives the reason, which is returned; an empty text if there are values.
+    """
+    runs, place = experiment.runs, axes.get_subplotspec()
+    width = 78 // (place.get_gridspec().ncols if place is not None else 1)
+    data = runs["dataset"].dropna()
+    lines = textwrap.wrap(str(data.iloc[0]), width) if len(data) else []
+    axes.set_title("\n".join([style.workload_name(str(runs["workload"].iloc[0])), *lines]), fontsize=7)
+    if not experiment.rows.empty:
+        return ""
+    reasons = runs.loc[~runs["status"].isin(ENDED), "reason"].dropna()
+    reason = str(reasons.iloc[0]) if len(reasons) else f"{name}: no {quantity} in its runs"
+    panels.explain_empty(axes, reason, width=24)
+    return reason
+
+
+# Contests on equal training accuracy
+
+
+def equal_levels(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[int, float]:
+    """Return the training accuracy, by seed, at which methods are compared.
+
+    It is the experiment's target if that is a training accuracy, else the accuracy of SGD at the end of its run; a seed
+    without a finished run of SGD then has no level.
+    """
+    fixed = panels.targets(runs, "train", "accuracy")
+    if fixed:
+        return {int(seed): fixed[-1] for seed in accuracies["seed"].unique()}
+    finished = accuracies[(accuracies["optimizer"] == "sgd") & (accuracies["status"] == "finished")]
+    last = finished.sort_values("step").groupby("seed").tail(1)
+    return {int(seed): float(value) for seed, value in zip(last["seed"], last["value"], strict=True)}
+
+
+def to_level(runs: pd.DataFrame, accuracies: pd.DataFrame, label: str, levels: Mapping[int, float]) -> dict[int, float]:
+    """Return the training seconds, by seed, until an evaluation of a label's run first reached its seed's level.
+
+    A run that finished or broke down without reaching it takes infinitely long. The untrained model, at step 0, does
+    not count.
+    """
+    took: dict[int, float] = {}
+    trained = accuracies[accuracies["step"] > 0]
+    of_label = runs[(runs["optimizer"] == label) & runs["status"].isin(ENDED)]
+    for run, seed in zip(of_label["run"], of_label["seed"], strict=True):
+        if seed in levels:
+            at_or_above = (trained["run"] == run) & (trained["value"].astype(float) >= levels[int(seed)])
+            took[int(seed)] = float(trained.loc[at_or_above, "train_seconds"].min()) if at_or_above.any() else math.inf
+    return took
 
 
 @dataclass(frozen=True)
@@ -73,21 +169,24 @@ def contests(runs: pd.DataFrame, accuracies: pd.DataFrame) -> dict[tuple[str, st
     levels = equal_levels(runs, accuracies)
     took = {label: to_level(runs, accuracies, label, levels) for label in (*RIVALS, *CONTENDERS)}
     by_pair = {}
-    for rival, contender in product(RIVALS, CONTENDERS):
-        shared = took[rival].keys() & took[contender].keys()
+    for pair in product(RIVALS, CONTENDERS):
+        theirs, ours = (took[label] for label in pair)
+        shared = sorted(theirs.keys() & ours.keys())
         short = any(
             too_short(took[label], took[other], budgets(runs[runs["optimizer"] == label], "seconds"))
-            for label, other in ((rival, contender), (contender, rival))
-        )
-        rival_never, contender_never = (
-            sum(math.isinf(took[label][seed]) for seed in shared) for label in (rival, contender)
+            for label, other in (pair, pair[::-1])
         )
         if shared:
-            ratio = None if short else paired_ratio(took[rival], took[contender])
-            pairs = [(took[rival][seed], took[contender][seed]) for seed in sorted(shared)]
-            by_seed = () if short else tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
-            by_pair[rival, contender] = Contest(ratio, by_seed, rival_never, contender_never, len(shared))
+            # A ratio without the seeds that are too short would favor the side that did not reach the level.
+            ratio = None if short else paired_ratio(theirs, ours)
+            pairs = [] if short else [(theirs[seed], ours[seed]) for seed in shared]
+            by_seed = tuple(a / b for a, b in pairs if math.isfinite(a) and 0 < b < math.inf)
+            rival_never, contender_never = (sum(math.isinf(side[seed]) for seed in shared) for side in (theirs, ours))
+            by_pair[pair] = Contest(ratio, by_seed, rival_never, contender_never, len(shared))
     return by_pair
+
+
+# The figure
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -103,39 +202,41 @@ def make(results: Results, folder: Path) -> list[Path]:
     figure, axes = style.new_figure(2, len(losses), height=3.9, height_ratios=(1.4, 1))
     limits = _limits([contest for by_pair in measured.values() for contest in by_pair.values()])
     for (upper, lower), (name, experiment) in zip(axes.T, losses.items(), strict=True):
-        _draw_losses(upper, name, experiment)
+        if not begin_panel(upper, name, experiment, "training loss"):
+            length, unit = panels.time_scale(experiment.rows)
+            panels.draw_losses(upper, experiment.rows, x="train_seconds", scale=length)
+            upper.set_xlabel(f"training time ({unit})")
         speedups = paper[paper["experiment"] == IN_THE_PAPER[name]].set_index("baseline")["speedup"]
         _draw_contests(lower, measured[name], speedups)
-        _ratio_axis(lower, limits)
+        lower.set_ylim(len(RIVALS) - 0.5, -0.5)
+        lower.grid(axis="y", visible=False)
+        lower.set_xscale("log")
+        lower.set_xlim(limits)
+        ticks = [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100]
+        panels.fixed_ticks(lower.xaxis, ticks)
         lower.set_yticks(range(len(RIVALS)), [""] * len(RIVALS))
     axes[1, 0].set_yticks(range(len(RIVALS)), [style.style_of(label).name for label in RIVALS], fontsize=7)
     axes[0, 0].set_ylabel("training loss")
     axes[1, (len(losses) - 1) // 2].set_xlabel("rival's time ÷ MKOR's time to equal training accuracy")
-    frames = [experiment.rows for experiment in losses.values()]
-    legend = [
-        *_legend.of_curves({label for frame in frames for label in frame["optimizer"]}, frames),
-        _legend.published_entry("published (paper's models and GPUs)"),
-    ]
-    level = level_note({name: of_name.runs for name, of_name in losses.items()}, "Below")
-    notes = [_NOTES[0], level, _NOTES[1], time_note(losses)]
-    absent = [name for name in EXPERIMENTS if name not in losses or not losses[name].has_results]
-    text = caption(results, all_runs(losses), notes=notes, absent=absent)
-    return save(figure, folder, "fig11_training_time", legend=legend, caption=text)
+    legend = panels.curve_entries([experiment.rows for experiment in losses.values()])
+    legend.append(page.published_entry("published (paper's models and GPUs)"))
+    notes = [_NOTES[0], _level_note(losses), _NOTES[1], time_note(losses)]
+    text = page.caption(results, all_runs(losses), notes=notes, absent=missing(EXPERIMENTS, losses))
+    return page.save(figure, folder, "fig11_training_time", legend=legend, caption=text)
 
 
-def _draw_losses(axes: Axes, name: str, experiment: Experiment) -> None:
-    """Draw the training loss of one experiment over training time."""
-    set_title(axes, experiment.runs)
-    losses = experiment.rows
-    if losses.empty:
-        explain_empty(axes, why_empty(experiment.runs, name, "training loss"), width=24)
-        return
-    length, unit = time_scale(losses)
-    loss_axis(axes, losses)
-    draw_curves(axes, losses, x="train_seconds", scale=length)
-    if axes.get_yscale() == "log":
-        plain_log_ticks(axes)
-    axes.set_xlabel(f"training time ({unit})")
+def _level_note(experiments: Mapping[str, Experiment]) -> str:
+    """Return the caption's definition of equal training accuracy in each experiment."""
+    fixed, relative = [], []
+    for experiment in experiments.values():
+        model = style.workload_name(str(experiment.runs["workload"].iloc[0]))
+        if limits := panels.targets(experiment.runs, "train", "accuracy"):
+            fixed.append(f"{100 * limits[-1]:g} % of {model}")
+        else:
+            relative.append(model)
+    own = f"SGD's at the end of its run, by seed, of {', '.join(relative)}" if relative else ""
+    levels = "; ".join(filter(None, [", ".join(fixed), own]))
+    return f"Below: equal training accuracy is {levels}; it is measured at evaluations only"
 
 
 def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speedups: pd.Series) -> None:
@@ -152,28 +253,17 @@ def _draw_contests(axes: Axes, by_pair: Mapping[tuple[str, str], Contest], speed
             ratio = met[label].ratio if label in met else None
             if ratio and 0 < ratio.value < math.inf:
                 height = row - (0.02 if len(labels) == 1 else 0.12 - 0.22 * place)
-                draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+                panels.draw_runs(axes, met[label].by_seed, height, label, below=0.09)
+                # Of two or three runs with one that never arrived, dots say more than a marker without an interval.
                 if ratio.interval_method != "none" or ratio.n == 1:
-                    draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
+                    panels.draw_estimate(axes, ratio, height, label, runs=met[label].by_seed)
         if any(contest.rival_never or contest.contender_never for contest in met.values()):
-            write_beside(axes, row, _reached(list(met.values())), "reached")
+            of_rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met.values()})
+            of_mkor = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met.values()]
+            reached = f"rival {', '.join(of_rival)}\nMKOR {', '.join(of_mkor)}"
+            panels.write_beside(axes, row, reached, "reached")
     if not by_pair:
-        explain_empty(axes, "no pair measured", width=24)
-
-
-def _reached(met: Sequence[Contest]) -> str:
-    """Return how many runs reached the level on both sides; met: a rival's contests, one per contender."""
-    rival = sorted({f"{contest.seeds - contest.rival_never}/{contest.seeds}" for contest in met})
-    contenders = [f"{contest.seeds - contest.contender_never}/{contest.seeds}" for contest in met]
-    return f"rival {', '.join(rival)}\nMKOR {', '.join(contenders)}"
-
-
-def _ratio_axis(axes: Axes, limits: tuple[float, float]) -> None:
-    axes.set_ylim(len(RIVALS) - 0.5, -0.5)
-    axes.grid(axis="y", visible=False)
-    axes.set_xscale("log")
-    axes.set_xlim(limits)
-    fixed_ticks(axes.xaxis, [0.5, 1, 2, 4] if limits[1] / limits[0] < 20 else [0.01, 0.1, 0.3, 1, 3, 10, 100])
+        panels.explain_empty(axes, "no pair measured", width=24)
 
 
 def _limits(measured: Sequence[Contest]) -> tuple[float, float]:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.fits import power_law
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import byte_axis, fixed_ticks
-from workflow.bench.figures._captions import footer
-from workflow.bench.figures._page import save
 from workflow.bench.results.tables import Results
 
 PROBES = ("communication",)
@@ -47,18 +44,10 @@ def _draw(axes: Axes, sent: pd.DataFrame, over: str) -> None:
         size = _LARGEST - 1.7 * min(sum(abs(most - other) < 0.1 * most for other in drawn), 2)
         drawn.append(most)
         axes.plot(rows[over], rows["bytes"], color=look.color, linestyle="none", marker=look.marker, markersize=size)
-        axes.plot(
-            rows[over],
-            rows["paper_bytes"],
-            color=look.color,
-            linestyle="none",
-            marker=look.marker,
-            markersize=_LARGEST + 1.5,
-            markerfacecolor="none",
-            markeredgewidth=0.9,
-        )
+        hollow: dict[str, Any] = {"markersize": _LARGEST + 1.5, "markerfacecolor": "none", "markeredgewidth": 0.9}
+        axes.plot(rows[over], rows["paper_bytes"], color=look.color, linestyle="none", marker=look.marker, **hollow)
     axes.set_xscale("log")
-    fixed_ticks(axes.xaxis, values)
+    panels.fixed_ticks(axes.xaxis, values)
     margin = (values[-1] / values[0]) ** 0.08
     axes.set_xlim(values[0] / margin, values[-1] * margin)
 
@@ -70,7 +59,7 @@ def _entry(sent: pd.DataFrame, label: str) -> Artist:
     slope = ""
     if rows["dimension"].nunique() > 1 and (rows["bytes"] > 0).all():
         slope = f", slope {power_law(list(rows['dimension']), list(rows['bytes'])).exponent:.2f}"
-    return _legend.marker_entry(look, label=look.name + slope)
+    return page.marker_entry(look, label=look.name + slope)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -82,17 +71,17 @@ def make(results: Results, folder: Path) -> list[Path]:
     rows = results.some_rows("communication")
     sent = of_update(rows)
     workers, width = sent["workers"].max(), sent["dimension"].max()
-    figure, (panels,) = style.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))
+    figure, (axes,) = style.new_figure(1, 2, height=2.9, sharey=True, width_ratios=(1.6, 1))
     at_workers, at_width = sent[sent["workers"] == workers], sent[sent["dimension"] == width]
-    _draw(panels[0], at_workers, "dimension")
-    _draw(panels[1], at_width, "workers")
-    panels[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
-    panels[1].set(xlabel="workers", title=f"d = {width:g}")
-    byte_axis(panels[0])
+    _draw(axes[0], at_workers, "dimension")
+    _draw(axes[1], at_width, "workers")
+    axes[0].set(xlabel="width d of the layer", title=f"{workers:g} workers", ylabel="bytes per update")
+    axes[1].set(xlabel="workers", title=f"d = {width:g}")
+    panels.byte_axis(axes[0])
     legend = [_entry(at_workers, label) for label in style.in_order(sent["optimizer"])]
-    legend.append(Line2D([], [], color=style.GUIDE, linestyle=style.MODEL_LINE, linewidth=0.8, label="formula"))
+    legend.append(page.guide_entry("formula", linestyle=style.MODEL_LINE, linewidth=0.8))
     if sent["paper_bytes"].notna().any():
-        legend.append(_legend.published_entry("Table 1 of the paper, as float32"))
+        legend.append(page.published_entry("Table 1 of the paper, as float32"))
     differing = sent[sent["bytes"] != sent["predicted_bytes"]]
     without = style.in_order(sent.loc[sent["paper_bytes"].isna(), "optimizer"])
     notes = [
@@ -103,5 +92,5 @@ def make(results: Results, folder: Path) -> list[Path]:
     ]
     if without:
         notes.append(f"not in Table 1: {', '.join(style.style_of(label).name for label in without)}")
-    caption = footer(results, rows, notes=notes)
-    return save(figure, folder, "fig15_communication", legend=legend, caption=caption, columns=2)
+    text = page.footer(results, rows, notes=notes)
+    return page.save(figure, folder, "fig15_communication", legend=legend, caption=text, columns=2)

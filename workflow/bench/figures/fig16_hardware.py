@@ -13,18 +13,15 @@ from typing import Any, Final
 import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.lines import Line2D
+from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from workflow.bench.analysis import machines as comparison
 from workflow.bench.analysis.estimates import Estimate, median_minimum, shown_level
-from workflow.bench.analysis.machines import Machine, StepTime, TargetTime
-from workflow.bench.figures import _legend
+from workflow.bench.analysis.machines import StepTime, TargetTime
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty
-from workflow.bench.figures._captions import caption
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import write_beside
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("bert_pretraining", "resnet50_imagenet", "update_rules")
@@ -41,7 +38,7 @@ _SHOWN: Final = {(experiment, workload) for _, experiment, workloads in MODELS.v
 _PERIOD: Final = 10
 _ROW: Final = 0.125  # inches per bar
 _NAME_WIDTH: Final = 24  # letters of a line of a machine's name
-_HATCH: Final[Any] = {"hatch": "/////", "linewidth": 0.5}
+_PROJECTED: Final[Any] = {"facecolor": "white", "hatch": "/////", "linewidth": 0.5}
 
 
 @dataclass(frozen=True)
@@ -63,7 +60,7 @@ class Bar:
 
 @dataclass(frozen=True)
 class Rows:
-    """The heights of a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
+    """The heights in a row of panels: machines from top to bottom, each with its optimizers in the legend's order."""
 
     places: Mapping[tuple[str, str], float]
     """The height of each machine's optimizer."""
@@ -78,21 +75,17 @@ class Rows:
         """Return the heights for machines and labels."""
         places: dict[tuple[str, str], float] = {}
         headings: dict[str, float] = {}
-        borders, height = [], 0.0
+        borders, height = [], 0.0  # in heights of a bar
         for name in names:
             if name != names[0]:
                 borders.append(height - 0.35)
             if len(names) > 1:
-                lines = len(_name_lines(name))
+                lines = len(textwrap.wrap(name, _NAME_WIDTH))
                 headings[name] = height + 0.45 * (lines - 1)
                 height += 0.25 + 0.9 * lines
             places |= {(name, label): height + row for row, label in enumerate(labels)}
             height += len(labels) + 0.4
         return cls(places, headings, borders, height - 0.8)
-
-
-def _name_lines(name: str) -> list[str]:
-    return textwrap.wrap(name, _NAME_WIDTH)
 
 
 def _step_bars(times: Sequence[StepTime], model: str, probe: str) -> list[Bar]:
@@ -128,7 +121,7 @@ def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
         place = rows.places[bar.machine, bar.label]
         _draw_bar(axes, bar, place, scale, end)
         if bar.remark:
-            write_beside(axes, place, bar.remark, "reached")
+            panels.write_beside(axes, place, bar.remark, "reached")
     machines = {bar.machine for bar in bars}
     for name in dict.fromkeys(machine for machine, _ in rows.places):
         if name not in machines:
@@ -146,12 +139,12 @@ def _draw(axes: Axes, bars: Sequence[Bar], rows: Rows) -> None:
     elif rows.places:
         axes.set_xticks([])
     else:
-        explain_empty(axes, "no data")
+        panels.explain_empty(axes, "no data")
 
 
 def _name_rows(axes: Axes, rows: Rows) -> None:
     """Write the names of the optimizers, and above those of each machine its name, to the left of a panel."""
-    names = {place: "\n".join(_name_lines(name)) for name, place in rows.headings.items()}
+    names = {place: textwrap.fill(name, _NAME_WIDTH) for name, place in rows.headings.items()}
     names |= {place: style.style_of(label).name for (_, label), place in rows.places.items()}
     axes.set_yticks(list(names), list(names.values()), fontsize=6)
     for text, place in zip(axes.get_yticklabels(), names, strict=True):
@@ -168,10 +161,8 @@ def _draw_bar(axes: Axes, bar: Bar, place: float, scale: float, end: float) -> N
     """Draw a bar with its interval, which has an arrow where it leaves the panel at ``end``, or with its runs."""
     look = style.style_of(bar.label)
     if math.isfinite(bar.took.value):
-        face: dict[str, Any] = {"facecolor": "white", **_HATCH} if bar.projected else {"linewidth": 0.5}
-        axes.barh(
-            place, bar.took.value / scale, height=0.8, **({"facecolor": look.color, "edgecolor": look.color} | face)
-        )
+        face: dict[str, Any] = _PROJECTED if bar.projected else {"facecolor": look.color, "linewidth": 0.5}
+        axes.barh(place, bar.took.value / scale, height=0.8, edgecolor=look.color, **face)
     if math.isfinite(bar.took.value) and _has_interval(bar):
         low, high = max(bar.took.low, 0.0) / scale, bar.took.high / scale
         axes.hlines(place, low, min(high, end), color=style.INK, linewidth=0.9)
@@ -202,36 +193,38 @@ def make(results: Results, folder: Path) -> list[Path]:
             columns[title] = bars
     if not columns:
         raise NoDataError(f"no step time and no time to target in {results.root}: run make timing first.")
+    figure, shown = _draw_panels([machine.name for machine in machines], columns)
     timed = [time for time in targets if (time.configuration.experiment, time.configuration.workload) in _SHOWN]
     if measured := [time for time in timed if not time.projected]:
         notes.append(comparison.note_on_times(measured, style.workload_name))
-    return _save(results, machines, columns, notes, folder)
+    notes += [*comparison.describe(machines, EXPERIMENTS), *_notes(shown)]
+    runs, absent = pd.DataFrame(), []
+    if this := [machine for machine in machines if not machine.prefix]:
+        runs, own = this[0].runs, this[0].results
+        if len(runs):
+            runs = runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]]
+        absent = [name for name in EXPERIMENTS if own.runs(name).empty]
+        absent += [f"probe {name}" for name in PROBES if not (own.root / "probes" / f"{name}.csv").exists()]
+    text = page.caption(results, runs, notes=notes, absent=absent)
+    return page.save(figure, folder, "fig16_hardware", legend=_entries(shown), caption=text, columns=4)
 
 
-def _save(
-    results: Results,
-    machines: Sequence[Machine],
-    columns: Mapping[str, tuple[Sequence[Bar], Sequence[Bar]]],
-    notes: Sequence[str],
-    folder: Path,
-) -> list[Path]:
-    """Draw the panels and write the figure with its legend and caption.
+def _draw_panels(
+    names: Sequence[str], columns: Mapping[str, tuple[Sequence[Bar], Sequence[Bar]]]
+) -> tuple[Figure, list[Bar]]:
+    """Return the figure, and all of its bars.
 
     Args:
-        results: the results of this machine.
-        machines: all machines, from top to bottom.
+        names: the machines from top to bottom.
         columns: the bars of the step times and of the times to target, by title of the column.
-        notes: the first sentences of the caption.
-        folder: the folder to write to.
     """
-    names = [machine.name for machine in machines]
-    panels = [[bars[row] for bars in columns.values()] for row in (0, 1)]
-    rows = [Rows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in panels]
+    by_row = [[bars[row] for bars in columns.values()] for row in (0, 1)]
+    rows = [Rows.of(names, style.in_order(bar.label for bars in of_row for bar in bars)) for of_row in by_row]
     heights = [max(0.7, _ROW * (of_row.end + 0.8)) for of_row in rows]
     figure, axes = style.new_figure(2, len(columns), height=sum(heights) + 1.0, height_ratios=heights, sharey="row")
     for panel, title in zip(axes[0], columns, strict=True):
         panel.set_title(title)
-    for axes_of_row, bars_of_row, of_row in zip(axes, panels, rows, strict=True):
+    for axes_of_row, bars_of_row, of_row in zip(axes, by_row, rows, strict=True):
         for panel, bars in zip(axes_of_row, bars_of_row, strict=True):
             _draw(panel, bars, of_row)
             if targets := sorted({bar.target for bar in bars if bar.target}):
@@ -239,26 +232,18 @@ def _save(
         _name_rows(axes_of_row[0], of_row)
     axes[0, 0].set_ylabel("step time")
     axes[1, 0].set_ylabel("time to target")
-    bars = [bar for of_row in panels for drawn in of_row for bar in drawn]
-    this = [machine for machine in machines if not machine.prefix]
-    runs = this[0].runs if this else pd.DataFrame()
-    runs = (
-        runs[[pair in _SHOWN for pair in zip(runs["experiment"], runs["workload"], strict=True)]] if len(runs) else runs
-    )
-    notes = [*notes, *comparison.describe(machines, EXPERIMENTS), *_notes(bars)]
-    text = caption(results, runs, notes=notes, absent=_absent(this[0].results) if this else [])
-    return save(figure, folder, "fig16_hardware", legend=_entries(bars), caption=text, columns=4)
+    return figure, [bar for of_row in by_row for drawn in of_row for bar in drawn]
 
 
 def _entries(bars: Sequence[Bar]) -> list[Artist]:
     """Return the entries of the legend; the bars' names stand beside them."""
     entries: list[Artist] = []
     if any(bar.projected for bar in bars):
-        entries.append(Patch(facecolor="white", edgecolor=style.GUIDE, label="projected", **_HATCH))
+        entries.append(Patch(edgecolor=style.GUIDE, label="projected", **_PROJECTED))
     if any(map(_has_interval, bars)):
-        entries.append(Line2D([], [], color=style.INK, linewidth=0.9, label=f"{shown_level()} interval"))
+        entries.append(page.guide_entry(f"{shown_level()} interval", color=style.INK, linewidth=0.9))
     if any(len(bar.values) > 1 and not _has_interval(bar) for bar in bars):
-        entries.append(_legend.hollow_entry("one run, or one repeat of a probe", markersize=3.2))
+        entries.append(page.hollow_entry("one run, or one repeat of a probe", markersize=3.2))
     return entries
 
 
@@ -275,9 +260,3 @@ def _notes(bars: Sequence[Bar]) -> list[str]:
             "one, at the run's own period; its interval multiplies the bounds of both factors"
         )
     return notes
-
-
-def _absent(results: Results) -> list[str]:
-    """Return the experiments and probes of the figure that this machine has no results of."""
-    names = [name for name in EXPERIMENTS if results.runs(name).empty]
-    return names + [f"probe {name}" for name in PROBES if not (results.root / "probes" / f"{name}.csv").exists()]

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from workflow.bench.analysis.captions import caption
+from workflow.bench.analysis import captions
 from workflow.bench.analysis.estimates import shown_level
 from workflow.bench.analysis.field import Contest, Profile, contests, pooled_profiles
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import decade_ticks, explain_empty, fixed_ticks, loss_axis
-from workflow.bench.figures._captions import NAMES
-from workflow.bench.figures._curves import draw_curves, ended
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import draw_estimate, name_rows
 from workflow.bench.plan.field import FIELD
 from workflow.bench.results.tables import Results
 
@@ -32,15 +26,7 @@ PROBES = ("field_steps",)
 FAMILIES: Final[Mapping[str, Sequence[str]]] = {
     "First order": ("sgd", "adamw", "nadamw", "lamb", "schedule_free_adamw", "adafisher", "adafisher_convex"),
     "Muon": ("muon", "muon_exact", "normuon", "newton_muon", "mkor_muon", "mkor_muon_exact"),
-    "Shampoo": (
-        "shampoo",
-        "distributed_shampoo",
-        "soap",
-        "soap_period_1",
-        "kl_shampoo",
-        "sketchy",
-        "psgd_kron",
-    ),
+    "Shampoo": ("shampoo", "distributed_shampoo", "soap", "soap_period_1", "kl_shampoo", "sketchy", "psgd_kron"),
     "KFAC": ("kaisa", "dp_kfac", "thermo_kfac", "rs_kfac", "b_kfac", "cgfac", "cgfac_block"),
     "Other natural gradients": ("kld_wrm", "kld_wrm_q", "singd", "hylo", "eva"),
     "MKOR": ("mkor", "mkor_h", "mkor_windowed", "mkor_normalized"),
@@ -88,8 +74,13 @@ def make(results: Results, folder: Path) -> list[Path]:
     curves = [contest for contest in everything if contest.experiment in CURVES]
     steps = results.probe("field_steps")
     steps = steps[steps["experiment"].isin([*_TITLES])]
-    labels = list(_rows(found))
-    figure, above, below, last = _panels(len(labels), len(found), len(curves))
+    present = {label for contest in found for label in contest.labels}
+    of_families = [label for members in FAMILIES.values() for label in members]
+    labels = [label for label in of_families if label in present] + style.in_order(present - set(of_families))
+    heights = (1.2, 1.2, 1.3, 0.6 + _ROW_INCHES * len(labels), *((2.1,) if curves else ()))
+    figure, axes_of_rows = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
+    above, below = axes_of_rows[:3], style.split_row(figure, axes_of_rows[3], len(found) + 2)
+    last = style.split_row(figure, axes_of_rows[4], len(curves)) if curves else []
     chosen = [contest for contest in found if contest.experiment in _POOLED]
     profiles = pooled_profiles(chosen, _GRID) if chosen else {}
     for axes, (family, members) in zip(above.flat, FAMILIES.items(), strict=True):
@@ -104,72 +95,38 @@ def make(results: Results, folder: Path) -> list[Path]:
         axes.set_title(_TITLES[contest.experiment], fontsize=6)
         _draw_ratios(axes, contest, labels)
         _name(axes, names if number == 0 else [""] * len(names))
-    turns: Sequence[tuple[str, Callable[[Axes], None]]] = (("cosine", _cosine_axis), ("norm", _norm_axis))
-    for axes, (column, scale) in zip(below[len(found) :], turns, strict=True):
+    for axes, column in zip(below[len(found) :], ("cosine", "norm"), strict=True):
         axes.set_title(f"{column}\nof the step", fontsize=6)
         _draw_turns(axes, steps, column, labels)
-        scale(axes)
         _name(axes, [""] * len(names))
     for axes, contest in zip(last, curves, strict=True):
         axes.set_title(CURVES[contest.experiment], fontsize=7)
         _draw_curves(axes, contest)
     runs = pd.concat([contest.runs for contest in everything], ignore_index=True)
     absent = [] if len(steps) else ["field_steps"]
-    text = caption(results, runs, notes=_NOTES, absent=absent, names=replace(NAMES, shows_runs=False))
-    return save(figure, folder, "fig17_field", legend=_entries(), caption=text)
-
-
-def _rows(found: Sequence[Contest]) -> Iterator[str]:
-    """Yield all labels, family by family, and at last those of no family."""
-    present = {label for contest in found for label in contest.labels}
-    ordered = [label for members in FAMILIES.values() for label in members]
-    yield from (label for label in ordered if label in present)
-    yield from style.in_order(present - set(ordered))
-
-
-def _panels(rows: int, workloads: int, curves: int) -> tuple[Figure, np.ndarray, list[Axes], list[Axes]]:
-    """Return the figure, the panels ``[3, 2]`` of the families, those of workloads, cosine and norm, and of curves."""
-    forest = 0.6 + _ROW_INCHES * rows
-    heights = (1.2, 1.2, 1.3, forest, *((2.1,) if curves else ()))
-    figure, axes = style.new_figure(len(heights), 2, height=sum(heights), height_ratios=heights)
-    grid = axes[3, 0].get_gridspec()
-    for panel in axes[3:].flat:
-        panel.remove()
-    row, last = grid[3, :].subgridspec(1, workloads + 2), grid[-1, :].subgridspec(1, max(curves, 1))
-    return (
-        figure,
-        axes[:3],
-        [figure.add_subplot(row[0, column]) for column in range(workloads + 2)],
-        [figure.add_subplot(last[0, column]) for column in range(curves)],
-    )
+    legend = [page.bar_entry(), page.band_entry(f"{shown_level()} interval, bootstrap")]
+    text = captions.caption(results, runs, notes=_NOTES, absent=absent, names=replace(page.NAMES, shows_runs=False))
+    return page.save(figure, folder, "fig17_field", legend=legend, caption=text)
 
 
 def _draw_profiles(axes: Axes, profiles: Mapping[str, Profile], members: Sequence[str]) -> None:
     """Draw a family's profiles with their bands and names, and all others in gray."""
     axes.set_xscale("log")
     axes.set_xlim(1, _GRID[-1])
-    fixed_ticks(axes.xaxis, (1, 2, 4, 8))
+    panels.fixed_ticks(axes.xaxis, (1, 2, 4, 8))
     axes.set_ylim(-0.03, 1.03)
     axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
     shown = [label for label in members if label in profiles]
     if not shown:
-        explain_empty(axes, "no optimizer of this family has runs on all of these workloads")
+        panels.explain_empty(axes, "no optimizer of this family has runs on all of these workloads")
         return
-    for label in profiles.keys() - set(shown):
+    for label in style.in_order(profiles.keys() - set(shown)):  # a set has another order in each process
         axes.plot(_GRID, profiles[label].share, color="#DDDDDD", linewidth=0.5, zorder=1)
-    for label in shown:
+    for place, label in enumerate(shown):
         look, profile = style.style_of(label), profiles[label]
         axes.fill_between(_GRID, profile.low, profile.high, color=look.color, alpha=0.09, linewidth=0)
-        axes.plot(
-            _GRID,
-            profile.share,
-            color=look.color,
-            linestyle=look.line,
-            linewidth=1.1,
-            marker=look.marker,
-            markersize=3,
-            markevery=(10 + 7 * shown.index(label), 60),
-        )
+        line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.1, "marker": look.marker}
+        axes.plot(_GRID, profile.share, **line, markersize=3, markevery=(10 + 7 * place, 60))
     _name_lines(axes, {label: float(profiles[label].share[-1]) for label in shown})
 
 
@@ -177,23 +134,15 @@ def _name_lines(axes: Axes, heights: Mapping[str, float]) -> None:
     """Write the names of labels beside a panel, near the right ends of their lines, from 0 at the bottom to 1."""
     for label, height in zip(heights, spread([*heights.values()], _GAP), strict=True):
         look = style.style_of(label)
-        axes.annotate(
-            look.name,
-            (1.02, height),
-            xycoords="axes fraction",
-            va="center",
-            fontsize=6,
-            color=look.color,
-            annotation_clip=False,
-        )
+        panels.annotate(axes, look.name, (1.02, height), color=look.color, annotation_clip=False)
 
 
 def _draw_curves(axes: Axes, contest: Contest) -> None:
     """Draw the target's metric over the iterations, a named curve for each label."""
     goal = contest.sweep.targets[0]
-    shown = ended(contest.metrics, goal.split, goal.metric)
-    loss_axis(axes, shown)
-    draw_curves(axes, shown, x="step", scale=1.0)
+    shown = panels.ended(contest.metrics, goal.split, goal.metric)
+    panels.loss_axis(axes, shown)
+    panels.draw_curves(axes, shown, x="step", scale=1.0)
     axes.set_xlabel("iteration")
     axes.set_ylabel(f"{goal.split} {goal.metric}")
     low, high = axes.get_ylim()
@@ -234,45 +183,36 @@ def _draw_ratios(axes: Axes, contest: Contest, labels: Sequence[str]) -> None:
             look = style.style_of(label)
             axes.plot(1, row, marker=look.marker, color=look.color, markersize=4)
         elif (ratio := contest.steps(label).estimate) is not None:
-            draw_estimate(axes, ratio, row, label)
+            panels.draw_estimate(axes, ratio, row, label)
             ends.append(ratio.value)
+    # Values and not intervals set the limits: one wide interval would press all markers together.
     low, high = max(min(ends) / 1.5, 0.03), min(max(ends) * 1.5, 30.0)
     axes.set_xlim(low, high)
-    fixed_ticks(axes.xaxis, [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < tick < high])
+    panels.fixed_ticks(axes.xaxis, [tick for tick in (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20) if low < tick < high])
     axes.tick_params(axis="x", labelsize=6)
 
 
 def _draw_turns(axes: Axes, steps: pd.DataFrame, column: str, labels: Sequence[str]) -> None:
-    """Draw a dot for each workload in each label's row."""
+    """Draw a dot for each workload in each label's row: its cosine, or its norm on a logarithmic axis."""
     for row, label in enumerate(labels):
         values = steps.loc[steps["optimizer"] == label, column].dropna().astype(float)
         axes.plot(values, [row] * len(values), ".", color=style.style_of(label).color, markersize=3.5)
-
-
-def _cosine_axis(axes: Axes) -> None:
     axes.axvline(1, color=style.GUIDE, linewidth=0.8)
-    axes.set_xlim(-0.1, 1.1)
-    fixed_ticks(axes.xaxis, (0, 0.5, 1))
-    axes.tick_params(axis="x", labelsize=6)
-
-
-def _norm_axis(axes: Axes) -> None:
-    axes.axvline(1, color=style.GUIDE, linewidth=0.8)
-    axes.set_xscale("log")
-    low, high = axes.get_xlim()
-    if high > 1000 * low:
-        decade_ticks(axes.xaxis, most=3)
+    if column == "cosine":
+        axes.set_xlim(-0.1, 1.1)
+        panels.fixed_ticks(axes.xaxis, (0, 0.5, 1))
     else:
-        fixed_ticks(axes.xaxis, [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        if high > 1000 * low:
+            panels.decade_ticks(axes.xaxis, most=3)
+        else:
+            panels.fixed_ticks(axes.xaxis, [tick for tick in (0.1, 0.3, 1, 3, 10) if low < tick < high])
     axes.tick_params(axis="x", labelsize=6)
 
 
 def _name(axes: Axes, names: Sequence[str]) -> None:
-    name_rows(axes, names)
+    panels.name_rows(axes, names)
     axes.tick_params(axis="y", labelsize=5.8, length=0)
     for row in range(0, len(names), 2):
         axes.axhspan(row - 0.5, row + 0.5, color="#F6F6F6", zorder=0, linewidth=0)
-
-
-def _entries() -> list[Artist]:
-    return [_legend.bar_entry(f"{shown_level()} interval"), _legend.band_entry(f"{shown_level()} interval, bootstrap")]

@@ -5,25 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
 from workflow.bench.analysis.common_steps import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.wording import number
-from workflow.bench.figures import _legend, _probes
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import decade_ticks
-from workflow.bench.figures._captions import caption, footer, precisions
-from workflow.bench.figures._curves import ended, losses_to_compare
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import base_of, draw_differences
 from workflow.bench.figures._style import MethodStyle
 from workflow.bench.results.tables import NoDataError, Results
 
@@ -52,70 +45,57 @@ def make(results: Results, folder: Path) -> list[Path]:
     """
     rows = results.some_rows("factors")
     (experiment,) = EXPERIMENTS
-    runs, losses = results.runs(experiment), losses_to_compare(results.metrics(experiment))
-    compared = sorted(ended(losses, "validation", "loss")["workload"].unique())
-    names = _probes.workloads(rows)
-    figure, above, below = _panels(len(names), len(compared))
+    runs, losses = results.runs(experiment), panels.losses_to_compare(results.metrics(experiment))
+    compared = sorted(panels.ended(losses, "validation", "loss")["workload"].unique())
+    names = style.probed_workloads(rows)
+    if compared:
+        figure, axes = style.new_figure(3, len(names), height=5.8, sharey="row", height_ratios=(1, 1, 1.1))
+        above, below = axes[:2], style.split_row(figure, axes[2], len(compared))
+    else:
+        figure, above = style.new_figure(2, len(names), height=3.3, sharex="col", sharey="row")
+        below = []
     for (upper, lower), workload in zip(above.T, names, strict=True):
         of_workload = rows[rows["workload"] == workload]
         upper.set_title(f"{style.workload_name(workload)}\n{of_workload['layer'].nunique()} layers")
-        _draw_spectra(upper, of_workload)
-        _draw_changes(lower, of_workload)
+        for look, of_factor in _factors(of_workload):
+            _draw_layers(upper, of_factor, "smallest", look)
+            median = of_factor.groupby("step")["median"].median()
+            upper.plot(median.index, median, color=look.color, linestyle=_MEDIAN, linewidth=1.0)
+            turned = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
+            _draw_layers(lower, turned, "direction_change", look)
+        largest = of_workload.groupby("step")["largest"].median()
+        upper.plot(largest.index, largest, color=style.GUIDE, linestyle=_LARGEST, linewidth=1.2)
         lower.set_xlabel("iteration")
-    for panels, label in zip(above, ("eigenvalue", "change of direction\n1 − cos"), strict=True):
-        panels[0].set(ylabel=label, yscale="log")  # the panels of a row share their axis
-        decade_ticks(panels[0].yaxis)
+    for row, label in zip(above, ("eigenvalue", "change of direction\n1 − cos"), strict=True):
+        row[0].set(ylabel=label, yscale="log")  # the panels of a row share their axis
+        panels.decade_ticks(row[0].yaxis)
     finals = {workload: losses[losses["workload"] == workload] for workload in compared}
     _draw_variants(below, finals)
+    legend = [
+        *(page.line_entry(look, label=re.sub(r"J_[LR]", r"$\g<0>$", look.name)) for look in FACTORS.values()),
+        page.guide_entry("median eigenvalue", linestyle=_MEDIAN, linewidth=1.2),
+        page.guide_entry("largest eigenvalue, of all", linestyle=_LARGEST, linewidth=1.2),
+    ]
     notes = [
         "thin lines: layers, thick lines: their median; 1 − cos of the gradient and the update that one side alone "
         f"gives, drawn from {ROUNDING:g} on: a g of zero, as before a batch normalization, turns nothing; all factors "
         "follow one training, with the paper's g",
         _changes(rows),
-        *(_remaining(losses, base_of(runs[runs["workload"] == workload])) for workload, losses in finals.items()),
     ]
+    for workload, of_workload in finals.items():
+        notes.append(_remaining(of_workload, panels.base_of(runs[runs["workload"] == workload])))
     if compared:
         notes.insert(1, "below: final loss minus MKOR's, paired by seed, with its interval; dots are seeds")
-        text = caption(results, runs, notes=[*precisions(rows), *notes])
+        text = page.caption(results, runs, notes=[*page.precisions(rows), *notes])
     else:
-        text = footer(results, rows, notes=notes)
-    return save(figure, folder, "fig18_factors", legend=_entries(), caption=text, columns=3)
-
-
-def _panels(workloads: int, compared: int) -> tuple[Figure, np.ndarray, list[Axes]]:
-    """Return the figure, the panels ``[2, workloads]`` of the probe, and a row of panels below for the variants."""
-    if not compared:
-        figure, above = style.new_figure(2, workloads, height=3.3, sharex="col", sharey="row")
-        return figure, above, []
-    figure, axes = style.new_figure(3, workloads, height=5.8, sharey="row", height_ratios=(1, 1, 1.1))
-    grid = axes[2, 0].get_gridspec()
-    for panel in axes[2]:
-        panel.remove()
-    row = grid[2, :].subgridspec(1, compared)
-    return figure, axes[:2], [figure.add_subplot(row[0, column]) for column in range(compared)]
+        text = page.footer(results, rows, notes=notes)
+    return page.save(figure, folder, "fig18_factors", legend=legend, caption=text)
 
 
 def _factors(rows: pd.DataFrame) -> list[tuple[MethodStyle, pd.DataFrame]]:
     """Return the look and the rows of each factor that ``rows`` have."""
     by_factor = rows.groupby(["side", "vectors"])
     return [(look, by_factor.get_group(key)) for key, look in FACTORS.items() if key in by_factor.groups]
-
-
-def _draw_spectra(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw smallest, median and largest eigenvalue of each factor over iterations."""
-    for look, of_factor in _factors(rows):
-        _draw_layers(axes, of_factor, "smallest", look)
-        median = of_factor.groupby("step")["median"].median()
-        axes.plot(median.index, median, color=look.color, linestyle=_MEDIAN, linewidth=1.0)
-    largest = rows.groupby("step")["largest"].median()
-    axes.plot(largest.index, largest, color=style.GUIDE, linestyle=_LARGEST, linewidth=1.2)
-
-
-def _draw_changes(axes: Axes, rows: pd.DataFrame) -> None:
-    """Draw the change of direction that each side alone makes, over iterations."""
-    for look, of_factor in _factors(rows):
-        drawn = of_factor.assign(direction_change=of_factor["direction_change"].clip(lower=ROUNDING))
-        _draw_layers(axes, drawn, "direction_change", look)
 
 
 def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyle) -> None:
@@ -126,14 +106,14 @@ def _draw_layers(axes: Axes, rows: pd.DataFrame, quantity: str, look: MethodStyl
     axes.plot(median.index, median, color=look.color, linewidth=1.5, marker=look.marker, markersize=3.6)
 
 
-def _draw_variants(panels: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) -> None:
+def _draw_variants(below: Sequence[Axes], losses: Mapping[str, pd.DataFrame]) -> None:
     """Draw the final losses of the variants minus MKOR's, one panel a workload with the same rows."""
     labels = style.in_order(label for rows in losses.values() for label in rows["optimizer"])
-    for panel, (workload, rows) in zip(panels, losses.items(), strict=True):
+    for panel, (workload, rows) in zip(below, losses.items(), strict=True):
         panel.set_title(style.workload_name(workload))
-        draw_differences(panel, rows, WHOLE, labels)
+        panels.draw_differences(panel, rows, WHOLE, labels)
         panel.set_xlabel(panel.get_xlabel().replace(", iteration", ",\niteration"))
-        if panel is not panels[0]:
+        if panel is not below[0]:
             panel.set_yticklabels([])
 
 
@@ -153,10 +133,11 @@ def _remaining(losses: pd.DataFrame, base: str | None) -> str:
     shares = {} if base is None else kept_shares(losses, base)
     if not shares:
         return f"{workload}: MKOR does not end below its base optimizer with every seed, so there is no gain to keep"
-    phrases = [
-        f"{style.style_of(label).name.removeprefix('MKOR (').removesuffix(')')} {_percent(shares[label])}"
-        for label in shares
-    ]
+    phrases = []
+    for label, share in shares.items():
+        interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
+        name = style.style_of(label).name.removeprefix("MKOR (").removesuffix(")")
+        phrases.append(f"{name} {100 * share.value:.0f} %{interval}")
     return (
         f"{workload}, part of MKOR's gain over its base optimizer that is kept (over seeds; a diverged run keeps less "
         f"than any other): {', '.join(phrases)}"
@@ -184,19 +165,3 @@ def kept_shares(losses: pd.DataFrame, base: str) -> dict[str, Estimate]:
         for label in others
     }
     return {label: estimate(values) for label, values in shares.items() if values}
-
-
-def _percent(share: Estimate) -> str:
-    """Return a share as per cent, with its interval."""
-    interval = f" [{100 * share.low:.0f}, {100 * share.high:.0f}]" if share.has_interval else ""
-    return f"{100 * share.value:.0f} %{interval}"
-
-
-def _entries() -> list[Artist]:
-    """Return the entries of the legend."""
-    plain: dict[str, Any] = {"color": style.GUIDE, "linewidth": 1.2}
-    return [
-        *(_legend.line_entry(look, label=re.sub(r"J_[LR]", r"$\g<0>$", look.name)) for look in FACTORS.values()),
-        Line2D([], [], linestyle=_MEDIAN, label="median eigenvalue", **plain),
-        Line2D([], [], linestyle=_LARGEST, label="largest eigenvalue, of all", **plain),
-    ]

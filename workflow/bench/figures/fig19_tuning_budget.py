@@ -11,11 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from workflow.bench.analysis.tuning_budget import Search, search
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, plain_log_ticks
-from workflow.bench.figures._captions import caption
-from workflow.bench.figures._page import save
 from workflow.bench.results.tables import NoDataError, Results
 
 TRIALS = True
@@ -53,13 +51,12 @@ def make(results: Results, folder: Path) -> list[Path]:
     for panel in axes.flat[: len(searches)][-_COLUMNS:]:
         panel.set_xlabel("trials")
     shown = style.in_order(label for found in searches.values() for label in found.budgets)
-    legend: list[Artist] = [_legend.line_entry(style.style_of(label), marker="") for label in shown]
+    legend: list[Artist] = [page.line_entry(style.style_of(label), marker="") for label in shown]
     if any(max(found.studies) > 1 for found in searches.values()):
-        legend.append(_legend.band_entry("range over studies"))
+        legend.append(page.band_entry("range over studies"))
     notes = [_STATISTIC, _sizes(searches), *_failures(searches)]
-    return save(
-        figure, folder, "fig19_tuning_budget", legend=legend, caption=caption(results, pd.DataFrame(), notes=notes)
-    )
+    text = page.caption(results, pd.DataFrame(), notes=notes)
+    return page.save(figure, folder, "fig19_tuning_budget", legend=legend, caption=text)
 
 
 def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
@@ -68,7 +65,7 @@ def _draw(axes: Axes, experiment: str, workload: str, found: Search) -> None:
     axes.set_title(f"{style.workload_name(workload)}\n{experiment}", fontsize=6.5)
     axes.set_ylabel(shown, fontsize=6.5)
     if not found.budgets:
-        explain_empty(axes, "no optimizer succeeded in every study", width=24)
+        panels.explain_empty(axes, "no optimizer succeeded in every study", width=24)
         return
     for label in style.in_order(found.budgets):
         budget, look = found.budgets[label], style.style_of(label)
@@ -100,7 +97,7 @@ def _scale(axes: Axes, found: Search) -> None:
     if is_cut:
         axes.set_ylim(*limits)
     if is_log:
-        plain_log_ticks(axes)
+        panels.plain_log_ticks(axes)
 
 
 def _sizes(searches: Mapping[tuple[str, str], Search]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -15,13 +15,9 @@ from matplotlib.axes import Axes
 
 from workflow.bench.analysis.estimates import median_minimum, shown_level
 from workflow.bench.analysis.target_sweep import SHARES, NoSweepError, TargetSweep, profiles, target_sweep
-from workflow.bench.figures import _legend
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
-from workflow.bench.figures._axes import explain_empty, fixed_ticks, plain_log_ticks
-from workflow.bench.figures._captions import caption
-from workflow.bench.figures._curves import draw_curves
-from workflow.bench.figures._page import save
-from workflow.bench.figures._rows import base_of
 from workflow.bench.results.tables import NoDataError, Results
 
 EXPERIMENTS = ("*",)
@@ -53,9 +49,10 @@ def _sweeps(results: Results) -> Iterator[_Shown | str]:
     for name in results.experiments():
         runs = results.runs(name)
         aimed = runs[runs["target"].notna()]
+        # The file of an experiment without a target may be large, and is not read.
         metrics = results.metrics(name) if len(aimed) else pd.DataFrame()
         for (workload, _), rows in aimed.groupby(["workload", "dataset"], sort=False):
-            base = base_of(rows)
+            base = panels.base_of(rows)
             if base is None:
                 yield f"{name} has no run of a base optimizer"
                 continue
@@ -81,40 +78,39 @@ def make(results: Results, folder: Path) -> list[Path]:
     left_out = dict.fromkeys(one for one in found if isinstance(one, str))
     notes = [*_NOTES, *([f"Not shown: {'; '.join(left_out)}"] if left_out else [])]
     if not shown:
-        return _save_empty(results, folder, names, notes)
+        figure, axes = style.new_figure(1, 1, height=1.0)
+        panels.explain_empty(axes[0, 0], "no experiment has runs with a target and a base optimizer that gains")
+        runs = pd.concat([results.runs(name) for name in names], ignore_index=True)
+        text = page.caption(results, runs, notes=notes)
+        return page.save(figure, folder, "fig20_target_sweep", legend=[], caption=text)
     columns = min(_COLUMNS, len(shown))
     rows = -(-len(shown) // columns)
     figure, axes = style.new_figure(2 * rows, columns, height=2.15 * rows, height_ratios=(1.3, 1) * rows)
-    for place, one in enumerate(shown):
+    for place in range(rows * columns):
         upper, lower = axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]
-        upper.set_title(one.title, fontsize=_POINTS)
-        _draw_steps(upper, one.sweep)
-        _draw_profiles(lower, one.sweep)
-    for place in range(len(shown), rows * columns):
-        for panel in axes[2 * (place // columns) : 2 * (place // columns) + 2, place % columns]:
-            panel.remove()
+        if place < len(shown):
+            upper.set_title(shown[place].title, fontsize=_POINTS)
+            _draw_steps(upper, shown[place].sweep)
+            _draw_profiles(lower, shown[place].sweep)
+        else:
+            upper.remove()
+            lower.remove()
     _name_axes(axes)
     runs = pd.concat([one.runs for one in shown], ignore_index=True)
     labels = set(chain.from_iterable(one.sweep.courses for one in shown))
-    legend: list[Artist] = [_legend.line_entry(style.style_of(label)) for label in style.in_order(labels)]
+    legend: list[Artist] = [page.line_entry(style.style_of(label)) for label in style.in_order(labels)]
     seeds = {len(course.crossings) for one in shown for course in one.sweep.courses.values()}
     if max(seeds) >= median_minimum():
-        legend.append(_legend.band_entry(f"{shown_level()} interval"))
+        legend.append(page.band_entry(f"{shown_level()} interval"))
     if any(1 < number < median_minimum() for number in seeds):
-        legend.append(_legend.runs_entry())
-    return save(figure, folder, "fig20_target_sweep", legend=legend, caption=caption(results, runs, notes=notes))
-
-
-def _save_empty(results: Results, folder: Path, names: Iterable[str], notes: Iterable[str]) -> list[Path]:
-    """Write a figure that says that there is no sweep."""
-    figure, axes = style.new_figure(1, 1, height=1.0)
-    explain_empty(axes[0, 0], "no experiment has runs with a target and a base optimizer that gains")
-    runs = pd.concat([results.runs(name) for name in names], ignore_index=True)
-    return save(figure, folder, "fig20_target_sweep", legend=[], caption=caption(results, runs, notes=notes))
+        legend.append(panels.runs_entry())
+    text = page.caption(results, runs, notes=notes)
+    return page.save(figure, folder, "fig20_target_sweep", legend=legend, caption=text)
 
 
 def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
     """Draw the iterations to each target, one curve per label."""
+    # As if each share were a step of training, so that curves and intervals are those of `draw_curves`.
     rows = [
         {"optimizer": label, "seed": seed, "status": "finished", "step": share, "value": steps, "train_seconds": 0.0}
         for label, course in sweep.courses.items()
@@ -124,12 +120,12 @@ def _draw_steps(axes: Axes, sweep: TargetSweep) -> None:
     taken = pd.DataFrame(rows)
     finite = taken.loc[np.isfinite(taken["value"]) & (taken["value"] > 0), "value"]
     if finite.empty:
-        explain_empty(axes, "no run reaches a target", width=24)
+        panels.explain_empty(axes, "no run reaches a target", width=24)
         return
     axes.set_yscale("log")
     axes.set_ylim(finite.min() / 1.15, finite.max() * 1.15)
-    draw_curves(axes, taken, x="step", scale=0.01)
-    plain_log_ticks(axes)
+    panels.draw_curves(axes, taken, x="step", scale=0.01)
+    panels.plain_log_ticks(axes)
     axes.set_xlim(28, 102)
 
 
@@ -139,7 +135,9 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
     factors = np.concatenate([*by_label.values()]) if by_label else np.array([])
     finite = factors[np.isfinite(factors)]
     if not len(finite):
-        explain_empty(axes, "no target is reached" if len(factors) else "no seed is shared by all optimizers", width=24)
+        panels.explain_empty(
+            axes, "no target is reached" if len(factors) else "no seed is shared by all optimizers", width=24
+        )
         return
     end = min(_LARGEST_FACTOR, max(1.5, 1.05 * float(finite.max())))
     for label in style.in_order(by_label):
@@ -151,18 +149,17 @@ def _draw_profiles(axes: Axes, sweep: TargetSweep) -> None:
     axes.set_xscale("log")
     axes.set_xlim(1, end)
     ticks = (1, 2, 4, 8) if end > 4 else (1, 1.5, 2, 3) if end > 2 else (1, 1.2, 1.5, 2)
-    fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
+    panels.fixed_ticks(axes.xaxis, [tick for tick in ticks if tick <= end])
     axes.set_ylim(-0.03, 1.03)
     axes.set_yticks([0, 0.5, 1], ["0", "50", "100"])
 
 
 def _name_axes(axes: np.ndarray) -> None:
     """Name the axes: iterations and problems at the left, shares and factors below each panel that is not removed."""
-    for number, panels in enumerate(axes):
+    for number, row in enumerate(axes):
         is_upper = number % 2 == 0
-        panels[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
-        for panel in (panel for panel in panels if panel.figure is not None):
-            panel.set_xlabel(
-                "share of the gain (%)" if is_upper else "factor of the best", fontsize=_POINTS, labelpad=2
-            )
+        row[0].set_ylabel("iterations" if is_upper else "solved (%)", fontsize=7)
+        for panel in (panel for panel in row if panel.figure is not None):
+            name = "share of the gain (%)" if is_upper else "factor of the best"
+            panel.set_xlabel(name, fontsize=_POINTS, labelpad=2)
             panel.tick_params(labelsize=_POINTS, pad=2)

@@ -1,0 +1,397 @@
+"""Panels that several figures have: axes and their ticks, curves over training, and rows of methods."""
+
+from __future__ import annotations
+
+import math
+import textwrap
+import zlib
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference, shown_level
+from workflow.bench.analysis.time_to_target import reaching
+from workflow.bench.figures import _page as page
+from workflow.bench.figures import _style as style
+from workflow.bench.results.columns import ENDED
+from workflow.bench.results.tables import NoDataError
+
+ROW_AT_EDGE: Final = ("axes fraction", "data")
+"""Coordinates of a point by its share of the panel's width, and its height as data."""
+_PLAIN: Final = FuncFormatter(lambda value, _: f"{value:g}")
+"""Labels of ticks as plain numbers: 0.5, 1000."""
+
+# Axes and texts
+
+
+def annotate(axes: Axes, text: str, at: tuple[float, float], coordinates: Any = "axes fraction", **look: Any) -> None:
+    """Write a small text at a point of a panel, its middle at the point's height.
+
+    look: properties of the text; ``xytext`` is its distance from the point, in points.
+    """
+    usual: dict[str, Any] = {"va": "center", "fontsize": 6, "xytext": (0, 0), "textcoords": "offset points"}
+    axes.annotate(text, at, xycoords=coordinates, **(usual | look))
+
+
+def explain_empty(axes: Axes, reason: str, *, width: int = 34) -> None:
+    """Write into an empty panel why it is empty, in lines of at most ``width`` characters."""
+    white: dict[str, Any] = {"facecolor": "white", "edgecolor": "none", "pad": 1.5}
+    lines = "\n".join(textwrap.wrap(reason, width))
+    annotate(axes, lines, (0.5, 0.5), ha="center", fontsize=7, color=style.SOFT, bbox=white)
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.grid(visible=False)
+
+
+def fixed_ticks(axis: Axis, values: Iterable[float]) -> None:
+    """Put ticks at ``values`` alone, with plain numbers (0.5, 1000) as their labels."""
+    axis.set_major_locator(FixedLocator(sorted(float(value) for value in values)))
+    axis.set_major_formatter(_PLAIN)
+    axis.set_minor_locator(NullLocator())
+
+
+def plain_log_ticks(axes: Axes) -> None:
+    """Label the ticks of a log y axis with plain numbers (0.02, 5, 1000); a shorter axis also at 3, or at 2 and 5."""
+    low, high = axes.get_ylim()
+    decades = np.log10(high / low)
+    if decades > 0.7:
+        subs = (1.0,) if decades > 4 else (1.0, 3.0) if decades > 2.5 else (1.0, 2.0, 5.0)
+        axes.yaxis.set_major_locator(LogLocator(base=10, subs=subs, numticks=12))
+    else:  # powers of ten would give one tick or none
+        axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+    axes.yaxis.set_major_formatter(_PLAIN)
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def decade_ticks(axis: Axis, most: int = 6) -> None:
+    """Put at most so many ticks on a log axis, each at a power of ten, so that no two labels touch."""
+    low, high = np.log10(axis.get_view_interval())
+    exponents = np.arange(np.ceil(low), np.floor(high) + 1)
+    every = max(1, -(-len(exponents) // most))
+    axis.set_major_locator(FixedLocator([10.0**exponent for exponent in exponents if exponent % every == 0]))
+    axis.set_minor_locator(NullLocator())
+
+
+def amount(size: float) -> str:
+    """Return bytes in the unit that is easy to read."""
+    for scale, unit in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if size >= scale:
+            return f"{size / scale:g} {unit}"
+    return f"{size:g} B"
+
+
+def byte_axis(axes: Axes) -> None:
+    """Set a logarithmic y axis of bytes."""
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(numticks=12))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+
+
+def loss_limits(metrics: pd.DataFrame) -> tuple[float, float, str]:
+    """Return the limits and the scale of a loss axis.
+
+    The finished runs fill it, so that a diverging run does not flatten the others.
+    """
+    finished = metrics.loc[metrics["status"] == "finished", "value"].astype(float)
+    values = finished if len(finished) else metrics["value"].astype(float)
+    values = values[np.isfinite(values)]
+    if values.empty:
+        return 0.0, 1.0, "linear"
+    low, high = float(values.min()), float(values.max())
+    if low > 0 and high / low > 5:  # closer values are read as well, and without logarithms, on a linear axis
+        return low / 1.15, high * 1.15, "log"
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    return low - margin, high + margin, "linear"
+
+
+def loss_axis(axes: Axes, metrics: pd.DataFrame) -> None:
+    """Set the limits and the scale of a loss axis (`loss_limits`), before any curve is drawn on it."""
+    low, high, scale = loss_limits(metrics)
+    axes.set_yscale(scale)
+    axes.set_ylim(low, high)
+
+
+def percent_axis(axis: Axis) -> None:
+    """Label shares from 0 to 1 in per cent."""
+    axis.set_major_formatter(lambda value, _: f"{100 * value:g}")
+
+
+# Curves over training
+
+
+def ended(metrics: pd.DataFrame, split: str, metric: str) -> pd.DataFrame:
+    """Return the rows of one metric, of runs that finished or broke down."""
+    chosen = (metrics["split"] == split) & (metrics["metric"] == metric) & metrics["status"].isin(ENDED)
+    return metrics[chosen & metrics["value"].notna()]
+
+
+def losses_to_compare(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Return the validation losses, and the one row of each run without evaluations, which may have broken down."""
+    losses, unevaluated = ended(metrics, "validation", "loss"), metrics[metrics["split"].isna()]
+    return pd.concat([losses, unevaluated]) if len(unevaluated) else losses
+
+
+def targets(runs: pd.DataFrame, split: str, metric: str) -> list[float]:
+    """Return the limits of the targets that ``runs`` have on one metric, in rising order."""
+    goals = runs["target"].dropna().unique()
+    return sorted({goal.limit for goal in goals if (goal.split, goal.metric) == (split, metric)})
+
+
+def time_scale(metrics: pd.DataFrame) -> tuple[float, str]:
+    """Return the unit in which the training time of ``metrics`` is easy to read: its seconds, and its symbol."""
+    return style.time_unit(max(float(metrics["train_seconds"].max()), 1.0))
+
+
+def has_interval(rows: pd.DataFrame) -> bool:
+    """Return whether a curve over these rows, of one label, has a band; with fewer seeds its runs are drawn."""
+    return int(rows["seed"].nunique()) >= median_minimum()
+
+
+def draw_curves(
+    axes: Axes,
+    metrics: pd.DataFrame,
+    *,
+    x: str,
+    scale: float,
+    rising: bool = False,
+    marked: Container[str] | None = None,
+    goals: Iterable[float] = (),
+) -> None:
+    """Draw every label's curve over its runs, with an interval if they are many, and a cross where a run broke down.
+
+    An interval of fewer than `median_minimum` runs would fill the panel: their runs are thin lines instead. The limits
+    and the scale of the value axis must be set before. A logarithmic axis shows the statistics of the logarithms, since
+    an interval around a mean could reach below 0.
+
+    Args:
+        axes: the panel.
+        metrics: rows of one metric, of all labels.
+        x: ``step`` or ``train_seconds``.
+        scale: the unit of x.
+        rising: whether more is better; then a diverged run counts as the lowest value.
+        marked: the labels with intervals or runs, and with a thick line; None: all of them.
+        goals: the runs' targets, thin lines that `target_entry` names.
+    """
+    limits = axes.get_ylim()
+    metrics = metrics.assign(x=metrics[x].astype(float) / scale)
+    by_label = {label: metrics[metrics["optimizer"] == label] for label in style.in_order(metrics["optimizer"])}
+    for label, rows in by_label.items():
+        if axes.get_yscale() == "log":
+            # The loss of a run that broke down may be 0, which has no logarithm.
+            positive = rows["value"].astype(float).clip(lower=np.finfo(float).tiny)
+            summary = curve(rows.assign(value=np.log(positive)))
+            summary[["value", "low", "high"]] = np.exp(summary[["value", "low", "high"]])
+        else:
+            summary = curve(rows, worst=-math.inf if rising else math.inf)
+        if summary.empty:
+            continue
+        is_marked, look = marked is None or label in marked, style.style_of(label)
+        # About six markers per line, shifted by method, so that lines on top of each other can be told apart.
+        every = max(1, len(summary) // 6)
+        line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.5 if is_marked else 0.8}
+        line |= {"marker": look.marker, "markevery": (zlib.crc32(label.encode()) % every, every), "markersize": 3.4}
+        axes.plot(summary[x] / scale, summary["value"], **line, zorder=3)
+        # Bands and runs may leave the panel, and must not make the layout wider.
+        if is_marked and has_interval(rows):
+            # An infinite bound, of diverged runs, is drawn as a band that leaves the panel.
+            low, high = (
+                np.nan_to_num(summary[end].to_numpy(float), nan=np.nan, posinf=1e30) for end in ("low", "high")
+            )
+            band = axes.fill_between(summary[x] / scale, low, high, color=look.color, alpha=0.14, linewidth=0)
+            band.set_in_layout(False)
+        elif is_marked and rows["seed"].nunique() > 1:
+            for _, run in rows.dropna(subset=["step"]).sort_values("step").groupby("seed"):
+                (thin,) = axes.plot(run["x"], run["value"], color=look.color, linewidth=0.5, alpha=0.5)
+                thin.set_in_layout(False)
+    axes.set_ylim(limits)  # bands and runs that broke down have moved them
+    for label, rows in by_label.items():
+        _mark_failures(axes, rows, style.style_of(label).color)
+    for goal in goals:
+        axes.axhline(goal, color=style.GUIDE, linewidth=0.7, zorder=1)
+
+
+def _mark_failures(axes: Axes, metrics: pd.DataFrame, color: str) -> None:
+    """Put a large × at the last value of each run that did not finish, or at the edge if the value lies outside."""
+    failed = metrics[(metrics["status"] != "finished") & metrics["step"].notna()]
+    if failed.empty:
+        return
+    last = failed.sort_values("step").groupby("run").tail(1)
+    # A loss that is no number was on its way up: its cross is at the upper edge.
+    heights = last["value"].astype(float).replace(np.nan, np.inf).clip(*axes.get_ylim())
+    look: dict[str, Any] = {"linestyle": "none", "marker": "x", "markersize": 7, "markeredgewidth": 1.6, "zorder": 5}
+    (crosses,) = axes.plot(last["x"], heights, color=color, clip_on=False, scalex=False, scaley=False, **look)
+    crosses.set_in_layout(False)
+
+
+def draw_losses(axes: Axes, losses: pd.DataFrame, *, x: str, scale: float) -> None:
+    """Draw curves (`draw_curves`) on a loss axis with plain numbers."""
+    loss_axis(axes, losses)
+    draw_curves(axes, losses, x=x, scale=scale)
+    if axes.get_yscale() == "log":
+        plain_log_ticks(axes)
+
+
+def curve_entries(metrics: Sequence[pd.DataFrame], marked: Container[str] | None = None) -> list[Artist]:
+    """Return the legend of `draw_curves`: methods, and bands, runs and crosses if the curves have any.
+
+    marked: the labels with bands or runs, as in `draw_curves`.
+    """
+    frames = [frame for frame in metrics if not frame.empty]
+    labels = style.in_order(label for frame in frames for label in frame["optimizer"])
+    entries: list[Artist] = [page.line_entry(style.style_of(label)) for label in labels]
+    shown = [
+        rows
+        for frame in frames
+        for (_, label), rows in frame.groupby(["workload", "optimizer"])
+        if (marked is None or label in marked) and rows["seed"].nunique() > 1
+    ]
+    if any(map(has_interval, shown)):
+        entries.append(page.band_entry(f"{shown_level()} interval"))
+    if not all(map(has_interval, shown)):
+        entries.append(runs_entry())
+    if any((frame["status"] != "finished").any() for frame in frames):
+        entries.append(page.guide_entry("run ended here", linestyle="none", marker="x", markersize=6))
+    return entries
+
+
+def runs_entry() -> Artist:
+    """Return a legend's entry for runs drawn as thin lines."""
+    return page.guide_entry("one run", color="#777777", linewidth=0.5)
+
+
+def target_entry(name: str = "target") -> Artist:
+    """Return a legend's entry for the line at a target."""
+    return page.guide_entry(name, linewidth=0.7)
+
+
+# Rows of methods
+
+
+def base_of(runs: pd.DataFrame) -> str | None:
+    """Return the label of the first-order optimizer that the second-order runs of a workload wrap.
+
+    None if that optimizer has no run.
+    """
+    for hyperparameters in runs.loc[runs["update_rule"].notna(), "hyperparameters"].dropna():
+        base = hyperparameters.get("base", "sgd")
+        if base in set(runs["optimizer"]):
+            return str(base)
+    return None
+
+
+def name_rows(axes: Axes, names: Iterable[str]) -> None:
+    """Set up one row per name, the first on top; names are empty if a panel to the left shows them."""
+    shown = list(names)
+    axes.set_yticks(range(len(shown)), shown, fontsize=7)
+    axes.set_ylim(len(shown) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+
+
+def draw_estimate(
+    axes: Axes, estimate: Estimate, row: float, label: str, *, runs: Sequence[float] | None = None
+) -> None:
+    """Draw a method's marker at the value of an estimate, and its interval as a bar.
+
+    runs: the values of the runs, if they are dots (`draw_runs`). Fewer than `median_minimum` of them have no bar, since
+    a t interval of two or three fills the panel and says less than they do; the marker is then at their median.
+    """
+    look, value = style.style_of(label), estimate.value
+    if runs is not None and estimate.n < median_minimum():
+        value = float(np.median(runs))
+    elif estimate.has_interval:
+        axes.hlines(row, estimate.low, estimate.high, color=look.color, linewidth=2.2, alpha=0.55)
+    axes.plot(value, row, marker=look.marker, color=look.color, markersize=5)
+
+
+def draw_runs(axes: Axes, values: Sequence[float], row: float, label: str, *, below: float = 0.26) -> None:
+    """Draw one dot per run, a part of a row below the row's marker."""
+    axes.plot(values, [row + below] * len(values), ".", color=style.style_of(label).color, markersize=3, alpha=0.75)
+
+
+def draw_differences(
+    axes: Axes, losses: pd.DataFrame, base: str | None, labels: Sequence[str], *, most_ticks: int = 5
+) -> None:
+    """Draw one row per label: the final loss minus the base optimizer's, paired by seed; small dots are the seeds.
+
+    A panel without differences gives the reason.
+
+    Args:
+        axes: the panel.
+        losses: evaluations of one metric, and one row of each run that broke down before its first evaluation.
+        base: label of the base optimizer, whose own row has its marker at 0; None if it did not run.
+        labels: the rows from top to bottom.
+        most_ticks: of the axis of differences; in a narrow panel the labels of more would touch.
+    """
+    try:
+        last, step = last_common_values(losses)
+    except NoDataError as error:
+        explain_empty(axes, str(error))
+        return
+    finals = {str(label): by_seed(rows) for label, rows in last.groupby("optimizer")}
+    if base is None or base not in finals:
+        explain_empty(axes, "the base optimizer has no run to pair with")
+        return
+    axes.axvline(0, color=style.GUIDE, linewidth=0.8)
+    for row, label in enumerate(labels):
+        if label == base:  # its difference from itself, as the scale of the others
+            look = style.style_of(label)
+            axes.plot(0, row, marker=look.marker, color=look.color, markersize=5)
+        elif label in finals:
+            _draw_difference(axes, finals[label], finals[base], row, label)
+    name_rows(axes, [style.style_of(label).name for label in labels])
+    # Fixed, since `_page.arrange` wants three ticks of a locator that chooses; 0 and another one are a scale, too.
+    low, high = axes.get_xlim()
+    ticks = MaxNLocator(most_ticks - 1, steps=[1, 2, 2.5, 4, 5, 10]).tick_values(low, high)
+    axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("-", "−")))
+    axes.set_xlabel(f"loss − {style.style_of(base).name.partition(' (')[0]}'s, iteration {step:g}")
+
+
+def _draw_difference(
+    axes: Axes, losses: Mapping[int, float], base_losses: Mapping[int, float], row: int, label: str
+) -> None:
+    """Draw the differences of one label, and count its runs that broke down, whose loss is infinite."""
+    differences = [value - base_losses[seed] for seed, value in losses.items() if seed in base_losses]
+    finite = [difference for difference in differences if math.isfinite(difference)]
+    draw_runs(axes, finite, row, label)
+    summary = paired_difference(losses, base_losses)
+    if summary is not None:
+        draw_estimate(axes, summary, row, label, runs=differences)
+    if len(finite) < len(differences):
+        write_beside(axes, row, f"{len(finite)} of {len(differences)}", "finished")
+
+
+def write_beside(axes: Axes, row: float, text: str, header: str) -> None:
+    """Write a text to the right of a row, outside of the panel, and once the header above all of them."""
+    annotate(axes, text, (1, row), ROW_AT_EDGE, xytext=(3, 0), color=style.SOFT)
+    if header not in {written.get_text() for written in axes.texts}:
+        annotate(axes, header, (1, 1), xytext=(3, 1.5), color=style.SOFT, va="bottom")
+
+
+def draw_times_to_target(axes: Axes, took: Mapping[str, Mapping[int, float]]) -> None:
+    """Draw one row per label: dots are runs, the marker is their estimate with its interval.
+
+    To the right stands how many of a label's runs reached the target, if not all of them.
+
+    Args:
+        axes: the panel.
+        took: time or steps to the target by label and seed, infinite for a run that never reached it.
+    """
+    for row, (label, times) in enumerate(took.items()):
+        summary = reaching(times)
+        if summary is None:
+            continue
+        reached = [value for value in times.values() if math.isfinite(value)]
+        draw_runs(axes, reached, row, label)
+        if math.isfinite(summary.took.value):
+            draw_estimate(axes, summary.took, row, label, runs=list(times.values()))
+        if summary.censored:
+            write_beside(axes, row, f"{summary.reached} of {summary.took.n}", "reached")
