@@ -49,9 +49,15 @@ def write_table(
     shown = narrow.table if narrow else frame
     rows, columns = _cells(shown), [str(column) for column in shown]
     details = _details(narrow) if narrow else []
+    sections = []
+    for row_name, row in details:
+        lines = (f"- {column}: {cell.brief}\n" for column, cell in row.items())
+        sections.append(f"\n## {row_name}\n\n{''.join(lines)}")
+    # A spreadsheet takes a text for a formula unless it has a quote in front: ``=cmd|...``
+    texts = frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
     contents = {
-        ".csv": _without_formulas(frame).to_csv(index=False),
-        ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n{''.join(_section(*row) for row in details)}",
+        ".csv": texts.to_csv(index=False),
+        ".md": f"# {title}\n\n{_markdown(columns, rows)}\n{caption}\n{''.join(sections)}",
         ".html": render("table.html.j2", title=title, columns=columns, rows=rows, caption=caption, details=details),
         ".rst": as_rst(caption),
     }
@@ -69,8 +75,8 @@ class _Cell(NamedTuple):
 
 
 def _cells(frame: pd.DataFrame) -> list[list[_Cell]]:
-    shown = frame.astype(object).where(frame.notna(), "")
-    return [[_cell(value) for value in row] for row in shown.to_numpy().tolist()]
+    cells: list[list[_Cell]] = frame.astype(object).where(frame.notna(), "").map(_cell).to_numpy().tolist()
+    return cells
 
 
 def _details(narrow: Narrow) -> list[tuple[str, dict[str, _Cell]]]:
@@ -79,11 +85,6 @@ def _details(narrow: Narrow) -> list[tuple[str, dict[str, _Cell]]]:
     rows = [dict(zip(columns, cells, strict=True)) for cells in _cells(narrow.details)]
     kept = ({column: cell for column, cell in row.items() if cell.text} for row in rows)
     return [(str(name), row) for name, row in zip(narrow.table.iloc[:, 0], kept, strict=True)]
-
-
-def _section(name: str, row: dict[str, _Cell]) -> str:
-    lines = (f"- {column}: {cell.brief}\n" for column, cell in row.items())
-    return f"\n## {name}\n\n{''.join(lines)}"
 
 
 def _cell(value: object) -> _Cell:
@@ -95,18 +96,13 @@ def _cell(value: object) -> _Cell:
 
 def _markdown(columns: Sequence[str], rows: Sequence[Sequence[_Cell]]) -> str:
     """Return the table's lines; pandas would pad every column to its longest sentence, which nobody can read."""
+
+    def escaped(text: str) -> str:
+        # A tag that a record brings stays text.
+        return _TAG.sub("&lt;", text).replace("|", "\\|").replace("\n", " ")
+
     lines = [columns, ["---"] * len(columns), *([cell.brief for cell in cells] for cells in rows)]
-    return "".join(f"| {' | '.join(map(_escaped, line))} |\n" for line in lines)
-
-
-def _escaped(text: str) -> str:
-    """Return a cell's text for Markdown, in which a tag that a record brings stays text."""
-    return _TAG.sub("&lt;", text).replace("|", "\\|").replace("\n", " ")
-
-
-def _without_formulas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table whose texts a spreadsheet takes for texts: ``=cmd|...`` gets a quote in front."""
-    return frame.map(lambda cell: f"'{cell}" if isinstance(cell, str) and _FORMULA.match(cell) else cell)
+    return "".join(f"| {' | '.join(map(escaped, line))} |\n" for line in lines)
 
 
 def estimated(estimate: Estimate, digits: int = 3) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,13 +22,12 @@ from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
 from workflow.bench.analysis.wording import number
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows, from_runs
+from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
 
 REFERENCE: Final = "lamb"
 """The optimizer that the others are compared with, as in the paper."""
-SCORE_DIGITS: Final = 4
 BROKE_DOWN: Final = "broke down"
 
 SCORE_NOTE: Final = (
@@ -50,33 +48,27 @@ PAPER_NOTE: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Overview:
-    """A table with one row per optimizer: its score, the cost of its pre-training, and the paper's row."""
+def score_cells(file: str, label: str, runs: pd.DataFrame, last: pd.Series, *others: str) -> dict[str, Any]:
+    """Return a row's first cells: the label, how many of its runs finished, and the runs that have a score.
 
-    name: str
-    title: str
-    experiment: str
-    """The fine-tuning experiment."""
-    score: str
-    """Title of the column of scores."""
-    difference: str
-    """Title of the column with the differences from the reference's score."""
-    paper: str
-    """Name of the paper's file."""
-    paper_score: str
-    """The file's column of scores."""
-    paper_title: str
-    """Title of that column."""
-
-
-def score_sources(file: str, runs: pd.DataFrame, last: pd.Series, *labels: str) -> Sources:
-    """Return the runs of some labels that have a score in ``last`` (`finetuning_scores.last_values`) as a source."""
-    scored = runs[runs["run"].isin(last.index)]
-    return from_runs(file, pd.concat([scored[scored["optimizer"] == label] for label in labels]))
+    Args:
+        file: the CSV file of the runs.
+        label: the row's label.
+        runs: all planned runs.
+        last: the score of each run (`finetuning_scores.last_values`).
+        others: further labels from whose runs the row is computed.
+    """
+    of_label, scored = runs[runs["optimizer"] == label], runs[runs["run"].isin(last.index)]
+    used = pd.concat([scored[scored["optimizer"] == name] for name in dict.fromkeys((label, *others))])
+    finished = int((of_label["status"] == "finished").sum())
+    return {
+        "optimizer here": label,
+        "runs finished": f"{finished} of {len(of_label)}",
+        "data": from_runs(file, used),
+    }
 
 
-def shown(values: Mapping[int, float] | Estimate | None, digits: int = 3) -> str:
+def shown(values: Mapping[int, float] | Estimate | None, digits: int = 4) -> str:
     """Return the cell of values by seed or of their estimate, with its interval; empty without values."""
     if not values:
         return ""
@@ -89,54 +81,33 @@ def shown(values: Mapping[int, float] | Estimate | None, digits: int = 3) -> str
     return f"{number(summary.value, digits)}{interval}"
 
 
-def finished(runs: pd.DataFrame) -> str:
-    """Return how many of the planned runs finished, such as ``2 of 3``."""
-    return f"{int((runs['status'] == 'finished').sum())} of {len(runs)}"
+def costs(starts: Mapping[str, pd.DataFrame], times: StepTimes) -> dict[str, dict[str, Any]]:
+    """Return, by label, the cells on the pre-training behind its runs: iterations, seconds, speed and sources.
 
-
-def pretraining_of(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
-    """Return the finished pre-training runs that ``runs`` start from, one per seed, with the seeds of ``runs``."""
-    starts = runs[["seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
-    done = pretraining[pretraining["status"] == "finished"]
-    return starts.merge(done.drop(columns="seed"), on="run")
-
-
-def costs(runs: pd.DataFrame, pretraining: pd.DataFrame, times: StepTimes) -> dict[str, dict[str, Any]]:
-    """Return, by label, the cells on the pre-training behind its runs: iterations, seconds, speed and sources."""
-    starts = {str(label): pretraining_of(rows, pretraining) for label, rows in runs.groupby("optimizer", sort=False)}
+    starts: the finished pre-training runs of each label.
+    """
     trainings = {
         label: Training.of(rows, by_seed(rows, "steps_done")) for label, rows in starts.items() if not rows.empty
     }
-    cells = {}
+    reference, cells = trainings.get(REFERENCE), {}
     for label, rows in starts.items():
+        training, seconds, faster = trainings.get(label), "", ""
+        if training is not None:
+            is_tested = not times.problem(*training.labels)
+            seconds = shown(mean_seconds(times, training), 3) if is_tested else NOT_TESTED
+        if training is not None and reference is not None and training is not reference:
+            is_tested = not times.problem(*reference.labels, *training.labels)
+            faster = shown(time_ratio(times, reference, training), 3) if is_tested else NOT_TESTED
+        # The factor is computed from the reference's runs, too.
+        both = pd.concat([rows, starts.get(REFERENCE, rows)])
+        by_experiment = (from_runs(f"{name}.runs.csv", of_name) for name, of_name in both.groupby("experiment"))
         cells[label] = {
             "iterations here": ", ".join(f"{steps:g}" for steps in sorted(rows["steps_done"].unique())),
-            "time here (s)": _seconds(trainings.get(label), times),
-            "times as fast as LAMB here": _faster(trainings.get(REFERENCE), trainings.get(label), times),
-            "data": _pretraining_sources(pd.concat([rows, starts.get(REFERENCE, rows)])),
+            "time here (s)": seconds,
+            "times as fast as LAMB here": faster,
+            "data": sum(by_experiment, NO_SOURCES),
         }
     return cells
-
-
-def _pretraining_sources(rows: pd.DataFrame) -> Sources:
-    by_experiment = (from_runs(f"{name}.runs.csv", of_name) for name, of_name in rows.groupby("experiment"))
-    return sum(by_experiment, NO_SOURCES)
-
-
-def _seconds(training: Training | None, times: StepTimes) -> str:
-    """Return the cell of a pre-training's seconds; empty without one."""
-    if training is None:
-        return ""
-    return NOT_TESTED if times.problem(*training.labels) else shown(mean_seconds(times, training))
-
-
-def _faster(reference: Training | None, training: Training | None, times: StepTimes) -> str:
-    """Return the cell of the reference's seconds over a pre-training's; empty for the reference itself."""
-    if reference is None or training is None or reference is training:
-        return ""
-    if times.problem(*reference.labels, *training.labels):
-        return NOT_TESTED
-    return shown(time_ratio(times, reference, training))
 
 
 def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
@@ -151,7 +122,7 @@ def difference(values: Mapping[str, Mapping[int, float]], label: str) -> str:
     shared = scores.keys() & reference.keys()
     broken = sum(math.isinf(scores[seed]) or math.isinf(reference[seed]) for seed in shared)
     remark = f"{broken} of {len(shared)} seeds {BROKE_DOWN}" if broken else ""
-    return "; ".join(filter(None, [shown(paired_difference(scores, reference)), remark]))
+    return "; ".join(filter(None, [shown(paired_difference(scores, reference), 3), remark]))
 
 
 def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> Any:
@@ -176,20 +147,15 @@ def counterpart(label: str, paper: pd.DataFrame, pretraining: pd.DataFrame) -> A
 
 
 def join_paper(
-    rows: Sequence[Mapping[str, Any]],
-    pretraining: pd.DataFrame,
-    paper: str,
-    columns: Mapping[str, str],
-    ours: Sequence[str],
+    rows: Sequence[Mapping[str, Any]], pretraining: pd.DataFrame, paper: str, titles: Mapping[str, str]
 ) -> pd.DataFrame:
     """Return our rows, each with the row of the paper that it is compared with; the paper's other rows come last.
 
     Args:
-        rows: our rows, each with a label under ``optimizer here``.
+        rows: our rows, with the same columns: labels under ``optimizer here``, sources under ``data``.
         pretraining: rows of the pre-training's ``<experiment>.runs.csv``.
         paper: the paper's numbers, ``workflow/paper/<paper>.csv``.
-        columns: the paper's columns and their titles in the table.
-        ours: our columns, in their order.
+        titles: the paper's columns and their titles in the table.
     """
     theirs = published(paper, as_text=True)
     indices = [counterpart(row["optimizer here"], theirs, pretraining) for row in rows]
@@ -199,92 +165,79 @@ def join_paper(
     for row, index in pairs:
         cells: dict[str, Any] = {"data": row.get("data", NO_SOURCES)}
         if index is not None:
-            cells |= {title: theirs.loc[index, column] for column, title in columns.items()}
+            cells |= {title: theirs.loc[index, column] for column, title in titles.items()}
             keys = theirs.loc[index, ["optimizer", "iterations"]].to_dict()
             cells["data"] += from_rows(f"workflow/paper/{paper}.csv", **keys)
         table.append({**row, **cells})
-    return pd.DataFrame(table, columns=[*ours, *columns.values(), "data"])
+    ours = [column for column in rows[0] if column != "data"]
+    return pd.DataFrame(table, columns=[*ours, *titles.values(), "data"])
 
 
 def with_pretraining(runs: pd.DataFrame, pretraining: pd.DataFrame) -> pd.DataFrame:
     """Return the runs of the caption: the fine-tuning runs and the pre-training runs that they start from."""
     starts = pretraining[pretraining["run"].isin(runs["start_from"])]
-    frames = [frame for frame in (runs, starts) if not frame.empty]
-    return pd.concat(frames, ignore_index=True) if frames else runs
+    return pd.concat([runs, starts], ignore_index=True) if len(starts) else runs
 
 
 def write_overview(
     results: Results,
     folder: Path,
-    table: Overview,
+    name: str,
+    title: str,
     *,
+    score: str,
+    unit: str = "",
+    paper: str,
+    paper_score: str,
     last: pd.Series,
     scores: Mapping[str, Mapping[int, float]],
     note: str,
 ) -> list[Path]:
-    """Write an overview and return its files.
+    """Write a row per optimizer: its score, the cost of its pre-training, and the paper's row. Return the files.
 
     Args:
         results: the results of this machine.
         folder: the folder to write to.
-        table: the table's titles, its experiment and its file of the paper.
+        name: the table's name; the experiment is ``bert_<paper>``.
+        title: the table's title.
+        score: the name of the scores in the titles of columns.
+        unit: the end of these titles, such as `` (%)``.
+        paper: the name of the paper's file.
+        paper_score: its column of scores.
         last: the score of each run (`finetuning_scores.last_values`).
         scores: the score by label and seed.
         note: the last sentence of the caption.
     """
-    runs = results.runs(table.experiment)
+    runs = results.runs(f"bert_{paper}")
     source = pretraining_experiment(results, runs)
-    pretraining = results.runs(source)
+    pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
+    done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
+    # One pre-training run a seed, under the seed of the fine-tuning that starts from it.
+    links = runs[["optimizer", "seed", "start_from"]].dropna().drop_duplicates().rename(columns={"start_from": "run"})
+    starts = {
+        str(label): links.loc[links["optimizer"] == label, ["seed", "run"]].merge(done, on="run")
+        for label in runs["optimizer"].unique()
+    }
+    cost, rows = costs(starts, times), []
+    for label in starts:
+        cells = score_cells(f"bert_{paper}.csv", label, runs, last, REFERENCE)
+        data = cells.pop("data") + cost[label]["data"]
+        cells |= {f"{score} here{unit}": shown(scores[label]), f"{score} minus LAMB's here": difference(scores, label)}
+        rows.append(cells | cost[label] | {"data": data})
+    trainings = (Training.of(of_label, {}) for of_label in starts.values() if len(of_label))
+    problems = dict.fromkeys(times.problem(*training.labels) for training in trainings)
     titles = {
         "optimizer": "optimizer in the paper",
-        table.paper_score: table.paper_title,
+        paper_score: f"{score} in the paper{unit}",
         "iterations": "iterations in the paper",
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    ours = ["optimizer here", "runs finished", table.score, table.difference]
-    ours += ["iterations here", "time here (s)", "times as fast as LAMB here"]
-    times = StepTimes(results.probe("step_time"))
-    rows = _overview_rows(table, runs, costs(runs, pretraining, times), last, scores)
-    return write_table(
-        join_paper(rows, pretraining, table.paper, titles, ours),
-        folder,
-        table.name,
-        title=table.title,
-        caption=caption(
-            results,
-            with_pretraining(runs, pretraining),
-            notes=[SCORE_NOTE, COST_NOTE, *_untimed(runs, pretraining, times), PAPER_NOTE, note],
-            absent=[source] if pretraining.empty else [],
-        ),
+    untimed = [f"Not tested: {problem}" for problem in problems if problem]
+    text = caption(
+        results,
+        with_pretraining(runs, pretraining),
+        notes=[SCORE_NOTE, COST_NOTE, *untimed, PAPER_NOTE, note],
+        absent=[source] if pretraining.empty else [],
     )
-
-
-def _untimed(runs: pd.DataFrame, pretraining: pd.DataFrame, times: StepTimes) -> list[str]:
-    """Return sentences on why the times of pre-trainings are not tested, each reason once."""
-    starts = pretraining_of(runs, pretraining)
-    trainings = (Training.of(rows, {}) for _, rows in starts.groupby("optimizer", sort=False))
-    problems = dict.fromkeys(times.problem(*training.labels) for training in trainings)
-    return [f"Not tested: {problem}" for problem in problems if problem]
-
-
-def _overview_rows(
-    table: Overview,
-    runs: pd.DataFrame,
-    cost: Mapping[str, dict[str, Any]],
-    last: pd.Series,
-    scores: Mapping[str, Mapping[int, float]],
-) -> list[dict[str, Any]]:
-    """Return one row per label: its score, the difference from the reference's, and the cost of its pre-training."""
-    rows = []
-    for label, of_label in runs.groupby("optimizer", sort=False):
-        cells = {
-            "optimizer here": label,
-            "runs finished": finished(of_label),
-            table.score: shown(scores[str(label)], SCORE_DIGITS),
-            table.difference: difference(scores, str(label)),
-        }
-        labels = dict.fromkeys([str(label), REFERENCE])
-        scored = score_sources(f"{table.experiment}.csv", runs, last, *labels)
-        rows.append(cells | cost[str(label)] | {"data": scored + cost[str(label)]["data"]})
-    return rows
+    return write_table(join_paper(rows, pretraining, paper, titles), folder, name, title=title, caption=text)

@@ -16,15 +16,8 @@ from workflow.bench.tables._files import write_table
 PROBES = ("step_time",)
 
 COLUMNS: Final = (
-    "experiment",
-    "contender",
-    "intervals",
-    "excluding_1",
-    "rate",
-    "passes",
-    "rounds",
-    "rounds left out",
-    "data",
+    *("experiment", "contender", "intervals", "excluding_1", "rate", "passes"),
+    *("rounds", "rounds left out", "data"),
 )
 
 
@@ -37,7 +30,6 @@ def make(results: Results, folder: Path) -> list[Path]:
     if not (results.root / "probes" / "step_time.csv").exists():
         raise NoDataError(f"step_time.csv is missing in {results.root / 'probes'}: run the probe step_time first.")
     times = StepTimes(results.probe("step_time"))
-    passes = times.is_quiet
     rows = [
         (
             test.experiment,
@@ -45,32 +37,25 @@ def make(results: Results, folder: Path) -> list[Path]:
             test.intervals,
             test.excluding_1,
             round(test.excluding_1 / test.intervals, 3) if test.intervals else None,
-            passes,
+            times.is_quiet,
             test.rounds,
             test.left_out,
             from_rows("probes/step_time.csv", experiment=test.experiment, optimizer=test.optimizer),
         )
         for test in times.aa_tests
     ]
-    return write_table(
-        pd.DataFrame(rows, columns=list(COLUMNS)),
-        folder,
-        "aa_test",
-        title="The same optimizer under two names: intervals that exclude a ratio of 1",
-        caption=footer(results, times.rows, notes=_notes(times)),
-    )
-
-
-def _notes(times: StepTimes) -> list[str]:
     intervals, excluding = times.exclusions
-    unknown = times.rows["busy_share"].isna() & times.rows["round"].notna()
-    load = "The load of other processes is unknown on this system, so that no round is left out"
-    return [
+    if (times.rows["busy_share"].isna() & times.rows["round"].notna()).any():
+        load = "The load of other processes is unknown on this system, so that no round is left out"
+    else:
+        load = "Rounds in which other processes took a tenth of the cores or more are left out, and counted"
+    notes = [
         f"{excluding} of {intervals} intervals exclude 1; at most {most_exclusions(intervals)} may, the 99 % quantile "
         "of a binomial with a rate of 5 %. Passes holds for all rows together: with more, no claim on times is tested",
         f"An interval is the 95 % t interval of the ratio of two step times over {AA_ROUNDS} successive rounds, in "
         "which every optimizer of the workload has its turn in one process",
-        load
-        if unknown.any()
-        else "Rounds in which other processes took a tenth of the cores or more are left out, and counted",
+        load,
     ]
+    title = "The same optimizer under two names: intervals that exclude a ratio of 1"
+    text = footer(results, times.rows, notes=notes)
+    return write_table(pd.DataFrame(rows, columns=list(COLUMNS)), folder, "aa_test", title=title, caption=text)

@@ -46,13 +46,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     idle = times[times["step_ms"].notna() & ~is_true(times["left_out"]) & ~is_true(times["again"])]
     ms = mean_ms(idle, ["experiment", "optimizer"]).to_dict()
     rows = [_row(row, ms.get((row["experiment"], row["optimizer"]))) for row in steps.to_dict("records")]
-    return write_table(
-        pd.DataFrame(rows),
-        folder,
-        "field_costs",
-        title="What a step of every optimizer costs, and what it does to the gradient",
-        caption=footer(results, steps, notes=_NOTES),
-    )
+    title = "What a step of every optimizer costs, and what it does to the gradient"
+    text = footer(results, steps, notes=_NOTES)
+    return write_table(pd.DataFrame(rows), folder, "field_costs", title=title, caption=text)
 
 
 def _row(row: dict[Any, Any], ms: float | None) -> dict[str, Any]:

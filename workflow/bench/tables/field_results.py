@@ -45,13 +45,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     times = StepTimes(results.probe("step_time"))
     rows = [_row(contest, label, times) for contest in found for label in contest.labels]
     runs = pd.concat([contest.runs for contest in found], ignore_index=True)
-    return write_table(
-        pd.DataFrame(rows),
-        folder,
-        "field_results",
-        title="Every optimizer against its base",
-        caption=caption(results, runs, notes=_NOTES),
-    )
+    title, text = "Every optimizer against its base", caption(results, runs, notes=_NOTES)
+    return write_table(pd.DataFrame(rows), folder, "field_results", title=title, caption=text)
 
 
 def _row(contest: Contest, label: str, times: StepTimes) -> dict[str, Any]:

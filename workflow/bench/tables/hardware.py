@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import pandas as pd
 
 from workflow.bench.analysis import machines as comparison
@@ -22,28 +22,10 @@ PROBES = ("step_breakdown", "iteration_time", "step_time")
 COMPARES = True
 
 COLUMNS: Final = (
-    "quantity",
-    "workload",
-    "experiment",
-    "target",
-    "optimizer",
-    "rate",
-    "inverse update period",
-    "machine",
-    "repeats or runs",
-    "reached",
-    "iterations",
-    "iterations measured on",
-    "measured",
-    "projected",
-    "data",
+    *("quantity", "workload", "experiment", "target", "optimizer", "rate", "inverse update period"),
+    *("machine", "repeats or runs", "reached", "iterations", "iterations measured on"),
+    *("measured", "projected", "data"),
 )
-_STEP: Final = "ms a step ({})"
-_TARGET: Final = "seconds to target"
-
-
-def _period(period: float) -> int | None:
-    return None if math.isnan(period) else int(period)
 
 
 def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
@@ -51,15 +33,16 @@ def _step_rows(machines: Sequence[Machine]) -> Iterator[dict[str, Any]]:
     by_setting: dict[tuple[object, ...], list[StepTime]] = {}
     for machine in machines:
         for time in machine.step_times():
-            setting = (time.probe, time.workload, time.optimizer, _period(time.period))
+            # NaN, the period of an optimizer without one, differs from itself.
+            setting = (time.probe, time.workload, time.optimizer, str(time.period))
             by_setting.setdefault(setting, []).append(time)
     for times in by_setting.values():
         for time in times:
             yield {
-                "quantity": _STEP.format(time.probe),
+                "quantity": f"ms a step ({time.probe})",
                 "workload": time.workload,
                 "optimizer": time.optimizer,
-                "inverse update period": _period(time.period),
+                "inverse update period": time.period,
                 "machine": time.machine,
                 "repeats or runs": time.took.n,
                 "measured": estimated(time.took),
@@ -71,13 +54,13 @@ def _target_rows(targets: Sequence[TargetTime]) -> Iterator[dict[str, Any]]:
     """Yield one row per configuration and machine, with a measured or projected time."""
     for time in targets:
         yield {
-            "quantity": _TARGET,
+            "quantity": "seconds to target",
             "workload": time.configuration.workload,
             "experiment": time.configuration.experiment,
             "target": time.configuration.target.describe(),
             "optimizer": time.configuration.optimizer,
             "rate": rate_of(time.configuration),
-            "inverse update period": _period(time.configuration.period),
+            "inverse update period": time.configuration.period,
             "machine": time.machine,
             "repeats or runs": time.iterations.took.n,
             "reached": time.iterations.reached,
@@ -99,7 +82,7 @@ def make(results: Results, folder: Path) -> list[Path]:
     table = pd.DataFrame([*_step_rows(machines), *_target_rows(targets)], columns=list(COLUMNS))
     for column in ("inverse update period", "repeats or runs", "reached"):
         # A number that no integer of 64 bits holds is none: the file was not written by this project.
-        numbers = pd.to_numeric(table[column])
+        numbers = np.trunc(pd.to_numeric(table[column]))
         table[column] = numbers.where(numbers.abs() < 2**63).astype("Int64")
     runs = next((machine.runs for machine in machines if not machine.prefix), pd.DataFrame())
     notes += comparison.describe(machines)
@@ -117,10 +100,5 @@ def make(results: Results, folder: Path) -> list[Path]:
             "On a machine with both, iterations times the probed step time is "
             f"{number(check[0])} to {number(check[1])} of the seconds that the runs measured themselves"
         )
-    return write_table(
-        table,
-        folder,
-        "hardware",
-        title="Step times and times to target by machine",
-        caption=caption(results, runs, notes=notes),
-    )
+    title, text = "Step times and times to target by machine", caption(results, runs, notes=notes)
+    return write_table(table, folder, "hardware", title=title, caption=text)

@@ -5,8 +5,12 @@ Nothing here is measured. A printed number stands for all numbers that round to 
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from operator import truediv
 from pathlib import Path
 from typing import Final
 from unicodedata import digit
@@ -18,7 +22,6 @@ from workflow.bench.claims.verdicts import parse_conditions
 from workflow.bench.results.sources import NO_SOURCES, Sources, from_rows
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
-from workflow.bench.tables._printed import VERDICTS, Derived, Printed, compare, compare_bound, derive
 
 PUBLISHED = (
     "claims",
@@ -42,26 +45,98 @@ COLUMNS: Final = (
     "agrees",
     "data",
 )
-_SECONDS_PER_HOUR: Final = 3600
+VERDICTS: Final = {
+    "yes": "the implied number rounds to the stated one",
+    "within rounding": "unrounded inputs could give the stated number",
+    "no, cut off": "the stated number is the implied one, truncated instead of rounded",
+    "no": "no rounding explains the stated number",
+}
+"""Values of the column ``agrees`` and their meaning."""
+_SCORE: Final = re.compile(r".*_(acc|f1|mcc|corr)")
+"""Columns with the metrics of tasks."""
+
+Row = dict[str, str | Sources]
+
+# Numbers as printed
 
 
-def _ratio(above: float, below: float) -> float:
-    return above / below
+@dataclass(frozen=True)
+class Printed:
+    """A number as printed, which stands for all numbers that round to it; a whole number is exact."""
+
+    text: str
+
+    @property
+    def value(self) -> float:
+        """The number."""
+        return float(self.text)
+
+    @property
+    def digits(self) -> int:
+        """Number of digits after the decimal point."""
+        return len(self.text.partition(".")[2])
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The smallest and the largest number that round to it."""
+        half = 0.5 * 10**-self.digits if self.digits else 0.0
+        return self.value - half, self.value + half
+
+
+@dataclass(frozen=True)
+class Derived:
+    """A number computed from printed ones, and its range over all inputs that round to them."""
+
+    value: float
+    low: float
+    high: float
+
+    def shown(self, digits: int) -> tuple[str, str]:
+        """Return the texts of the number and of its range, with this many digits."""
+        return f"{self.value:.{digits}f}", f"[{self.low:.{digits}f}, {self.high:.{digits}f}]"
+
+
+def derive(formula: Callable[..., float], *inputs: Printed) -> Derived:
+    """Return ``formula`` of printed numbers, with its range over their ranges.
+
+    The formula must be monotonic in each number, so that the corners of their ranges bound it.
+    """
+    corners = [formula(*corner) for corner in product(*(printed.range for printed in inputs))]
+    return Derived(formula(*(printed.value for printed in inputs)), min(corners), max(corners))
+
+
+def compare(stated: Printed, implied: Derived) -> str:
+    """Return which of `VERDICTS` a stated number gets."""
+    unit = 10**stated.digits
+    # Ties are rounded up, as by hand. 1e-9 is for ties that binary fractions miss, such as (0.8022 + 0.8023) / 2.
+    if math.isclose(math.floor(implied.value * unit + 0.5 + 1e-9), stated.value * unit):
+        return "yes"
+    low, high = stated.range
+    # Ranges that only touch have no number in common, since the number between them rounds up into one of them.
+    if min(high, implied.high) - max(low, implied.low) > 1e-9:
+        return "within rounding"
+    return "no, cut off" if math.isclose(math.floor(implied.value * unit + 1e-9), stated.value * unit) else "no"
+
+
+def compare_bound(stated: Printed, implied: Derived) -> str:
+    """Return which of `VERDICTS` an upper bound gets."""
+    return "yes" if implied.value <= stated.range[1] else "within rounding" if implied.low <= stated.range[1] else "no"
+
+
+# Rows
 
 
 def _mean(*values: float) -> float:
     return sum(values) / len(values)
 
 
-Row = dict[str, str | Sources]
-
-
 def _row(*cells: str | Sources) -> Row:
     return dict(zip(COLUMNS, cells, strict=True))
 
 
-def _file(name: str) -> Sources:
-    return from_rows(f"workflow/paper/{name}.csv")
+def _files(*names: str) -> Sources:
+    """Return the paper's files as sources."""
+    return sum((from_rows(f"workflow/paper/{name}.csv") for name in names), NO_SOURCES)
 
 
 def _derived(
@@ -88,8 +163,8 @@ def _derived(
     """
     number = Printed(stated.split()[-1])
     implied = derive(formula, *map(Printed, inputs))
-    value, value_range = implied.shown(number.digits + 2)
-    return _row(quantity, where, stated, value, value_range, derivation.format(*inputs), judge(number, implied), data)
+    shown = implied.shown(number.digits + 2)
+    return _row(quantity, where, stated, *shown, derivation.format(*inputs), judge(number, implied), data)
 
 
 def _same(quantity: str, where: str, stated: str, implied: str, derivation: str, data: Sources) -> Row:
@@ -97,19 +172,25 @@ def _same(quantity: str, where: str, stated: str, implied: str, derivation: str,
     return _row(quantity, where, stated, implied, "", derivation, "yes" if stated == implied else "no", data)
 
 
-Records = list[dict[str, str]]
-
-
-def _records(name: str) -> Records:
+def _records(name: str) -> list[dict[str, str]]:
     """Return the rows of a file of the paper's numbers, as printed."""
-    return [
-        {str(column): str(text) for column, text in row.items()} for _, row in published(name, as_text=True).iterrows()
-    ]
+    rows = published(name, as_text=True).to_dict("records")
+    return [{str(column): str(text) for column, text in row.items()} for row in rows]
 
 
-def _by(records: Records, key: str, value: str) -> dict[str, str]:
+def _by(records: Sequence[Mapping[str, str]], key: str, value: str) -> dict[str, str]:
     """Return ``{key: value}`` of two columns, from the first record of each key."""
     return {record[key]: record[value] for record in reversed(records)}
+
+
+def _claim(name: str) -> dict[str, str]:
+    return next(claim for claim in _records("claims") if claim["id"] == name)
+
+
+def _about(name: str) -> tuple[str, str, str]:
+    """Return the first cells of a claim's row: quantity, place in the paper, stated number."""
+    claim = _claim(name)
+    return f"{name}: {claim['quantity']}", claim["source"], claim["published"]
 
 
 def speedups(name: str, where: str) -> Iterator[Row]:
@@ -118,16 +199,16 @@ def speedups(name: str, where: str) -> Iterator[Row]:
     lamb = _by(runs, "optimizer", "time_h")["LAMB"]
     for run in runs:
         quantity = f"{name}: speedup of {run['optimizer']}, {run['iterations']} iterations"
-        yield _derived(quantity, where, run["speedup"], _ratio, (lamb, run["time_h"]), "{} h / {} h", _file(name))
+        yield _derived(quantity, where, run["speedup"], truediv, (lamb, run["time_h"]), "{} h / {} h", _files(name))
 
 
 def glue_averages() -> Iterator[Row]:
     """Yield the averages of the eight metrics that Tables 3 and 4 print."""
     for run in _records("glue"):
-        scores = [value for column, value in run.items() if re.search(r"_(acc|f1|mcc|corr)\Z", column)]
+        scores = [value for column, value in run.items() if _SCORE.fullmatch(column)]
         quantity = f"glue: average of {run['optimizer']}, {run['iterations']} iterations"
         derivation = f"mean of {', '.join(['{}'] * len(scores))}"
-        yield _derived(quantity, "Tables 3 and 4", run["average"], _mean, scores, derivation, _file("glue"))
+        yield _derived(quantity, "Tables 3 and 4", run["average"], _mean, scores, derivation, _files("glue"))
 
 
 def collapsed() -> Iterator[Row]:
@@ -140,13 +221,12 @@ def collapsed() -> Iterator[Row]:
         "glue: MRPC F1 of LAMB, that of an answer that is always yes",
         "Table 4",
         runs["LAMB", "1563"]["MRPC_f1"],
-        _f1_of_yes,
+        lambda positive, pairs: 2 * positive / (positive + pairs),  # all positives found, all negatives wrong
         ("279", "408"),
         "{} positive of {} pairs",
-        _file("glue"),
+        _files("glue"),
     )
-    others = [column for column in next(iter(runs.values())) if re.search(r"_(acc|f1|mcc|corr)\Z", column)]
-    others.remove("MRPC_f1")
+    others = [column for column in runs["LAMB", "1563"] if _SCORE.fullmatch(column) and column != "MRPC_f1"]
     lamb = derive(_mean, *(Printed(runs["LAMB", "1563"][column]) for column in others))
     for optimizer, steps in (("MKOR", "1500"), ("MKOR", "600"), ("MKOR-H", "600"), ("Eva", "1000")):
         mean = derive(_mean, *(Printed(runs[optimizer, steps][column]) for column in others))
@@ -157,13 +237,8 @@ def collapsed() -> Iterator[Row]:
             *mean.shown(4),
             "mean of seven scores; LAMB's too",
             "yes" if mean.value > lamb.value else "no",
-            _file("glue"),
+            _files("glue"),
         )
-
-
-def _f1_of_yes(positive: float, pairs: float) -> float:
-    """Return the F1 of an answer that is always yes: all positives are found, and all negatives are wrong."""
-    return 2 * positive / (positive + pairs)
 
 
 def iterations() -> Iterator[Row]:
@@ -171,13 +246,13 @@ def iterations() -> Iterator[Row]:
     runs = [
         run | {"where": where} for name, where in (("squad", "Table 2"), ("glue", "Table 3")) for run in _records(name)
     ]
-    data = _file("squad") + _file("glue")
+    data = _files("squad", "glue")
     one, other = (run for run in runs if run["optimizer"] == "LAMB")
     hours = f"{one['time_h']} h and {other['time_h']} h"
     yield _same("iterations of LAMB", "Table 2 against Table 3", one["iterations"], other["iterations"], hours, data)
     first: dict[str, tuple[Derived, str]] = {}
     for run in runs:
-        seconds = derive(_seconds_per_iteration, Printed(run["time_h"]), Printed(run["iterations"]))
+        seconds = derive(lambda hours, steps: hours * 3600 / steps, Printed(run["time_h"]), Printed(run["iterations"]))
         derivation = f"{run['time_h']} h / {run['iterations']} ({run['where']})"
         if run["optimizer"] not in first:
             first[run["optimizer"]] = seconds, derivation
@@ -194,22 +269,8 @@ def iterations() -> Iterator[Row]:
         )
 
 
-def _seconds_per_iteration(hours: float, steps: float) -> float:
-    return hours * _SECONDS_PER_HOUR / steps
-
-
-def _claims() -> dict[str, dict[str, str]]:
-    return {claim["id"]: claim for claim in _records("claims")}
-
-
-def _about(claim: dict[str, str]) -> tuple[str, str, str]:
-    """Return the first cells of a claim's row: quantity, place in the paper, stated number."""
-    return f"{claim['id']}: {claim['quantity']}", claim["source"], claim["published"]
-
-
 def ratios() -> Iterator[Row]:
     """Yield the ratios that abstract and text state, derived from the tables."""
-    claims = _claims()
     hours, steps = (_by(_records("squad"), "optimizer", column) for column in ("time_h", "iterations"))
     seconds = _by(_records("resnet50_imagenet"), "optimizer", "time_to_target_s")
     glue_steps = _by(_records("glue"), "optimizer", "iterations")
@@ -221,21 +282,20 @@ def ratios() -> Iterator[Row]:
         ("C06", seconds["SGD"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
         ("C07", seconds["KAISA"], seconds["MKOR"], "{} s / {} s", ("resnet50_imagenet",)),
     ):
-        data = sum(map(_file, ("claims", *files)), NO_SOURCES)
-        yield _derived(*_about(claims[name]), _ratio, (above, below), derivation, data)
+        data = _files("claims", *files)
+        yield _derived(*_about(name), truediv, (above, below), derivation, data)
 
 
 def repeated() -> Iterator[Row]:
     """Yield the numbers of the tables that the text repeats, which should be the same."""
-    claims = _claims()
     average = {(run["optimizer"], run["iterations"]): run["average"] for run in _records("glue")}
     for name, left, right in (
         ("C04", ("MKOR", "1500"), ("LAMB", "1563")),
         ("C05", ("KAISA", "1563"), ("LAMB", "1563")),
         ("C25", ("MKOR-H", "600"), ("MKOR", "600")),
     ):
-        data = _file("claims") + _file("glue")
-        yield _same(*_about(claims[name]), f"{average[left]} vs {average[right]}", "averages of Table 3", data)
+        data = _files("claims", "glue")
+        yield _same(*_about(name), f"{average[left]} vs {average[right]}", "averages of Table 3", data)
     rates = [run["outcome"] for run in _records("lr_sensitivity_resnet50_cifar10") if run["optimizer"] == "MKOR"]
     alexnet = [run for run in _records("training_speedups") if run["experiment"] == "AlexNet/CIFAR-100"]
     speedup = _by(alexnet, "baseline", "speedup")
@@ -262,12 +322,12 @@ def repeated() -> Iterator[Row]:
             "complexity",
         ),
     ):
-        yield _same(*_about(claims[name]), implied, derivation, _file("claims") + _file(file))
+        yield _same(*_about(name), implied, derivation, _files("claims", file))
 
 
 def period_costs() -> Iterator[Row]:
     """Yield KAISA's time at period 1 over that at 100 over MKOR's in Figure 4a, compared with claim C08."""
-    claim = _claims()["C08"]
+    claim = _claim("C08")
     times = {
         (run["model"], run["optimizer"], run["inverse_update_period"]): run["iteration_ms"]
         for run in _records("iteration_time_ms")
@@ -275,7 +335,7 @@ def period_costs() -> Iterator[Row]:
     (condition,) = parse_conditions(claim["holds_when"])
     for model in dict.fromkeys(model for model, _, _ in times):
         stated = [times[model, name, period] for name in ("KAISA", "MKOR") for period in ("1", "100")]
-        implied = derive(_ratio_of_ratios, *map(Printed, stated))
+        implied = derive(lambda a, b, c, d: a / b / (c / d), *map(Printed, stated))
         yield _row(
             f"C08: time at period 1 over that at 100, KAISA's over MKOR's, {model}",
             claim["source"],
@@ -283,61 +343,39 @@ def period_costs() -> Iterator[Row]:
             *implied.shown(2),
             "({} ms / {} ms) / ({} ms / {} ms)".format(*stated),
             "yes" if condition.holds(implied.value) else "no",
-            _file("claims") + _file("iteration_time_ms"),
+            _files("claims", "iteration_time_ms"),
         )
-
-
-def _ratio_of_ratios(a: float, b: float, c: float, d: float) -> float:
-    return a / b / (c / d)
 
 
 def memory() -> Iterator[Row]:
     """Yield KAISA's memory and overhead over MKOR's in the memory table, compared with claim C13."""
     runs = _records("memory_gb")
-    data = _file("claims") + _file("memory_gb")
-    _, where, stated = _about(_claims()["C13"])
+    data = _files("claims", "memory_gb")
+    _, where, stated = _about("C13")
     for model in dict.fromkeys(run["model"] for run in runs):
         size = _by([run for run in runs if run["model"] == model], "optimizer", "memory_gb")
         (base,) = size.keys() - {"KAISA", "MKOR"}
         whole = f"C13: KAISA's whole memory over MKOR's, {model}"
         pair = (size["KAISA"], size["MKOR"])
-        yield _derived(whole, where, stated, _ratio, pair, "{} GB / {} GB", data, compare_bound)
+        yield _derived(whole, where, stated, truediv, pair, "{} GB / {} GB", data, compare_bound)
         over = f"C13: KAISA's overhead over MKOR's, {base}'s memory taken off, {model}"
         derivation = "({0} - {2}) GB / ({1} - {2}) GB"
-        yield _derived(over, where, stated, _ratio_of_overheads, (*pair, size[base]), derivation, data, compare_bound)
-
-
-def _ratio_of_overheads(above: float, below: float, base: float) -> float:
-    return (above - base) / (below - base)
-
-
-def rows() -> Iterator[Row]:
-    """Yield every row of the table."""
-    yield from speedups("squad", "Table 2")
-    yield from speedups("glue", "Table 3")
-    yield from glue_averages()
-    yield from collapsed()
-    yield from iterations()
-    yield from ratios()
-    yield from repeated()
-    yield from period_costs()
-    yield from memory()
+        inputs = (*pair, size[base])
+        yield _derived(over, where, stated, lambda a, b, c: (a - c) / (b - c), inputs, derivation, data, compare_bound)
 
 
 def make(results: Results, folder: Path) -> list[Path]:
     """Write one row per derived number; the table needs no results and is the same on every machine."""
-    table = pd.DataFrame(rows(), columns=list(COLUMNS))
+    parts = (glue_averages, collapsed, iterations, ratios, repeated, period_costs, memory)
+    rows = [*speedups("squad", "Table 2"), *speedups("glue", "Table 3"), *(row for part in parts for row in part())]
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
     counts = table["agrees"].value_counts()
+    agrees = "; ".join(f"{name} ({counts.get(name, 0)} of {len(table)}): {means}" for name, means in VERDICTS.items())
     notes = [
         "Nothing here is measured: every number is the paper's or follows from the paper's numbers",
-        "Agrees: "
-        + "; ".join(f"{name} ({counts.get(name, 0)} of {len(table)}): {means}" for name, means in VERDICTS.items()),
+        f"Agrees: {agrees}",
         "The range covers all inputs that round to the printed ones; whole numbers are taken as exact",
     ]
-    return write_table(
-        table,
-        folder,
-        "published_consistency",
-        title="Published numbers: what the paper states and what its other numbers imply",
-        caption=caption(results, pd.DataFrame(), notes=notes),
-    )
+    title = "Published numbers: what the paper states and what its other numbers imply"
+    text = caption(results, pd.DataFrame(), notes=notes)
+    return write_table(table, folder, "published_consistency", title=title, caption=text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -21,14 +22,8 @@ PROBES = ("cost_scaling", "communication", "memory")
 PUBLISHED = ("complexity",)
 
 _FIRST: Final[tuple[str, ...]] = (
-    "mkor",
-    "mkor_bfloat16",
-    "mkor_windowed",
-    "hylo",
-    "kaisa",
-    "kaisa_inverse",
-    "kaisa_mem_opt",
-    "eva",
+    *("mkor", "mkor_bfloat16", "mkor_windowed", "hylo"),
+    *("kaisa", "kaisa_inverse", "kaisa_mem_opt", "eva"),
 )
 """The first labels in their order; then come the others, and `FLOOR` last."""
 FLOOR: Final = "copy"
@@ -49,27 +44,22 @@ _THEIRS: Final = {
 _BYTES_OF_PAPER: Final = "bytes by the paper's formula"
 
 
-def slope(times: pd.DataFrame) -> float:
-    """Return the exponent of d in the time of one part (`fits.width_law`); NaN for fewer than two widths."""
+def _slope(times: pd.DataFrame) -> str:
+    """Return the exponent of d in the time of one part (`fits.width_law`); empty for fewer than two widths."""
     law = width_law(times)
-    return float("nan") if law is None else law.exponent
-
-
-def bytes_by_width(counted: pd.DataFrame) -> pd.Series:
-    """Return the bytes in all collectives of one update by d, of the rank that sends most, at the fewest workers."""
-    fewest = counted[counted["workers"] == counted["workers"].min()]
-    return fewest.groupby(["dimension", "rank"])["bytes"].sum().groupby("dimension").max()
+    return number(math.nan if law is None else law.exponent)
 
 
 def _communication(counted: pd.DataFrame) -> dict[str, str]:
     """Return the cells on one optimizer's bytes: at the largest width, their slope, and by the paper's formula."""
     if counted.empty:
         return {}
-    by_width = bytes_by_width(counted)
+    fewest = counted[counted["workers"] == counted["workers"].min()]
+    # In all collectives of one update, of the rank that sends most.
+    by_width = fewest.groupby(["dimension", "rank"])["bytes"].sum().groupby("dimension").max()
     widest = by_width.index.max()
-    rows = counted[(counted["dimension"] == widest) & (counted["workers"] == counted["workers"].min())]
-    exponent = power_law(list(by_width.index), list(by_width)).exponent if len(by_width) > 1 else float("nan")
-    of_paper = rows["paper_bytes"].dropna()
+    exponent = power_law(list(by_width.index), list(by_width)).exponent if len(by_width) > 1 else math.nan
+    of_paper = fewest.loc[fewest["dimension"] == widest, "paper_bytes"].dropna()
     return {
         "bytes a factor update here": f"{by_width[widest]} (d = {widest})",
         "bytes: slope over d here": number(exponent),
@@ -95,16 +85,18 @@ def _measured(label: str, probes: Mapping[str, pd.DataFrame]) -> dict[str, Any]:
     sources = (from_rows(f"probes/{probe}.csv", optimizer=label) for probe, frame in rows.items() if not frame.empty)
     return {
         "optimizer here": "memory floor: a copy of [d, d]" if label == FLOOR else label,
-        "factor update: slope over d here": number(slope(updates)),
-        "preconditioning: slope over d here": number(slope(times[times["part"] == "precondition"])),
+        "factor update: slope over d here": _slope(updates),
+        "preconditioning: slope over d here": _slope(times[times["part"] == "precondition"]),
         "state over the parameters' bytes here": _overheads(rows["memory"]),
         **_communication(rows["communication"]),
         "data": sum(sources, NO_SOURCES),
     }
 
 
-def _published(paper: pd.DataFrame, name: str) -> dict[str, Any]:
-    """Return the paper's cells of one optimizer; paper: its rows, indexed by optimizer."""
+def _published(paper: pd.DataFrame, name: str | None) -> dict[str, Any]:
+    """Return the paper's cells of one optimizer, with sources; paper: its rows, indexed by optimizer."""
+    if name is None or name not in paper.index:
+        return {"data": NO_SOURCES}
     cells = {title: str(paper.loc[name, column]) for column, title in _THEIRS.items()}
     return cells | {"data": from_rows("workflow/paper/complexity.csv", optimizer=name)}
 
@@ -113,11 +105,11 @@ def _rows(probes: Mapping[str, pd.DataFrame]) -> Iterator[dict[str, Any]]:
     """Yield a row per measured optimizer with the paper's cells, and then the paper's other optimizers."""
     paper = published("complexity", as_text=True).set_index("optimizer", drop=False)
     measured = {str(label) for rows in probes.values() for label in rows["optimizer"]}
+    # The paper's methods first and in its order, so that the sides can be read across.
     labels = [label for label in _FIRST if label in measured]
     labels += [*sorted(measured - {*_FIRST, FLOOR}), *({FLOOR} & measured)]
     for label in labels:
-        ours, name = _measured(label, probes), paper_name(label)
-        theirs = _published(paper, name) if name is not None and name in paper.index else {"data": NO_SOURCES}
+        ours, theirs = _measured(label, probes), _published(paper, paper_name(label))
         yield ours | theirs | {"data": ours["data"] + theirs["data"]}
     for name in paper.index.difference([paper_name(label) for label in labels], sort=False):
         yield _published(paper, name)

@@ -7,7 +7,7 @@ in a local minimum if it finished without reaching it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,8 +43,10 @@ def with_epochs(ended: pd.DataFrame, metrics: pd.DataFrame) -> pd.DataFrame:
         ``epochs``: until the target was reached or, in a local minimum, until the best value of the target's metric
         was first seen; NaN for other outcomes. ``best``: that value.
     """
-    shown = [_epochs_and_best(run, metrics) for _, run in ended.iterrows()]
-    return ended.assign(epochs=[epochs for epochs, _ in shown], best=[best for _, best in shown])
+    shown = pd.DataFrame(
+        [_epochs_and_best(run, metrics) for _, run in ended.iterrows()], ended.index, ["epochs", "best"], float
+    )
+    return ended.assign(epochs=shown["epochs"], best=shown["best"])
 
 
 def _epochs_and_best(run: pd.Series, metrics: pd.DataFrame) -> tuple[float, float]:
@@ -52,6 +54,7 @@ def _epochs_and_best(run: pd.Series, metrics: pd.DataFrame) -> tuple[float, floa
     rows = metrics[
         (metrics["run"] == run["run"]) & (metrics["split"] == target.split) & (metrics["metric"] == target.metric)
     ].sort_values("step", kind="stable")
+    # The first of equal values counts: a run that stays at chance was there after its first epoch.
     values = rows["value"] if target.direction == "above" else -rows["value"]
     reached = rows["step"] == run["steps_to_target"] if run["outcome"] == "converged" else values == values.max()
     if run["outcome"] not in ("converged", "local-minimum") or not reached.any():
@@ -86,19 +89,14 @@ def _published_cell(paper: pd.DataFrame, rate: float) -> str:
     return f"{row['epochs_to_convergence'].iloc[0]}{_MARKS[outcome]}"
 
 
-def _counts(by_seed: Mapping[int, int]) -> str:
-    """Return how many rates converge: one number if all seeds agree, else one per seed."""
-    counts = [by_seed[seed] for seed in sorted(by_seed)]
-    return str(counts[0]) if len(set(counts)) == 1 else ", ".join(map(str, counts))
-
-
 def _rows(runs: pd.DataFrame, ended: pd.DataFrame) -> Iterator[dict[str, Any]]:
     """Yield one row per optimizer, ours and the paper's; ended: rows of `with_epochs`."""
     paper = published("lr_sensitivity_resnet50_cifar10", as_text=True)
     counts = converging_rates(ended)
     rates = sorted(set(ended["lr"]) | set(paper["lr"].astype(float)), reverse=True)
     for label, planned in runs.groupby("optimizer", sort=False):
-        ours = ended[ended["optimizer"] == label]
+        ours, by_seed = ended[ended["optimizer"] == label], counts.get(str(label), {})
+        converging = [str(by_seed[seed]) for seed in sorted(by_seed)]
         theirs = paper[paper["optimizer"] == paper_name(str(label))]
         name = "" if theirs.empty else str(theirs["optimizer"].iloc[0])
         source = from_rows("workflow/paper/lr_sensitivity_resnet50_cifar10.csv", optimizer=name)
@@ -106,7 +104,7 @@ def _rows(runs: pd.DataFrame, ended: pd.DataFrame) -> Iterator[dict[str, Any]]:
             "optimizer here": label,
             "runs ended": f"{len(ours)} of {len(planned)}",
             **{f"lr {rate:g} here": cell(ours[ours["lr"] == rate]) for rate in rates},
-            "rates that converge here": _counts(counts[str(label)]) if str(label) in counts else "",
+            "rates that converge here": ", ".join(converging[:1] if len(set(converging)) == 1 else converging),
             "optimizer in the paper": name,
             **{f"lr {rate:g} in the paper": _published_cell(theirs, rate) for rate in rates},
             "rates that converge in the paper": int((theirs["outcome"] == "converged").sum()) if name else "",
@@ -122,6 +120,8 @@ def make(results: Results, folder: Path) -> list[Path]:
     """
     runs = results.some_runs("resnet_cifar10_lr")
     ended = with_epochs(outcomes(runs), results.metrics("resnet_cifar10_lr"))
+    hylo = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]
+    variants = sorted({str(hyperparameters.get("variant", "KIS")) for hyperparameters in hylo})
     targets = [target.describe() for target in runs["target"].dropna().unique()]
     notes = [
         f"Mean epochs until {' or '.join(targets) or 'a target (none is set)'}, over the seeds that reach it. D: "
@@ -130,19 +130,9 @@ def make(results: Results, folder: Path) -> list[Path]:
         "The paper does not define converged and local minimum. Rates that converge: one count if all seeds agree, "
         "else one per seed",
         "KAISA's kl_clip, which shortens a step if the rate is large, is on in kaisa and off in kaisa_no_clip. HyLo: "
-        f"{', '.join(sorted(_variants(runs))) or 'not run'}",
+        f"{', '.join(variants) or 'not run'}",
         "The paper's MKOR is compared with each of our update rules",
     ]
-    return write_table(
-        pd.DataFrame(_rows(runs, ended)),
-        folder,
-        "table5_lr_sensitivity",
-        title="Epochs to convergence at four learning rates",
-        caption=caption(results, runs, notes=notes, summarized=False),
-    )
-
-
-def _variants(runs: pd.DataFrame) -> set[str]:
-    """Return the variants of HyLo that ran."""
-    settings = runs.loc[runs["optimizer"] == "hylo", "hyperparameters"]
-    return {str(hyperparameters.get("variant", "KIS")) for hyperparameters in settings}
+    table, text = pd.DataFrame(_rows(runs, ended)), caption(results, runs, notes=notes, summarized=False)
+    title = "Epochs to convergence at four learning rates"
+    return write_table(table, folder, "table5_lr_sensitivity", title=title, caption=text)

@@ -56,13 +56,15 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
         {"experiment": _joined, "batch_size": _listed}
     )
     rows = rows.merge(_trained(runs), on=_MODEL, how="left")
+    # Millions truncated to one decimal, as the paper does: 25.5 for ResNet-50's 25,557,032.
+    counted = rows["counted"].map(lambda parameters: f"{parameters // 1e5 / 10:.1f}")
     return pd.DataFrame(
         {
             "workload": rows["workload"],
             "experiments": rows["experiment"],
             "model here": rows["model"],
             "parameters here (M)": (rows["parameters"].astype(float) / 1e6).map("{:.4g}".format),
-            "counted the paper's way here (M)": rows["counted"].map(_truncated).where(rows["counterpart"].notna()),
+            "counted the paper's way here (M)": counted.where(rows["counterpart"].notna()),
             "batch here": rows["batch_size"],
             "data here": rows["dataset"],
             "train here": rows["train_examples"],
@@ -78,16 +80,6 @@ def _ours(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def _trained(runs: pd.DataFrame) -> pd.DataFrame:
-    """Return, by model and data set, the examples and the hardware of its first run, and that run as a source."""
-    rows = runs.dropna(subset=["parameters"]).drop_duplicates(_MODEL).astype({"parameters": "int64"})
-    sources = [from_runs(f"{row['experiment']}.runs.csv", row.to_frame().T) for _, row in rows.iterrows()]
-    return rows[[*_MODEL, "train_examples", "validation_examples"]].assign(
-        hardware=rows["gpu"].astype(object).fillna(rows["cpu"]),
-        trained=pd.Series(sources, rows.index, object),
-    )
-
-
 def _joined(names: pd.Series) -> str:
     """Return the names in one text; a damaged table may lack some."""
     return ", ".join(names.dropna())
@@ -98,21 +90,20 @@ def _listed(numbers: pd.Series) -> str:
     return ", ".join(map(str, sorted(set(numbers))))
 
 
-def _truncated(parameters: float) -> str:
-    """Return millions truncated to one decimal, as the paper does: 25.5 for ResNet-50's 25,557,032."""
-    return f"{parameters // 1e5 / 10:.1f}"
-
-
-def _published() -> pd.DataFrame:
-    """Return the paper's settings under the titles of the table."""
-    paper = published("settings").rename(columns=_PUBLISHED_TITLES)
-    paper["hardware in the paper"] = paper.pop("gpus").astype(str) + " x " + paper.pop("gpu")
-    return paper
+def _trained(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return, by model and data set, the examples and the hardware of its first run, and that run as a source."""
+    rows = runs.dropna(subset=["parameters"]).drop_duplicates(_MODEL).astype({"parameters": "int64"})
+    sources = [from_runs(f"{row['experiment']}.runs.csv", row.to_frame().T) for _, row in rows.iterrows()]
+    return rows[[*_MODEL, "train_examples", "validation_examples"]].assign(
+        hardware=rows["gpu"].astype(object).fillna(rows["cpu"]),
+        trained=pd.Series(sources, rows.index, object),
+    )
 
 
 def _table(sizes: pd.DataFrame, runs: pd.DataFrame) -> pd.DataFrame:
     """Return our settings joined with the paper's, and with the sources of both."""
-    paper = _published()
+    paper = published("settings").rename(columns=_PUBLISHED_TITLES)
+    paper["hardware in the paper"] = paper.pop("gpus").astype(str) + " x " + paper.pop("gpu")
     table = _ours(sizes, runs).merge(paper, on="model in the paper", how="outer", sort=False)
     is_published = table["model in the paper"].isin(paper["model in the paper"])
     data = [
@@ -142,10 +133,8 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Counted as in the paper: the encoder of a BERT-Large with its pooler, and a BERT-Base with its pre-training "
         "heads too; truncated to one decimal",
     ]
-    return write_table(
-        _table(sizes, runs),
-        folder,
-        "table6_settings",
-        title="Models, data and hardware: here and in the paper",
-        caption=caption(results, runs, notes=notes, summarized=False),
+    title, text = (
+        "Models, data and hardware: here and in the paper",
+        caption(results, runs, notes=notes, summarized=False),
     )
+    return write_table(_table(sizes, runs), folder, "table6_settings", title=title, caption=text)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,25 +20,12 @@ PUBLISHED = ("memory_gb",)
 
 MODELS: Final = {"bert": "BERT-Large-Uncased", "resnet": "ResNet-50"}
 """The paper's model that a workload of the probe is compared with."""
-_OURS: Final = (
-    "model here",
-    "optimizer here",
-    "optimizer state here (MB)",
-    "computed optimizer state (MB)",
-    "overhead over the base here (MB)",
-    "computed overhead (MB)",
-    "KAISA's overhead over this one's here",
-    "overhead over the parameters' bytes here",
-    "peak over the base's here (MB)",
-)
 _PAPER: Final = (
     "model in the paper",
     "optimizer in the paper",
     "memory in the paper (GB)",
     "overhead in the paper (GB)",
 )
-_STATE: Final = ("first_order_state", "preconditioner_state")
-_MEGA: Final = 1e6
 
 
 def sizes(rows: pd.DataFrame) -> dict[str, float | None]:
@@ -48,22 +35,22 @@ def sizes(rows: pd.DataFrame) -> dict[str, float | None]:
     no formula. ``peak`` does not include the memory of the process before it made the model.
     """
 
-    def total(quantities: Sequence[str], column: str) -> float | None:
+    def total(column: str, *quantities: str) -> float | None:
         sizes = rows.loc[rows["quantity"].isin(quantities), column]
         return None if sizes.isna().any() else float(sizes.sum())
 
     return {
-        "state": total(_STATE, "bytes"),
-        "computed state": total(_STATE, "computed_bytes"),
-        "overhead": total(_STATE[1:], "bytes"),
-        "computed overhead": total(_STATE[1:], "computed_bytes"),
-        "parameters": total(("parameters",), "bytes"),
-        "peak": total(("peak_over_start",), "bytes"),
+        "state": total("bytes", "first_order_state", "preconditioner_state"),
+        "computed state": total("computed_bytes", "first_order_state", "preconditioner_state"),
+        "overhead": total("bytes", "preconditioner_state"),
+        "computed overhead": total("computed_bytes", "preconditioner_state"),
+        "parameters": total("bytes", "parameters"),
+        "peak": total("bytes", "peak_over_start"),
     }
 
 
 def _mega(value: float | None) -> str:
-    return "" if value is None else number(value / _MEGA, 4)
+    return "" if value is None else number(value / 1e6, 4)
 
 
 def _ratio(numerator: float | None, denominator: float | None) -> str:
@@ -74,7 +61,7 @@ def _published(memory: pd.DataFrame, model: str, optimizer: str | None) -> Mappi
     """Return the paper's memory of an optimizer, and its overhead over the first-order optimizer of the same model."""
     of_model = memory[memory["model"] == model].set_index("optimizer")["memory_gb"]
     if optimizer is None or optimizer not in of_model:
-        return {}
+        return dict.fromkeys(_PAPER)
     first_order = of_model[[name for name in ("SGD", "LAMB") if name in of_model]].iloc[0]
     overhead = float(of_model[optimizer] - first_order)
     return dict(zip(_PAPER, (model, optimizer, float(of_model[optimizer]), number(overhead)), strict=True))
@@ -87,23 +74,25 @@ def _rows(workload: str, memory: pd.DataFrame, paper: pd.DataFrame) -> Iterator[
     base_peak = None if base is None else by_label[base]["peak"]
     for label, size in by_label.items():
         peak = size["peak"]
-        ours = (
-            workload,
-            label,
-            _mega(size["state"]),
-            _mega(size["computed state"]),
-            _mega(size["overhead"]),
-            _mega(size["computed overhead"]),
-            _ratio(by_label.get("kaisa", {}).get("overhead"), size["overhead"]),
-            _ratio(size["overhead"], size["parameters"]),
-            "" if peak is None or base_peak is None else _mega(peak - base_peak),
-        )
+        ours = {
+            "model here": workload,
+            "optimizer here": label,
+            "optimizer state here (MB)": _mega(size["state"]),
+            "computed optimizer state (MB)": _mega(size["computed state"]),
+            "overhead over the base here (MB)": _mega(size["overhead"]),
+            "computed overhead (MB)": _mega(size["computed overhead"]),
+            "KAISA's overhead over this one's here": _ratio(
+                by_label.get("kaisa", {}).get("overhead"), size["overhead"]
+            ),
+            "overhead over the parameters' bytes here": _ratio(size["overhead"], size["parameters"]),
+            "peak over the base's here (MB)": "" if peak is None or base_peak is None else _mega(peak - base_peak),
+        }
         theirs = _published(paper, MODELS.get(workload, ""), paper_name(label))
         compared = dict.fromkeys(name for name in (label, base, "kaisa") if name in by_label)
         data = from_rows("probes/memory.csv", workload=workload, optimizer=", ".join(map(str, compared)))
-        if theirs:
+        if theirs["model in the paper"]:
             data += from_rows("workflow/paper/memory_gb.csv", model=theirs["model in the paper"])
-        yield {**dict(zip(_OURS, ours, strict=True)), **theirs, "data": data}
+        yield {**ours, **theirs, "data": data}
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -114,8 +103,9 @@ def make(results: Results, folder: Path) -> list[Path]:
     """
     memory = results.some_rows("memory")
     paper = published("memory_gb")
-    by_workload = memory.groupby("workload", sort=False)
-    rows = [row for workload, of_workload in by_workload for row in _rows(str(workload), of_workload, paper)]
+    rows = [
+        row for workload, rows in memory.groupby("workload", sort=False) for row in _rows(str(workload), rows, paper)
+    ]
     notes = [
         "MB are 10^6 bytes. The overhead is the preconditioner's state: measured as the bytes of its tensors, computed "
         "from the layers' shapes by each method's formula. The base is the optimizer that the others wrap",
@@ -125,7 +115,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "keeps factors in half precision, as mkor_bfloat16 does",
     ]
     return write_table(
-        pd.DataFrame(rows, columns=[*_OURS, *_PAPER, "data"]),
+        pd.DataFrame(rows),
         folder,
         "table7_memory",
         title="Memory of every optimizer over its base",

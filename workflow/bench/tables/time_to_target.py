@@ -34,26 +34,12 @@ PROBES = ("step_time",)
 RIVAL: Final = "kaisa"
 """Optimizers are compared with their base, and with this one."""
 COLUMNS: Final = (
-    "experiment",
-    "workload",
-    "dataset",
-    "target",
-    "optimizer",
-    "rate",
-    "inverse update period",
-    "runs",
-    "reached",
-    "iterations",
-    "ms a step",
-    "training seconds",
-    "its base",
-    "fewer iterations than its base",
-    "less time than its base",
-    f"fewer iterations than {RIVAL}",
-    f"less time than {RIVAL}",
-    "data",
+    *("experiment", "workload", "dataset", "target", "optimizer", "rate", "inverse update period"),
+    *("runs", "reached", "iterations", "ms a step", "training seconds"),
+    *("its base", "fewer iterations than its base", "less time than its base"),
+    *(f"fewer iterations than {RIVAL}", f"less time than {RIVAL}", "data"),
 )
-_SHARED: Final = ["experiment", "workload", "dataset", "target"]
+_SHARED: Final = list(COLUMNS[:4])
 """Columns with the same values in all runs that are compared with each other."""
 
 
@@ -120,7 +106,7 @@ def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
         rate, base_label = configuration.hyperparameters.get("lr", math.nan), configuration.hyperparameters.get("base")
         base, rival = (_reference(configurations, label, rate) for label in (str(base_label), RIVAL))
         compared = pd.concat([rows, *(other for other in (base, rival) if other is not None)])
-        compared = compared[compared["status"].isin(ENDED)]
+        compared = compared[compared["status"].isin(ENDED)]  # no cell is computed from a run that was interrupted
         values = (
             configuration.experiment,
             configuration.workload,
@@ -141,12 +127,6 @@ def _rows(runs: pd.DataFrame, times: StepTimes) -> Iterator[dict[str, Any]]:
             from_runs(f"{configuration.experiment}.runs.csv", compared),
         )
         yield dict(zip(COLUMNS, values, strict=True))
-
-
-def _untimed(runs: pd.DataFrame, times: StepTimes) -> list[str]:
-    """Return sentences on why times are not tested, each reason once."""
-    problems = (times.problem(*Training.of(rows, {}).labels) for rows in by_configuration(runs).values())
-    return [f"Not tested: {problem}" for problem in dict.fromkeys(problems) if problem]
 
 
 def make(results: Results, folder: Path) -> list[Path]:
@@ -179,11 +159,7 @@ def make(results: Results, folder: Path) -> list[Path]:
         "Seconds are iterations times the time of a step, which the probe step_time measures in turns on an idle "
         "machine; the interval of a ratio holds the variance over seeds and that of the step times",
     ]
-    notes += _untimed(aimed, times)
-    return write_table(
-        table,
-        folder,
-        "time_to_target",
-        title="Iterations and training time to each experiment's target",
-        caption=caption(results, aimed, notes=notes),
-    )
+    problems = (times.problem(*Training.of(rows, {}).labels) for rows in by_configuration(aimed).values())
+    notes += [f"Not tested: {problem}" for problem in dict.fromkeys(problems) if problem]
+    title, text = "Iterations and training time to each experiment's target", caption(results, aimed, notes=notes)
+    return write_table(table, folder, "time_to_target", title=title, caption=text)
