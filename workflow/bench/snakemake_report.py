@@ -9,7 +9,7 @@ from pathlib import Path
 
 from workflow.bench.analysis.captions import as_rst, from_rst
 from workflow.bench.results.verification import refuse_links_in
-from workflow.bench.site.facts import facts, runs_of
+from workflow.bench.site.content import facts, runs_of
 from workflow.bench.support.command_line import run_command
 from workflow.bench.support.config import ROOT, shown_path
 from workflow.bench.support.errors import DamagedFileError

@@ -1,4 +1,8 @@
-"""What the site shows, read from the files of a results folder: claims, figures, tables, machines and runs."""
+"""What the site shows, read from the files of a results folder: claims, figures, tables, machines and runs.
+
+The description of a figure or table, ``workflow/report/<name>.rst``, begins with a title in bold, and two sentences on
+what is shown and how to read it. Further paragraphs are for those who want to know more.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +15,76 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, get_args
 
+from markupsafe import Markup, escape
+
 from workflow.bench.analysis.captions import from_rst
+from workflow.bench.analysis.descriptions import described
+from workflow.bench.analysis.wording import integer_ranges
 from workflow.bench.claims.verdicts import Verdict
-from workflow.bench.plan.artefacts import Artefact, Kind, available, describe
+from workflow.bench.plan import artefacts
+from workflow.bench.plan.artefacts import Artefact, Kind, available
 from workflow.bench.results.rows import read_csv
 from workflow.bench.results.sources import NamedRows, files_in, read_sources
-from workflow.bench.site import descriptions
-from workflow.bench.site.descriptions import Description
-from workflow.bench.site.facts import facts, runs_of
 from workflow.bench.site.grids import Grid, grid
 from workflow.bench.site.machines import Machine
 from workflow.bench.site.pictures import Line, lines
-from workflow.bench.support.reading import read_bytes, read_text
+from workflow.bench.support.reading import read_text
 
 CLAIMS: Final = "claims"
 """The table that the site shows as its first page, and not among the tables."""
 _NUMBERED: Final = re.compile(r"(fig|table)0*(\d+)")
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a figure or table shows."""
+
+    title: str
+    reading: Markup
+    """How to read it, in two sentences."""
+    more: tuple[Markup, ...] = ()
+    """Further paragraphs."""
+
+
+def describe(name: str) -> Description:
+    """Return the description of a figure or table.
+
+    Raises:
+        ConfigError: it does not begin with a title in bold.
+    """
+    text = described(name)
+    if text is None:
+        return Description(name, Markup())
+    title = re.sub(r"\((Figure|Table) (\d+)\)", "(\\1\u00a0\\2)", text.title)
+    reading, *more = map(inline, text.paragraphs)
+    return Description(title, reading, tuple(more))
+
+
+def inline(text: str) -> Markup:
+    """Return a paragraph of reStructuredText as HTML: ``**bold**``, ``*italic*`` and literals; all else is text."""
+    html = str(escape(text))
+    for pattern, tag in ((r"``(.+?)``", "code"), (r"\*\*(.+?)\*\*", "b"), (r"(?<![\w*])\*(\S.*?)\*(?![\w*])", "i")):
+        html = re.sub(pattern, rf"<{tag}>\1</{tag}>", html)
+    return Markup(html)
+
+
+def runs_of(results: Path) -> list[dict[str, str]]:
+    """Return the rows of all ``<experiment>.runs.csv`` of a results folder."""
+    return [row for file in sorted(results.glob("*.runs.csv")) for row in read_csv(file)]
+
+
+def facts(results: Path, tier_title: str, runs: Iterable[Mapping[str, str]]) -> dict[str, str]:
+    """Return the tier, the hardware, the commits, the runs by status, and the seeds."""
+    by_id = {row["run"]: row for row in runs}  # experiments may share a run
+    statuses = Counter(row["status"].replace("_", " ") for row in by_id.values())
+    commits = sorted({row["git_commit"][:9] for row in by_id.values() if row["git_commit"]})
+    return {
+        "Tier": tier_title,
+        "Hardware": results.resolve().parent.name,
+        "Commit": ", ".join(commits) or "no run",
+        "Runs": ", ".join(f"{number} {status}" for status, number in statuses.most_common()) or "none",
+        "Seeds": integer_ranges(int(row["seed"]) for row in by_id.values()) or "none",
+    }
 
 
 @dataclass(frozen=True)
@@ -52,11 +110,6 @@ class Shown:
         """What the paper or this project calls it, such as ``Figure 4``; its title if it has no number."""
         match = _NUMBERED.match(self.name)
         return f"{'Figure' if match[1] == 'fig' else 'Table'} {match[2]}" if match else self.description.title
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether it is one of the paper's, or numbered after them."""
-        return _NUMBERED.match(self.name) is not None
 
     @property
     def page(self) -> str:
@@ -119,7 +172,9 @@ class Content:
         made = {
             kind: [self._shown(kind, name) for name in available(kind) if self._is_made(kind, name)] for kind in kinds
         }
-        return {kind: sorted(of_kind, key=lambda shown: not shown.is_numbered) for kind, of_kind in made.items()}
+        return {
+            kind: sorted(of_kind, key=lambda shown: not _NUMBERED.match(shown.name)) for kind, of_kind in made.items()
+        }
 
     @cached_property
     def claims(self) -> list[Claim]:
@@ -146,10 +201,6 @@ class Content:
         counts = Counter(claim.row["verdict"] for claim in self.claims)
         return {verdict: counts[verdict] for verdict in get_args(Verdict) if counts[verdict]}
 
-    def figure(self, shown: Shown) -> bytes:
-        """Return a figure's picture as PNG."""
-        return read_bytes(self.results / "figures" / f"{shown.name}.png")
-
     def table(self, shown: Shown) -> Grid:
         """Return a table's rows."""
         return grid(read_csv(self.results / "tables" / f"{shown.name}.csv"))
@@ -165,7 +216,7 @@ class Content:
 
     def _shown(self, kind: Kind, name: str) -> Shown:
         caption = from_rst(read_text(self.results / kind / f"{name}.rst"))
-        return Shown(describe(kind, name), descriptions.describe(name), caption)
+        return Shown(artefacts.describe(kind, name), describe(name), caption)
 
     def _is_made(self, kind: Kind, name: str) -> bool:
         suffix = "png" if kind == "figures" else "csv"
@@ -173,20 +224,21 @@ class Content:
 
     def _shown_in(self, files: set[str]) -> tuple[Shown, ...]:
         """Return the figures and tables that read one of these files; those that read little else come first."""
-        experiments = sorted({row["experiment"] for row in self.runs})
-        reads = [
-            (shown, shown.reads(experiments))
-            for of_kind in self.shown.values()
-            for shown in of_kind
-            if shown.name != CLAIMS
-        ]
-        shares = [(len(files & read) / len(files | read), shown) for shown, read in reads if files & read]
-        return tuple(shown for _, shown in sorted(shares, key=lambda pair: (-pair[0], pair[1].kind, pair[1].name)))
+        experiments = {row["experiment"] for row in self.runs}
+        everything = [shown for of_kind in self.shown.values() for shown in of_kind if shown.name != CLAIMS]
+        # Of two that read a file the one that reads little else is closer: it shows these data, and not all.
+        shares: dict[Shown, float] = {}
+        for shown in everything:
+            read = shown.reads(experiments)
+            if files & read:
+                shares[shown] = len(files & read) / len(files | read)
+        return tuple(sorted(shares, key=lambda shown: (-shares[shown], shown.kind, shown.name)))
 
 
 def _run(row: Mapping[str, str]) -> dict[str, str]:
     hyperparameters: dict[str, Any] = json.loads(row["hyperparameters"] or "{}")
     rate = hyperparameters.get("lr")
+    seconds = {key: f"{float(row[key]):.3g}" if row[key] else "" for key in ("seconds_to_target", "train_seconds")}
     return {
         "experiment": row["experiment"],
         "workload": row["workload"],
@@ -197,11 +249,7 @@ def _run(row: Mapping[str, str]) -> dict[str, str]:
         "status": row["status"].replace("_", " "),
         "steps": row["steps_done"],
         "steps to target": row["steps_to_target"],
-        "seconds to target": _rounded(row["seconds_to_target"]),
-        "training seconds": _rounded(row["train_seconds"]),
+        "seconds to target": seconds["seconds_to_target"],
+        "training seconds": seconds["train_seconds"],
         "run": row["run"],
     }
-
-
-def _rounded(text: str) -> str:
-    return f"{float(text):.3g}" if text else ""

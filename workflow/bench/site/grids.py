@@ -97,7 +97,9 @@ def grid(rows: Sequence[Mapping[str, str]], *, most_leading: int = 4) -> Grid:
     columns = tuple(_column(key, rows, compares=len(sides) == len(_SIDES)) for key in keys[len(leading) :])
     by_heading: dict[tuple[str, ...], list[Row]] = {}
     for row in rows:
-        by_heading.setdefault(tuple(row[key] for key in leading), []).append(_row(row, columns))
+        cells = tuple(_cell(row[column.key]) for column in columns)
+        heading = tuple(row[key] for key in leading)
+        by_heading.setdefault(heading, []).append(Row(cells, read_sources(row.get(SOURCES, ""))))
     groups = (
         Group(tuple(map(_plain, filter(None, heading))), tuple(of_group)) for heading, of_group in by_heading.items()
     )
@@ -117,6 +119,7 @@ def _with_intervals(row: Mapping[str, str]) -> dict[str, str]:
 
 def _grouping(rows: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
     """Return the number of leading columns that form groups of three rows or more, on average."""
+    # The most columns that still form groups: fewer rows than three under a heading are easier to read in one table.
     for length in range(len(keys) - 1, 0, -1):
         groups = {tuple(row[key] for key in keys[:length]) for row in rows}
         if 3 * len(groups) <= len(rows):
@@ -135,10 +138,6 @@ def _column(key: str, rows: Iterable[Mapping[str, str]], *, compares: bool) -> C
         is_number=bool(numbers) and all(_WORD.fullmatch(text) for text in texts if text not in numbers),
         is_wide=any(len(text) > _WIDE for text in texts),
     )
-
-
-def _row(row: Mapping[str, str], columns: Iterable[Column]) -> Row:
-    return Row(tuple(_cell(row[column.key]) for column in columns), read_sources(row.get(SOURCES, "")))
 
 
 def _plain(text: str) -> str:

@@ -57,7 +57,7 @@ def gather(results: Path, compared: Iterable[Path]) -> tuple[Machine, ...]:
     own = Machine(results, is_own=True)
     others = [Machine(folder) for folder in compared if folder.resolve() != results.resolve()]
     machines = [machine for machine in others if machine.claims]
-    committed = [machine for machine in machines if _is_committed(machine.folder)]
+    committed = [machine for machine in machines if machine.folder.resolve().is_relative_to(REFERENCE)]
     committed.sort(key=lambda machine: machine.hardware != own.hardware)
     marked = [replace(machine, is_reference=machine is committed[0]) if committed else machine for machine in machines]
     return (own, *marked)
@@ -68,11 +68,8 @@ def side_by_side(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     names = list(dict.fromkeys(row[MEASURED_BY] for row in rows))
     merged: dict[tuple[str, ...], dict[str, str]] = {}
     for row in rows:
+        # What was measured is the key; a machine that measured it too adds a column.
         about = {key: text for key, text in row.items() if key not in (MEASURED_BY, *_TIMES, *_OF_A_ROW)}
         times = merged.setdefault(tuple(about.values()), {**about, **dict.fromkeys(names, "")})
         times[row[MEASURED_BY]] = row["measured"] or (f"{row['projected']} projected" if row["projected"] else "")
     return list(merged.values())
-
-
-def _is_committed(folder: Path) -> bool:
-    return folder.resolve().is_relative_to(REFERENCE)

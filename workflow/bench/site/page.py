@@ -10,10 +10,10 @@ from markupsafe import Markup
 from workflow.bench.analysis.descriptions import REPORT
 from workflow.bench.claims.verdicts import MEANINGS
 from workflow.bench.results.rows import read_csv
-from workflow.bench.site import descriptions, machines
-from workflow.bench.site.content import CLAIMS, Content, Shown
-from workflow.bench.site.grids import Grid, grid
-from workflow.bench.support.reading import read_text
+from workflow.bench.site import machines
+from workflow.bench.site.content import CLAIMS, Content, Shown, describe
+from workflow.bench.site.grids import grid
+from workflow.bench.support.reading import read_bytes, read_text
 from workflow.bench.support.templates import render
 
 SITE: Final = REPORT / "site"
@@ -26,7 +26,7 @@ def page(content: Content) -> str:
     """Return the site as one HTML page, which loads nothing and links files beside it."""
 
     def embedded(shown: Shown) -> str:
-        return base64.b64encode(content.figure(shown)).decode()
+        return base64.b64encode(read_bytes(content.results / "figures" / f"{shown.name}.png")).decode()
 
     def is_file(name: str) -> bool:
         return (content.results / name).is_file()
@@ -34,36 +34,29 @@ def page(content: Content) -> str:
     def data_files(shown: Shown) -> list[str]:
         return sorted(filter(is_file, shown.reads({row["experiment"] for row in content.runs})))
 
+    about = describe(CLAIMS)
+    file = content.results / "tables" / "hardware.csv"
     return render(
         "site/page.html.j2",
         content=content,
         tables=[table for table in content.shown["tables"] if table.name != CLAIMS],
-        times=_times(content),
+        times=grid(machines.side_by_side(read_csv(file))) if file.is_file() else None,
         runs=grid(content.run_table, most_leading=_RUN_GROUPS),
         runs_of_claims={
             claim.id: sorted({run for source in claim.sources for run in source.runs}) for claim in content.claims
         },
         difference=_difference(content),
         meanings=MEANINGS,
-        claims_text=(about := descriptions.describe(CLAIMS)).reading + Markup(" ").join(("", *about.more)),
+        claims_text=Markup(" ").join((about.reading, *about.more)),
         menu=[(name, name.capitalize()) for name in _MENU],
         is_paper=content.results.resolve().name == "paper",
         embedded=embedded,
         is_file=is_file,
         data_files=data_files,
-        style=_verbatim("style.css"),
-        script=_verbatim("script.js"),
+        # As they are: both are this project's own.
+        style=Markup(read_text(SITE / "style.css")),
+        script=Markup(read_text(SITE / "script.js")),
     )
-
-
-def _verbatim(name: str) -> Markup:
-    """Return a file of the site that the page holds as it is."""
-    return Markup(read_text(SITE / name))
-
-
-def _times(content: Content) -> Grid | None:
-    file = content.results / "tables" / "hardware.csv"
-    return grid(machines.side_by_side(read_csv(file))) if file.is_file() else None
 
 
 def _difference(content: Content) -> str:

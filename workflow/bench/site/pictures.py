@@ -40,7 +40,8 @@ class Line:
 def lines(parts: Iterable[Mapping[str, str]]) -> list[Line]:
     """Return the lines of a claim's picture, on one axis, from its rows of ``claim_parts.csv``."""
     rows = list(parts)
-    numbers = [{key: _number(row[key]) for key in ("value", "low", "high", "published", "bound")} for row in rows]
+    keys = ("value", "low", "high", "published", "bound")
+    numbers = [{key: float(row[key]) if row[key] else None for key in keys} for row in rows]
     axis = Axis.around(
         [value for row in numbers for value in row.values() if value is not None],
         logarithmic=all(row["is_ratio"] == "True" for row in rows if row["value"]),
@@ -96,8 +97,3 @@ class Axis:
         scaled = math.log(value) if self.logarithmic else value
         share = (scaled - self.first) / (self.last - self.first)
         return round(_MARGIN + share * (WIDTH - 2 * _MARGIN), 1)
-
-
-def _number(text: str) -> float | None:
-    """Return a cell's number; None for an empty cell."""
-    return float(text) if text else None
