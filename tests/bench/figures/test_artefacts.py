@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def drawn(results: Path) -> Iterator[dict[str, Figure]]:
-    """Every figure, drawn from the complete synthetic results."""
-    given = Results(results, trial_tables=tables_of_trials(results))
-    yield {name: figure_of(name, given) for name in FIGURES}
+    """Every figure of the complete synthetic results, as the command makes it in a folder beside them, still open."""
+    figures: dict[str, Figure] = {}
+    trials = [str(file) for file in tables_of_trials(results)]
+    with pytest.MonkeyPatch.context() as patch:
+        for name in FIGURES:
+            patch.setattr(_page.plt, "close", partial(figures.__setitem__, name))
+            out = ["--out-dir", str(results.with_name("figures") / name)]
+            assert main([name, "--results", str(results), *out, "--trials", *trials]) == 0
+    yield figures
     plt.close("all")
 
 
@@ -78,22 +85,22 @@ def _write(root: Path, *labels: dict[str, Any], experiment: str = "update_rules"
 
 
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_figure_is_written_as_pdf_and_png(name, results, tmp_path, capsys):
-    trials = map(str, tables_of_trials(results))
-    assert main([name, "--results", str(results), "--out-dir", str(tmp_path), "--trials", *trials]) == 0
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{name}.pdf", f"{name}.png", f"{name}.rst"]
-    assert (tmp_path / f"{name}.pdf").read_bytes().startswith(b"%PDF")
-    assert (tmp_path / f"{name}.png").read_bytes().startswith(b"\x89PNG")
-    assert f"{name}.png" in capsys.readouterr().out
+def test_a_figure_is_written_as_pdf_and_png(name, results, drawn):
+    assert name in drawn
+    written = {path.name: path.read_bytes() for path in (results.with_name("figures") / name).iterdir()}
+    assert sorted(written) == [f"{name}.pdf", f"{name}.png", f"{name}.rst"]
+    assert written[f"{name}.pdf"].startswith(b"%PDF")
+    assert written[f"{name}.png"].startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("name", ["fig02_bert_loss", "fig05_rank1_error"])
-def test_the_same_data_gives_the_same_picture(name, results, tmp_path):
+def test_the_same_data_gives_the_same_picture(name, results, drawn, tmp_path, capsys):
     """Figure 5 scatters its dots at random."""
-    for folder in ("first", "second"):
-        main([name, "--results", str(results), "--out-dir", str(tmp_path / folder)])
-    first, second = ((tmp_path / folder / f"{name}.png").read_bytes() for folder in ("first", "second"))
-    assert first == second
+    main([name, "--results", str(results), "--out-dir", str(tmp_path)])
+    assert f"{name}.png" in capsys.readouterr().out
+    assert name in drawn
+    first = results.with_name("figures") / name / f"{name}.png"
+    assert (tmp_path / f"{name}.png").read_bytes() == first.read_bytes()
 
 
 @pytest.mark.parametrize("name", FIGURES)

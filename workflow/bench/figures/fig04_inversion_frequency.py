@@ -142,12 +142,12 @@ def _draw_losses(axes: Axes, last: pd.DataFrame) -> None:
         if len(rows) < median_minimum():
             values = rows["value"].astype(float)
             axes.plot(rows["x"], values, ".", color=style.style_of(str(label)).color, markersize=4, alpha=0.7)
-    for (label, x), rows in last.groupby(["optimizer", "x"]):
+    for (label, _), rows in last.groupby(["optimizer", "x"]):
         failed = int((rows["value"] == math.inf).sum())
         if failed:
             look: dict[str, Any] = {"ha": "center", "va": "top", "color": style.style_of(str(label)).color}
             text = f"× {failed} of {len(rows)} failed"
-            panels.annotate(axes, text, (float(str(x)), 0.98), ("data", "axes fraction"), rotation=90, **look)
+            panels.annotate(axes, text, (rows["x"].iloc[0], 0.98), ("data", "axes fraction"), rotation=90, **look)
 
 
 def _time_note(times: pd.DataFrame) -> str:

@@ -149,17 +149,9 @@ def _derived(
     data: Sources,
     judge: Callable[[Printed, Derived], str] = compare,
 ) -> Row:
-    """Return a row with a stated number and the value of ``formula``.
+    """Return a row with a stated number and the value of ``formula`` of the printed ``inputs``.
 
-    Args:
-        quantity: name of the number.
-        where: its place in the paper.
-        stated: the number as printed, maybe with words before it (``up to 1.5``).
-        formula: function of the inputs.
-        inputs: numbers as printed.
-        derivation: the formula in words, with ``{}`` for each input.
-        data: source of all these numbers.
-        judge: compares the stated number with the implied one.
+    stated: maybe with words before the number (``up to 1.5``); derivation: the formula in words, ``{}`` for each input.
     """
     number = Printed(stated.split()[-1])
     implied = derive(formula, *map(Printed, inputs))
