@@ -43,12 +43,7 @@ class Browser:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """Call a method of the protocol and return its result.
-
-        Raises:
-            RuntimeError: the method failed, or the browser ended.
-            TimeoutError: no answer came in time.
-        """
+        """Call a method of the protocol and return its result; `RuntimeError` if it failed, `TimeoutError` if late."""
         number = next(self._ids)
         message = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -68,22 +63,14 @@ class Browser:
         self.wait_for("document.readyState === 'complete'")
 
     def run(self, script: str) -> Any:
-        """Return the value of a JavaScript expression.
-
-        Raises:
-            RuntimeError: the expression throws.
-        """
+        """Return the value of a JavaScript expression; `RuntimeError` if it throws."""
         result = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise RuntimeError(f"{script}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def wait_for(self, script: str) -> None:
-        """Wait until an expression is true.
-
-        Raises:
-            TimeoutError: it did not become true in time.
-        """
+        """Wait until an expression is true; `TimeoutError` if it takes too long."""
         until = time.monotonic() + self._seconds
         while not self.run(script):
             if time.monotonic() > until:
@@ -127,14 +114,9 @@ def running(profile: Path, *, seconds: float = 60) -> Iterator[Browser]:
     to_browser, from_browser = os.pipe(), os.pipe()
     command = [
         *(str(find()), "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-        *(
-            "--remote-debugging-pipe",
-            "--window-size=1400,1000",
-            "--no-first-run",
-            "--disable-background-networking",
-            "--disable-component-update",
-            "--disable-ipc-flooding-protection",  # it ignores a change of address after 200 others in ten seconds
-        ),
+        *("--remote-debugging-pipe", "--window-size=1400,1000", "--no-first-run", "--disable-background-networking"),
+        "--disable-component-update",
+        "--disable-ipc-flooding-protection",  # it ignores a change of address after 200 others in ten seconds
         *("--disable-sync", "--disable-default-apps", f"--user-data-dir={profile}"),
     ]
     # Chromium reads the protocol from descriptor 3 and answers on 4.

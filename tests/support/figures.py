@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.transforms import BboxBase
 
 from tests.support.synthetic import run_rows
 from workflow.bench.figures import _page
+from workflow.bench.figures._style import style_of
 from workflow.bench.results.tables import Results
 
 
@@ -63,6 +65,13 @@ def legend_of(figure: Figure) -> list[str]:
 def texts_in(axes: Axes) -> list[str]:
     """Return the texts inside a panel, each in one line."""
     return [text.get_text().replace("\n", " ") for text in axes.texts]
+
+
+def lines_of(axes: Axes, label: str, marker: str | None = None) -> list[Line2D]:
+    """Return the lines in a method's color, or those of them with this marker."""
+    color = to_rgb(style_of(label).color)
+    of_method = [line for line in axes.lines if to_rgb(line.get_color()) == color]
+    return [line for line in of_method if marker is None or line.get_marker() == marker]
 
 
 def xs(line: Line2D) -> list[float]:

@@ -12,12 +12,21 @@ from typing import Any
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from tests.support.experiments import block, load, make_folder, optimizer, write
-from tests.support.figures import caption_of, figure_of, is_inside, legend_of, reaching_parts, texts_in, xs, ys
+from tests.support.figures import (
+    caption_of,
+    figure_of,
+    is_inside,
+    legend_of,
+    lines_of,
+    reaching_parts,
+    texts_in,
+    xs,
+    ys,
+)
 from tests.support.synthetic import iteration_times, reaching, run_rows, write_experiment, write_results, write_rows
 from tests.support.synthetic_claims import swept
 from tests.support.synthetic_field import write_field
@@ -179,7 +188,7 @@ def test_fig02_draws_every_optimizer_over_steps_and_over_time(results, drawn):
         "MKOR (released rule)",
     ]
     assert "training time (s)" in by_time.get_xlabel()
-    kaisa = next(line for line in by_time.lines if line.get_color() == style.STYLES["kaisa"].color)
+    kaisa = lines_of(by_time, "kaisa")[0]
     metrics = Results(results).metrics("bert_pretraining")
     steps = sorted(metrics.loc[metrics["optimizer"] == "kaisa", "step"].unique())
     assert xs(kaisa) == pytest.approx([step * STEP_MS["kaisa"] / 1000 for step in steps])
@@ -287,9 +296,7 @@ def test_fig18_pairs_each_variant_with_mkor(results, drawn):
     assert [axes.get_title() for axes in panels] == ["AlexNet", "Autoencoder"]
     for axes, workload in zip(panels, ("alexnet", "autoencoder"), strict=True):
         last = last_losses(losses[losses["workload"] == workload])
-        of_scaled = [line for line in axes.lines if line.get_color() == style.STYLES["mkor_scaled"].color]
-        dots = next(xs(line) for line in of_scaled if line.get_marker() == ".")
-        assert dots == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
+        assert xs(lines_of(axes, "mkor_scaled", ".")[0]) == pytest.approx((last["mkor_scaled"] - last["mkor"]).tolist())
 
 
 def test_fig18_states_the_part_of_the_gain_that_variants_keep(variants, drawn):
@@ -333,14 +340,11 @@ def test_fig20_draws_iterations_to_eight_targets_and_profiles(tmp_path):
     write_rows(root / "autoencoder_lamb.runs.csv", RUN_COLUMNS, trained.runs.assign(hyperparameters=given))
     figure = figure_of("fig20_target_sweep", Results(root))
     upper, lower = figure.axes
-    by_color = {to_rgb(line.get_color()): line for line in upper.lines}
-    mkor, lamb = (by_color[to_rgb(style.style_of(label).color)] for label in ("mkor", "lamb"))
-    assert ys(mkor) == pytest.approx([50 * share for share in SHARES])
-    assert ys(lamb) == pytest.approx([100 * share for share in SHARES])
-    profile = {to_rgb(line.get_color()): ys(line) for line in lower.lines}
-    assert profile[to_rgb(style.style_of("mkor").color)][1] > 0
-    assert max(profile[to_rgb(style.style_of("mkor").color)]) == 1
-    assert max(profile[to_rgb(style.style_of("kaisa").color)]) == pytest.approx(3 / 8)
+    for label, steps in (("mkor", 50), ("lamb", 100)):
+        assert ys(lines_of(upper, label)[-1]) == pytest.approx([steps * share for share in SHARES])
+    mkor, kaisa = (ys(lines_of(lower, label)[-1]) for label in ("mkor", "kaisa"))
+    assert mkor[1] > 0
+    assert (max(mkor), max(kaisa)) == (1, pytest.approx(3 / 8))
 
 
 def test_fig20_without_a_target_says_so(tmp_path):
@@ -361,8 +365,8 @@ def test_fig20_names_experiments_without_a_sweep(results, drawn):
 def test_fig13_marks_a_diverged_run_and_counts_it(drawn):
     figure = drawn["fig13_update_rules"]
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
+    assert crosses == lines_of(figure.axes[0], "mkor_published", "x")
     assert len(crosses) == 1
-    assert crosses[0].get_color() == style.STYLES["mkor_published"].color
     assert texts_in(figure.axes[2]) == ["5 of 6", "finished"]
     assert "Diverged: Autoencoder MKOR (published rule) seed 4." in caption_of(figure)
 

@@ -10,13 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 
 from tests.support import synthetic_probes
-from tests.support.figures import caption_of, figure_of, is_inside, legend_of, texts_in, xs, ys
+from tests.support.figures import caption_of, figure_of, is_inside, legend_of, lines_of, texts_in, xs, ys
 from tests.support.synthetic_probes import COUNTED, PHASE_MS, PROJECTED, REFRESH, SLOPES, write_probes
 from workflow.bench.figures import _style as style
 from workflow.bench.figures import fig03_step_breakdown as fig03
@@ -58,10 +57,9 @@ def draw(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Draw]:
 
 def lines(axes: Axes, label: str, *, hollow: bool = False, dashed: bool = False) -> list[Line2D]:
     """Return a method's lines with filled or hollow markers, or its dashed lines."""
-    of_method = [line for line in axes.lines if to_rgba(line.get_color()) == to_rgba(style.style_of(label).color)]
     if dashed:
-        return [line for line in of_method if line.get_linestyle() == "--"]
-    marked = [line for line in of_method if line.get_linestyle() == "None"]
+        return [line for line in lines_of(axes, label) if line.get_linestyle() == "--"]
+    marked = [line for line in lines_of(axes, label) if line.get_linestyle() == "None"]
     return [line for line in marked if (line.get_markerfacecolor() == "none") == hollow]
 
 

@@ -16,7 +16,17 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from tests.support.figures import caption_of, figure_of, is_inside, legend_of, reaching_parts, texts_in, xs, ys
+from tests.support.figures import (
+    caption_of,
+    figure_of,
+    is_inside,
+    legend_of,
+    lines_of,
+    reaching_parts,
+    texts_in,
+    xs,
+    ys,
+)
 from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_training import SECONDS, accuracy, accuracy_rows, training_parts, write_training
 from workflow.bench.figures import _page
@@ -53,12 +63,7 @@ def some(results: Path, tmp_path: Path) -> Path:
 
 def single(axes: Axes, label: str) -> list[Line2D]:
     """Return the markers of single points in a method's look."""
-    look = style.style_of(label)
-    return [
-        line
-        for line in axes.lines
-        if line.get_color() == look.color and line.get_marker() == look.marker and len(xs(line)) == 1
-    ]
+    return [line for line in lines_of(axes, label, style.style_of(label).marker) if len(xs(line)) == 1]
 
 
 def hollow(axes: Axes) -> list[float]:
@@ -105,10 +110,10 @@ def test_a_diverged_run_is_crossed_and_named(name, some):
         frame.to_csv(some / f"{experiment}{suffix}", index=False)
     figure = figure_of(name, Results(some))
     crosses = [line for line in figure.axes[0].lines if line.get_marker() == "x"]
-    assert [line.get_color() for line in crosses] == [style.STYLES["mkor"].color]
-    curve = next(line for line in figure.axes[0].lines if line.get_color() == style.STYLES["mkor"].color)
-    runs = [line for line in figure.axes[0].lines if line.get_color() == curve.get_color() and line is not curve]
-    ends = [ys(line)[-1] for line in runs if max(xs(line)) == max(xs(curve)) and line.get_marker() != "x"]
+    curve, *runs = lines_of(figure.axes[0], "mkor")
+    assert crosses == [line for line in runs if line.get_marker() == "x"]
+    assert len(crosses) == 1
+    ends = [ys(line)[-1] for line in runs if max(xs(line)) == max(xs(curve)) and line not in crosses]
     worse = min(ends) if ys(curve)[0] < ys(curve)[-1] else max(ends)
     assert (len(ends), ys(curve)[-1]) == (2, pytest.approx(worse))
     assert "MKOR (exact rule) seed 2" in caption_of(figure).split("Diverged: ")[1]
@@ -121,7 +126,7 @@ def test_missing_runs_have_no_values_and_are_named(name, some):
     gone = accuracy_rows(experiment, workload, "mkor", status="missing")
     write_experiment(some, experiment, [*there, gone])
     figure = figure_of(name, Results(some))
-    assert all(line.get_color() != style.STYLES["mkor"].color for line in figure.axes[0].lines)
+    assert lines_of(figure.axes[0], "mkor") == []
     assert f"Missing: {style.workload_name(workload)} MKOR (exact rule) seed 0-2" in caption_of(figure)
 
 
@@ -151,10 +156,7 @@ def test_figure_6_marks_what_each_run_took_to_the_target(drawn):
     steps = [next(step for step in range(0, 101, 10) if accuracy("kaisa", seed, step) >= 0.9) for seed in range(3)]
     (mark,) = single(panel, "kaisa")
     assert xs(mark) == pytest.approx([np.median(steps) / 20])
-    dots = next(
-        line for line in panel.lines if line.get_marker() == "." and line.get_color() == style.STYLES["kaisa"].color
-    )
-    assert xs(dots) == pytest.approx([step / 20 for step in steps])
+    assert xs(lines_of(panel, "kaisa", ".")[0]) == pytest.approx([step / 20 for step in steps])
     seconds = drawn["fig06_resnet50_accuracy"].axes[3]
     assert xs(single(seconds, "kaisa")[0]) == pytest.approx([np.median(steps) * SECONDS["kaisa"]])
 
@@ -244,10 +246,7 @@ def test_figure_11_has_the_published_speedups_beside_the_measured_ones(drawn):
 
 def test_figure_12_is_over_time_and_over_iterations(drawn):
     by_time, by_step = drawn["fig12_training_accuracy"].axes[0], drawn["fig12_training_accuracy"].axes[3]
-    color = style.STYLES["kaisa"].color
-    over_time, over_steps = (
-        next(line for line in axes.lines if line.get_color() == color) for axes in (by_time, by_step)
-    )
+    over_time, over_steps = (lines_of(axes, "kaisa")[0] for axes in (by_time, by_step))
     assert xs(over_steps) == list(range(0, 101, 10))
     assert xs(over_time) == pytest.approx([step * SECONDS["kaisa"] for step in range(0, 101, 10)])
     assert ys(over_steps) == pytest.approx(
@@ -302,7 +301,7 @@ def test_figure_2_compares_no_runs_of_different_lengths(tmp_path):
     figure = figure_of("fig02_bert_loss", Results(tmp_path))
     assert figure.axes[2].get_xlabel() == "loss − LAMB's, iteration 150"
     assert single(figure.axes[2], "mkor")
-    assert not [line for line in figure.axes[2].lines if line.get_color() == style.style_of("mkor_h").color]
+    assert lines_of(figure.axes[2], "mkor_h") == []
     assert "another schedule" in " ".join(text.get_text() for text in figure.texts).replace("\n", " ")
 
 

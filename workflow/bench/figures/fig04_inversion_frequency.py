@@ -97,21 +97,9 @@ def _draw_estimates(axes: Axes, rows: pd.DataFrame, x: str, y: str, **look: Any)
     if rows.empty:
         return
     looks = style.seaborn_looks({label: style.style_of(label) for label in style.in_order(rows["optimizer"])})
-    sns.lineplot(
-        rows,
-        x=x,
-        y=y,
-        hue="optimizer",
-        style="optimizer",
-        estimator=lambda values: estimate(values).value,
-        errorbar=interval,
-        **looks,
-        **look,
-        markersize=5,
-        markeredgewidth=0.4,
-        legend=False,
-        ax=axes,
-    )
+    lines: dict[str, Any] = {"x": x, "y": y, "hue": "optimizer", "style": "optimizer", "legend": False, "ax": axes}
+    lines |= looks | look | {"markersize": 5, "markeredgewidth": 0.4}
+    sns.lineplot(rows, estimator=lambda values: estimate(values).value, errorbar=interval, **lines)
 
 
 def _draw_times(axes: Axes, times: pd.DataFrame, paper: pd.DataFrame) -> None:
