@@ -199,9 +199,8 @@ def draw_curves(
         line: dict[str, Any] = {"color": look.color, "linestyle": look.line, "linewidth": 1.5 if is_marked else 0.8}
         line |= {"marker": look.marker, "markevery": (zlib.crc32(label.encode()) % every, every), "markersize": 3.4}
         axes.plot(summary[x] / scale, summary["value"], **line, zorder=3)
-        # Bands and runs may leave the panel, and must not make the layout wider.
+        # Bands, also those of diverged runs without an upper bound, may leave the panel, but not make the layout wider.
         if is_marked and has_interval(rows):
-            # An infinite bound, of diverged runs, is drawn as a band that leaves the panel.
             low, high = (
                 np.nan_to_num(summary[end].to_numpy(float), nan=np.nan, posinf=1e30) for end in ("low", "high")
             )

@@ -208,8 +208,7 @@ def write_overview(
         scores: the score by label and seed.
         note: the last sentence of the caption.
     """
-    runs = results.runs(f"bert_{paper}")
-    source = pretraining_experiment(results, runs)
+    source = pretraining_experiment(results, runs := results.runs(f"bert_{paper}"))
     pretraining, times = results.runs(source), StepTimes(results.probe("step_time"))
     done = pretraining[pretraining["status"] == "finished"].drop(columns="seed")
     # One pre-training run a seed, under the seed of the fine-tuning that starts from it.
@@ -233,11 +232,10 @@ def write_overview(
         "time_h": "time in the paper (h)",
         "speedup": "speedup over LAMB in the paper",
     }
-    untimed = [f"Not tested: {problem}" for problem in problems if problem]
     text = caption(
         results,
         with_pretraining(runs, pretraining),
-        notes=[SCORE_NOTE, COST_NOTE, *untimed, PAPER_NOTE, note],
+        notes=[SCORE_NOTE, COST_NOTE, *(f"Not tested: {problem}" for problem in problems if problem), PAPER_NOTE, note],
         absent=[source] if pretraining.empty else [],
     )
     return write_table(join_paper(rows, pretraining, paper, titles), folder, name, title=title, caption=text)
