@@ -75,7 +75,7 @@ def drawn(results: Path) -> Iterator[dict[str, Figure]]:
     trials = [str(file) for file in tables_of_trials(results)]
     with pytest.MonkeyPatch.context() as patch:
         for name in FIGURES:
-            patch.setattr(_page.plt, "close", partial(figures.__setitem__, name))
+            patch.setattr(plt, "close", partial(figures.__setitem__, name))
             out = ["--out-dir", str(results.with_name("figures") / name)]
             assert main([name, "--results", str(results), *out, "--trials", *trials]) == 0
     yield figures
@@ -571,7 +571,7 @@ def test_a_figure_of_skipped_runs_is_made_with_their_reason(tmp_path, capsys, mo
     metrics = metrics.assign(**dict.fromkeys(("step", "split", "metric", "value", "train_seconds")))
     metrics.to_csv(tmp_path / "update_rules.csv", index=False)
     drawn: list[Figure] = []
-    monkeypatch.setattr(_page.plt, "close", drawn.append)
+    monkeypatch.setattr(plt, "close", drawn.append)
     assert main(["fig13_update_rules", "--results", str(tmp_path)]) == 0
     assert texts_in(drawn[0].axes[0]) == ["every run was skipped"]
     assert "Skipped: Autoencoder SGD seed 0-1 [CIFAR-100 not found at data]." in caption_of(drawn[0])
