@@ -16,7 +16,8 @@ from workflow.bench.analysis.estimates import mean_ratio
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.studies import difference_over_studies, studies_of, study_means
 from workflow.bench.analysis.target_sweep import SHARES, Course, TargetSweep, target_sweep
-from workflow.bench.claims.swept import Trained, part_of
+from workflow.bench.claims.decision import Trained
+from workflow.bench.claims.time_to_target import part_of
 
 STUDIES = {seed: float(seed % 3) for seed in range(8)}
 

@@ -10,12 +10,12 @@ from tests.support.synthetic_claims import runs_to_target
 from workflow.bench.analysis.estimates import Estimate, estimate, extreme
 from workflow.bench.claims.decision import (
     Decision,
+    Part,
     interval_of,
     mkor_of,
     not_tested,
     position,
     statistics_used,
-    with_details,
 )
 from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import from_rows
@@ -57,11 +57,11 @@ def test_statistics_are_named_once_each():
 
 def test_a_decision_takes_further_sentences_with_their_sources():
     first, second = from_rows("probes/a.csv"), from_rows("probes/b.csv")
-    decision = Decision("confirmed", "It holds.", details="One.", data=first)
-    more = with_details(decision, "Two.", second)
+    decision = Decision((Part("", "confirmed", "2"),), "It holds.", details="One.", data=first)
+    more = decision.with_details("Two.", second)
     assert (more.details, str(more.data)) == ("One. Two.", "probes/a.csv; probes/b.csv")
-    assert with_details(decision, "", second) == decision
-    assert with_details(not_tested("It has not run."), "Two.", second) == not_tested("It has not run.")
+    assert decision.with_details("", second) == decision
+    assert not_tested("It has not run.").with_details("Two.", second) == not_tested("It has not run.")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.synthetic_claims import conditions, cost_scaling
-from workflow.bench.claims.factor_share import decide_factor_share
+from workflow.bench.claims.costs import decide_factor_share
 
 
 @pytest.mark.parametrize(("mkor", "verdict"), [(0.02, "confirmed"), (0.4, "refuted")])

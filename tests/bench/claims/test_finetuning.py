@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.synthetic_claims import conditions, fine_tuned
+from workflow.bench.claims.decision import Trained
 from workflow.bench.claims.finetuning import decide_glue_average
 
 
@@ -14,7 +15,7 @@ from workflow.bench.claims.finetuning import decide_glue_average
 )
 def test_c04_averages_are_paired_by_seed(mkor, verdict):
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7, 0.71, 0.72], "mkor": mkor})
-    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    decision = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert decision.verdict == verdict
     assert "docstrings: copy, docstrings: package" in decision.details
 
@@ -24,7 +25,7 @@ def test_c04_averages_the_last_scores_of_all_tasks():
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7, 0.7], "mkor": [0.7, 0.7]})
     better = runs.loc[(runs["optimizer"] == "mkor") & (runs["dataset"] == "docstrings: copy"), "run"]
     metrics.loc[metrics["run"].isin(better) & (metrics["step"] == 100), "value"] = 0.9
-    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    decision = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert (decision.measured, decision.interval) == ("0.1", "[0.1, 0.1]")
     assert "mkor 0.8, 0.8; lamb 0.7, 0.7" in decision.details
 
@@ -35,7 +36,7 @@ def test_c04_leaves_out_a_seed_of_which_a_task_is_missing():
     absent = (runs["optimizer"] == "mkor") & (runs["seed"] == 2) & (runs["dataset"] == "docstrings: copy")
     metrics = metrics[~metrics["run"].isin(runs.loc[absent, "run"])]
     runs.loc[absent, ["dataset", "status"]] = [None, "missing"]
-    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    decision = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert decision.seeds == "0-1"
     assert "Tasks: docstrings: copy, docstrings: package;" in decision.details
 
@@ -45,23 +46,23 @@ def test_c04_states_averages_with_four_digits():
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7], "mkor": [0.7]}, ["a", "b", "c"])
     better = runs.loc[(runs["optimizer"] == "mkor") & (runs["dataset"] == "a"), "run"]
     metrics.loc[metrics["run"].isin(better) & (metrics["step"] == 100), "value"] = 0.75
-    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    decision = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert "mkor 0.7167; lamb 0.7." in decision.details
 
 
 def test_c04_at_the_papers_tier_is_about_the_released_rule():
     scores = {"lamb": [0.7, 0.71], "mkor": [0.5, 0.51], "mkor_released": [0.75, 0.76]}
     metrics, runs = fine_tuned("bert_glue", scores)
-    paper = decide_glue_average(metrics, runs.assign(tier="paper"), conditions("C04"), contender="mkor")
+    paper = decide_glue_average(Trained("bert_glue", runs.assign(tier="paper"), metrics), conditions("C04"), "mkor")
     assert (paper.verdict, paper.measured) == ("confirmed", "0.05")
     assert "mkor_released's minus lamb's" in paper.why
-    assert decide_glue_average(metrics, runs, conditions("C04"), contender="mkor").verdict == "refuted"
+    assert decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor").verdict == "refuted"
 
 
 @pytest.mark.parametrize(("kaisa", "verdict"), [(0.6, "confirmed"), (0.8, "refuted")])
 def test_c05_kaisa_below_lamb(kaisa, verdict):
     metrics, runs = fine_tuned("bert_glue", {"lamb": [0.7, 0.71], "kaisa": [kaisa, kaisa + 0.01]})
-    assert decide_glue_average(metrics, runs, conditions("C05"), contender="kaisa").verdict == verdict
+    assert decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C05"), "kaisa").verdict == verdict
 
 
 def test_a_seed_that_lacks_a_task_has_no_average():
@@ -69,10 +70,10 @@ def test_a_seed_that_lacks_a_task_has_no_average():
     lost = (runs["optimizer"] == "mkor") & (runs["seed"] == 1) & (runs["dataset"] == "docstrings: copy")
     rows = metrics["run"].isin(runs.loc[lost, "run"])
     runs.loc[lost, "status"] = metrics.loc[rows, "status"] = "missing"
-    decision = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    decision = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert (decision.verdict, decision.seeds) == ("confirmed", "0, 2")
     assert "Left out: 1 missing of mkor." in decision.details
     runs.loc[lost, "status"] = metrics.loc[rows, "status"] = "diverged"
-    broken = decide_glue_average(metrics, runs, conditions("C04"), contender="mkor")
+    broken = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert broken.verdict == "inconclusive"
     assert "lacks 1 of their runs, which broke down" in broken.why

@@ -6,8 +6,13 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic import run_rows
-from tests.support.synthetic_claims import NO_METRICS, conditions
-from workflow.bench.claims.periods import decide_period_loss
+from tests.support.synthetic_claims import NO_METRICS, NO_RUNS, conditions
+from workflow.bench.claims.decision import Decision, Trained
+from workflow.bench.claims.hyperparameters import decide_period_loss
+
+
+def _decide(metrics: pd.DataFrame) -> Decision:
+    return decide_period_loss(Trained("autoencoder_inversion", NO_RUNS, metrics), conditions("C09"))
 
 
 def _inversion(often: float, rare: float, *, seeds: int = 6, failed: tuple[int, ...] = ()) -> pd.DataFrame:
@@ -33,7 +38,7 @@ def _inversion(often: float, rare: float, *, seeds: int = 6, failed: tuple[int, 
 )
 def test_c09_period_loss(often, rare, verdict):
     """The losses do not fall, so that the margin, a share of the fall, is 0."""
-    decision = decide_period_loss(_inversion(often, rare), conditions("C09"))
+    decision = _decide(_inversion(often, rare))
     assert decision.verdict == verdict
     assert decision.seeds == "seeds 0-5"
     assert "mkor, period 100 - 10" in decision.measured
@@ -42,21 +47,18 @@ def test_c09_period_loss(often, rare, verdict):
 def test_c09_without_a_difference_above_two_percent_of_the_fall():
     rows = _inversion(0.02, 0.02)
     falling = rows.assign(value=rows["value"] + 100.0 * (rows["step"] == 0))
-    assert decide_period_loss(falling, conditions("C09")).verdict == "no difference"
+    assert _decide(falling).verdict == "no difference"
 
 
 def test_c09_is_refuted_by_one_optimizer_or_pair_of_periods():
     worse = _inversion(0.03, 0.02).assign(optimizer="kaisa")
-    decision = decide_period_loss(pd.concat([_inversion(0.02, 0.03), worse]), conditions("C09"))
+    decision = _decide(pd.concat([_inversion(0.02, 0.03), worse]))
     assert decision.verdict == "refuted"
     assert "kaisa, period 100 - 10 refuted; mkor, period 100 - 10 confirmed" in decision.why
     often = _inversion(0.02, 0.03)
     oftener = often[often["inverse_update_period"] == 10].assign(inverse_update_period=1)
     oftener = oftener.assign(value=oftener["value"] + 1, run="every step " + oftener["run"])
-    assert (
-        "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed"
-        in decide_period_loss(pd.concat([often, oftener]), conditions("C09")).why
-    )
+    assert "mkor, period 10 - 1 refuted; mkor, period 100 - 10 confirmed" in _decide(pd.concat([often, oftener])).why
 
 
 def test_c09_is_the_area_under_the_curve():
@@ -64,16 +66,14 @@ def test_c09_is_the_area_under_the_curve():
     rows = _inversion(0.0, 0.0, seeds=2)
     steps = rows["step"].astype(float) / rows["step"].max()
     slow, fast = 4 * (1 - steps), 4.0 * (steps == 0)
-    decision = decide_period_loss(
-        rows.assign(value=slow.where(rows["inverse_update_period"] == 100, fast)), conditions("C09")
-    )
+    decision = _decide(rows.assign(value=slow.where(rows["inverse_update_period"] == 100, fast)))
     first = float(steps[steps > 0].min())
     assert decision.estimates["mkor, period 100 - 10"].value == pytest.approx(2 - 2 * first)
 
 
 def test_c09_with_a_diverged_run_is_inconclusive_and_says_so():
     """Dropping the run that failed would make the period that failed look good."""
-    decision = decide_period_loss(_inversion(0.02, 0.03, failed=(2,)), conditions("C09"))
+    decision = _decide(_inversion(0.02, 0.03, failed=(2,)))
     assert decision.verdict == "inconclusive"
     assert decision.measured == "mkor, period 100 - 10: 1 runs broke down"
 
@@ -83,7 +83,7 @@ def test_c09_leaves_out_what_was_not_trained():
     rows = _inversion(0.02, 0.03)
     missing = rows[rows["seed"] == 0].drop_duplicates("run").assign(status="missing", step=None, split=None, value=None)
     trained = rows[rows["seed"] != 0].astype(missing.dtypes)
-    decision = decide_period_loss(pd.concat([trained, missing]), conditions("C09"))
+    decision = _decide(pd.concat([trained, missing]))
     assert (decision.verdict, decision.seeds) == ("confirmed", "seeds 1-5")
 
 
@@ -92,11 +92,11 @@ def test_c09_compares_the_test_loss_alone():
     rows = _inversion(0.02, 0.03)
     against = rows.assign(value=-1000 * rows["value"])
     others = [against.assign(split="train"), against.assign(metric="accuracy")]
-    alone = decide_period_loss(rows, conditions("C09"))
-    assert decide_period_loss(pd.concat([*others, rows]), conditions("C09")) == alone
+    alone = _decide(rows)
+    assert _decide(pd.concat([*others, rows])) == alone
 
 
 def test_c09_without_runs_is_not_tested():
-    decision = decide_period_loss(NO_METRICS, conditions("C09"))
+    decision = _decide(NO_METRICS)
     assert decision.verdict == "not tested"
     assert "autoencoder_inversion" in decision.why

@@ -12,9 +12,8 @@ from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import NO_METRICS, NO_RUNS, conditions, descents, fine_tuned, swept, untrained
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.claims.decision import Decision
+from workflow.bench.claims.decision import Decision, Trained
 from workflow.bench.claims.pretraining import Evidence, decide_hybrid_time, decide_iterations_to_target
-from workflow.bench.claims.swept import Trained
 
 STEP_MS = {"lamb": 100.0, "mkor_h": 100.0, "kaisa": 200.0, "kaisa_1000": 200.0}
 BERT, AUTOENCODER, SQUAD = "bert_pretraining", "autoencoder_lamb", "bert_squad"
@@ -168,7 +167,7 @@ def test_c01_c02_at_the_paper_tier(rival, ratio):
     """Truth: 1500 / 600 steps of a tenth of a second for LAMB; KAISA's shortest is 1,000 of twice as long."""
     got: list[float | None] = [300.0, 300.0]
     evidence = _paper(dict.fromkeys(("lamb", "kaisa", "kaisa_1000", "mkor_h"), got))
-    decision = decide_hybrid_time(evidence, conditions("C01"), rival=rival)
+    decision = decide_hybrid_time(evidence, conditions("C01"), rival)
     assert (decision.verdict, decision.measured) == ("confirmed", ratio)
     # LAMB's time is that of its schedule: nobody tried a shorter one, which KAISA has.
     assert ("lamb was trained for 1500 steps only" in decision.details) == (rival == "lamb")
@@ -176,9 +175,7 @@ def test_c01_c02_at_the_paper_tier(rival, ratio):
 
 def test_c01_is_open_where_a_shorter_pretraining_misses_the_f1():
     """MKOR-H's 600 steps say nothing of what it would be after LAMB's 1,500; as many of MKOR's do."""
-    decision = decide_hybrid_time(
-        _paper({"lamb": [300.0, 300.0], "mkor_h": [None, None]}), conditions("C01"), rival="lamb"
-    )
+    decision = decide_hybrid_time(_paper({"lamb": [300.0, 300.0], "mkor_h": [None, None]}), conditions("C01"), "lamb")
     assert decision.verdict == "inconclusive"
     assert "mkor_h not reached, not reached" in decision.details
     assert "mkor_h ended before lamb reached the target, with seed 0-1." in decision.details
@@ -204,15 +201,15 @@ def test_a_pretraining_counts_once_its_fine_tuning_has_ended(status):
     evidence = _paper({"lamb": [300.0, 300.0], "mkor_h": [None, 300.0]})
     squad = evidence.squad.runs
     squad.loc[squad["start_from"] == "mkor_h-0", "status"] = status
-    decision = decide_hybrid_time(evidence, conditions("C01"), rival="lamb")
+    decision = decide_hybrid_time(evidence, conditions("C01"), "lamb")
     assert (decision.measured, decision.seeds) == ("BERT: 2.5", "1")
 
 
 def test_c01_without_fine_tuning_is_not_tested():
     evidence = _paper({"lamb": [300.0], "mkor_h": [300.0]})
-    alone = decide_hybrid_time(_without_fine_tuning(evidence, 0), conditions("C01"), rival="lamb")
+    alone = decide_hybrid_time(_without_fine_tuning(evidence, 0), conditions("C01"), "lamb")
     assert (alone.verdict, "bert_pretraining sets no target." in alone.why) == ("not tested", True)
-    without = decide_hybrid_time(_without_fine_tuning(evidence, 1), conditions("C01"), rival="lamb")
+    without = decide_hybrid_time(_without_fine_tuning(evidence, 1), conditions("C01"), "lamb")
     assert without.why == "No fine-tuning in bert_squad from a pre-training of mkor_h has ended."
 
 
@@ -225,12 +222,12 @@ def test_c01_where_the_pretraining_has_a_target_states_the_f1(hybrid_reaches, ve
     runs = bert.runs.set_index(["optimizer", "seed"])["run"]
     starts = [runs[row.optimizer, row.seed] for row in squad.itertuples()]
     evidence = _evidence(bert, squad=Trained(SQUAD, squad.assign(start_from=starts), metrics))
-    decision = decide_hybrid_time(evidence, conditions("C01"), rival="lamb")
+    decision = decide_hybrid_time(evidence, conditions("C01"), "lamb")
     assert decision.verdict == verdict
     assert float(decision.measured.removeprefix("BERT: ")) == pytest.approx(100 / hybrid_reaches[0], rel=5e-3)
     assert "MKOR-H's F1 minus lamb's is 0.1 [0.1, 0.1]." in decision.details
     other = replace(evidence, squad=Trained(SQUAD, squad.assign(start_from="of another size"), metrics))
-    assert "F1" not in decide_hybrid_time(other, conditions("C01"), rival="lamb").details
+    assert "F1" not in decide_hybrid_time(other, conditions("C01"), "lamb").details
 
 
 def test_c02_states_the_periods_and_the_iterations():
@@ -241,20 +238,20 @@ def test_c02_states_the_periods_and_the_iterations():
     }
     runs = trained.runs.assign(hyperparameters=[given.get(label, {"lr": 0.1}) for label in trained.runs["optimizer"]])
     evidence = _evidence(autoencoder=replace(trained, runs=runs))
-    decision = decide_hybrid_time(evidence, conditions("C02"), rival="kaisa")
+    decision = decide_hybrid_time(evidence, conditions("C02"), "kaisa")
     assert (decision.verdict, decision.measured) == ("confirmed", "autoencoder: 4")
     assert "Steps between updates: autoencoder kaisa 10 and 50, mkor_h 10." in decision.details
     assert "The ratio of iterations is kaisa/mkor_h 2 [2, 2]." in decision.details
 
 
 def test_c02_without_mkor_h_says_what_is_missing():
-    decision = decide_hybrid_time(_evidence(_bert(lamb=[1.0], kaisa=[100.0])), conditions("C02"), rival="kaisa")
+    decision = decide_hybrid_time(_evidence(_bert(lamb=[1.0], kaisa=[100.0])), conditions("C02"), "kaisa")
     assert (decision.verdict, decision.why) == ("not tested", "bert_pretraining has no run of mkor_h.")
 
 
 def test_c01_without_step_times_is_not_tested():
     evidence = _evidence(autoencoder=_autoencoder(lamb=[100.0, 110.0], mkor_h=[50.0, 55.0]), times=NO_RUNS)
-    decision = decide_hybrid_time(evidence, conditions("C01"), rival="lamb")
+    decision = decide_hybrid_time(evidence, conditions("C01"), "lamb")
     assert (decision.verdict, "step_time.csv is missing" in decision.why) == ("not tested", True)
 
 
@@ -265,7 +262,7 @@ def test_after_its_switch_mkor_h_takes_the_steps_of_its_base():
     runs = trained.runs.assign(hyperparameters=given, switch_step=trained.runs["optimizer"].map({"mkor_h": 20.0}))
     times = step_time(runs, {"lamb": 10.0, "mkor_h": 20.0})
     evidence = _evidence(autoencoder=replace(trained, runs=runs), times=times)
-    decision = decide_hybrid_time(evidence, conditions("C01"), rival="lamb")
+    decision = decide_hybrid_time(evidence, conditions("C01"), "lamb")
     shares = np.linspace(0.3, 1, 8)
     hybrid = np.minimum(40 * shares, 20) * 20 + np.maximum(40 * shares - 20, 0) * 10
     ratio = np.exp(np.log(1000 * shares / hybrid).mean())

@@ -9,9 +9,8 @@ import pandas as pd
 import pytest
 
 from tests.support.synthetic_claims import conditions, learning_rates, untrained
-from workflow.bench.claims.decision import Decision
-from workflow.bench.claims.sensitivity import decide_sensitivity
-from workflow.bench.claims.swept import Trained
+from workflow.bench.claims.decision import Decision, Trained
+from workflow.bench.claims.hyperparameters import decide_sensitivity
 
 
 def _decide(trained: Trained) -> Decision:

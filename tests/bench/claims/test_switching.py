@@ -10,8 +10,7 @@ import pytest
 
 from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import NO_METRICS, conditions, fine_tuned, hybrid, untrained
-from workflow.bench.claims.decision import Decision
-from workflow.bench.claims.swept import Trained
+from workflow.bench.claims.decision import Decision, Trained
 from workflow.bench.claims.switching import decide_switch
 
 SCORES = {"mkor": [0.7, 0.71, 0.72], "mkor_h": [0.75, 0.76, 0.77]}

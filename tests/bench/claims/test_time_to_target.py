@@ -13,9 +13,8 @@ from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.estimates import Estimate
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import SweptRatio
-from workflow.bench.claims import time_to_target
-from workflow.bench.claims.decision import Decision
-from workflow.bench.claims.swept import Trained, part_of
+from workflow.bench.claims.decision import Decision, Trained
+from workflow.bench.claims.time_to_target import decide_speedup, part_of
 
 RIVALS = {"C06": ("sgd",), "C07": ("kaisa",), "C19": ("sgd", "hylo", "kaisa")}
 
@@ -23,7 +22,7 @@ RIVALS = {"C06": ("sgd",), "C07": ("kaisa",), "C19": ("sgd", "hylo", "kaisa")}
 def _decide(claim: str, trained: Trained, *, times: pd.DataFrame | None = None) -> Decision:
     """Decide with step times of 30 ms, KAISA's 50, on an idle machine."""
     rows = StepTimes(step_time(trained.runs) if times is None else times)
-    return time_to_target.decide_speedup(trained, rows, conditions(claim), base="sgd", rivals=RIVALS[claim])
+    return decide_speedup(trained, rows, conditions(claim), *RIVALS[claim])
 
 
 def _resnet(**reaches: list[float | None]) -> Trained:

@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.synthetic import iteration_times
 from tests.support.synthetic_claims import communication, conditions, cost_scaling, memory, projection, scaling
-from workflow.bench.claims.timing import (
+from workflow.bench.claims.costs import (
     decide_bytes,
     decide_memory,
     decide_period_cost,

@@ -17,20 +17,10 @@ from workflow.bench.analysis import wording
 from workflow.bench.analysis.estimates import Estimate, looks
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.claims import (
-    factor_share,
-    finetuning,
-    numerics,
-    periods,
-    pretraining,
-    rank1,
-    sensitivity,
-    switching,
-    time_to_target,
-    timing,
-)
-from workflow.bench.claims.decision import Decision, not_tested
-from workflow.bench.claims.swept import Trained
+from workflow.bench.claims import costs, finetuning, hyperparameters, numerics, pretraining, rank1, switching
+from workflow.bench.claims.decision import Decision, Trained, listed, not_tested
+from workflow.bench.claims.pretraining import Evidence
+from workflow.bench.claims.time_to_target import decide_speedup
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 
@@ -80,101 +70,63 @@ Judge = Callable[[pd.DataFrame, Sequence[Condition]], Decision]
 
 
 def _of_probe(name: str, judge: Judge, results: Results, conditions: Sequence[Condition]) -> Decision:
-    """Decide a claim by the rows of one probe.
-
-    Rounds of seeds add no rows to it, so that all looks are one, and its intervals have the level of one.
-    """
+    """Decide a claim by the rows of one probe."""
     rows = results.probe(name)
     if rows.empty:
         return not_tested(f"The probe {name} has not run.")
+    # Rounds of seeds add no rows to a probe, so that all looks are one, and its intervals have the level of one.
     with looks(1):
         return judge(rows, conditions)
 
 
-def _half_precision(results: Results, _: Sequence[Condition]) -> Decision:
-    """Decide C22, whose entry has no threshold."""
-    rows = results.probe("half_precision")
-    return numerics.decide_half_precision(rows) if len(rows) else not_tested("The probe half_precision has not run.")
-
-
 def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
-    times, model = results.probe("scaling"), results.probe("projection")
+    times = results.probe("scaling")
     if times.empty:
         return not_tested("The probe scaling has not run.")
-    return timing.decide_scaling(times, model, conditions)
-
-
-def _sensitivity(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return sensitivity.decide_sensitivity(Trained.of(results, "resnet_cifar10_lr"), conditions)
-
-
-def _carriers(results: Results) -> pretraining.Evidence:
-    """Return the results that carry the claims about training with LAMB as base."""
-    bert, autoencoder, squad = (
-        Trained.of(results, name) for name in ("bert_pretraining", "autoencoder_lamb", "bert_squad")
-    )
-    return pretraining.Evidence(bert, autoencoder, squad, StepTimes(results.probe("step_time")))
-
-
-def _hybrid_time(results: Results, conditions: Sequence[Condition], *, rival: str) -> Decision:
-    return pretraining.decide_hybrid_time(_carriers(results), conditions, rival=rival)
-
-
-def _iterations(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return pretraining.decide_iterations_to_target(_carriers(results), conditions)
-
-
-def _glue_average(results: Results, conditions: Sequence[Condition], *, contender: str) -> Decision:
-    return finetuning.decide_glue_average(
-        results.metrics("bert_glue"), results.runs("bert_glue"), conditions, contender=contender
-    )
+    return costs.decide_scaling(times, results.probe("projection"), conditions)
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
     autoencoder, glue = (Trained.of(results, name) for name in ("autoencoder_lamb", "bert_glue"))
-    pretraining = Trained.of(results, pretraining_experiment(results, glue.runs))
-    return switching.decide_switch(pretraining, autoencoder, glue, conditions)
+    pretrained = Trained.of(results, pretraining_experiment(results, glue.runs))
+    return switching.decide_switch(pretrained, autoencoder, glue, conditions)
 
 
-def _speedup(
-    results: Results, conditions: Sequence[Condition], *, experiment: str, rivals: tuple[str, ...]
-) -> Decision:
-    trained, times = Trained.of(results, experiment), StepTimes(results.probe("step_time"))
-    return time_to_target.decide_speedup(trained, times, conditions, base="sgd", rivals=rivals)
-
-
-def _period_loss(results: Results, conditions: Sequence[Condition]) -> Decision:
-    return periods.decide_period_loss(results.metrics("autoencoder_inversion"), conditions)
+def _speedup(results: Results, conditions: Sequence[Condition], experiment: str, *rivals: str) -> Decision:
+    times = StepTimes(results.probe("step_time"))
+    return decide_speedup(Trained.of(results, experiment), times, conditions, *rivals)
 
 
 RULES: Final[Mapping[str, Rule]] = {
-    "C01": partial(_hybrid_time, rival="lamb"),
-    "C02": partial(_hybrid_time, rival="kaisa"),
-    "C03": _iterations,
-    "C04": partial(_glue_average, contender="mkor"),
-    "C05": partial(_glue_average, contender="kaisa"),
-    "C06": partial(_speedup, experiment="resnet50_imagenet", rivals=("sgd",)),
-    "C07": partial(_speedup, experiment="resnet50_imagenet", rivals=("kaisa",)),
-    "C08": partial(_of_probe, "iteration_time", timing.decide_period_cost),
-    "C09": _period_loss,
-    "C10": partial(_of_probe, "cost_scaling", factor_share.decide_factor_share),
-    "C11": partial(_of_probe, "cost_scaling", timing.decide_update_cost),
-    "C12": partial(_of_probe, "communication", timing.decide_bytes),
-    "C13": partial(_of_probe, "memory", timing.decide_memory),
+    "C01": lambda results, given: pretraining.decide_hybrid_time(Evidence.of(results), given, "lamb"),
+    "C02": lambda results, given: pretraining.decide_hybrid_time(Evidence.of(results), given, "kaisa"),
+    "C03": lambda results, given: pretraining.decide_iterations_to_target(Evidence.of(results), given),
+    "C04": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "mkor"),
+    "C05": lambda results, given: finetuning.decide_glue_average(Trained.of(results, "bert_glue"), given, "kaisa"),
+    "C06": lambda results, given: _speedup(results, given, "resnet50_imagenet", "sgd"),
+    "C07": lambda results, given: _speedup(results, given, "resnet50_imagenet", "kaisa"),
+    "C08": partial(_of_probe, "iteration_time", costs.decide_period_cost),
+    "C09": lambda results, given: hyperparameters.decide_period_loss(
+        Trained.of(results, "autoencoder_inversion"), given
+    ),
+    "C10": partial(_of_probe, "cost_scaling", costs.decide_factor_share),
+    "C11": partial(_of_probe, "cost_scaling", costs.decide_update_cost),
+    "C12": partial(_of_probe, "communication", costs.decide_bytes),
+    "C13": partial(_of_probe, "memory", costs.decide_memory),
     "C14": partial(_of_probe, "rank1_error", rank1.decide_rank1_error),
     "C15": partial(_of_probe, "rank1_error", rank1.decide_mean_vector),
     "C16": partial(_of_probe, "rank1_error", rank1.decide_decay),
     "C17": partial(_of_probe, "spectra", rank1.decide_singular_factors),
-    "C18": _sensitivity,
-    "C19": partial(_speedup, experiment="alexnet_cifar100", rivals=("sgd", "hylo", "kaisa")),
+    "C18": lambda results, given: hyperparameters.decide_sensitivity(Trained.of(results, "resnet_cifar10_lr"), given),
+    "C19": lambda results, given: _speedup(results, given, "alexnet_cifar100", "sgd", "hylo", "kaisa"),
     "C20": partial(_of_probe, "numerics", numerics.decide_positive_definite),
     "C21": partial(_of_probe, "numerics", numerics.decide_inverse),
-    "C22": _half_precision,
+    "C22": partial(_of_probe, "half_precision", lambda rows, _: numerics.decide_half_precision(rows)),
     "C23": partial(_of_probe, "numerics", numerics.decide_descent),
     "C24": _scaling,
     "C25": _switch,
 }
-"""The rule of each claim in ``workflow/paper/claims.csv``."""
+"""The rule of each claim in ``workflow/paper/claims.csv``, with what it reads."""
 
 DISPUTED: Final[Mapping[str, str]] = {
     "C01": "most of its targets are passed before the model predicts better than a constant does",
@@ -217,12 +169,6 @@ def conditions_of(claim: Mapping[Hashable, Any]) -> tuple[Condition, ...]:
     return parse_conditions(holds_when, claim["margin"]) if re.search(r"[<>]", holds_when) else ()
 
 
-def _confirmed_if(claim: Mapping[Hashable, Any]) -> str:
-    """Return what would confirm a claim: ``> 1 (margin 5 %)``."""
-    condition = claim["holds_when"].replace(">=", "≥").replace("<=", "≤")
-    return f"{condition} (margin {claim['margin']})" if claim["margin"] else condition
-
-
 def published_sizes(text: str) -> list[float]:
     """Return the effects that a claim's ``published`` entry states: ``2.57``, ``0.82 vs 0.80`` or ``1.3 / 1.2 / 1.6``.
 
@@ -250,7 +196,7 @@ def _published_inside(text: str, decision: Decision) -> str:
     if not all(estimates[name].has_interval for name in sizes):
         return ""
     inside = {name: estimates[name].low <= size <= estimates[name].high for name, size in sizes.items()}
-    return _listed({name: "yes" if is_inside else "no" for name, is_inside in inside.items()})
+    return listed({name: "yes" if is_inside else "no" for name, is_inside in inside.items()})
 
 
 def _part_rows(claim: Mapping[Hashable, Any], decision: Decision) -> Iterator[dict[str, Any]]:
@@ -270,8 +216,7 @@ def _smallest_visible(decision: Decision) -> str:
     """Return the smallest effects that an undecided claim's intervals could have seen; empty for other claims."""
     if decision.verdict not in ("inconclusive", "no difference"):
         return ""
-    visible = {name: _effect(estimate) for name, estimate in decision.estimates.items()}
-    return _listed({name: effect for name, effect in visible.items() if effect})
+    return listed({name: _effect(estimate) for name, estimate in decision.estimates.items()})
 
 
 def _effect(estimate: Estimate) -> str:
@@ -281,13 +226,11 @@ def _effect(estimate: Estimate) -> str:
     return f"{100 * (size - 1):.2g} %" if estimate.is_ratio else wording.number(size)
 
 
-def _listed(by_part: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {text}" if name else text for name, text in by_part.items())
-
-
 def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) -> dict[str, Any]:
     tier, is_tested = results.tier, decision.verdict != "not tested"
+    holds_when, margin = claim["holds_when"].replace(">=", "≥").replace("<=", "≤"), claim["margin"]
     evidence = decision.evidence
+    # A small tier is evidence about a claim's direction; only mathematics is the same at every tier.
     if is_tested and not evidence and tier != "paper":
         evidence = f"measured at the {tier} tier, no reproduction of the paper's number"
     return {
@@ -299,7 +242,7 @@ def _row(claim: Mapping[Hashable, Any], decision: Decision, results: Results) ->
         "measured": decision.measured,
         "interval": decision.interval,
         "measured_interval": decision.with_intervals,
-        "confirmed_if": _confirmed_if(claim),
+        "confirmed_if": f"{holds_when} (margin {margin})" if margin else holds_when,
         "published_inside": _published_inside(claim["published"], decision),
         "smallest_visible": _smallest_visible(decision),
         "seeds": decision.seeds,

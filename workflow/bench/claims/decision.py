@@ -1,8 +1,8 @@
-"""A decision on a claim, and the phrases that the decisions share."""
+"""A decision on a claim: its parts, what it was made from, and the phrases that the decisions share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,8 @@ from workflow.bench.analysis.estimates import Estimate, shown_level
 from workflow.bench.analysis.wording import number
 from workflow.bench.claims.verdicts import Condition, Verdict, all_of
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import NO_SOURCES, Sources
+from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
+from workflow.bench.results.tables import Results
 
 
 @dataclass(frozen=True)
@@ -31,110 +32,114 @@ class Part:
     """What the loss falls by, for a margin that is a share of it (`verdicts.Margin.around`)."""
 
     @classmethod
-    def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0) -> Part:
-        """Return the part that an estimate decides."""
+    def judged(cls, name: str, estimate: Estimate, condition: Condition, fall: float = 1.0, interval: str = "") -> Part:
+        """Return the part that an estimate decides; interval: its text, if it is not the estimate's."""
         verdict, measured = condition.judge(estimate, fall), number(estimate.value)
-        return cls(name, verdict, measured, interval_of(estimate), estimate, condition, fall)
+        return cls(name, verdict, measured, interval or interval_of(estimate), estimate, condition, fall)
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The verdict on one claim, with its reason, its numbers and their sources."""
+    """A claim's parts, of which each must hold, with the reason for the verdict and the sources of its numbers."""
 
-    verdict: Verdict
+    parts: tuple[Part, ...]
+    """Empty for a claim that was not tested."""
     why: str
     """The reason, in one sentence."""
-    measured: str = ""
-    interval: str = ""
+    details: str = ""
+    """Further sentences: the statistics used, and numbers that do not enter the verdict."""
     seeds: str = ""
     evidence: str = ""
     """The kind of evidence; empty for that of the tier."""
     data: Sources = NO_SOURCES
-    details: str = ""
-    """Further sentences: the statistics used, and numbers that do not enter the verdict."""
-    parts: tuple[Part, ...] = ()
-    """What the verdict rests on."""
     published_of: tuple[str, ...] | None = None
     """The parts whose quantity the paper's number states; None: all."""
 
     @property
+    def verdict(self) -> Verdict:
+        """The verdict that the parts support."""
+        return all_of([part.verdict for part in self.parts])
+
+    @property
+    def measured(self) -> str:
+        """Every part's measured value: ``bert: 1.2; resnet: 2``."""
+        return listed({part.name: part.measured for part in self.parts})
+
+    @property
+    def interval(self) -> str:
+        """Every part's interval."""
+        return listed({part.name: part.interval for part in self.parts})
+
+    @property
     def with_intervals(self) -> str:
         """Every part's measured value with its interval: ``bert: 1.2 [1, 1.4]; resnet: 2``."""
-        shown = {part.name: f"{part.measured} {part.interval}".strip() for part in self.parts}
-        return "; ".join(f"{name}: {text}" if name else text for name, text in shown.items() if text)
+        return listed({part.name: f"{part.measured} {part.interval}".strip() for part in self.parts})
 
     @property
     def estimates(self) -> Mapping[str, Estimate]:
         """The parts' estimates by name, without parts that have none."""
         return {part.name: part.estimate for part in self.parts if part.estimate is not None}
 
+    def with_details(self, sentence: str, data: Sources = NO_SOURCES) -> Decision:
+        """Return the decision with one more sentence of details and its sources; unchanged if it was not tested."""
+        if self.verdict == "not tested" or not sentence:
+            return self
+        return replace(self, details=sentences(self.details, sentence), data=self.data + data)
+
 
 def not_tested(why: str, details: str = "", data: Sources = NO_SOURCES) -> Decision:
     """Return the decision on a claim that the runs cannot decide; ``data`` are the sources of the details."""
-    return Decision("not tested", why, details=details, data=data)
+    return Decision((), why, details, data=data)
 
 
-def decided_alone(
-    estimate: Estimate,
-    condition: Condition,
-    why: str,
-    details: str,
-    *,
-    seeds: str,
-    data: Sources,
-    interval: str = "",
-    verdict: Verdict | None = None,
-    evidence: str = "",
-) -> Decision:
-    """Return the decision on a claim with a single estimate.
+@dataclass(frozen=True)
+class Trained:
+    """One experiment's runs and their evaluations."""
 
-    interval: its text, if it is not the estimate's; verdict: if it is not what the estimate supports.
-    """
-    part = Part.judged("", estimate, condition)
-    part = replace(part, verdict=verdict or part.verdict, interval=interval or part.interval)
-    return Decision(
-        part.verdict,
-        why,
-        measured=part.measured,
-        interval=part.interval,
-        seeds=seeds,
-        evidence=evidence,
-        data=data,
-        details=details,
-        parts=(part,),
-    )
+    name: str
+    runs: pd.DataFrame
+    metrics: pd.DataFrame
 
+    @classmethod
+    def of(cls, results: Results, name: str) -> Trained:
+        """Read an experiment's results."""
+        return cls(name, results.runs(name), results.metrics(name))
 
-def decided(
-    parts: Sequence[Part],
-    why: str,
-    details: str,
-    *,
-    seeds: str,
-    data: Sources,
-    evidence: str = "",
-    published_of: tuple[str, ...] | None = None,
-) -> Decision:
-    """Return the decision on a claim that needs all of its parts."""
-    return Decision(
-        all_of([part.verdict for part in parts]),
-        why,
-        measured="; ".join(f"{part.name}: {part.measured}" for part in parts if part.measured),
-        interval="; ".join(f"{part.name}: {part.interval}" for part in parts if part.interval),
-        seeds=seeds,
-        evidence=evidence,
-        data=data,
-        details=details,
-        parts=tuple(parts),
-        published_of=published_of,
-    )
+    @property
+    def has_target(self) -> bool:
+        """Whether a run has a target."""
+        return bool(self.runs["target"].notna().any())
 
+    def of_labels(self, *labels: str) -> pd.DataFrame:
+        """Return the runs of some labels."""
+        return self.runs[self.runs["optimizer"].isin(labels)]
 
-def with_details(decision: Decision, sentence: str, data: Sources = NO_SOURCES) -> Decision:
-    """Return a decision with one more sentence of details and its sources; unchanged if the claim was not tested."""
-    if decision.verdict == "not tested" or not sentence:
-        return decision
-    return replace(decision, details=sentences(decision.details, sentence), data=decision.data + data)
+    def sources(self, *labels: str) -> Sources:
+        """Return the runs of some labels and their evaluations as sources."""
+        used = self.of_labels(*labels)
+        return from_runs(f"{self.name}.runs.csv", used) + from_runs(f"{self.name}.csv", used)
+
+    def validation_losses(self) -> pd.DataFrame:
+        """Return the evaluations of the validation loss, and the rows of runs that have no evaluation."""
+        is_loss = (self.metrics["split"] == "validation") & (self.metrics["metric"] == "loss")
+        # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
+        return self.metrics[is_loss | self.metrics["split"].isna()]
+
+    def lacking(self, *labels: str) -> str:
+        """Return sentences on the labels without a run that has ended; empty if each label has one."""
+        if self.runs.empty:
+            return f"{self.name} has no results."
+        reports = []
+        for label in dict.fromkeys(labels):
+            of_label = self.of_labels(label)
+            if of_label.empty:
+                reports.append(f"{self.name} has no run of {label}.")
+            elif not of_label["status"].isin(ENDED).any():
+                statuses = ", ".join(sorted(set(of_label["status"].astype(str))))
+                reasons = "; ".join(sorted({str(reason).rstrip(".") for reason in of_label["reason"].dropna()}))
+                because = f" ({reasons})" if reasons else ""
+                reports.append(f"No run of {label} in {self.name} has ended: {statuses}{because}.")
+        return " ".join(reports)
 
 
 def mkor_of(runs: pd.DataFrame) -> str:
@@ -181,9 +186,10 @@ def with_interval(estimate: Estimate) -> str:
     return f"{number(estimate.value)} {interval_of(estimate)}"
 
 
-def statistics_used(estimates: Iterable[Estimate]) -> str:
-    """Return the statistics and kinds of interval of the estimates, each once."""
-    return "; ".join(dict.fromkeys(_statistic(estimate) for estimate in estimates))
+def statistics_used(parts: Iterable[Part | Estimate]) -> str:
+    """Return the statistics and kinds of interval of the estimates, each once; empty if no part has one."""
+    estimates = (one.estimate if isinstance(one, Part) else one for one in parts)
+    return "; ".join(dict.fromkeys(_statistic(estimate) for estimate in estimates if estimate is not None))
 
 
 def _statistic(estimate: Estimate) -> str:
@@ -192,29 +198,6 @@ def _statistic(estimate: Estimate) -> str:
     if estimate.interval_method == "range":
         return f"{estimate.statistic} of {estimate.n}"
     return f"{estimate.statistic}, {shown_level()} {estimate.interval_method} interval"
-
-
-def lacking(runs: pd.DataFrame, experiment: str, labels: Iterable[str]) -> str:
-    """Return sentences on the labels without a run that has ended; empty if each label has one.
-
-    Args:
-        runs: rows of ``<experiment>.runs.csv``.
-        experiment: the experiment's name.
-        labels: the labels to be compared.
-    """
-    if runs.empty:
-        return f"{experiment} has no results."
-    reports = []
-    for label in labels:
-        of_label = runs[runs["optimizer"] == label]
-        if of_label.empty:
-            reports.append(f"{experiment} has no run of {label}.")
-        elif not of_label["status"].isin(ENDED).any():
-            statuses = ", ".join(sorted(set(of_label["status"].astype(str))))
-            reasons = "; ".join(sorted({str(reason).rstrip(".") for reason in of_label["reason"].dropna()}))
-            because = f" ({reasons})" if reasons else ""
-            reports.append(f"No run of {label} in {experiment} has ended: {statuses}{because}.")
-    return " ".join(reports)
 
 
 def left_out(runs: pd.DataFrame) -> str:
@@ -229,6 +212,11 @@ def left_out(runs: pd.DataFrame) -> str:
 def sentences(*parts: str) -> str:
     """Join sentences to one text; empty ones are left out."""
     return " ".join(filter(None, parts))
+
+
+def listed(by_part: Mapping[str, str]) -> str:
+    """Return texts by part: ``bert: yes; resnet: no``; empty ones are left out, and so is the name of an only part."""
+    return "; ".join(f"{name}: {text}" if name else text for name, text in by_part.items() if text)
 
 
 def extent(values: Iterable[float]) -> str:

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, paired_difference
+from workflow.bench.analysis.estimates import paired_difference
 from workflow.bench.analysis.finetuning_scores import averages, last_values, scores
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
-    decided_alone,
-    lacking,
+    Part,
+    Trained,
     left_out,
     mkor_of,
     not_tested,
@@ -44,19 +44,43 @@ def _tasks(runs: pd.DataFrame) -> list[str]:
     return sorted(runs["dataset"].dropna().unique())
 
 
-def averages_of(metrics: pd.DataFrame, runs: pd.DataFrame, label: str) -> Averages:
-    """Return a label's averages from rows of ``<experiment>.csv`` and ``<experiment>.runs.csv``."""
-    of_label = runs[runs["optimizer"] == label]
-    last = last_values(metrics, "score")
-    by_task = [scores(of_label[of_label["dataset"] == task], last) for task in _tasks(runs)]
-    broken = sum(math.isinf(value) for task in by_task for value in task.values())
-    return Averages(averages(by_task), broken)
+def averages_of(trained: Trained, label: str) -> Averages:
+    """Return a label's averages over the tasks of an experiment."""
+    of_label, last = trained.of_labels(label), last_values(trained.metrics, "score")
+    by_task = [scores(of_label[of_label["dataset"] == task], last) for task in _tasks(trained.runs)]
+    return Averages(averages(by_task), sum(math.isinf(value) for task in by_task for value in task.values()))
 
 
-def _listed(by_label: Mapping[str, Averages], seeds: Sequence[int]) -> str:
-    """Return every label's averages by seed: ``mkor 0.8, 0.8; lamb 0.7, broke down``."""
-    return "; ".join(
+def average_difference(glue: Trained, condition: Condition, contender: str, reference: str, name: str = "") -> Decision:
+    """Decide by the contender's average over the fine-tuning tasks minus the reference's, paired by seed.
+
+    name: that of the decision's part.
+    """
+    if lacks := glue.lacking(contender, reference):
+        return not_tested(lacks)
+    by_label = {label: averages_of(glue, label) for label in (contender, reference)}
+    difference = paired_difference(by_label[contender].by_seed, by_label[reference].by_seed)
+    tasks = _tasks(glue.runs)
+    if difference is None:
+        return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
+    seeds = sorted(by_label[contender].by_seed.keys() & by_label[reference].by_seed.keys())
+    part, why = Part.judged(name, difference, condition), position(difference, condition)
+    if broken := sum(of_label.broken for of_label in by_label.values()):
+        # Without the runs that broke down, the label whose runs did would look better than it is.
+        part, why = replace(part, verdict="inconclusive"), f"lacks {broken} of their runs, which broke down"
+    listed = "; ".join(
         f"{label} {', '.join(_score(of_label.by_seed[seed]) for seed in seeds)}" for label, of_label in by_label.items()
+    )
+    used = glue.of_labels(contender, reference)
+    return Decision(
+        (part,),
+        f"The average score over {len(tasks)} tasks after fine-tuning, {contender}'s minus {reference}'s, {why}.",
+        sentences(
+            f"Tasks: {', '.join(tasks)}; by the optimizer of pre-training ({statistics_used([difference])}): {listed}.",
+            left_out(used),
+        ),
+        integer_ranges(seeds),
+        data=from_runs(f"{glue.name}.runs.csv", used),
     )
 
 
@@ -64,51 +88,7 @@ def _score(average: float) -> str:
     return "broke down" if math.isinf(average) else number(average, 4)
 
 
-def average_difference(
-    metrics: pd.DataFrame, runs: pd.DataFrame, condition: Condition, contender: str, reference: str
-) -> Decision:
-    """Decide by the contender's average over the fine-tuning tasks minus the reference's, paired by seed."""
-    if lacks := lacking(runs, "bert_glue", (contender, reference)):
-        return not_tested(lacks)
-    by_label = {label: averages_of(metrics, runs, label) for label in (contender, reference)}
-    difference = paired_difference(by_label[contender].by_seed, by_label[reference].by_seed)
-    tasks = _tasks(runs)
-    if difference is None:
-        return not_tested(f"No seed finished all of {', '.join(tasks)} from both {contender} and {reference}.")
-    used = runs[runs["optimizer"].isin((contender, reference))]
-    seeds = sorted(by_label[contender].by_seed.keys() & by_label[reference].by_seed.keys())
-    broken = sum(of_label.broken for of_label in by_label.values())
-    average = f"The average score over {len(tasks)} tasks after fine-tuning, {contender}'s minus {reference}'s,"
-    return decided_alone(
-        difference,
-        condition,
-        f"{average} {_reason(difference, condition, broken)}.",
-        sentences(
-            f"Tasks: {', '.join(tasks)}; by the optimizer of pre-training ({statistics_used([difference])}): "
-            f"{_listed(by_label, seeds)}.",
-            left_out(used),
-        ),
-        seeds=integer_ranges(seeds),
-        data=from_runs("bert_glue.runs.csv", used),
-        # Without the runs that broke down, the label whose runs did would look better than it is.
-        verdict="inconclusive" if broken else None,
-    )
-
-
-def _reason(difference: Estimate, condition: Condition, broken: int) -> str:
-    return f"lacks {broken} of their runs, which broke down" if broken else position(difference, condition)
-
-
-def decide_glue_average(
-    metrics: pd.DataFrame, runs: pd.DataFrame, conditions: Sequence[Condition], *, contender: str
-) -> Decision:
-    """Decide C04 (contender ``mkor``) or C05 (``kaisa``): the average over the tasks minus LAMB's.
-
-    Args:
-        metrics: rows of ``bert_glue.csv``.
-        runs: rows of ``bert_glue.runs.csv``.
-        conditions: the claim's thresholds.
-        contender: the optimizer that the claim is about.
-    """
-    label = mkor_of(runs) if contender == "mkor" else contender
-    return average_difference(metrics, runs, conditions[0], label, "lamb")
+def decide_glue_average(glue: Trained, conditions: Sequence[Condition], contender: str) -> Decision:
+    """Decide C04 (contender ``mkor``) or C05 (``kaisa``): the average over the tasks of ``bert_glue`` minus LAMB's."""
+    label = mkor_of(glue.runs) if contender == "mkor" else contender
+    return average_difference(glue, conditions[0], label, "lamb")

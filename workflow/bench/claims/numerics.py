@@ -14,8 +14,6 @@ from workflow.bench.analysis.wording import number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    decided,
-    decided_alone,
     extent,
     not_tested,
     position,
@@ -34,10 +32,11 @@ def _rows(numerics: pd.DataFrame, name: str, rule: str | None, dtype: str | None
     return rows if dtype is None else rows[rows["dtype"] == dtype]
 
 
-def _by_rule(rows: pd.DataFrame, which: Literal["smallest", "largest"]) -> str:
+def _by_rule(rows: pd.DataFrame, worst: Literal["min", "max"]) -> str:
     """Return the worst value of each update rule in words."""
-    worst = rows.groupby("update_rule")["value"].agg("min" if which == "smallest" else "max")
-    return ", ".join(f"{rule} {number(value)}" for rule, value in worst.items())
+    return ", ".join(
+        f"{rule} {number(value)}" for rule, value in rows.groupby("update_rule")["value"].agg(worst).items()
+    )
 
 
 def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
@@ -46,27 +45,25 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
     if rows.empty:
         return not_tested("The probe numerics has no float64 eigenvalues of the published rule.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
+    part = Part.judged("", smallest, conditions[0], interval=f"{extent(rows['value'])} over all sequences")
     why = (
         "The printed rule adds a positive multiple of (Jv)(Jv)ᵀ to γJ, which keeps J positive definite, and the "
         f"smallest eigenvalue of {smallest.n} random sequences in float64 agrees."
-        if conditions[0].judge(smallest) == "confirmed"
+        if part.verdict == "confirmed"
         else f"An eigenvalue of {smallest.n} random sequences in float64 is not above 0, although the printed rule "
         "keeps J positive definite."
     )
+    # The printed rule multiplies J by up to γ + 1/γ³ in a step: beyond float64's digits every eigenvalue is rounding.
     cut = int((rows["updates"] < rows["of"]).sum())
     grown = (
         f"{cut} of the sequences grew without bound and were followed only while float64 can distinguish an "
         "eigenvalue from rounding."
-        if cut
-        else ""
     )
     all_rules = _rows(numerics, "C20", None, "float64")
-    return decided_alone(
-        smallest,
-        conditions[0],
+    return Decision(
+        (part,),
         why,
-        sentences(f"Smallest eigenvalue by rule: {_by_rule(all_rules, 'smallest')}.", grown),
-        interval=f"{extent(rows['value'])} over all sequences",
+        sentences(f"Smallest eigenvalue by rule: {_by_rule(all_rules, 'min')}.", grown if cut else ""),
         seeds=f"{smallest.n} sequences",
         evidence=EVERY_TIER,
         data=from_rows("probes/numerics.csv", check="C20", update_rule="published", dtype="float64"),
@@ -79,17 +76,16 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     if rows.empty:
         return not_tested("The probe numerics has no float64 residuals of the published rule.")
     largest = extreme(rows["value"].to_numpy(float), "maximum")
+    part = Part.judged("", largest, conditions[0], interval=f"{extent(rows['value'])} over all trials")
     because = (
         ": Sherman-Morrison subtracts the rank-1 term and divides by γ, the printed rule adds it and multiplies by γ"
-        if conditions[0].judge(largest) == "refuted"
+        if part.verdict == "refuted"
         else ""
     )
-    return decided_alone(
-        largest,
-        conditions[0],
+    return Decision(
+        (part,),
         f"The largest residual {position(largest, conditions[0])}{because}.",
-        f"Largest residual by rule: {_by_rule(_rows(numerics, 'C21', None), 'largest')}.",
-        interval=f"{extent(rows['value'])} over all trials",
+        f"Largest residual by rule: {_by_rule(_rows(numerics, 'C21', None), 'max')}.",
         seeds=f"{largest.n} trials",
         evidence=EVERY_TIER,
         data=from_rows("probes/numerics.csv", check="C21", update_rule="published", dtype="float64"),
@@ -102,10 +98,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     The claim sets no number. An error is within the bound if it is at most the lemma's expression with the constant 1;
     a sequence stays finite if all of its updates are finite (``value == bound``). The claim needs both. An update of
     a factor that is no longer finite has no bound and is left out of the errors; the sequences count it. An error that
-    is not finite, of a factor that still is, counts as infinite.
-
-    Args:
-        rows: rows of ``half_precision.csv``.
+    is not finite, of a factor that still is, counts as infinite. rows: those of ``half_precision.csv``.
     """
     errors, followed = (rows[rows["check"] == check] for check in ("error", "finite"))
     bounded = errors[np.isfinite(errors["bound"].astype(float))]
@@ -123,8 +116,8 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
         "lemma's expression with the constant 1 and half the spacing at 1 as eps; with its factors kept in float16 and "
         f"bfloat16 without damping, {parts[1].measured}."
     )
-    return decided(
-        parts,
+    return Decision(
+        tuple(parts),
         why,
         sentences(f"For comparison, {comparison}." if comparison else "", _blends(rows[rows["check"] == "blend"])),
         seeds=f"{int((bounded['update_rule'] == 'published').sum())} updates, "
@@ -178,13 +171,11 @@ def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     if rows.empty:
         return not_tested("The probe numerics has no cosines of a training.")
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
-    return decided_alone(
-        smallest,
-        conditions[0],
+    return Decision(
+        (Part.judged("", smallest, conditions[0], interval=f"{extent(rows['value'])} over all steps"),),
         "The smallest cosine of any layer between gradient and preconditioned gradient, over all steps of a training "
         f"on digits, {position(smallest, conditions[0])}.",
-        f"Smallest by rule: {_by_rule(rows, 'smallest')}.",
-        interval=f"{extent(rows['value'])} over all steps",
+        f"Smallest by rule: {_by_rule(rows, 'min')}.",
         seeds=f"{rows['trial'].nunique()} steps a rule",
         data=from_rows("probes/numerics.csv", check="C23"),
     )

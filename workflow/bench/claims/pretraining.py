@@ -6,31 +6,32 @@ BERT, and an autoencoder, which carries the claims where a BERT of the tier's si
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from workflow.bench.analysis.estimates import paired_difference
+import pandas as pd
+
+from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.wording import capital, integer_ranges
+from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
+from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
+from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    decided,
-    lacking,
+    Trained,
     left_out,
     mkor_of,
     not_tested,
     position,
     sentences,
     statistics_used,
-    with_details,
     with_interval,
 )
 from workflow.bench.claims.finetuning import averages_of
-from workflow.bench.claims.full_pretraining import FullComparison
-from workflow.bench.claims.swept import (
-    Trained,
+from workflow.bench.claims.time_to_target import (
     counts,
     over_studies,
     part_of,
@@ -41,7 +42,9 @@ from workflow.bench.claims.swept import (
     untimed,
 )
 from workflow.bench.claims.verdicts import Condition
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
+from workflow.bench.results.columns import ENDED
+from workflow.bench.results.sources import NO_SOURCES, from_runs
+from workflow.bench.results.tables import Results
 
 BASE: Final = "lamb"
 WORKLOADS: Final = {"bert_pretraining": "BERT", "autoencoder_lamb": "autoencoder"}
@@ -60,6 +63,12 @@ class Evidence:
     """The fine-tuning that starts from the pre-training, ``bert_squad``."""
     times: StepTimes
 
+    @classmethod
+    def of(cls, results: Results) -> Evidence:
+        """Read the experiments and the times of steps."""
+        bert, autoencoder, squad = (Trained.of(results, name) for name in (*WORKLOADS, "bert_squad"))
+        return cls(bert, autoencoder, squad, StepTimes(results.probe("step_time")))
+
     @property
     def in_full(self) -> bool:
         """Whether a pre-training counts in full, because only the fine-tuning that starts from it has a target."""
@@ -70,39 +79,12 @@ class Evidence:
         """The experiments whose own target makes a sweep."""
         return tuple(trained for trained in (self.bert, self.autoencoder) if trained.has_target)
 
-    @property
-    def carriers(self) -> str:
-        """A sentence on what the verdict rests on."""
-        names = [self.bert.name, self.squad.name] if self.in_full else []
-        names += [trained.name for trained in self.sweeps]
-        return f"Carried by {' and '.join(names)}; the paper's number is of BERT-Large."
 
-    @property
-    def absent(self) -> str:
-        """A sentence on why nothing carries a claim."""
-        experiments = (self.bert, self.autoencoder)
-        return " ".join(
-            f"{one.name} {'has no results' if one.runs.empty else 'sets no target'}." for one in experiments
-        )
+def _untested(name: str, why: str) -> Decision:
+    return Decision((Part(name, "not tested", ""),), why)
 
 
-@dataclass(frozen=True)
-class _Carried:
-    """What one experiment says of a claim."""
-
-    part: Part
-    reason: str
-    """A clause, or for an experiment that was not tested a sentence."""
-    details: str = ""
-    seeds: tuple[int, ...] = ()
-    data: Sources = NO_SOURCES
-
-
-def _untested(name: str, why: str) -> _Carried:
-    return _Carried(Part(name, "not tested", ""), why)
-
-
-def _swept(trained: Trained, times: StepTimes | None, above: str, below: str, condition: Condition) -> _Carried:
+def _swept(trained: Trained, times: StepTimes | None, above: str, below: str, condition: Condition) -> Decision:
     """Compare two labels over an experiment's targets, in seconds or, without times, in steps."""
     name = WORKLOADS[trained.name]
     sweep = sweep_of(trained, BASE, (above, below))
@@ -121,78 +103,150 @@ def _swept(trained: Trained, times: StepTimes | None, above: str, below: str, co
         left_out(trained.of_labels(*labels)),
     )
     data = trained.sources(*labels) + (times_of(trained.name, above, below) if times else NO_SOURCES)
-    return _Carried(part_of(name, ratio, condition), reason(pair, ratio, condition), details, ratio.seeds, data)
+    part = part_of(name, ratio, condition)
+    return Decision((part,), reason(pair, ratio, condition), details, integer_ranges(ratio.seeds), data=data)
 
 
-def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str, condition: Condition) -> _Carried:
-    """Compare two labels by the pre-trainings whose fine-tuning reaches the F1."""
-    name = WORKLOADS[evidence.bert.name]
-    if lacks := lacking(evidence.bert.runs, evidence.bert.name, (above, below)):
+def iterations_to_f1(runs: pd.DataFrame, squad: pd.DataFrame) -> dict[int, float]:
+    """Return a label's iterations of pre-training by seed, infinity if no fine-tuning from it reached its target.
+
+    So the paper counts: a pre-training takes all of its steps if the fine-tuning reaches the F1. Of several
+    pre-trainings with different numbers of steps, the shortest that gets there counts.
+
+    Args:
+        runs: the label's rows of ``bert_pretraining.runs.csv``.
+        squad: rows of ``bert_squad.runs.csv``.
+    """
+    tuned = squad[squad["target"].notna() & squad["status"].isin(ENDED)].set_index("start_from")["steps_to_target"]
+    took: dict[int, float] = {}
+    for run in runs.to_dict("records"):
+        if run["status"] == "finished" and run["run"] not in tuned.index:
+            continue  # without its fine-tuning, the pre-training's score is unknown
+        reached = run["status"] == "finished" and not math.isnan(float(tuned[run["run"]]))
+        if reached or run["status"] in ENDED:
+            value = float(run["steps_done"]) if reached else math.inf
+            took[int(run["seed"])] = min(value, took.get(int(run["seed"]), math.inf))
+    return took
+
+
+def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str, condition: Condition) -> Decision:
+    """Compare two labels by the pre-trainings whose fine-tuning reaches the F1, in seconds or, without times, steps."""
+    name, pair = WORKLOADS[evidence.bert.name], f"{above}/{below}"
+    if lacks := evidence.bert.lacking(above, below):
         return _untested(name, lacks)
-    comparison = FullComparison(evidence.bert.runs, evidence.squad.runs, above, below, times)
-    if comparison.problem:
-        return _untested(name, comparison.problem)
-    ratio, pair, seeds = comparison.ratio, f"{above}/{below}", tuple(comparison.seeds)
+    runs = {label: of_any_length(evidence.bert.runs, label) for label in (above, below)}
+    steps = {label: iterations_to_f1(rows, evidence.squad.runs) for label, rows in runs.items()}
+    if unended := [label for label, by_seed in steps.items() if not by_seed]:
+        return _untested(name, f"No fine-tuning in bert_squad from a pre-training of {unended[0]} has ended.")
+    trainings = {label: Training.of(rows, steps[label]) for label, rows in runs.items()}
+    if times and (problem := untimed(times, *trainings.values())):
+        return _untested(name, problem)
+    took = {label: _measured(training, times) for label, training in trainings.items()}
+    spent = {label: _measured(one.taking(budgets(runs[label])), times) for label, one in trainings.items()}
+    ratio = time_ratio(times, *trainings.values()) if times else paired_ratio(*took.values())
+    ended_early = " ".join(
+        f"{label} ended before {rival} reached the target, with seed {integer_ranges(seeds)}."
+        for label, rival in ((above, below), (below, above))
+        if (seeds := too_short(took[label], took[rival], spent[label]))
+    )
+    seeds = sorted(took[above].keys() & took[below].keys())
+    is_tied = not times and all(took[above][seed] == took[below][seed] for seed in seeds)
+    compared = pd.concat(runs.values())
+    fine_tuned = evidence.squad.runs[evidence.squad.runs["start_from"].isin(compared["run"])]
+    by_label = (f"{label} {', '.join(number(took[label][seed]) for seed in seeds)}" for label in runs)
+    used = f" ({statistics_used([ratio])})" if ratio else ""
+    return Decision(
+        (_part_in_full(name, ratio, condition, is_open=is_tied or bool(ended_early)),),
+        _reason_in_full(pair, ratio, condition, is_tied=is_tied, is_short=bool(ended_early)),
+        sentences(
+            f"{'; '.join(by_label)}{used}.", ended_early, *map(_only_length, runs, runs.values()), left_out(compared)
+        ),
+        integer_ranges(seeds),
+        data=from_runs("bert_pretraining.runs.csv", compared)
+        + from_runs("bert_squad.runs.csv", fine_tuned)
+        + (times_of("bert_pretraining", above, below) if times else NO_SOURCES),
+    )
+
+
+def _measured(training: Training, times: StepTimes | None) -> Mapping[int, float]:
+    """Return the seconds of a training by seed or, without times, its steps."""
+    return mean_seconds(times, training) if times else training.steps
+
+
+def _part_in_full(name: str, ratio: Estimate | None, condition: Condition, *, is_open: bool) -> Part:
     if ratio is None:
-        part, why = Part(name, "inconclusive", "no target reached"), f"of {pair} neither reached the F1"
-    elif comparison.is_tied or comparison.ended_early:
-        part = replace(Part.judged(name, ratio, condition), verdict="inconclusive")
-        why = f"{pair} tie in every seed" if comparison.is_tied else f"of {pair} a run was too short to be compared"
-    else:
-        part, why = Part.judged(name, ratio, condition), f"the ratio {pair} {position(ratio, condition)}"
-    return _Carried(part, why, comparison.details, seeds, comparison.data)
+        return Part(name, "inconclusive", "no target reached")
+    part = Part.judged(name, ratio, condition)
+    return replace(part, verdict="inconclusive") if is_open else part
+
+
+def _reason_in_full(pair: str, ratio: Estimate | None, condition: Condition, *, is_tied: bool, is_short: bool) -> str:
+    if ratio is None:
+        return f"of {pair} neither reached the F1"
+    if is_tied:
+        return f"{pair} tie in every seed"
+    # With more steps the short run might have reached the target first, so that nobody knows which is faster.
+    return (
+        f"of {pair} a run was too short to be compared"
+        if is_short
+        else f"the ratio {pair} {position(ratio, condition)}"
+    )
+
+
+def _only_length(label: str, runs: pd.DataFrame) -> str:
+    """Return a sentence if all of a label's finished pre-trainings have the same number of steps, else nothing.
+
+    Such a label takes all of its steps even if fewer would have reached the target.
+    """
+    lengths = runs.loc[runs["status"] == "finished", "steps_done"].unique()
+    if len(lengths) != 1:
+        return ""
+    return f"{label} was trained for {lengths[0]:g} steps only, as in the paper; fewer might suffice."
 
 
 def _decide(evidence: Evidence, times: StepTimes | None, above: str, below: str, condition: Condition) -> Decision:
     """Decide by the ratio of two labels' seconds or, without times, iterations, in every experiment with a target."""
     carried = [_in_full(evidence, times, above, below, condition)] if evidence.in_full else []
     carried += [_swept(trained, times, above, below, condition) for trained in evidence.sweeps]
-    tested = [one for one in carried if one.part.verdict != "not tested"]
+    tested = {one.parts[0].name: one for one in carried if one.verdict != "not tested"}
     if not tested:
-        return not_tested(" ".join(one.reason for one in carried) or evidence.absent)
-    quantity = "Training seconds" if times else "Iterations"
-    why = "; ".join(f"{one.part.name}: {one.reason.rstrip('.')}" for one in carried)
-    return decided(
-        [one.part for one in carried],
-        f"{quantity} to a target; {why}.",
-        sentences(*(one.details for one in tested), evidence.carriers),
-        seeds=_seeds(tested),
-        data=sum((one.data for one in tested), NO_SOURCES),
+        experiments = (evidence.bert, evidence.autoencoder)
+        absent = (f"{one.name} {'has no results' if one.runs.empty else 'sets no target'}." for one in experiments)
+        return not_tested(" ".join(one.why for one in carried) or " ".join(absent))
+    why = "; ".join(f"{one.parts[0].name}: {one.why.rstrip('.')}" for one in carried)
+    names = [evidence.bert.name, evidence.squad.name] if evidence.in_full else []
+    names += [trained.name for trained in evidence.sweeps]
+    carriers = f"Carried by {' and '.join(names)}; the paper's number is of BERT-Large."
+    return Decision(
+        tuple(one.parts[0] for one in carried),
+        f"{'Training seconds' if times else 'Iterations'} to a target; {why}.",
+        sentences(*(one.details for one in tested.values()), carriers),
+        "; ".join(f"{name} {one.seeds}" if len(tested) > 1 else one.seeds for name, one in tested.items()),
+        data=sum((one.data for one in tested.values()), NO_SOURCES),
     )
 
 
-def _seeds(tested: Sequence[_Carried]) -> str:
-    """Return the seeds of each part: ``0-7``, or ``BERT 0-2; autoencoder 0-7`` of several."""
-    if len(tested) == 1:
-        return integer_ranges(tested[0].seeds)
-    return "; ".join(f"{one.part.name} {integer_ranges(one.seeds)}" for one in tested)
-
-
-def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], *, rival: str) -> Decision:
+def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], rival: str) -> Decision:
     """Decide C01 (rival ``lamb``) or C02 (``kaisa``): the rival's training seconds to a target over MKOR-H's.
 
     Seconds are iterations times the time of a step; after MKOR-H's switch, that of its base.
     """
     decision = _decide(evidence, evidence.times, rival, "mkor_h", conditions[0])
-    periods = "; ".join(filter(None, (_periods(trained, (rival, "mkor_h")) for trained in _used(evidence))))
-    decision = with_details(decision, f"Steps between updates: {periods}." if periods else "")
+    used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
+    periods = "; ".join(filter(None, (_periods(trained, (rival, "mkor_h")) for trained in used)))
+    decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
     if evidence.in_full or not evidence.bert.has_target:
         return decision
+    # The pre-training was judged by its own loss: whether the fine-tuning agrees stands beside it.
     squad = evidence.squad
     fine_tuned = squad.runs[squad.runs["start_from"].isin(evidence.bert.runs["run"])]
-    by_label = (averages_of(squad.metrics, fine_tuned, label).by_seed for label in ("mkor_h", rival))
-    difference = paired_difference(*by_label)
+    tuned = replace(squad, runs=fine_tuned)
+    difference = paired_difference(*(averages_of(tuned, label).by_seed for label in ("mkor_h", rival)))
     after = f"After fine-tuning, MKOR-H's F1 minus {rival}'s is {with_interval(difference)}." if difference else ""
-    return with_details(
-        decision, after, from_runs("bert_squad.runs.csv", fine_tuned[fine_tuned["optimizer"].isin(("mkor_h", rival))])
-    )
+    return decision.with_details(after, from_runs("bert_squad.runs.csv", tuned.of_labels("mkor_h", rival)))
 
 
-def _used(evidence: Evidence) -> Iterable[Trained]:
-    return ((evidence.bert,) if evidence.in_full else ()) + evidence.sweeps
-
-
-def _periods(trained: Trained, labels: Sequence[str]) -> str:
+def _periods(trained: Trained, labels: Iterable[str]) -> str:
     """Return the periods of an experiment's labels: ``autoencoder kaisa 10 and 50, mkor_h 10``; empty without any."""
     by_label = []
     for label in labels:
@@ -206,8 +260,8 @@ def _periods(trained: Trained, labels: Sequence[str]) -> str:
 def decide_iterations_to_target(evidence: Evidence, conditions: Sequence[Condition]) -> Decision:
     """Decide C03: iterations to a target, MKOR's over LAMB's; the other update rule's are given in the details."""
     judged = mkor_of(evidence.bert.runs)
-    decision = _decide(evidence, None, judged, BASE, conditions[0])
     other = "mkor" if judged == "mkor_released" else "mkor_released"
     of_other = _decide(evidence, None, other, BASE, conditions[0])
     ratios = "; ".join(f"{name} {with_interval(ratio)}" for name, ratio in of_other.estimates.items())
-    return with_details(decision, f"{other} over {BASE}: {ratios}." if ratios else "", of_other.data)
+    decision = _decide(evidence, None, judged, BASE, conditions[0])
+    return decision.with_details(f"{other} over {BASE}: {ratios}." if ratios else "", of_other.data)

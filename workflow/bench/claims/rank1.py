@@ -18,7 +18,6 @@ from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    decided,
     interval_of,
     not_tested,
     part_verdicts,
@@ -55,12 +54,10 @@ def _decide(rows: pd.DataFrame, condition: Condition, summary: Summary, quantity
         return not_tested("The probe rank1_error has no errors to compare.")
     layers = rows.groupby("workload")["layer"].nunique()
     listed = ", ".join(f"{count} of {workload}" for workload, count in layers.items())
-    return decided(
-        parts,
+    return Decision(
+        tuple(parts),
         f"{quantity}: {part_verdicts(parts)}.",
-        sentences(
-            f"Over layers ({listed}): {statistics_used(part.estimate for part in parts if part.estimate)}.", further
-        ),
+        sentences(f"Over layers ({listed}): {statistics_used(parts)}.", further),
         seeds=f"seeds {integer_ranges(rows['seed'])}",
         data=from_rows("probes/rank1_error.csv", workload=", ".join(str(workload) for workload in layers.index)),
     )
@@ -187,13 +184,13 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
             of_batches.append(f"{workload} {with_interval(growth)}, {both} of {layers} layers singular at both ends")
     if not parts:
         return not_tested("The probe spectra has fewer than two steps to compare.")
-    estimates = [part.estimate for part in parts if part.estimate is not None]
-    return decided(
-        parts,
+    used = statistics_used(parts)
+    return Decision(
+        tuple(parts),
         f"Condition number of the running right factor at the last step over that at the first, of steps "
         f"{integer_ranges(rows['step'])}: {part_verdicts(parts)}.",
         sentences(
-            f"Over layers: {statistics_used(estimates)}." if estimates else "",
+            f"Over layers: {used}." if used else "",
             "A factor is singular if its smallest eigenvalue is within rounding in float32.",
             f"The factors of single batches: {'; '.join(of_batches)}." if of_batches else "",
         ),

@@ -8,7 +8,7 @@ does where it has not, or where the pre-training has a target, which says that m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -21,8 +21,7 @@ from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    decided,
-    lacking,
+    Trained,
     left_out,
     not_tested,
     part_verdicts,
@@ -30,10 +29,9 @@ from workflow.bench.claims.decision import (
     statistics_used,
 )
 from workflow.bench.claims.finetuning import average_difference
-from workflow.bench.claims.swept import Trained
 from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.columns import ENDED
-from workflow.bench.results.sources import NO_SOURCES, Sources, from_runs
+from workflow.bench.results.sources import NO_SOURCES, from_runs
 from workflow.bench.results.tables import NoDataError
 
 GLUE: Final = "average score"
@@ -55,7 +53,7 @@ class _Switch:
 
 def _switch(trained: Trained) -> _Switch | str:
     """Return what MKOR-H did in an experiment, or a sentence on why it cannot be compared."""
-    if lacks := lacking(trained.runs, trained.name, ("mkor_h",)):
+    if lacks := trained.lacking("mkor_h"):
         return lacks
     ended = trained.of_labels("mkor_h")
     ended = ended[ended["status"].isin(ENDED)]
@@ -68,59 +66,43 @@ def _switch(trained: Trained) -> _Switch | str:
     partners = candidates.loc[[_form(given) == form for given in candidates["hyperparameters"]], "optimizer"].unique()
     if len(partners) == 0:
         return f"{trained.name} has no MKOR with the rule and the steps of MKOR-H."
-    steps = integer_ranges(switched["switch_step"])
     sentence = (
-        f"In {trained.name} MKOR-H switched in {len(switched)} of {len(ended)} runs, at step {steps} of {budget}; "
-        "these are compared."
+        f"In {trained.name} MKOR-H switched in {len(switched)} of {len(ended)} runs, at step "
+        f"{integer_ranges(switched['switch_step'])} of {budget}; these are compared."
     )
     return _Switch(switched, str(partners[0]), sentence)
 
 
-def _form(hyperparameters: dict[str, object]) -> list[object]:
+def _form(hyperparameters: Mapping[str, object]) -> list[object]:
     return [hyperparameters.get(name) for name in _FORM]
 
 
-@dataclass(frozen=True)
-class _Side:
-    """One comparison of MKOR-H with MKOR."""
-
-    part: Part
-    reason: str = ""
-    """A sentence on why it was not tested."""
-    details: str = ""
-    seeds: str = ""
-    data: Sources = NO_SOURCES
-
-
-def _untested(name: str, why: str) -> _Side:
-    return _Side(Part(name, "not tested", ""), why)
-
-
-def _scores(pretraining: Trained, glue: Trained, condition: Condition) -> _Side:
+def _scores(pretraining: Trained, glue: Trained, condition: Condition) -> Decision:
     """Compare the average over the fine-tuning tasks."""
     switch = _switch(pretraining)
     if isinstance(switch, str):
         return _untested(GLUE, switch)
-    compared = glue.runs[glue.runs["seed"].isin(switch.switched["seed"])]
-    decision = average_difference(glue.metrics, compared, condition, "mkor_h", switch.partner)
+    compared = replace(glue, runs=glue.runs[glue.runs["seed"].isin(switch.switched["seed"])])
+    decision = average_difference(compared, condition, "mkor_h", switch.partner, GLUE)
     if decision.verdict == "not tested":
         return _untested(GLUE, decision.why)
-    part = replace(decision.parts[0], name=GLUE)
     data = decision.data + from_runs(f"{pretraining.name}.runs.csv", pretraining.of_labels("mkor_h"))
-    return _Side(part, "", sentences(switch.sentence, decision.details), decision.seeds, data)
+    return replace(decision, details=sentences(switch.sentence, decision.details), data=data)
 
 
-def _losses(trained: Trained, condition: Condition) -> _Side:
+def _untested(name: str, why: str) -> Decision:
+    return Decision((Part(name, "not tested", ""),), why, details=why)
+
+
+def _losses(trained: Trained, condition: Condition) -> Decision:
     """Compare the final validation loss of the autoencoder, with a margin that is a share of the base's fall."""
     switch = _switch(trained)
     if isinstance(switch, str):
         return _untested(AUTOENCODER, switch)
     base = str(switch.switched["hyperparameters"].iloc[0].get("base"))
-    if lacks := lacking(trained.runs, trained.name, (base, switch.partner)):
+    if lacks := trained.lacking(base, switch.partner):
         return _untested(AUTOENCODER, lacks)
-    of_metric = (trained.metrics["split"] == "validation") & (trained.metrics["metric"] == "loss")
-    # A run that broke down before its first evaluation has one row without a metric; it must count as broken.
-    losses = trained.metrics[of_metric | trained.metrics["split"].isna()]
+    losses = trained.validation_losses()
     try:
         last, _ = last_common_values(losses[losses["optimizer"].isin(("mkor_h", switch.partner))])
     except NoDataError:
@@ -130,24 +112,23 @@ def _losses(trained: Trained, condition: Condition) -> _Side:
     difference = difference_over_studies(hybrid, partner, studies_of(switch.switched, partners))
     if difference is None:
         return _untested(AUTOENCODER, f"No seed of {trained.name} has finished with both mkor_h and {switch.partner}.")
-    seeds = sorted(hybrid.keys() & partner.keys())
-    broken = sum(math.isinf(of_label[seed]) for seed in seeds for of_label in (hybrid, partner))
     fall = fall_of(losses[losses["optimizer"] == base])
     if math.isnan(fall):
         return _untested(AUTOENCODER, f"No run of {base} in {trained.name} has finished.")
     part = Part.judged(AUTOENCODER, difference, condition, fall)
+    seeds = sorted(hybrid.keys() & partner.keys())
+    broken = sum(math.isinf(of_label[seed]) for seed in seeds for of_label in (hybrid, partner))
     if broken:  # without those runs, the label whose runs broke down would look better than it is
         part = replace(part, verdict="inconclusive")
     labels = (base, "mkor_h", switch.partner)
-    used = trained.of_labels(*labels)
     details = sentences(
         switch.sentence,
         f"mkor_h's final validation loss minus {switch.partner}'s ({statistics_used([difference])}); {base}'s falls by "
         f"{number(fall)}.",
         f"{broken} runs broke down." if broken else "",
-        left_out(used),
+        left_out(trained.of_labels(*labels)),
     )
-    return _Side(part, "", details, integer_ranges(seeds), trained.sources(*labels))
+    return Decision((part,), "", details, integer_ranges(seeds), data=trained.sources(*labels))
 
 
 def decide_switch(
@@ -165,23 +146,25 @@ def decide_switch(
     """
     of_score, of_loss = conditions
     scores = _scores(pretraining, glue, of_score)
-    judged = [scores]
+    judged, beside = [scores], []
     if not autoencoder.runs.empty:
-        losses = _losses(autoencoder, of_loss)
-        judged = [scores, losses] if pretraining.has_target else [losses]
-    beside = [side for side in (scores,) if side not in judged and side.details]
-    tested = [side for side in judged if side.part.verdict != "not tested"]
+        judged = [_losses(autoencoder, of_loss)]
+        if pretraining.has_target:
+            judged.insert(0, scores)
+        elif scores.verdict != "not tested":
+            beside = [scores]
+    tested = [side for side in judged if side.verdict != "not tested"]
     if not tested:
-        return not_tested(" ".join(side.reason for side in judged))
-    parts = [side.part for side in judged]
-    return decided(
-        parts,
+        return not_tested(" ".join(side.why for side in judged))
+    parts = [side.parts[0] for side in judged]
+    return Decision(
+        tuple(parts),
         f"After its switch, MKOR-H minus MKOR: {part_verdicts(parts)}.",
         sentences(
-            *(side.reason or side.details for side in judged),
-            *(f"Not judged: {side.part.name} {side.part.measured} {side.part.interval}." for side in beside),
+            *(side.details for side in judged),
+            *(f"Not judged: {GLUE} {part.measured} {part.interval}." for side in beside for part in side.parts),
         ),
-        seeds="; ".join(dict.fromkeys(side.seeds for side in tested)),
+        "; ".join(dict.fromkeys(side.seeds for side in tested)),
         data=sum((side.data for side in (*tested, *beside)), NO_SOURCES),
         published_of=(GLUE,),
     )

@@ -1,4 +1,4 @@
-"""Claims about the cost of a step in time, bytes and memory: C08, C11 to C13 and C24."""
+"""Claims about the cost of a step in time, bytes and memory: C08, C10 to C13 and C24."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from workflow.bench.analysis.wording import capital, integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,
     Part,
-    decided,
-    decided_alone,
+    extent,
     not_tested,
     part_verdicts,
     position,
@@ -66,23 +65,68 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
     if not parts:
         return not_tested("The probe iteration_time has no pair of periods 1 and 100 of both KAISA and MKOR.")
     repeats = int(times.groupby(["workload", "optimizer", "inverse_update_period"])["repeat"].nunique().min())
-    estimates = [part.estimate for part in parts if part.estimate is not None]
-    return decided(
-        parts,
+    return Decision(
+        tuple(parts),
         f"Mean iteration time at period 1 over that at 100, KAISA's over MKOR's, by workload: {part_verdicts(parts)}.",
-        f"{capital(statistics_used(estimates))}. MKOR is the exact rule. Each alone: {'; '.join(alone)}. The paper's "
+        f"{capital(statistics_used(parts))}. MKOR is the exact rule. Each alone: {'; '.join(alone)}. The paper's "
         f"own times give {_published_period_ratios()}.",
         seeds=f"{repeats} repeats",
         data=from_rows("probes/iteration_time.csv", optimizer="kaisa, mkor", inverse_update_period="1, 100"),
     )
 
 
-def _slopes(times: pd.DataFrame) -> Iterator[str]:
-    """Yield the slope from each width to the next, which shows how well one power law fits all widths."""
-    for pair in pairwise(sorted(times["dimension"].unique())):
-        law = fits.width_law(times[times["dimension"].isin(pair)])
-        assert law is not None  # of two widths
-        yield number(law.exponent, 2)
+NARROWEST: Final = 512
+"""The least width of a layer for which the claim is tested: in narrower ones calls cost more than their work."""
+PERIODS: Final[Mapping[str, int]] = {"mkor": 10, "kaisa": 50}
+"""Steps between two updates of the factors in the paper's comparisons."""
+
+
+def _factor_shares(times: pd.DataFrame, optimizer: str) -> dict[int, float]:
+    """Return the share of factor work in the work on one layer by repeat; what was timed once counts in every repeat.
+
+    times: rows of ``cost_scaling.csv`` at one width.
+    """
+    parts = times[times["optimizer"] == optimizer].pivot_table(index="repeat", columns="part", values="ms")
+    table = parts.reindex(columns=["factor", "precondition"]).ffill().bfill().dropna()
+    factor = table["factor"] / PERIODS[optimizer]
+    return {int(str(repeat)): float(value) for repeat, value in (factor / (factor + table["precondition"])).items()}
+
+
+def decide_factor_share(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
+    """Decide C10: a factor's update as a share of the work on a layer, MKOR's over KAISA's, from ``cost_scaling.csv``.
+
+    The work is the update of one factor, divided by the paper's period, and the preconditioning of a gradient. The
+    claim needs every width from `NARROWEST` on.
+    """
+    parts: list[Part] = []
+    means: list[str] = []
+    for width, rows in times[times["dimension"] >= NARROWEST].groupby("dimension"):
+        mkor, kaisa = (_factor_shares(rows, name) for name in PERIODS)
+        # KAISA's inversions are slow, so that wide ones are timed once: that one is paired with every repeat of MKOR's.
+        paired = dict.fromkeys(mkor, next(iter(kaisa.values()))) if len(kaisa) == 1 else kaisa
+        if (ratio := paired_ratio(mkor, paired)) is not None:
+            parts.append(Part.judged(f"d = {width:g}", ratio, conditions[0]))
+            alone = f"mkor {number(fmean(mkor.values()))}, kaisa {number(fmean(kaisa.values()))}"
+            means.append(f"d = {width:g}: {alone}")
+    if not parts:
+        return not_tested(
+            f"The probe cost_scaling has no width of at least {NARROWEST} with times of both KAISA and MKOR."
+        )
+    periods = ", ".join(f"{name} {period}" for name, period in PERIODS.items())
+    return Decision(
+        tuple(parts),
+        f"Share of a factor's update in the work on a layer, MKOR's over KAISA's, at the paper's periods ({periods}): "
+        f"{part_verdicts(parts)}.",
+        f"{capital(statistics_used(parts))}. Shares: {'; '.join(means)}. Narrower layers are not tested: there the "
+        "calls cost more than their work.",
+        seeds=f"{times['repeat'].nunique()} repeats",
+        data=from_rows(
+            "probes/cost_scaling.csv",
+            optimizer="mkor, kaisa",
+            part="factor, precondition",
+            dimension=integer_ranges(times.loc[times["dimension"] >= NARROWEST, "dimension"]),
+        ),
+    )
 
 
 def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> Decision:
@@ -92,37 +136,36 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
     figure 14 and table 1 show their mean. The slope of the memory floor, which is above 2 because small matrices fit
     into the caches, stands in the details.
     """
-    laws = {
-        name: fits.width_laws(times[(times["optimizer"] == name) & (times["part"] == part)])
+    of_parts = {
+        name: times[(times["optimizer"] == name) & (times["part"] == part)]
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))
     }
-    slopes = {
-        name: estimate([law.exponent for law in of_name.values()]) for name, of_name in laws.items() if len(of_name)
-    }
+    laws = {name: fits.width_laws(rows) for name, rows in of_parts.items()}
+    slopes = {name: estimate([law.exponent for law in repeats.values()]) for name, repeats in laws.items() if repeats}
     if not {"mkor", "kaisa"} <= slopes.keys():
         return not_tested("The probe cost_scaling lacks two widths of MKOR or KAISA.")
     parts = [
         Part.judged(name.upper(), slopes[name], condition)
         for name, condition in zip(("mkor", "kaisa"), conditions, strict=True)
     ]
-    floor = (
-        f"The slope of the floor, a copy of the matrix, is {number(slopes['copy'].value)}." if "copy" in slopes else ""
+    # From one width to the next: how well one power law fits all of them.
+    pairs = (
+        of_parts["mkor"]["dimension"].isin(pair) for pair in pairwise(sorted(of_parts["mkor"]["dimension"].unique()))
     )
-    of_mkor = times[(times["optimizer"] == "mkor") & (times["part"] == "factor")]
+    local = (fits.width_law(of_parts["mkor"][pair]) for pair in pairs)
+    repeats = of_parts["kaisa"].groupby("dimension")["repeat"].nunique()
+    once = ", ".join(f"{width:g}" for width in repeats.index[repeats == 1])
     widths = times["dimension"]
-    timed = (
-        times[(times["optimizer"] == "kaisa") & (times["part"] == "factor")].groupby("dimension")["repeat"].nunique()
-    )
-    once = ", ".join(f"{width:g}" for width, repeats in timed.items() if repeats == 1)
-    timed_once = f"KAISA was timed once at d = {once}: its interval lacks the noise there." if once else ""
-    return decided(
-        parts,
+    return Decision(
+        tuple(parts),
         f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {part_verdicts(parts)}.",
         sentences(
-            f"{capital(statistics_used(slopes[name] for name in ('mkor', 'kaisa')))} over repeats.",
-            floor,
-            f"From one width to the next MKOR's is {', '.join(_slopes(of_mkor))}.",
-            timed_once,
+            f"{capital(statistics_used(parts))} over repeats.",
+            f"The slope of the floor, a copy of the matrix, is {number(slopes['copy'].value)}."
+            if "copy" in slopes
+            else "",
+            f"From one width to the next MKOR's is {', '.join(number(law.exponent, 2) for law in local if law)}.",
+            f"KAISA was timed once at d = {once}: its interval lacks the noise there." if once else "",
         ),
         seeds=f"{slopes['mkor'].n} repeats",
         data=from_rows("probes/cost_scaling.csv", optimizer="mkor, copy, kaisa", part="factor, floor"),
@@ -146,11 +189,10 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
         if not slopes:
             return not_tested(f"The probe communication has no two widths of {condition.subject}.")
         worst = extreme(slopes, "maximum" if condition.comparison.startswith("<") else "minimum")
-        interval = f"[{number(min(slopes))}, {number(max(slopes))}]"
-        parts.append(Part(condition.subject, condition.judge(worst), number(worst.value), interval, worst, condition))
+        parts.append(Part.judged(condition.subject, worst, condition, interval=extent(slopes)))
     widths, workers = sent["dimension"], sent["workers"]
-    return decided(
-        parts,
+    return Decision(
+        tuple(parts),
         f"Slope of log bytes over log d, d = {widths.min():g} to {widths.max():g}, counted in the collectives: "
         f"{part_verdicts(parts)}.",
         f"With {integer_ranges(workers)} processes; the interval is the range over these numbers, and the worst "
@@ -177,25 +219,23 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
     half = ""
     if "mkor_bfloat16" in overhead:
         halved = (overhead["kaisa"] / overhead["mkor_bfloat16"]).dropna()
-        half = f"With MKOR's factors in bfloat16: {_listed(halved)}."
-    return decided_alone(
-        smallest,
-        conditions[0],
+        half = f"With MKOR's factors in bfloat16: {_by_workload(halved)}."
+    return Decision(
+        (Part.judged("", smallest, conditions[0], interval=f"{extent(ratios)} over workloads"),),
         "Bytes that KAISA keeps in addition to the base optimizer over those that MKOR keeps, in float32: the smallest "
         f"ratio of all workloads {position(smallest, conditions[0])}.",
         sentences(
-            f"By workload: {_listed(ratios)}.",
+            f"By workload: {_by_workload(ratios)}.",
             half,
             f"Peak memory over the base optimizer's: {'; '.join(_peaks(sizes)) or 'not measured'}.",
             f"The paper's own table gives {_published_overheads()}; its 1.5 compares total memory.",
         ),
-        interval=f"[{number(float(ratios.min()))}, {number(float(ratios.max()))}] over workloads",
         seeds=f"{len(ratios)} workloads",
         data=from_rows("probes/memory.csv", quantity="preconditioner_state", optimizer="kaisa, mkor"),
     )
 
 
-def _listed(ratios: pd.Series) -> str:
+def _by_workload(ratios: pd.Series) -> str:
     return ", ".join(f"{workload} {number(ratio)}" for workload, ratio in ratios.items())
 
 
@@ -252,9 +292,8 @@ def decide_scaling(times: pd.DataFrame, model: pd.DataFrame, conditions: Sequenc
             data,
         )
     efficiency = efficiencies[GPUS]
-    return decided_alone(
-        efficiency,
-        conditions[0],
+    return Decision(
+        (Part.judged("", efficiency, conditions[0]),),
         f"The measured efficiency of MKOR's step on {GPUS} workers {position(efficiency, conditions[0])}.",
         sentences(f"t(1) / (p t(p)), {statistics_used([efficiency])}: {at_others}.", modeled),
         seeds=f"{efficiency.n} repeats",
