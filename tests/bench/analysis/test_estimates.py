@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
-from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.curves import by_seed, curve, last_common_values
 from workflow.bench.analysis.estimates import (
     Estimate,
     estimate,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workflow.bench.analysis.paper_names import paper_name
+from workflow.bench.analysis.wording import paper_name
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 
 from tests.support.synthetic import run_rows
 from tests.support.synthetic_probes import step_time
-from workflow.bench.analysis.probed_seconds import OWN, PROBED, timed
 from workflow.bench.analysis.step_times import StepTimes, TimedLabel
+from workflow.bench.analysis.training_time import OWN, PROBED, timed
 
 
 def _tables() -> tuple[pd.DataFrame, pd.DataFrame]:

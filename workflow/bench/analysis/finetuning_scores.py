@@ -11,7 +11,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.common_steps import by_seed
+from workflow.bench.analysis.curves import by_seed
 from workflow.bench.results.columns import ENDED
 from workflow.bench.results.tables import Results
 

@@ -16,9 +16,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from workflow.bench.analysis.estimates import Estimate, crossed_ratio, mean_ratio
+from workflow.bench.analysis.estimates import Estimate, crossed_ratio, mean_ratio, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.studies import studies_of, study_means
 from workflow.bench.analysis.time_to_target import censored
 from workflow.bench.analysis.training_time import Training
 from workflow.bench.plan.targets import Target

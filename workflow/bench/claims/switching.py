@@ -14,9 +14,8 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
-from workflow.bench.analysis.curves import fall_of
-from workflow.bench.analysis.studies import difference_over_studies, studies_of
+from workflow.bench.analysis.curves import by_seed, fall_of, last_common_values
+from workflow.bench.analysis.estimates import difference_over_studies, studies_of
 from workflow.bench.analysis.wording import integer_ranges, number
 from workflow.bench.claims.decision import (
     Decision,

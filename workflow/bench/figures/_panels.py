@@ -15,8 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
-from workflow.bench.analysis.curves import curve
+from workflow.bench.analysis.curves import by_seed, curve, last_common_values
 from workflow.bench.analysis.estimates import Estimate, median_minimum, paired_difference, shown_level
 from workflow.bench.analysis.time_to_target import reaching
 from workflow.bench.figures import _page as page

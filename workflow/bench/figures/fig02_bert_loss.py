@@ -7,7 +7,6 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.probed_seconds import timed
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, to_target
 from workflow.bench.figures import _page as page

@@ -11,7 +11,7 @@ import pandas as pd
 import seaborn as sns
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.common_steps import last_common_values
+from workflow.bench.analysis.curves import last_common_values
 from workflow.bench.analysis.estimates import estimate, median_minimum
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.probed_seconds import timed
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import to_target
 from workflow.bench.figures import _page as page

@@ -14,9 +14,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from workflow.bench.analysis.estimates import Estimate, paired_ratio
-from workflow.bench.analysis.probed_seconds import Timed, timed
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, too_short
+from workflow.bench.analysis.training_time import Timed, timed
 from workflow.bench.figures import _page as page
 from workflow.bench.figures import _panels as panels
 from workflow.bench.figures import _style as style
@@ -59,7 +59,7 @@ class Experiment:
     has_results: bool
     """Whether its CSV file has any row."""
     own_seconds: tuple[tuple[str, str], ...]
-    """The experiment and workload if its times are the runs' own seconds (`probed_seconds.Timed`)."""
+    """The experiment and workload if its times are the runs' own seconds (`training_time.Timed`)."""
 
 
 def read(results: Results, names: Sequence[str], metric: str, *, required: bool = True) -> dict[str, Experiment]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from workflow.bench.analysis.common_steps import by_seed, last_common_values
+from workflow.bench.analysis.curves import by_seed, last_common_values
 from workflow.bench.analysis.estimates import Estimate, estimate
 from workflow.bench.analysis.wording import number
 from workflow.bench.figures import _page as page

@@ -14,10 +14,9 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import caption
-from workflow.bench.analysis.common_steps import by_seed
+from workflow.bench.analysis.curves import by_seed
 from workflow.bench.analysis.estimates import Estimate, estimate, paired_difference
 from workflow.bench.analysis.finetuning_scores import pretraining_experiment
-from workflow.bench.analysis.paper_names import paper_name
 from workflow.bench.analysis.step_times import NOT_TESTED, StepTimes
 from workflow.bench.analysis.time_to_target import of_any_length
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio

@@ -11,8 +11,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import footer
 from workflow.bench.analysis.fits import power_law, width_law
-from workflow.bench.analysis.paper_names import paper_name
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import integer_ranges, number, paper_name
 from workflow.bench.results.sources import NO_SOURCES, from_rows
 from workflow.bench.results.tables import NoDataError, Results, published
 from workflow.bench.tables._files import write_table

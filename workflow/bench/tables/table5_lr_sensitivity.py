@@ -15,8 +15,7 @@ import pandas as pd
 
 from workflow.bench.analysis.captions import caption
 from workflow.bench.analysis.lr_outcomes import Outcome, converging_rates, outcomes
-from workflow.bench.analysis.paper_names import paper_name
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import number, paper_name
 from workflow.bench.results.sources import NO_SOURCES, from_rows, from_runs
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table

@@ -9,8 +9,7 @@ from typing import Any, Final
 import pandas as pd
 
 from workflow.bench.analysis.captions import footer
-from workflow.bench.analysis.paper_names import paper_name
-from workflow.bench.analysis.wording import number
+from workflow.bench.analysis.wording import number, paper_name
 from workflow.bench.results.sources import from_rows
 from workflow.bench.results.tables import Results, published
 from workflow.bench.tables._files import write_table
