@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tests.support.synthetic_probes import step_time, write_probe, write_probes
+from tests.support.synthetic_probes import combinations, step_time, write_probe, write_probes
 from tests.support.synthetic_trials import write_trials
 from workflow.bench.plan.targets import Target
 from workflow.bench.results.columns import EVALUATION_COLUMNS, RUN_COLUMNS
@@ -152,26 +153,13 @@ def write_rows(file: Path, columns: Iterable[str], rows: pd.DataFrame) -> None:
 def iteration_times(kaisa_factor: float = 12.0, mkor_factor: float = 1.2, repeats: int = 3) -> pd.DataFrame:
     """Return rows of probes/iteration_time.csv; the factors are time(period 1) / time(period 100)."""
     rows = []
-    for workload, base in (("autoencoder", 2.0), ("bert", 20.0)):
-        for optimizer, factor in (("kaisa", kaisa_factor), ("mkor", mkor_factor)):
-            for period in (1, 10, 100, 1000):
-                for repeat in range(repeats):
-                    cost = base * (1 + (factor - 1) * (1 / period - 0.01) / 0.99) * (1 + 0.01 * repeat)
-                    rows.append(
-                        {
-                            "workload": workload,
-                            "optimizer": optimizer,
-                            "update_rule": RULES.get(optimizer),
-                            "inverse_update_period": period,
-                            "repeat": repeat,
-                            "steps": 100,
-                            "iteration_ms": cost,
-                            "median_ms": base,
-                            "estimate": "combined" if period == 1000 else "measured",
-                            "hardware": "test-cpu",
-                            "git_commit": "0123456789abcdef",
-                        }
-                    )
+    bases, grown = {"autoencoder": 2.0, "bert": 20.0}, {"kaisa": kaisa_factor, "mkor": mkor_factor}
+    periods = (1, 10, 100, 1000)
+    for at in combinations(workload=bases, optimizer=grown, inverse_update_period=periods, repeat=range(repeats)):
+        base, period = bases[at["workload"]], at["inverse_update_period"]
+        cost = base * (1 + (grown[at["optimizer"]] - 1) * (1 / period - 0.01) / 0.99) * (1 + 0.01 * at["repeat"])
+        about = {"update_rule": RULES.get(at["optimizer"]), "steps": 100, "iteration_ms": cost, "median_ms": base}
+        rows.append({**at, **about, "estimate": "combined" if period == 1000 else "measured", "hardware": "test-cpu"})
     return pd.DataFrame(rows)
 
 
@@ -180,34 +168,27 @@ def numerics(
 ) -> pd.DataFrame:
     """Return rows of probes/numerics.csv; only the published rule takes the given values for C21."""
     rows = []
-    for rule in ("published", "sherman_morrison", "released"):
-        for trial in range(trials):
-            shared = {"update_rule": rule, "dtype": "float64", "dimension": 32, "trial": trial, "bound": None}
-            shared |= {"updates": 100, "of": 100}
-            residual = 1e-12 if rule == "sherman_morrison" else published_residual
-            rows += [
-                shared | {"check": "C20", "value": eigenvalue * (1 + trial)},
-                shared | {"check": "C21", "value": residual},
-                shared | {"check": "C23", "value": cosine * (1 + 0.1 * trial)},
-            ]
+    rules = ("published", "sherman_morrison", "released")
+    for at in combinations(update_rule=rules, trial=range(trials), check=("C20", "C21", "C23")):
+        residual = 1e-12 if at["update_rule"] == "sherman_morrison" else published_residual
+        values = {"C20": eigenvalue * (1 + at["trial"]), "C21": residual, "C23": cosine * (1 + 0.1 * at["trial"])}
+        about = {"dtype": "float64", "dimension": 32, "updates": 100, "of": 100, "value": values[at["check"]]}
+        rows.append({**at, **about})
     return pd.DataFrame(rows)
 
 
 def sizes() -> pd.DataFrame:
     """Return rows of probes/sizes.csv: the trained models, and one of the paper's size that was not trained."""
-    experiments = [("update_rules", "autoencoder"), ("autoencoder_inversion", "autoencoder"), ("bert_pretraining",) * 2]
+    small = {"batch_size": 64, "parameters": 123456}
+    of_bert = {"encoder_parameters": 100000, "pretraining_parameters": 123456}
     rows = [
-        {
-            "experiment": experiment,
-            "workload": workload,
-            "batch_size": 64,
-            "model": f"{workload} model",
-            "dataset": f"{workload} data",
-            "parameters": 123456,
-            "encoder_parameters": 100000 if workload.startswith("bert") else None,
-            "pretraining_parameters": 123456 if workload.startswith("bert") else None,
-        }
-        for experiment, workload in experiments
+        {"experiment": experiment, "workload": workload, "model": f"{workload} model", "dataset": f"{workload} data"}
+        | (small | of_bert if workload.startswith("bert") else small)
+        for experiment, workload in (
+            ("update_rules", "autoencoder"),
+            ("autoencoder_inversion", "autoencoder"),
+            ("bert_pretraining", "bert_pretraining"),
+        )
     ]
     large = {"model": "BERT, large", "dataset": "text", "parameters": 336_226_108, "batch_size": 32768}
     parts = {"encoder_parameters": 335_141_888, "pretraining_parameters": 336_226_108}
@@ -217,69 +198,48 @@ def sizes() -> pd.DataFrame:
 def write_results(root: Path) -> Path:
     """Write a folder of results with experiments, one diverged run among them, probes and trials; return it."""
     write_trials(root / "trials")
-    bert: dict[str, Any] = {"workload": "bert_pretraining", "base": "lamb"}
-    write_experiment(
-        root,
-        "bert_pretraining",
-        [
-            run_rows("bert_pretraining", label=label, seeds=range(3), period=10, target=4.2, reaches=at, **bert)
-            for label, at in (
-                ("sgd", None),
-                ("adamw", 100.0),
-                ("lamb", 120.0),
-                ("kaisa", 70.0),
-                ("mkor", 80.0),
-                ("mkor_released", 85.0),
-            )
+    of_bert: dict[str, Any] = {"workload": "bert_pretraining", "base": "lamb", "period": 10, "seeds": range(3)}
+    of_digits: dict[str, Any] = {"start": 0.2, "floor": 0.01}
+    reached = {"sgd": None, "adamw": 100.0, "lamb": 120.0, "kaisa": 70.0, "mkor": 80.0, "mkor_released": 85.0}
+    of_rules = ("kaisa", "mkor", "mkor_released", "mkor_published")
+    parts = {
+        "bert_pretraining": [
+            run_rows("bert_pretraining", label=label, target=4.2, reaches=at, **of_bert)
+            for label, at in reached.items()
         ],
-    )
-    inversions: list[tuple[str, str, int, dict[str, Any]]] = [
-        ("autoencoder_inversion", "autoencoder", 6, {"start": 0.2, "floor": 0.01, "steps": 400}),
-        ("bert_inversion", "bert_pretraining", 3, {"start": 5.0, "floor": 4.0, "steps": 100}),
-    ]
-    for name, workload, seeds, scale in inversions:
-        write_experiment(
-            root,
-            name,
-            [
-                run_rows(name, workload, label, range(seeds), period=period, **scale)
-                for label in ("kaisa", "mkor")
-                for period in (1, 10, 100)
-            ],
-        )
-    write_experiment(
-        root,
-        "update_rules",
-        [
+        "autoencoder_inversion": [
+            run_rows("autoencoder_inversion", "autoencoder", label, range(6), period=period, steps=400, **of_digits)
+            for label, period in product(("kaisa", "mkor"), (1, 10, 100))
+        ],
+        "bert_inversion": [
+            run_rows("bert_inversion", "bert_pretraining", label, range(3), period=period, steps=100)
+            for label, period in product(("kaisa", "mkor"), (1, 10, 100))
+        ],
+        "update_rules": [
+            *(
+                run_rows("update_rules", "autoencoder", label, range(6), period=10, steps=400, every=20, **of_digits)
+                for label in ("sgd", *of_rules[:-1])
+            ),
             run_rows(
                 "update_rules",
                 "autoencoder",
-                label,
+                "mkor_published",
                 range(6),
                 period=10,
-                start=0.2,
-                floor=0.01,
                 steps=400,
                 every=20,
-                failed=(4,) if label == "mkor_published" else (),
-            )
-            for label in ("sgd", "kaisa", "mkor", "mkor_released", "mkor_published")
-        ]
-        + [
-            run_rows("update_rules", label=label, seeds=range(3), period=10, **bert)
-            for label in ("lamb", "kaisa", "mkor", "mkor_released", "mkor_published")
+                failed=(4,),
+                **of_digits,
+            ),
+            *(run_rows("update_rules", label=label, **of_bert) for label in ("lamb", *of_rules)),
         ],
-    )
-    digits: list[tuple[str, int]] = [("autoencoder", 6), ("alexnet", 3)]
-    write_experiment(
-        root,
-        "factor_variants",
-        [
-            run_rows("factor_variants", workload, label, range(seeds), period=5, start=0.2, floor=0.01)
-            for workload, seeds in digits
-            for label in ("sgd", *VARIANTS)
+        "factor_variants": [
+            run_rows("factor_variants", workload, label, range(seeds), period=5, **of_digits)
+            for (workload, seeds), label in product((("autoencoder", 6), ("alexnet", 3)), ("sgd", *VARIANTS))
         ],
-    )
+    }
+    for name, rows in parts.items():
+        write_experiment(root, name, rows)
     write_probe(root, "iteration_time", iteration_times())
     write_probe(root, "numerics", numerics())
     write_probe(root, "sizes", sizes())

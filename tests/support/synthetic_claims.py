@@ -8,6 +8,7 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import reaching, run_rows
+from tests.support.synthetic_probes import combinations
 from workflow.bench.claims import conditions_of
 from workflow.bench.claims.decision import Trained
 from workflow.bench.claims.verdicts import Condition
@@ -121,33 +122,6 @@ def learning_rates(converging: Mapping[str, Sequence[int]], *, best: float = 0.9
     return Trained("resnet_cifar10_lr", pd.DataFrame(rows), pd.DataFrame(metrics, columns=list(EVALUATION_COLUMNS)))
 
 
-def step_breakdown(shares: Mapping[str, float], *, capture: float = 0.0, repeats: int = 3) -> pd.DataFrame:
-    """Return rows of probes/step_breakdown.csv: each method's share of factor work where capture is none of it.
-
-    MKOR has period 10, others 10 and 50 alike; ``capture`` milliseconds are KAISA's alone; one repeat is slower.
-    """
-    rows = []
-    for workload in ("bert", "resnet"):
-        for optimizer, share in shares.items():
-            for period in (10,) if optimizer == "mkor" else (10, 50):
-                for repeat in range(repeats):
-                    phases = {"forward": 5.0, "backward": 9.0, "factor": share, "precondition": 1 - share}
-                    phases |= {"capture": capture if optimizer == "kaisa" else 0.0, "communication": 0.0, "update": 0.0}
-                    rows += [
-                        {
-                            "workload": workload,
-                            "workers": 1,
-                            "optimizer": optimizer,
-                            "inverse_update_period": period,
-                            "repeat": repeat,
-                            "phase": phase,
-                            "ms": ms * (1 + 0.01 * repeat),
-                        }
-                        for phase, ms in phases.items()
-                    ]
-    return pd.DataFrame(rows)
-
-
 def cost_scaling(
     mkor: float = 2.05, floor: float = 2.0, kaisa: float = 2.9, *, shares: Mapping[str, float] | None = None
 ) -> pd.DataFrame:
@@ -156,37 +130,29 @@ def cost_scaling(
     shares: of factor work at the paper's periods, by optimizer; the times of preconditioning follow from them.
     """
     rows = []
-    for optimizer, share in (shares or {"mkor": 0.02, "kaisa": 0.5}).items():
-        period, slope = (10, mkor) if optimizer == "mkor" else (50, kaisa)
-        for dimension in (256, 512, 1024):
-            for repeat in range(3):
-                factor = dimension**slope * 1e-6 * (1 if optimizer == "kaisa" else 1 + 0.01 * repeat) / period
-                ms = factor * (1 - share) / share
-                row = {"optimizer": optimizer, "part": "precondition", "dimension": dimension, "repeat": repeat}
-                rows.append({**row, "ms": ms})
-    for optimizer, part, slope in (("mkor", "factor", mkor), ("copy", "floor", floor), ("kaisa", "factor", kaisa)):
-        for dimension in (256, 512, 1024):
-            for repeat in range(1 if optimizer == "kaisa" and dimension == 1024 else 3):
-                ms = dimension**slope * 1e-6 * (1 if optimizer == "kaisa" else 1 + 0.01 * repeat)
-                rows.append({"optimizer": optimizer, "part": part, "dimension": dimension, "repeat": repeat, "ms": ms})
+    slopes, widths = {"mkor": mkor, "copy": floor, "kaisa": kaisa}, (256, 512, 1024)
+    given = shares or {"mkor": 0.02, "kaisa": 0.5}
+    for at in combinations(
+        optimizer=slopes, part=("factor", "precondition", "floor"), dimension=widths, repeat=range(3)
+    ):
+        label, part, width, repeat = at.values()
+        ms = width ** slopes[label] * 1e-6 * (1 if label == "kaisa" else 1 + 0.01 * repeat)
+        if part == "precondition" and label in given:
+            rows.append({**at, "ms": ms / (10 if label == "mkor" else 50) * (1 - given[label]) / given[label]})
+        is_second = (label, width) == ("kaisa", 1024) and repeat > 0
+        if part == ("floor" if label == "copy" else "factor") and not is_second:
+            rows.append({**at, "ms": ms})
     return pd.DataFrame(rows)
 
 
 def communication(mkor: float = 1.0, kaisa: float = 2.0) -> pd.DataFrame:
     """Return rows of probes/communication.csv with these slopes."""
+    slopes = {"mkor": mkor, "kaisa": kaisa}
+    every = combinations(optimizer=slopes, workers=(2, 4), rank=range(4), dimension=(64, 256, 1024))
     return pd.DataFrame(
-        {
-            "optimizer": optimizer,
-            "dimension": dimension,
-            "workers": workers,
-            "rank": rank,
-            "collective": "all_reduce",
-            "bytes": round(64 * dimension**slope),
-        }
-        for optimizer, slope in (("mkor", mkor), ("kaisa", kaisa))
-        for workers in (2, 4)
-        for rank in range(workers)
-        for dimension in (64, 256, 1024)
+        {**at, "collective": "all_reduce", "bytes": round(64 * at["dimension"] ** slopes[at["optimizer"]])}
+        for at in every
+        if at["rank"] < at["workers"]
     )
 
 
@@ -205,14 +171,12 @@ def memory(mkor: int = 1_000_000, kaisa: int = 2_000_000) -> pd.DataFrame:
 
 def scaling(efficiency: Mapping[int, float]) -> pd.DataFrame:
     """Return rows of probes/scaling.csv: MKOR's measured efficiency by workers; and rows of an earlier model."""
-    rows = []
-    for workers, share in {1: 1.0, **efficiency}.items():
-        rows += [
-            {"source": "measured", "workers": workers, "repeat": repeat, "value": (100 + repeat) / (workers * share)}
-            for repeat in range(3)
-        ]
-    rows += [{"source": "model", "workers": 1, "value": 100.0}]
-    rows += [{"source": "model", "workers": 64, "value": 100 / 64}]
+    rows = [
+        {"source": "measured", "workers": workers, "repeat": repeat, "value": (100 + repeat) / (workers * share)}
+        for workers, share in {1: 1.0, **efficiency}.items()
+        for repeat in range(3)
+    ]
+    rows += [{"source": "model", "workers": workers, "value": 100 / workers} for workers in (1, 64)]
     return pd.DataFrame(rows).assign(quantity="step_ms", optimizer="mkor", cores=2)
 
 
@@ -233,21 +197,14 @@ def rank1_error(
 ) -> pd.DataFrame:
     """Return rows of probes/rank1_error.csv: best errors, the share of their energy in the mean, and their change."""
     rows = []
-    for workload in ("bert", "resnet"):
-        for index in range(6):
-            for side in ("activation", "gradient"):
-                error = best if isinstance(best, float) else best[side]
-                times = share if isinstance(share, float) else share[side]
-                for seed in (0, 1):
-                    for step, more in ((0, 0.0), (100, change)):
-                        smallest = error + more + 0.001 * index
-                        shared = {"workload": workload, "optimizer": "sgd", "seed": seed, "step": step}
-                        shared |= {"layer": f"layer {index}", "side": side}
-                        rows += [
-                            shared | {"approximation": "best", "error": smallest},
-                            shared | {"approximation": "mean", "error": 2 * smallest},
-                            shared | {"approximation": "scaled_mean", "error": (1 - times * (1 - smallest**2)) ** 0.5},
-                        ]
+    layers, sides = [f"layer {index}" for index in range(6)], ("activation", "gradient")
+    for at in combinations(workload=("bert", "resnet"), layer=layers, side=sides, seed=(0, 1), step=(0, 100)):
+        error = best if isinstance(best, float) else best[at["side"]]
+        captured = share if isinstance(share, float) else share[at["side"]]
+        smallest = error + 0.001 * layers.index(at["layer"]) + (change if at["step"] else 0.0)
+        of_mean = (1 - captured * (1 - smallest**2)) ** 0.5
+        for name, value in (("best", smallest), ("mean", 2 * smallest), ("scaled_mean", of_mean)):
+            rows.append({**at, "optimizer": "sgd", "approximation": name, "error": value})
     return pd.DataFrame(rows)
 
 
@@ -257,26 +214,16 @@ def spectra(running: Sequence[float] = (1.0, 100.0), *, layers: int = 6, singula
     ``singular`` layers' averages are so at the last; the batch factors grow from 10 to 20 whatever the averages do.
     """
     rows = []
-    for workload in ("bert", "resnet"):
-        for index in range(layers):
-            for factor, conditions in (("batch", (10.0, 20.0)), ("running", running)):
-                for step, condition in zip((0, 100), conditions, strict=True):
-                    is_singular = factor == "running" and step and index < singular
-                    low = 0.0 if is_singular else 1.0 / (condition * (1 + 0.01 * index))
-                    rows.append(
-                        {
-                            "workload": workload,
-                            "optimizer": "kaisa",
-                            "seed": 0,
-                            "step": step,
-                            "layer": f"layer {index}",
-                            "factor": factor,
-                            "smallest": low,
-                            "condition_number": 1 / low if low else float("inf"),
-                            "resolution": 1e-7,
-                            "start_weight": 0.005 if factor == "running" else 0.0,
-                        }
-                    )
+    conditions = {("batch", 0): 10.0, ("batch", 100): 20.0, ("running", 0): running[0], ("running", 100): running[1]}
+    for at in combinations(
+        workload=("bert", "resnet"), layer=range(layers), factor=("batch", "running"), step=(0, 100)
+    ):
+        is_running = at["factor"] == "running"
+        is_singular = is_running and at["step"] and at["layer"] < singular
+        low = 0.0 if is_singular else 1 / (conditions[at["factor"], at["step"]] * (1 + 0.01 * at["layer"]))
+        about = {"optimizer": "kaisa", "seed": 0, "resolution": 1e-7, "start_weight": 0.005 if is_running else 0.0}
+        values = {"smallest": low, "condition_number": 1 / low if low else float("inf")}
+        rows.append({**at, "layer": f"layer {at['layer']}", **about, **values})
     return pd.DataFrame(rows)
 
 
@@ -285,16 +232,11 @@ def half_precision(errors: Mapping[str, float] | None = None, finite: Mapping[st
 
     One update of each rule starts from a factor that has overflowed before.
     """
-    rows: list[dict[str, Any]] = []
+    rows = []
     for rule in ("published", "sherman_morrison"):
-        shared = {"update_rule": rule, "blend": 0.8, "dtype": "float16", "arithmetic": "half"}
-        shared |= {"sequence": "independent"}
-        error = (errors or {}).get(rule, 0.1)
-        rows += [
-            shared | {"check": "error", "value": value, "bound": 1.0, "largest_entry": 2.0} for value in (0.01, error)
-        ]
-        overflowed = {"value": float("nan"), "bound": float("inf"), "largest_entry": float("inf")}
-        rows.append(shared | {"check": "error"} | overflowed)
-        updates = (finite or {}).get(rule, 10_000)
-        rows.append(shared | {"check": "finite", "value": updates, "bound": 10_000.0, "largest_entry": 2.0})
+        error, updates = (errors or {}).get(rule, 0.1), (finite or {}).get(rule, 10_000)
+        values = [("error", 0.01, 1.0), ("error", error, 1.0), ("error", float("nan"), float("inf"))]
+        for check, value, bound in (*values, ("finite", updates, 10_000.0)):
+            about = {"update_rule": rule, "blend": 0.8, "dtype": "float16", "arithmetic": "half"}
+            rows.append({**about, "sequence": "independent", "check": check, "value": value, "bound": bound})
     return pd.DataFrame(rows)

@@ -17,7 +17,7 @@ from snakemake.report import publish_parts
 from tests.support.synthetic import run_rows
 from workflow.bench.analysis.captions import as_rst, caption, footer, from_rst
 from workflow.bench.analysis.estimates import looks
-from workflow.bench.analysis.wording import integer_ranges, number
+from workflow.bench.analysis.wording import integer_ranges, number, paper_name
 from workflow.bench.results.tables import Results
 from workflow.bench.support.errors import one_line
 
@@ -50,6 +50,28 @@ def test_integer_ranges(numbers, text):
 )
 def test_number(value, text):
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("label", "name"),
+    [
+        ("sgd", "SGD"),
+        ("lamb", "LAMB"),
+        ("hylo", "HyLo"),
+        ("eva", "Eva"),
+        ("mkor", "MKOR"),
+        ("mkor_bfloat16", "MKOR"),
+        ("mkor_released", "MKOR"),
+        ("mkor_released_600", "MKOR"),
+        ("mkor_h", "MKOR-H"),
+        ("kaisa_no_clip", "KAISA"),
+        ("kaisa_1000", "KAISA"),
+        ("soap", None),
+        ("mkor_windowed", None),
+    ],
+)
+def test_an_optimizer_has_the_papers_name(label, name):
+    assert paper_name(label) == name
 
 
 def test_caption_names_tier_hardware_seeds_rule_and_commit():

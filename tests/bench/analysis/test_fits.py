@@ -41,7 +41,6 @@ def test_width_law_counts_every_width_once():
     times = _timed({2: [0.5, 1.0, 2.0], 4: [4.0]})
     assert list(fits.mean_by_width(times)) == pytest.approx([1, 4])
     law = fits.width_law(times)
-    assert law is not None
     assert law.exponent == pytest.approx(2)
     assert fits.width_law(times[times["dimension"] == 4]) is None
     assert fits.width_laws(times[times["dimension"] == 4]) == {}
@@ -53,7 +52,6 @@ def test_width_law_is_the_mean_of_the_repeats_laws(repeats, once):
     times = _timed({width: [row[at] for row in repeats] for at, width in enumerate((64, 128, 512))} | {1024: [once]})
     laws, law = fits.width_laws(times), fits.width_law(times)
     assert len(laws) == len(repeats)
-    assert law is not None
     assert law.exponent == pytest.approx(sum(one.exponent for one in laws.values()) / len(laws), abs=1e-9)
 
 

@@ -9,11 +9,12 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from tests.support.synthetic import run_rows
 from tests.support.synthetic_claims import runs_to_target
 from tests.support.synthetic_probes import step_time
 from workflow.bench.analysis.estimates import crossed_ratio
 from workflow.bench.analysis.step_times import StepTimes, TimedLabel, aa_exclusions, most_exclusions
-from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
+from workflow.bench.analysis.training_time import OWN, PROBED, Training, mean_seconds, time_ratio, timed
 
 INF = math.inf
 RUNS = runs_to_target("bert_pretraining", {"lamb": [100.0, 110.0], "mkor": [80.0, 88.0]})
@@ -120,7 +121,6 @@ def test_a_time_ratio_is_steps_times_milliseconds():
     """Truth: twice the steps, each 1.5 times as long."""
     times = StepTimes(step_time(RUNS, {"lamb": 45.0, "mkor": 30.0}))
     ratio = time_ratio(times, training(LAMB, 100, 200, 150), training(MKOR, 50, 100, 75))
-    assert ratio is not None
     assert (ratio.value, ratio.low, ratio.high, ratio.n) == pytest.approx((3.0, 3.0, 3.0, 3))
     assert mean_seconds(times, training(MKOR, 50, INF)) == pytest.approx({0: 1.5, 1: INF})
 
@@ -129,16 +129,52 @@ def test_runs_that_miss_the_target_count_as_before():
     times = StepTimes(step_time(RUNS, noise=0.01))
     reached = training(MKOR, *[50.0] * 7)
     never = time_ratio(times, training(LAMB, *[INF] * 7), reached)
-    assert never is not None
     assert (never.value, never.low) == (INF, INF)
     few = time_ratio(times, training(LAMB, 100.0, INF), training(MKOR, 50.0, 50.0))
-    assert few is not None
     assert not few.has_interval
     assert time_ratio(times, training(LAMB, INF, 0.0), training(MKOR, INF, 0.0)) is None
     some = time_ratio(times, training(LAMB, 100.0, 110.0, INF), training(MKOR, 50.0, 55.0, INF))
-    assert some is not None
     assert (some.n, some.has_interval) == (2, True)  # the third seed says nothing
     # Where the interval is that of a median, the times widen it.
     most = time_ratio(times, training(LAMB, *[100.0] * 7, INF), training(MKOR, *[50.0] * 8))
-    assert most is not None
     assert most.low < 0.996 * most.value < most.high
+
+
+def _tables() -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs and evaluations of two optimizers, one of which switches to its base after 60 of 150 steps."""
+    parts = [run_rows("e", "w", label, [0, 1], base="lamb", period=5, target=4.2) for label in ("lamb", "mkor_h")]
+    runs, metrics = (pd.DataFrame([row for part in parts for row in part[place]]) for place in (1, 0))
+    switches = runs["optimizer"] == "mkor_h"
+    runs["switch_step"] = runs["switch_step"].mask(switches, 60.0)
+    runs["hyperparameters"] = pd.Series([{"base": "lamb"} if switch else {} for switch in switches], runs.index)
+    return runs, metrics
+
+
+def test_seconds_are_iterations_times_the_time_of_a_step():
+    """Truth: 20 ms a step of LAMB, and 50 ms a step of MKOR-H until it switches."""
+    runs, metrics = _tables()
+    found = timed(StepTimes(step_time(runs, {"lamb": 20.0, "mkor_h": 50.0})), runs, metrics)
+    by_label = found.runs.groupby("optimizer")["train_seconds"].first()
+    assert by_label["lamb"] == pytest.approx(150 * 0.02)
+    assert by_label["mkor_h"] == pytest.approx(60 * 0.05 + 90 * 0.02)
+    at_step = found.metrics[found.metrics["step"] == 50].groupby("optimizer")["train_seconds"].first()
+    assert at_step.to_dict() == pytest.approx({"lamb": 1.0, "mkor_h": 2.5})
+    lamb = found.runs[(found.runs["optimizer"] == "lamb") & found.runs["crossing_step"].notna()]
+    assert list(lamb["crossing_seconds"]) == pytest.approx([0.02 * step for step in lamb["crossing_step"]])
+    assert found.note(str) == PROBED
+
+
+def test_a_label_without_a_timed_step_leaves_all_labels_their_own_seconds():
+    """Times of two sources on one axis could not be compared."""
+    runs, metrics = _tables()
+    for times in (step_time(runs[runs["optimizer"] == "lamb"]), pd.DataFrame()):
+        found = timed(StepTimes(times), runs, metrics)
+        assert list(found.runs["train_seconds"]) == list(runs["train_seconds"])
+        assert list(found.metrics["train_seconds"].dropna()) == list(metrics["train_seconds"].dropna().astype(float))
+        assert found.note(str) == OWN
+
+
+def test_without_runs_there_is_nothing_to_time():
+    empty = pd.DataFrame()
+    assert timed(StepTimes(empty), empty, empty).runs.empty
+    assert math.isnan(StepTimes(empty).mean(TimedLabel("e", "w", "lamb")))

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pandas as pd
 import pytest
 
+from tests.support.synthetic import run_rows, write_experiment
 from tests.support.synthetic_claims import conditions, fine_tuned
+from workflow.bench.analysis.finetuning_scores import pretraining_experiment
 from workflow.bench.claims.decision import Trained
 from workflow.bench.claims.finetuning import decide_glue_average
+from workflow.bench.results.tables import Results
 
 
 @pytest.mark.parametrize(
@@ -77,3 +83,15 @@ def test_a_seed_that_lacks_a_task_has_no_average():
     broken = decide_glue_average(Trained("bert_glue", runs, metrics), conditions("C04"), "mkor")
     assert broken.verdict == "inconclusive"
     assert "lacks 1 of their runs, which broke down" in broken.why
+
+
+def test_fine_tuning_starts_from_the_experiment_that_has_its_checkpoints(tmp_path: Path):
+    root = tmp_path / "results" / "test-cpu" / "evidence"
+    names = ("bert_pretraining", "bert_pretraining_small")
+    for name in names:
+        write_experiment(root, name, [run_rows(name, "bert", "mkor", range(2))])
+    results = Results(root)
+    for name in names:
+        tuned = pd.DataFrame({"start_from": [results.runs(name)["run"].iloc[1], None]})
+        assert pretraining_experiment(results, tuned) == name
+    assert pretraining_experiment(results, pd.DataFrame({"start_from": ["elsewhere"]})) == "bert_pretraining"

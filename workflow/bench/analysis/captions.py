@@ -45,44 +45,37 @@ class Names:
 _LABELS: Final = Names()
 
 
-def _sentence(text: str) -> str:
-    """Return the text with a capital first letter and without a full stop."""
-    return capital(text).rstrip(".")
-
-
 def _unique(runs: pd.DataFrame, column: str) -> list[str]:
     return sorted({str(value) for value in runs[column].dropna()})
 
 
-def _mkor(runs: pd.DataFrame, names: Names) -> list[str]:
-    """Return a sentence on the update rules and periods of the MKOR labels, if there are any."""
+def _mkor(runs: pd.DataFrame, names: Names) -> str:
+    """Return a sentence on the update rules and periods of the MKOR labels; empty without any."""
     mkor = runs[runs["update_rule"].notna()]
     if mkor.empty:
-        return []
+        return ""
     rules = {str(label): "/".join(_unique(rows, "update_rule")) for label, rows in mkor.groupby("optimizer")}
     periods = integer_ranges(mkor["inverse_update_period"].dropna())
-    return [f"MKOR's update rule: {names.rules(rules)}{f'; inverse update period {periods}' if periods else ''}"]
+    return f"MKOR's update rule: {names.rules(rules)}{f'; inverse update period {periods}' if periods else ''}"
 
 
-def _tuned(runs: pd.DataFrame, names: Names) -> list[str]:
-    """Return a sentence on the optimizers with a tuned hyperparameter, if there are any."""
+def _tuned(runs: pd.DataFrame, names: Names) -> str:
+    """Return a sentence on the optimizers with a tuned hyperparameter; empty without any."""
     tuned = runs[is_true(runs["tuned"])]
     if tuned.empty:
-        return []
-    optimizers = (
-        "all optimizers" if len(tuned) == len(runs) else ", ".join(map(names.optimizer, _unique(tuned, "optimizer")))
-    )
-    return [f"Tuned: {optimizers}"]
+        return ""
+    some = ", ".join(map(names.optimizer, _unique(tuned, "optimizer")))
+    return f"Tuned: {'all optimizers' if len(tuned) == len(runs) else some}"
 
 
-def _inert(runs: pd.DataFrame, names: Names) -> list[str]:
-    """Return a sentence on the preconditioners that hardly change the gradient's direction, if there are any."""
+def _inert(runs: pd.DataFrame, names: Names) -> str:
+    """Return a sentence on the preconditioners that hardly change the gradient's direction; empty without any."""
     phrases = []
     for workload, rows in runs.dropna(subset=["direction_cosine"]).groupby("workload"):
         cosines = rows.groupby("optimizer")["direction_cosine"].median()
         if labels := [names.optimizer(str(label)) for label, cosine in cosines.items() if cosine > INERT]:
             phrases.append(f"{', '.join(labels)} on {names.workload(str(workload))}")
-    return [f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}"] if phrases else []
+    return f"inert (median cosine of update and gradient above {INERT:g}): {'; '.join(phrases)}" if phrases else ""
 
 
 def _place(runs: pd.DataFrame, experiment: object, workload: object, names: Names) -> str:
@@ -112,8 +105,8 @@ def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
     return [f"{status}: {'; '.join(places)}" for status, places in phrases.items()]
 
 
-def _missing(runs: pd.DataFrame, names: Names) -> list[str]:
-    """Return a sentence on the seeds that a label of a workload lacks and another label has, if there are any."""
+def _missing(runs: pd.DataFrame, names: Names) -> str:
+    """Return a sentence on the seeds that a label of a workload lacks and another label has; empty without any."""
     phrases = []
     for (experiment, workload), rows in runs.groupby(["experiment", "workload"]):
         seeds = set(rows["seed"].dropna())
@@ -126,7 +119,7 @@ def _missing(runs: pd.DataFrame, names: Names) -> list[str]:
                     by_seeds.setdefault(integer_ranges(absent), []).append(f"{names.optimizer(str(label))}{at}")
         place = _place(runs, experiment, workload, names)
         phrases += [f"{place} {', '.join(labels)} seed {absent}" for absent, labels in by_seeds.items()]
-    return [f"missing: {'; '.join(phrases)}"] if phrases else []
+    return f"missing: {'; '.join(phrases)}" if phrases else ""
 
 
 def _seeds(runs: pd.DataFrame, names: Names, *, summarized: bool) -> str:
@@ -154,34 +147,30 @@ def _statistic(seeds: int, names: Names) -> str:
     return f"mean, {shown_level()} t interval" if seeds >= 2 else "one run, no interval"
 
 
-def _machines(results: Results, runs: pd.DataFrame) -> list[str]:
-    """Return a sentence on the runs that other machines trained, if there are any."""
+def _machines(results: Results, runs: pd.DataFrame) -> str:
+    """Return a sentence on the runs that other machines trained; empty without any."""
     others = runs[runs["hardware"].notna() & (runs["hardware"] != results.hardware)]
-    phrases = [
+    phrases = ", ".join(
         f"{experiment} seed {integer_ranges(rows['seed'])} on {hardware}"
         for (experiment, hardware), rows in others.groupby(["experiment", "hardware"])
-    ]
-    return (
-        [f"trained elsewhere, adopted: {', '.join(phrases)}; times of steps are of {results.hardware}"]
-        if phrases
-        else []
     )
+    return f"trained elsewhere, adopted: {phrases}; times of steps are of {results.hardware}" if phrases else ""
 
 
-def _code(runs: pd.DataFrame) -> list[str]:
+def _code(runs: pd.DataFrame) -> str:
     """Return a sentence on the runs' commits and the number of runs made by older code."""
-    phrases: list[str] = []
-    if commits := _commits(runs):
-        dirty = " with uncommitted changes" if is_true(runs["git_dirty"]).any() else ""
-        phrases.append(f"commit {commits}{dirty}")
+    dirty = " with uncommitted changes" if is_true(runs["git_dirty"]).any() else ""
     known = runs[runs["code_current"].notna()]
-    if older := int((~is_true(known["code_current"])).sum()):
-        phrases.append(f"{older} of {len(known)} runs made by older code")
-    return ["; ".join(phrases)] if phrases else []
+    older = int((~is_true(known["code_current"])).sum())
+    phrases = [f"{_commits(runs)}{dirty}"] if _commits(runs) else []
+    phrases += [f"{older} of {len(known)} runs made by older code"] if older else []
+    return "; ".join(phrases)
 
 
 def _commits(rows: pd.DataFrame) -> str:
-    return ", ".join(commit[:9] for commit in _unique(rows, "git_commit"))
+    """Return the commits of runs or of a probe's rows: ``commit 012345678, 89abcdef0``; empty without any."""
+    commits = ", ".join(commit[:9] for commit in _unique(rows, "git_commit"))
+    return f"commit {commits}" if commits else ""
 
 
 def caption(
@@ -209,24 +198,25 @@ def caption(
     if runs.empty:
         parts = [f"{tier}; {results.hardware}", *notes]
     else:
-        parts = [f"{tier}; {results.hardware}; {_seeds(runs, names, summarized=summarized)}"]
-        parts += [
-            *_machines(results, runs),
-            *_mkor(runs, names),
-            *_tuned(runs, names),
-            *_inert(runs, names),
+        parts = [
+            f"{tier}; {results.hardware}; {_seeds(runs, names, summarized=summarized)}",
+            _machines(results, runs),
+            _mkor(runs, names),
+            _tuned(runs, names),
+            _inert(runs, names),
             *notes,
             *_unfinished(runs, names),
-            *_missing(runs, names),
+            _missing(runs, names),
         ]
     if without := list(absent):
         parts.append(f"no results yet: {', '.join(without)}")
-    if results.looks > 1 and not runs.empty:
-        spent = f"intervals of {shown_level()}, so that all looks together err in at most 5 % of cases"
-        parts.append(f"look {results.look} of at most {results.looks}: {spent}")
     if not runs.empty:
-        parts += _code(runs)
-    return one_line(". ".join(map(_sentence, parts)) + ".")
+        # A probe's rows do not grow by rounds of seeds: its caption has no look.
+        if results.looks > 1:
+            spent = f"intervals of {shown_level()}, so that all looks together err in at most 5 % of cases"
+            parts.append(f"look {results.look} of at most {results.looks}: {spent}")
+        parts.append(_code(runs))
+    return one_line(". ".join(capital(part).rstrip(".") for part in parts if part) + ".")
 
 
 def as_rst(text: str) -> str:
@@ -257,9 +247,8 @@ def footer(
     if "update_rule" in rows and rows["update_rule"].notna().any():
         pairs = rows.dropna(subset="update_rule")[["optimizer", "update_rule"]].drop_duplicates()
         rules = [f"MKOR's update rule: {names.rules(dict(pairs.to_numpy().tolist()))}"]
-    code = [f"commit {_commits(rows)}"] if _commits(rows) else []
-    no_runs = pd.DataFrame()
-    return caption(results, no_runs, notes=[*seeds, *rules, *precisions(rows, names), *notes, *code], absent=absent)
+    about = [*seeds, *rules, *precisions(rows, names), *notes, _commits(rows)]
+    return caption(results, pd.DataFrame(), notes=about, absent=absent)
 
 
 def precisions(rows: pd.DataFrame, names: Names = _LABELS) -> list[str]:
@@ -267,8 +256,8 @@ def precisions(rows: pd.DataFrame, names: Names = _LABELS) -> list[str]:
     if "precision" not in rows:
         return []
     lower = rows[rows["precision"].notna() & (rows["precision"] != PLAIN_PRECISION)]
-    by_precision = lower.groupby("precision")["workload"].unique().items()
     phrases = [
-        f"{', '.join(map(names.workload, sorted(workloads)))} in {precision}" for precision, workloads in by_precision
+        f"{', '.join(map(names.workload, sorted(workloads)))} in {precision}"
+        for precision, workloads in lower.groupby("precision")["workload"].unique().items()
     ]
     return [f"trained with autocast: {'; '.join(phrases)}"] if phrases else []

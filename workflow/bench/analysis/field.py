@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -86,24 +87,17 @@ def contests(results: Results) -> list[Contest]:
     Raises:
         NoDataError: there is none.
     """
-    found = list(_contests(results))
+    found = []
+    for name in FIELD:
+        runs, metrics = results.runs(name), results.metrics(name)
+        runs = runs[runs["status"].isin(ENDED)]
+        # An experiment whose base gains nothing, or has not ended yet, has no targets to compare others at.
+        with suppress(NoSweepError):
+            if (base := common_base(runs)) is not None:
+                found.append(Contest(name, runs, metrics, base, target_sweep(runs, metrics, base)))
     if not found:
         raise NoDataError(f"no experiment of the field in {results.root} has runs: run make field first.")
     return found
-
-
-def _contests(results: Results) -> Iterator[Contest]:
-    for name in FIELD:
-        runs = results.runs(name)
-        runs = runs[runs["status"].isin(ENDED)]
-        base = common_base(runs)
-        if base is None:
-            continue
-        metrics = results.metrics(name)
-        try:
-            yield Contest(name, runs, metrics, base, target_sweep(runs, metrics, base))
-        except NoSweepError:
-            continue
 
 
 def common_base(runs: pd.DataFrame) -> str | None:

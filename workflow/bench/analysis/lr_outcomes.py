@@ -14,6 +14,7 @@ Runs that are skipped, interrupted, failed or missing have no outcome, and neith
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final, Literal
 
 import pandas as pd
@@ -46,25 +47,33 @@ def outcomes(runs: pd.DataFrame) -> pd.DataFrame:
     return with_outcomes.dropna(subset=["lr", "outcome"])
 
 
+def _whole_grids(ended: pd.DataFrame) -> Iterator[tuple[str, int, pd.DataFrame]]:
+    """Yield each label and seed whose runs ended at every rate of any label, with its rows of `outcomes`.
+
+    A rate without a run must not look like one that did not converge.
+    """
+    all_rates = set(ended["lr"])
+    for (label, seed), rows in ended.groupby(["optimizer", "seed"], sort=False):
+        if set(rows["lr"]) == all_rates:
+            yield str(label), int(str(seed)), rows
+
+
 def converging_rates(ended: pd.DataFrame) -> dict[str, dict[int, int]]:
     """Return the number of learning rates that converge, ``{label: {seed: count}}``, from the rows of `outcomes`.
 
-    A seed counts only if the label's runs ended at every rate of any label; a rate without a run must not look like
-    one that did not converge.
+    A seed counts only if the label's runs ended at every rate of any label.
     """
-    all_rates = set(ended["lr"])
     counts: dict[str, dict[int, int]] = {}
-    for (label, seed), rows in ended.groupby(["optimizer", "seed"], sort=False):
-        if set(rows["lr"]) == all_rates:
-            counts.setdefault(str(label), {})[int(str(seed))] = int((rows["outcome"] == "converged").sum())
+    for label, seed, rows in _whole_grids(ended):
+        counts.setdefault(label, {})[seed] = int((rows["outcome"] == "converged").sum())
     return counts
 
 
 def mean_best(ended: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Return the mean over learning rates of the best value of the target's metric, ``{label: {seed: mean}}``.
 
-    A run that broke down counts as untrained: as the mean first evaluation of all runs. As in `converging_rates`, a
-    seed counts only if the label's runs ended at every rate of any label.
+    A run that broke down counts as untrained: as the mean first evaluation of all runs. Seeds are those of
+    `converging_rates`.
 
     Args:
         ended: rows of `outcomes`, whose runs have one target's metric.
@@ -73,13 +82,11 @@ def mean_best(ended: pd.DataFrame, metrics: pd.DataFrame) -> dict[str, dict[int,
     target = ended["target"].iloc[0]
     chosen = metrics[(metrics["split"] == target.split) & (metrics["metric"] == target.metric)]
     by_run = chosen[chosen["run"].isin(ended["run"])].dropna(subset="value").sort_values("step").groupby("run")["value"]
-    untrained = by_run.first().mean()
     best = by_run.max() if target.direction == "above" else by_run.min()
     is_broken = ended["outcome"].isin(set(_ENDED_BADLY.values()))
-    values = ended["run"].map(best).astype(float).mask(is_broken, untrained)
-    all_rates = set(ended["lr"])
+    # Leaving out the runs that broke down would favor the label whose runs did.
+    values = ended["run"].map(best).astype(float).mask(is_broken, by_run.first().mean())
     means: dict[str, dict[int, float]] = {}
-    for (label, seed), rows in ended.groupby(["optimizer", "seed"], sort=False):
-        if set(rows["lr"]) == all_rates:
-            means.setdefault(str(label), {})[int(str(seed))] = float(values[rows.index].mean())
+    for label, seed, rows in _whole_grids(ended):
+        means.setdefault(label, {})[seed] = float(values[rows.index].mean())
     return means

@@ -144,20 +144,18 @@ class Machine:
         A cycle holds one refresh, so its mean is linear in 1 / period. It is computed from a refreshing step and the
         others if both were timed, else interpolated between measured periods; it is never extrapolated.
         """
-        rows = self._breakdown
-        rows = rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
-        if not rows.empty:
-            times = rows["ms"]
-            if not math.isnan(period):
-                times = cycle_mean(rows["refresh_ms"], rows["other_ms"], period)
-            if times.notna().all():
-                return self._step_time("step_breakdown", model, optimizer, period, times)
-        rows = self._cycles
-        rows = rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
-        interpolated = _interpolated(rows, period)
-        if interpolated is None:
-            return None
-        return self._step_time("iteration_time", model, optimizer, period, interpolated)
+        phases, cycles = (
+            rows[(rows["workload"] == model) & (rows["optimizer"] == optimizer)]
+            for rows in (self._breakdown, self._cycles)
+        )
+        has_period = not math.isnan(period)
+        times = cycle_mean(phases["refresh_ms"], phases["other_ms"], period) if has_period else phases["ms"]
+        if len(times) and times.notna().all():
+            return self._step_time("step_breakdown", model, optimizer, period, times)
+        interpolated = _interpolated(cycles, period)
+        return (
+            None if interpolated is None else self._step_time("iteration_time", model, optimizer, period, interpolated)
+        )
 
     def goals(self, *, own_seconds: bool = False) -> Iterator[tuple[Configuration, pd.DataFrame, Reaching]]:
         """Yield the configurations with a target and a run that has ended, their runs, and the iterations to it.
@@ -169,10 +167,6 @@ class Machine:
         for configuration, runs in by_configuration(self.runs if own_seconds else self.timed.runs).items():
             if (iterations := reaching(to_target(runs, "steps"))) is not None:
                 yield configuration, runs, iterations
-
-    def sources(self, experiment: str, runs: pd.DataFrame) -> Sources:
-        """Return the file of an experiment's runs with those of these rows."""
-        return from_runs(f"{self.prefix}{experiment}.runs.csv", runs)
 
     def _step_time(self, probe: str, workload: str, optimizer: str, period: float, times: pd.Series) -> StepTime:
         where: dict[str, object] = {"workload": workload, "optimizer": optimizer}
@@ -216,7 +210,8 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
         if folder == results.root:
             machine = Machine(results, "")
         else:
-            machine = Machine(Results(folder, results.tier_title), f"{_relative_path(folder, results.root)}/")
+            path = Path(os.path.relpath(folder.resolve(), results.root.resolve())).as_posix()
+            machine = Machine(Results(folder, results.tier_title), f"{path}/")
         if machine.name in machines:
             machine = replace(machine, place=folder.resolve().parents[1].name)
         if machine.name in machines:
@@ -230,10 +225,6 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
     return list(machines.values()), notes
 
 
-def _relative_path(folder: Path, root: Path) -> str:
-    return Path(os.path.relpath(folder.resolve(), root.resolve())).as_posix()
-
-
 def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
     """Return the time to target of every configuration on every machine, if it was measured or can be projected.
 
@@ -244,53 +235,36 @@ def target_times(machines: Iterable[Machine]) -> list[TargetTime]:
     for machine in listed:
         for configuration, runs, iterations in machine.goals():
             measured.setdefault(configuration, {})[machine.name] = machine, runs, iterations
-    times = []
-    for configuration, by_machine in measured.items():
-        for machine in listed:
-            if machine.name in by_machine:
-                _, runs, iterations = by_machine[machine.name]
-                times.append(_measured(machine, configuration, runs, iterations))
-            else:
-                source, runs, iterations = next(iter(by_machine.values()))
-                times += _projected(machine, configuration, source, runs, iterations)
-    return times
+    found = (_target_time(machine, *of_one) for of_one in measured.items() for machine in listed)
+    return [time for time in found if time is not None]
 
 
-def _measured(machine: Machine, configuration: Configuration, runs: pd.DataFrame, iterations: Reaching) -> TargetTime:
-    took = to_target(runs, "seconds")
-    seconds = reaching(took)
-    assert seconds is not None  # the runs are those of the iterations
+def _target_time(
+    machine: Machine, configuration: Configuration, by_machine: Mapping[str, tuple[Machine, pd.DataFrame, Reaching]]
+) -> TargetTime | None:
+    """Return the measured time on a machine, or the projection of the first machine's iterations; None without one."""
+    projected = machine.name not in by_machine
+    source, runs, iterations = next(iter(by_machine.values())) if projected else by_machine[machine.name]
+    data = from_runs(f"{source.prefix}{configuration.experiment}.runs.csv", runs)
+    if projected:
+        if (projection := project(machine, configuration, runs, iterations)) is None:
+            return None
+        seconds, took = projection[0], {}
+        data += projection[1].data
+    else:
+        took = to_target(runs, "seconds")
+        seconds = estimate(list(took.values()))
     return TargetTime(
         machine=machine.name,
         configuration=configuration,
         iterations=iterations,
-        iterations_from=machine.name,
-        seconds=seconds.took,
+        iterations_from=source.name,
+        seconds=seconds,
         by_run=tuple(value for value in took.values() if math.isfinite(value)),
-        projected=False,
-        own_seconds=(configuration.experiment, configuration.workload) in machine.timed.own,
-        data=machine.sources(configuration.experiment, runs),
+        projected=projected,
+        own_seconds=not projected and (configuration.experiment, configuration.workload) in machine.timed.own,
+        data=data,
     )
-
-
-def _projected(
-    machine: Machine, configuration: Configuration, source: Machine, runs: pd.DataFrame, iterations: Reaching
-) -> Iterator[TargetTime]:
-    """Yield the projection of another machine's ``iterations``, if this machine timed the step."""
-    projection = project(machine, configuration, runs, iterations)
-    if projection is not None:
-        seconds, step = projection
-        yield TargetTime(
-            machine=machine.name,
-            configuration=configuration,
-            iterations=iterations,
-            iterations_from=source.name,
-            seconds=seconds,
-            by_run=(),
-            projected=True,
-            own_seconds=False,
-            data=source.sources(configuration.experiment, runs) + step.data,
-        )
 
 
 def project(
@@ -298,13 +272,7 @@ def project(
 ) -> tuple[Estimate, StepTime] | None:
     """Return the projected seconds of ``iterations`` on a machine, and its step time; None without a step time.
 
-    The bounds of the interval are the products of the bounds of both factors.
-
-    Args:
-        machine: the machine to project for.
-        configuration: the configuration of the iterations.
-        runs: the runs that the iterations were measured in.
-        iterations: the iterations to the target.
+    The bounds of the interval are the products of the bounds of both factors. runs: those of the iterations.
     """
     model = TIMED_MODELS.get((configuration.experiment, configuration.workload))
     if model is None or runs["gpu"].notna().any():
@@ -343,9 +311,7 @@ def projection_check(machines: Iterable[Machine]) -> tuple[float, float] | None:
 def describe(machines: Iterable[Machine], experiments: Collection[str] | None = None) -> list[str]:
     """Return sentences for a caption: the other machines' runs, and whether all machines ran the same code.
 
-    Args:
-        machines: the machines compared.
-        experiments: the experiments whose runs are counted; None: all.
+    experiments: those whose runs are counted; None: all.
     """
     listed = list(machines)
     notes = []
@@ -354,7 +320,9 @@ def describe(machines: Iterable[Machine], experiments: Collection[str] | None = 
         if experiments is not None and not runs.empty:
             runs = runs[runs["experiment"].isin(experiments)]
         if machine.prefix:
-            notes.append(f"compared with {machine.name}: {_counted(runs)}")
+            statuses = [] if runs.empty else runs["status"].astype(str).str.replace("_", " ").value_counts().items()
+            counted = ", ".join([f"{len(runs)} runs", *(f"{count} {status}" for status, count in statuses)])
+            notes.append(f"compared with {machine.name}: {'step times only, no runs' if runs.empty else counted}")
     codes: dict[str, list[str]] = defaultdict(list)
     for machine in listed:
         for measurement, code in machine.fingerprints.items():
@@ -363,10 +331,3 @@ def describe(machines: Iterable[Machine], experiments: Collection[str] | None = 
     if differing := sum(len(set(fingerprints)) > 1 for fingerprints in shared):
         notes.append(f"different code measured {differing} of the {len(shared)} runs and probes that machines share")
     return notes
-
-
-def _counted(runs: pd.DataFrame) -> str:
-    if runs.empty:
-        return "step times only, no runs"
-    counts = runs["status"].astype(str).str.replace("_", " ").value_counts()
-    return f"{len(runs)} runs, " + ", ".join(f"{count} {status}" for status, count in counts.items())

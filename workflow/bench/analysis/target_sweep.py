@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from workflow.bench.analysis.estimates import Estimate, crossed_ratio, mean_ratio, studies_of, study_means
 from workflow.bench.analysis.step_times import StepTimes
-from workflow.bench.analysis.time_to_target import censored
 from workflow.bench.analysis.training_time import Training
-from workflow.bench.plan.targets import Target
+from workflow.bench.plan.targets import Crossing, Target
 from workflow.bench.results.columns import ENDED
 
 SHARES: Final = tuple(round(0.3 + 0.1 * index, 1) for index in range(8))
@@ -125,8 +124,10 @@ class TargetSweep:
         kept = np.flatnonzero(counts.any(axis=0))
         means = np.nanmean(np.where(counts[..., None], logs, np.nan)[:, kept], axis=0)
         units, studies = study_means(means, [seeds[index] for index in kept], studies_of(under.runs, over.runs))
+        # A single block is that of steps, which have no noise of their own.
+        summary = (mean_ratio(units[:, 0]) if units.shape[1] == 1 else crossed_ratio(units)) if len(kept) else None
         return SweptRatio(
-            _estimate(units) if len(kept) else None,
+            summary,
             pairs=int(counts.sum()),
             unreached=int((counts & (reached[0] != reached[1])).sum()),
             left_out=int((~counts).sum()),
@@ -147,11 +148,6 @@ def _log_ratios(
         logs = np.log(over) - np.log(under)
     logs = np.where(reached[0][..., None], logs, np.maximum(logs, 0))
     return np.where(reached[1][..., None], logs, np.minimum(logs, 0))
-
-
-def _estimate(logarithms: NDArray[np.float64]) -> Estimate:
-    """Estimate a ratio from logarithms ``[units, blocks]``; a single block is that of steps, which have no noise."""
-    return mean_ratio(logarithms[:, 0]) if logarithms.shape[1] == 1 else crossed_ratio(logarithms)
 
 
 def target_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, base: str) -> TargetSweep:
@@ -177,25 +173,22 @@ def target_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, base: str) -> Target
     goal: Target = goals.iloc[0]
     of_goal = (metrics["split"] == goal.split) & (metrics["metric"] == goal.metric)
     chosen = metrics.loc[of_goal, ["run", "split", "metric", "step", "value", "train_seconds"]]
-    evaluations = {str(run): rows.to_dict("records") for run, rows in chosen.groupby("run")}
-    targets = _targets(goal, [evaluations.get(run, []) for run in _finished(ended, base)])
+    evaluations: dict[str, Evaluations] = {str(run): rows.to_dict("records") for run, rows in chosen.groupby("run")}
+    of_base = ended.loc[(ended["optimizer"] == base) & (ended["status"] == "finished"), "run"].astype(str)
+    targets = _targets(goal, [evaluations.get(run, []) for run in of_base])
     if not targets:
         raise NoSweepError(f"has no finished run of {base} in which the {goal.split} {goal.metric} gets better")
     courses = {
         str(label): Course(
             of_label,
             {
-                int(seed): _crossings(targets, evaluations.get(run, []))
+                int(seed): [_step(target.crossing(evaluations.get(run, []))) for target in targets]
                 for seed, run in zip(of_label["seed"], of_label["run"], strict=True)
             },
         )
         for label, of_label in ended.groupby("optimizer")
     }
     return TargetSweep(targets, courses)
-
-
-def _finished(runs: pd.DataFrame, label: str) -> Iterable[str]:
-    return runs.loc[(runs["optimizer"] == label) & (runs["status"] == "finished"), "run"].astype(str)
 
 
 def _targets(goal: Target, of_base: Iterable[Evaluations]) -> tuple[Target, ...]:
@@ -210,9 +203,8 @@ def _targets(goal: Target, of_base: Iterable[Evaluations]) -> tuple[Target, ...]
     return tuple(replace(goal, limit=(1 - share) * start + share * end) for share in SHARES)
 
 
-def _crossings(targets: Iterable[Target], evaluations: Evaluations) -> list[float]:
-    crossings = (target.crossing(evaluations) for target in targets)
-    return [censored(crossing.step if crossing else None) for crossing in crossings]
+def _step(crossing: Crossing | None) -> float:
+    return math.inf if crossing is None else crossing.step
 
 
 def factors(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:

@@ -24,28 +24,6 @@ from workflow.bench.claims.time_to_target import decide_speedup
 from workflow.bench.claims.verdicts import Condition, parse_conditions
 from workflow.bench.results.tables import Results, published
 
-COLUMNS: Final = (
-    "id",
-    "verdict",
-    "claim",
-    "quantity",
-    "published",
-    "measured",
-    "interval",
-    "measured_interval",
-    "confirmed_if",
-    "published_inside",
-    "smallest_visible",
-    "seeds",
-    "evidence",
-    "why",
-    "details",
-    "disputed",
-    "source",
-    "tier",
-    "look",
-    "data",
-)
 PART_COLUMNS: Final = (
     "id",
     "part",
@@ -146,7 +124,7 @@ class Verdicts(NamedTuple):
     """The verdicts on all claims, in the paper's order."""
 
     claims: pd.DataFrame
-    """One row a claim, with the columns `COLUMNS`."""
+    """One row a claim, with the keys of `_row` as columns."""
     parts: pd.DataFrame
     """One row for each part of each claim, with the columns `PART_COLUMNS`: the numbers behind the verdicts."""
 
@@ -160,7 +138,7 @@ def decide_all(results: Results) -> Verdicts:
         claims.append(_row(claim, decision, results))
         parts += _part_rows(claim, decision)
     numbers = pd.DataFrame(parts, columns=list(PART_COLUMNS)).astype({"n": "Int64"})
-    return Verdicts(pd.DataFrame(claims, columns=list(COLUMNS)), numbers)
+    return Verdicts(pd.DataFrame(claims), numbers)
 
 
 def conditions_of(claim: Mapping[Hashable, Any]) -> tuple[Condition, ...]:
