@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import run_rows, write_experiment
-from tests.support.synthetic_probes import ORIGIN, write_probe
+from tests.support.synthetic_probes import write_probe
 from workflow.bench.plan.targets import Target
 
 FIELD = {
@@ -78,7 +78,6 @@ def write_field(root: Path, seeds: Iterable[int] = range(3)) -> Path:
             "least_cosine": 0.25,
             "norm": 1.0 if label == "sgd" else 30.0,
             "norm_spread": 2.0,
-            **ORIGIN,
         }
         for experiment, labels in FIELD.items()
         for number, label in enumerate(labels)

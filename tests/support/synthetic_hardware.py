@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from tests.support.synthetic import run_rows, write_experiment
-from tests.support.synthetic_probes import write_probe
+from tests.support.synthetic_probes import ORIGIN, combinations, write_probe
 
 PERIOD = 10
 STEPS: Mapping[str, Mapping[str, tuple[float, ...]]] = {
@@ -24,35 +24,18 @@ REACHES: Mapping[str, float | None] = {"lamb": 120.0, "kaisa": 70.0, "mkor": 80.
 
 def step_breakdown(hardware: str, speed: float = 1.0, repeats: int = 3) -> pd.DataFrame:
     """Return rows of probes/step_breakdown.csv: `STEPS` divided by the speed, and 1 % more in each repeat."""
-    rows: list[dict[str, Any]] = []
-    for workload, by_label in STEPS.items():
-        for label, times in by_label.items():
-            for repeat in range(repeats):
-                refresh, other = ((1 + 0.01 * repeat) / speed * times[index] for index in (0, -1))
-                mean = (refresh + (PERIOD - 1) * other) / PERIOD
-                has_period = len(times) == 2
-                rows += [
-                    {
-                        "workload": workload,
-                        "workers": workers,
-                        "optimizer": label,
-                        "update_rule": "sherman_morrison" if label == "mkor" else None,
-                        "inverse_update_period": PERIOD if has_period else None,
-                        "repeat": repeat,
-                        "phase": phase,
-                        "steps": 10,
-                        "ms": share * mean * workers,
-                        "refresh_ms": share * refresh * workers if has_period else None,
-                        "other_ms": share * other * workers,
-                        "estimate": "measured",
-                        "hardware": hardware,
-                        "threads": 1,
-                        "code_fingerprint": "0123456789abcdef",
-                        "git_commit": "0123456789abcdef",
-                    }
-                    for phase, share in (("forward", 0.25), ("backward", 0.75))
-                    for workers in (1, 2)
-                ]
+    rows = []
+    settings = [(workload, label, times) for workload, of in STEPS.items() for label, times in of.items()]
+    phases = {"forward": 0.25, "backward": 0.75}
+    for at in combinations(setting=settings, repeat=range(repeats), phase=phases, workers=(1, 2)):
+        workload, label, times = at.pop("setting")
+        refresh, other = ((1 + 0.01 * at["repeat"]) / speed * times[index] for index in (0, -1))
+        has_period, share = len(times) == 2, phases[at["phase"]] * at["workers"]
+        took = {"ms": share * (refresh + (PERIOD - 1) * other) / PERIOD, "other_ms": share * other}
+        took |= {"refresh_ms": share * refresh if has_period else None}
+        about = {"workload": workload, "optimizer": label, "inverse_update_period": PERIOD if has_period else None}
+        about |= {"update_rule": "sherman_morrison" if label == "mkor" else None}
+        rows.append({**about, **at, **took, "steps": 10, "estimate": "measured", **ORIGIN, "hardware": hardware})
     return pd.DataFrame(rows)
 
 

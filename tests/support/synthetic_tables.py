@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from tests.support.synthetic import run_rows, write_experiment
-from tests.support.synthetic_probes import ORIGIN, communication, cost_scaling, write_probe
+from tests.support.synthetic_probes import communication, cost_scaling, write_probe
 from workflow.bench.plan.targets import Target
 
 LABELS = ("lamb", "kaisa", "mkor", "mkor_released")
@@ -27,21 +28,16 @@ def final_score(label: str, task: str, seed: int) -> float:
 def fine_tuned(experiment: str, label: str, task: str, metric: str, starts: Mapping[int, str], **changed: Any) -> Rows:
     """Return one label's runs on one task, with three metrics, that start from the pre-training runs ``{seed: id}``."""
     metrics, runs = run_rows(experiment, "bert", label, starts, steps=STEPS[-1], every=50)
-    kept = [row for row in metrics if row["metric"] == "loss"]
+    for row in (*metrics, *runs):
+        row |= {"method": "adamw", "update_rule": None}
+        row["run"] = f"{experiment}-{label}-{task.split()[-1]}-{row['seed']}"
     for run in runs:
-        run |= {"method": "adamw", "update_rule": None, "dataset": task, "start_from": starts[run["seed"]], **changed}
-        run["run"] = f"{experiment}-{label}-{task.split()[-1]}-{run['seed']}"
-        run["hyperparameters"] = {"lr": 0.001}
+        run |= {"dataset": task, "start_from": starts[run["seed"]], "hyperparameters": {"lr": 0.001}, **changed}
     evaluations = []
-    for row in kept:
-        share = row["step"] / STEPS[-1]
-        value = final_score(label, task, row["seed"]) * (0.5 + 0.5 * share)
+    for row in metrics:
+        value = final_score(label, task, row["seed"]) * (0.5 + 0.5 * row["step"] / STEPS[-1])
         for name, shown in ((metric, value), ("score", value), ("exact_match", value / 2)):
-            evaluations.append(
-                row
-                | {"method": "adamw", "update_rule": None, "metric": name, "value": shown}
-                | {"run": f"{experiment}-{label}-{task.split()[-1]}-{row['seed']}", "status": runs[0]["status"]}
-            )
+            evaluations.append(row | {"metric": name, "value": shown, "status": runs[0]["status"]})
     return evaluations, runs
 
 
@@ -57,40 +53,29 @@ def pretraining(root: Path) -> dict[str, dict[int, str]]:
 def write_fine_tuning(root: Path, labels: tuple[str, ...] = LABELS) -> None:
     """Write bert_squad and bert_glue, which start from the pre-training in ``root``."""
     starts = pretraining(root)
-    write_experiment(
-        root, "bert_squad", [fine_tuned("bert_squad", label, "SQuAD v1.1", "f1", starts[label]) for label in labels]
-    )
-    write_experiment(
-        root,
-        "bert_glue",
-        [
-            fine_tuned("bert_glue", label, task, metric, starts[label])
-            for label in labels
-            for task, metric in TASKS.items()
-        ],
-    )
+    for experiment, tasks in (("bert_squad", {"SQuAD v1.1": "f1"}), ("bert_glue", TASKS)):
+        every = product(labels, tasks.items())
+        parts = [fine_tuned(experiment, label, *task, starts[label]) for label, task in every]
+        write_experiment(root, experiment, parts)
 
 
 def write_learning_rates(root: Path) -> None:
     """Write resnet_cifar10_lr: MKOR converges at every rate, the others at one rate only."""
     target = Target("validation", "accuracy", "above", 0.9)
     ends = {10.0: "diverged", 1.0: "short", 0.1: "there", 0.01: "short"}
+    accuracies = {"there": {0: 0.1, 50: 0.92, 100: 0.95}, "short": {0: 0.1, 50: 0.6, 100: 0.5}}
     parts = []
-    for label in ("sgd", "mkor", "kaisa", "kaisa_no_clip", "hylo"):
-        for rate in RATES:
-            end = "there" if label == "mkor" else ends[rate]
-            metrics, runs = run_rows("resnet_cifar10_lr", "resnet20", label, range(3), steps=100, every=50)
-            for row in metrics:
-                row |= {"run": f"{label}-{rate}-{row['seed']}", "metric": "accuracy"}
-                row["value"] = {0: 0.1, 50: 0.92 if end == "there" else 0.6, 100: 0.95 if end == "there" else 0.5}[
-                    row["step"]
-                ]
-                row["status"] = "diverged" if end == "diverged" else "finished"
-            for run in runs:
-                run |= {"run": f"{label}-{rate}-{run['seed']}", "target": target}
-                run |= {"hyperparameters": {"lr": rate}, "status": metrics[0]["status"]}
-                run |= {"steps_to_target": 50.0 if end == "there" else None}
-            parts.append((metrics, runs))
+    for label, rate in product(("sgd", "mkor", "kaisa", "kaisa_no_clip", "hylo"), RATES):
+        end = "there" if label == "mkor" else ends[rate]
+        metrics, runs = run_rows("resnet_cifar10_lr", "resnet20", label, range(3), steps=100, every=50)
+        for row in (*metrics, *runs):
+            row |= {"run": f"{label}-{rate}-{row['seed']}", "status": "diverged" if end == "diverged" else "finished"}
+        for row in metrics:
+            row |= {"metric": "accuracy", "value": accuracies.get(end, accuracies["short"])[row["step"]]}
+        for run in runs:
+            run |= {"target": target, "hyperparameters": {"lr": rate}}
+            run |= {"steps_to_target": 50.0 if end == "there" else None}
+        parts.append((metrics, runs))
     write_experiment(root, "resnet_cifar10_lr", parts)
 
 
@@ -99,25 +84,15 @@ def memory() -> pd.DataFrame:
     rows = []
     for workload, base in (("bert", "lamb"), ("resnet", "sgd")):
         for optimizer, overhead in ((base, 0), ("mkor", 2_000_000), ("kaisa", 4_000_000)):
-            sizes = [
-                ("peak_over_start", None, 10_000_000 + overhead, None),
-                ("parameters", None, 1_000_000, 1_000_000),
-                ("first_order_state", "momentum", 1_000_000, 1_000_000),
-                *([("preconditioner_state", "left", overhead, overhead)] if overhead else []),
-            ]
-            rows += [
-                {
-                    "workload": workload,
-                    "optimizer": optimizer,
-                    "update_rule": "sherman_morrison" if optimizer == "mkor" else None,
-                    "quantity": quantity,
-                    "tensor": tensor,
-                    "bytes": measured,
-                    "computed_bytes": computed,
-                    **ORIGIN,
-                }
-                for quantity, tensor, measured, computed in sizes
-            ]
+            rule = "sherman_morrison" if optimizer == "mkor" else None
+            about = {"workload": workload, "optimizer": optimizer, "update_rule": rule}
+            rows.append(about | {"quantity": "peak_over_start", "bytes": 10_000_000 + overhead})
+            rows.append(about | {"quantity": "parameters", "bytes": 1_000_000, "computed_bytes": 1_000_000})
+            state = {"quantity": "first_order_state", "tensor": "momentum"}
+            rows.append(about | state | {"bytes": 1_000_000, "computed_bytes": 1_000_000})
+            if overhead:
+                state = {"quantity": "preconditioner_state", "tensor": "left"}
+                rows.append(about | state | {"bytes": overhead, "computed_bytes": overhead})
     return pd.DataFrame(rows)
 
 

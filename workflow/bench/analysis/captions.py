@@ -96,6 +96,7 @@ def _unfinished(runs: pd.DataFrame, names: Names) -> list[str]:
             differs = whole.loc[whole["optimizer"] == label, "inverse_update_period"].nunique() > 1
             at = f" (period {integer_ranges(periods)})" if differs and not periods.empty else ""
             parts.append(f"{names.optimizer(str(label))}{at} seed {integer_ranges(of_label['seed'].dropna())}")
+        # A tier without the data set would list every label and seed, and hide the one reason.
         if len(rows) == len(whole) and len(parts) > _NAMED:
             parts = [f"all {len(rows)} runs"]
         reasons = _unique(rows, "reason")
@@ -193,6 +194,7 @@ def caption(
         names: how optimizers and workloads are named.
     """
     tier = results.tier_title or f"{results.tier} tier"
+    # A small tier's number must never be quoted as a reproduction, wherever its picture is pasted.
     if results.tier != "paper":
         tier += ", no reproduction of the paper's numbers"
     if runs.empty:

@@ -34,6 +34,7 @@ def curve(metrics: pd.DataFrame, *, worst: float = math.inf) -> pd.DataFrame:
     values[broken] = values[broken].fillna(worst)
     rows = []
     for step, at_step in zip(values.index, values.to_numpy(float), strict=True):
+        # An interrupted run's later losses are unknown, not bad: a step that one seed lacks is left out for all.
         if np.isnan(at_step).any():
             continue
         low, high = median_interval(at_step) if len(at_step) >= median_minimum() else (math.nan, math.nan)
@@ -65,6 +66,7 @@ def last_common_values(metrics: pd.DataFrame) -> tuple[pd.DataFrame, float]:
     finished = metrics[(metrics["status"] == "finished") & metrics["step"].notna()]
     if finished.empty:
         raise NoDataError("No run finished, so there is no last evaluation to compare.")
+    # Budgets may differ: at the end of the shortest, no run is credited with steps that another did not take.
     step = float(finished.groupby("run")["step"].max().min())
     rows = finished[finished["step"] == step].drop_duplicates("run")
     broken = metrics[metrics["status"].isin(BROKEN_DOWN)].drop_duplicates("run").assign(value=float("inf"))

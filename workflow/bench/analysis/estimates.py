@@ -108,6 +108,7 @@ def median_interval(
     sample = np.sort(np.asarray(values, dtype=np.float64))
     n = len(sample)
     coverage = 1 - 2 * bdtr(np.arange(n // 2), n, 0.5)  # of the (k + 1)-th smallest and largest
+    # The narrowest pair that covers at least the level; the next pair inside covers less.
     k = int(np.flatnonzero(coverage >= level)[-1])
     inner, outer = (coverage[k + 1] if k + 1 < len(coverage) else 0.0), coverage[k]
     excess = (outer - level) / (outer - inner)
@@ -145,10 +146,12 @@ def estimate(values: Sequence[float] | NDArray[np.float64]) -> Estimate:
     if np.isnan(sample).any():
         raise ValueError("An estimate of NaN is undefined: leave out the runs without a value and name them.")
     n = len(sample)
+    # A median assumes nothing of the distribution, and runs that broke down cannot move it far.
     if n >= median_minimum():
         return Estimate(float(np.median(sample)), *median_interval(sample), n, "median", "order-statistics")
     if n == 1:
         return Estimate(float(sample[0]), math.nan, math.nan, 1, "single value", "none")
+    # A mean with an infinite value is infinite, whatever the other seeds did.
     if np.isinf(sample).any():
         return Estimate(float(np.median(sample)), math.nan, math.nan, n, "median", "none")
     return Estimate(float(sample.mean()), *t_interval(sample), n, "mean", "t")
@@ -167,6 +170,7 @@ def extreme(values: Sequence[float] | NDArray[np.float64], which: Literal["minim
         raise ValueError("An extreme needs at least one value, got none.")
     worst = -math.inf if which == "minimum" else math.inf
     sample = np.where(np.isnan(sample), worst, sample)
+    # What was seen of every case has no sampling error that an interval could hold.
     value = float(sample.min() if which == "minimum" else sample.max())
     return Estimate(value, value, value, len(sample), which, "range")
 
@@ -183,6 +187,7 @@ def paired_difference(left: Mapping[int, float], right: Mapping[int, float]) -> 
     A pair with a value that is not finite, that of a diverged run, is left out; the caller names the run.
     """
     a, b = shared_seeds(left, right)
+    # The difference to an infinite loss is infinite or undefined: it has no size to average.
     kept = np.isfinite(a) & np.isfinite(b)
     return estimate(a[kept] - b[kept]) if kept.any() else None
 
@@ -229,6 +234,7 @@ def crossed_ratio(logarithms: NDArray[np.float64]) -> Estimate:
     if min(seeds, blocks) < 2:
         statistic: StatisticName = "single value" if seeds == 1 else "geometric mean"
         return Estimate(value, math.nan, math.nan, seeds, statistic, "none", is_ratio=True)
+    # Each seed meets every block, so that either mean is free of the other's noise.
     samples = (logarithms.mean(axis=1), logarithms.mean(axis=0))
     parts = [(float(sample.var(ddof=1)) / len(sample), len(sample) - 1) for sample in samples]
     total = sum(variance for variance, _ in parts)
@@ -274,6 +280,7 @@ def study_means(
     the same studies hardly: 10 seeds of 5 studies have a factor of 1.2.
     """
     which = np.array([studies.get(seed, np.nan) for seed in seeds])
+    # With one study there is nothing between studies to estimate: its seeds are the units.
     names = np.unique(which[~np.isnan(which)])
     if len(names) < 2:
         return values, len(names)

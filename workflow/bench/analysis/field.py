@@ -115,6 +115,7 @@ def _base_label(runs: pd.DataFrame, label: str) -> str | None:
     hyperparameters: dict[Any, Mapping[str, Any]] = firsts["hyperparameters"].to_dict()
     given = hyperparameters[label]
     bases = firsts.index[firsts["method"] == given.get("base")].astype(str)
+    # Two labels of one base differ in what was varied: the one that shares more values is what was wrapped.
     alike = {name: sum(given.get(key) == value for key, value in hyperparameters[name].items()) for name in bases}
     return max(alike, key=lambda name: alike[name]) if alike else None
 
@@ -133,8 +134,10 @@ def pooled_profiles(chosen: Sequence[Contest], grid: NDArray[np.float64]) -> dic
     A contest counts as much as any other, however many problems it has. The interval is that of a hierarchical
     bootstrap: contests are drawn with replacement, and of each of them seeds.
     """
+    # A label that one workload lacks would be judged on easier problems than the others.
     by_contest = [factors(contest.sweep) for contest in chosen]
     shared = [label for label in by_contest[0] if all(label in one for one in by_contest)]
+    # A fixed seed: the same results give the same picture, byte for byte.
     random = np.random.default_rng(0)
     seeds = [next(iter(one.values())).shape[1] for one in by_contest]
     draws = [

@@ -28,6 +28,7 @@ def last_values(metrics: pd.DataFrame, metric: str) -> pd.Series:
     ended = metrics[metrics["status"].isin(ENDED)]
     values = ended[(ended["split"] == "validation") & (ended["metric"] == metric)].sort_values("step", kind="stable")
     last = values.drop_duplicates("run", keep="last").set_index("run")["value"].astype(float)
+    # Without its broken runs a label would be averaged over the runs that were easy.
     broken = ended.loc[ended["status"] != "finished", "run"].unique()
     return last.drop(broken, errors="ignore").reindex(ended["run"].unique()).fillna(-math.inf)
 

@@ -47,6 +47,7 @@ def width_laws(times: pd.DataFrame) -> dict[int, PowerLaw]:
         times: rows of ``probes/cost_scaling.csv`` of one optimizer's part, with ``dimension, repeat, ms``.
     """
     table = times.pivot_table(index="repeat", columns="dimension", values="ms", aggfunc="first")
+    # The slowest widths are timed once: they carry no noise of their own.
     once = table.columns[table.notna().sum() == 1]
     table[once] = table[once].ffill().bfill()
     whole = table.dropna()

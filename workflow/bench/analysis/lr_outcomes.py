@@ -26,6 +26,7 @@ _ENDED_BADLY: Final[dict[str, Outcome]] = {"diverged": "diverged", "out_of_memor
 
 def outcome_of(status: str, steps_to_target: float | None) -> Outcome | None:
     """Return the outcome of a run with a target; ``steps_to_target`` is None or NaN if it was not reached."""
+    # A run that passed its target and then diverged did not converge.
     if status in _ENDED_BADLY:
         return _ENDED_BADLY[status]
     if status != "finished":

@@ -192,6 +192,7 @@ def _interpolated(cycles: pd.DataFrame, period: float) -> pd.Series | None:
     above, below = min(longer), max(shorter)
     if above == below:
         return measured[above]
+    # One refresh in a cycle: the mean step is plain + (refresh - plain) / period.
     weight = (1 / period - 1 / above) / (1 / below - 1 / above)
     return weight * measured[below] + (1 - weight) * measured[above]
 
@@ -212,6 +213,7 @@ def gather(results: Results) -> tuple[list[Machine], list[str]]:
         else:
             path = Path(os.path.relpath(folder.resolve(), results.root.resolve())).as_posix()
             machine = Machine(Results(folder, results.tier_title), f"{path}/")
+        # A machine's earlier results may lie in the reference folder under the same name.
         if machine.name in machines:
             machine = replace(machine, place=folder.resolve().parents[1].name)
         if machine.name in machines:
@@ -275,6 +277,7 @@ def project(
     The bounds of the interval are the products of the bounds of both factors. runs: those of the iterations.
     """
     model = TIMED_MODELS.get((configuration.experiment, configuration.workload))
+    # On a GPU the probes time the paper's models, which are not those that the runs trained.
     if model is None or runs["gpu"].notna().any():
         return None
     step = machine.step_time(model, configuration.optimizer, configuration.period)

@@ -59,12 +59,14 @@ def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64], size: int =
     size: the successive rounds of one interval; the rounds left at the end, fewer than that, are not used.
     """
     starts = range(0, len(log_ratios) - size + 1, size)
+    # The machine is tested once, however often the claims are looked at: always 95 %.
     intervals = [t_interval(log_ratios[start : start + size], level=LEVEL) for start in starts]
     return len(intervals), sum(not low <= 0 <= high for low, high in intervals)
 
 
 def mean_ms(rows: pd.DataFrame, by: Sequence[str]) -> pd.Series:
     """Return the mean milliseconds of a step by some columns, in which each kind of step counts with its runs."""
+    # A label's runs may differ in their kind of step: the mean is that of the runs, not of the kinds.
     groups = rows.assign(total_ms=rows["step_ms"] * rows["runs"]).groupby(list(by))
     return groups["total_ms"].sum() / groups["runs"].sum()
 
@@ -116,6 +118,7 @@ class StepTimes:
                 reasons = rows["note"].dropna()
                 because = f" ({reasons.iloc[0]})" if len(reasons) else ""
                 return f"step_time.csv has no step of {label.optimizer} in {label.experiment}{because}"
+        # First what is missing, then a busy machine, then a noisy one: each question needs the answers before.
         if self.blocks(*labels).shape[1] < FEWEST_BLOCKS:
             rounds = self._of(labels[0]).drop_duplicates("round")
             busy = int(is_true(rounds["left_out"]).sum())
@@ -143,6 +146,7 @@ class StepTimes:
         rows = [self._of(label).dropna(subset="step_ms") for label in labels]
         size = math.lcm(*(_rounds_a_block(of_label) for of_label in rows))
         ms = _idle_rounds(*rows)
+        # A block that lost a round to another process would hold the refresh without its plain steps, or these alone.
         by_block = ms.groupby(ms.index // size)
         return by_block.mean()[by_block.size() == size].to_numpy(float).T
 
@@ -165,6 +169,7 @@ def _aa_test(first: pd.DataFrame, second: pd.DataFrame) -> AATest:
 
 def _rounds_a_block(rows: pd.DataFrame) -> int:
     turns = rows.drop_duplicates("run")
+    # A turn of some steps ends inside a cycle: after so many turns the cycles are whole.
     return math.lcm(
         *(int(cycle) // math.gcd(int(cycle), int(steps)) for cycle, steps in turns[["cycle", "steps"]].to_numpy())
     )

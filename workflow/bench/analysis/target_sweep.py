@@ -115,12 +115,14 @@ class TargetSweep:
         seeds = sorted(over.crossings.keys() & under.crossings.keys())
         steps = over.steps(seeds), under.steps(seeds)
         reached = np.isfinite(steps[0]), np.isfinite(steps[1])
+        # If neither reached the target nothing is known of it; one met before the first step is the start's merit.
         counts = (reached[0] | reached[1]) & (steps[0] > 0) & (steps[1] > 0)
         logs = _log_ratios(
             cost(above, np.where(reached[0], steps[0], over.budgets(seeds)), seeds),
             cost(below, np.where(reached[1], steps[1], under.budgets(seeds)), seeds),
             reached,
         )
+        # Targets of one seed are one run's curve: they are averaged, and only seeds or studies count as samples.
         kept = np.flatnonzero(counts.any(axis=0))
         means = np.nanmean(np.where(counts[..., None], logs, np.nan)[:, kept], axis=0)
         units, studies = study_means(means, [seeds[index] for index in kept], studies_of(under.runs, over.runs))
@@ -198,6 +200,7 @@ def _targets(goal: Target, of_base: Iterable[Evaluations]) -> tuple[Target, ...]
         return ()
     start, end = (fmean(values) for values in zip(*ends, strict=True))
     gain = end - start if goal.direction == "above" else start - end
+    # A base that gets worse, or whose loss overflowed, has no gain to divide.
     if not 0 < gain < math.inf:
         return ()
     return tuple(replace(goal, limit=(1 - share) * start + share * end) for share in SHARES)
@@ -218,6 +221,7 @@ def factors(sweep: TargetSweep) -> dict[str, NDArray[np.float64]]:
     if not steps:
         return {}
     best = np.min([*steps.values()], axis=0)
+    # A problem that nobody solves, or the start itself, would count for or against all labels alike.
     best = np.where(np.isfinite(best) & (best > 0), best, np.nan)
     return {label: of_label / best for label, of_label in steps.items()}
 

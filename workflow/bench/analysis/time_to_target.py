@@ -79,6 +79,7 @@ def _over_studies(runs: pd.DataFrame) -> pd.DataFrame:
 
 def _by_study(studies: Sequence[Sequence[Mapping[str, Any]]], name: str) -> tuple[Any, ...] | None:
     """Return a hyperparameter's value in each study; None if it is the same in all, or varies within one."""
+    # What varies within a study is an experiment's own variable, such as a rate of its grid.
     values = [of_study[0].get(name) for of_study in studies]
     differs = any(value != values[0] for value in values)
     fixed = all(given.get(name) == value for value, of_study in zip(values, studies, strict=True) for given in of_study)
@@ -152,6 +153,7 @@ class Reaching:
 
 def reaching(took: Mapping[int, float]) -> Reaching | None:
     """Summarize the times of `to_target`; None if there are none."""
+    # No run has ended: that is no censored time, and must not look like one.
     if not took:
         return None
     return Reaching(estimate(list(took.values())), sum(map(math.isfinite, took.values())))

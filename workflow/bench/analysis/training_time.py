@@ -110,6 +110,7 @@ def time_ratio(times: StepTimes, above: Training, below: Training) -> Estimate |
     ratio = paired_ratio(*means)
     if ratio is None or not ratio.has_interval:
         return ratio
+    # An infinite ratio has no logarithm to add variances of: its finite bound moves by the interval of the times.
     low, high = t_interval(np.log(ms[above.label]) - np.log(ms[below.label]))
     factor = math.exp((high - low) / 2)
     return replace(ratio, low=ratio.low / factor, high=ratio.high * factor)

@@ -20,6 +20,7 @@ def expected_best(values: Sequence[float]) -> list[float]:
     for drawn in range(1, number + 1):
         draws = math.comb(number, drawn)
         with_success = draws - math.comb(number - len(ranked), drawn)
+        # A mean over the few lucky draws would make a search look better the more often it fails.
         if not with_success or 2 * with_success < draws:
             means.append(math.inf)
             continue
@@ -64,6 +65,7 @@ class Search:
 
 def search(trials: pd.DataFrame) -> Search:
     """Return the search that the trials of one experiment's workload are part of."""
+    # A trial that reached the target is ranked by its steps; a workload without a target by its score.
     by_steps = bool(trials["steps_to_target"].notna().any())
     column = "steps_to_target" if by_steps else "score"
     sign = -1.0 if not by_steps and _is_rising(trials) else 1.0
@@ -92,6 +94,7 @@ def search(trials: pd.DataFrame) -> Search:
 def _budget(studies: Sequence[Sequence[float]], sign: float) -> Budget | None:
     """Return the budget of an optimizer's studies; None if one of them never succeeds."""
     rows = list(zip(*studies, strict=False))
+    # Before this number the mean would be over fewer studies, and so not comparable with what follows.
     first = next((number for number, row in enumerate(rows, start=1) if all(map(math.isfinite, row))), None)
     if first is None:
         return None

@@ -65,6 +65,7 @@ def _scaling(results: Results, conditions: Sequence[Condition]) -> Decision:
 
 
 def _switch(results: Results, conditions: Sequence[Condition]) -> Decision:
+    # At small tiers another pre-training stands in: the fine-tuning's runs say which they started from.
     autoencoder, glue = (Trained.of(results, name) for name in ("autoencoder_lamb", "bert_glue"))
     pretrained = Trained.of(results, pretraining_experiment(results, glue.runs))
     return switching.decide_switch(pretrained, autoencoder, glue, conditions)
@@ -163,6 +164,7 @@ def _published_by_part(text: str, decision: Decision) -> dict[str, float]:
     named = decision.estimates if decision.published_of is None else decision.published_of
     names = [name for name in named if name in decision.estimates]
     sizes = published_sizes(text)
+    # One number, such as an average over models, is held against every part; else each part has its own.
     if len(sizes) == 1:
         sizes *= len(names)
     return dict(zip(names, sizes, strict=True)) if len(sizes) == len(names) else {}
@@ -171,6 +173,7 @@ def _published_by_part(text: str, decision: Decision) -> dict[str, float]:
 def _published_inside(text: str, decision: Decision) -> str:
     """Return whether the published effects lie inside the intervals, part by part; empty if that cannot be told."""
     sizes, estimates = _published_by_part(text, decision), decision.estimates
+    # A yes for some parts and nothing for others would read as a yes for all.
     if not all(estimates[name].has_interval for name in sizes):
         return ""
     inside = {name: estimates[name].low <= size <= estimates[name].high for name, size in sizes.items()}

@@ -57,6 +57,7 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
             of_optimizer = rows[rows["optimizer"] == name]
             often, rarely = _by_repeat(of_optimizer, 1), _by_repeat(of_optimizer, 100)
             ratios[name] = {repeat: often[repeat] / rarely[repeat] for repeat in sorted(often.keys() & rarely.keys())}
+        # A machine that slows down between periods slows both: pairs of repeats share it.
         ratio = paired_ratio(ratios["kaisa"], ratios["mkor"])
         if ratio is not None:
             parts.append(Part.judged(str(workload), ratio, conditions[0]))
@@ -188,6 +189,7 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
         ]
         if not slopes:
             return not_tested(f"The probe communication has no two widths of {condition.subject}.")
+        # A count has no noise: what differs is the number of workers, and the claim must hold at each.
         worst = extreme(slopes, "maximum" if condition.comparison.startswith("<") else "minimum")
         parts.append(Part.judged(condition.subject, worst, condition, interval=extent(slopes)))
     widths, workers = sent["dimension"], sent["workers"]
@@ -215,6 +217,7 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
         return not_tested("The probe memory has no workload with the state of both KAISA and MKOR.")
     overhead = overhead.dropna(subset=["mkor", "kaisa"])
     ratios = (overhead["kaisa"] / overhead["mkor"]).astype(float)
+    # The claim names no model, so that one on which MKOR keeps more refutes it.
     smallest = extreme(ratios.to_list(), "minimum")
     half = ""
     if "mkor_bfloat16" in overhead:
@@ -284,6 +287,7 @@ def decide_scaling(times: pd.DataFrame, model: pd.DataFrame, conditions: Sequenc
     data = from_rows("probes/scaling.csv", quantity="step_ms", source="measured", optimizer="mkor")
     if modeled:
         data += from_rows("probes/projection.csv", workload=MODELED, optimizer="mkor")
+    # The claim is about 64: efficiencies at fewer workers say nothing of what congestion does there.
     if GPUS not in efficiencies:
         return not_tested(
             f"Needs {GPUS} measured GPUs; here at most {max(efficiencies)} worker processes on "

@@ -90,5 +90,6 @@ def _score(average: float) -> str:
 
 def decide_glue_average(glue: Trained, conditions: Sequence[Condition], contender: str) -> Decision:
     """Decide C04 (contender ``mkor``) or C05 (``kaisa``): the average over the tasks of ``bert_glue`` minus LAMB's."""
+    # KAISA has one rule; of MKOR's three, the paper's tier is about the one that made its numbers.
     label = mkor_of(glue.runs) if contender == "mkor" else contender
     return average_difference(glue, conditions[0], label, "lamb")

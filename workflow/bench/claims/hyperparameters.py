@@ -43,6 +43,7 @@ def _mean_losses(rows: pd.DataFrame) -> dict[int, float]:
     means: dict[int, float] = {}
     for seed, run in rows.groupby("seed"):
         curve = run.dropna(subset=["value"]).sort_values("step")
+        # One evaluation encloses no area.
         if run["status"].isin(BROKEN_DOWN).any() or len(curve) < 2:
             means[int(str(seed))] = np.inf
             continue
@@ -115,6 +116,7 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
     target = ended["target"].iloc[0]
     parts = []
     for rival, name in RIVALS.items():
+        # Above 0 must favor MKOR, whether the metric rises or falls.
         ahead = (best[mkor], best[rival]) if target.direction == "above" else (best[rival], best[mkor])
         difference = paired_difference(*ahead)
         if difference is None:

@@ -101,6 +101,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     is not finite, of a factor that still is, counts as infinite. rows: those of ``half_precision.csv``.
     """
     errors, followed = (rows[rows["check"] == check] for check in ("error", "finite"))
+    # Lemma 3.2 bounds one update of a finite factor: it says nothing of what follows an overflow.
     bounded = errors[np.isfinite(errors["bound"].astype(float))]
     if not ((bounded["update_rule"] == "published").any() and (followed["update_rule"] == "published").any()):
         return not_tested("The probe half_precision has no errors or no sequences of the published rule.")
@@ -157,6 +158,7 @@ def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) 
     if whole < len(sequences):
         text += f", the first to fail after {first:g} updates"
     stays: Verdict = "confirmed" if whole == len(sequences) else "refuted"
+    # The lemma is of order, so that any constant could be defended: 1 is the strictest.
     bound = Condition("", "<=", 1.0)
     shares = f"{extent(finite)} where finite" if len(finite) else ""
     return [

@@ -150,6 +150,7 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
         if (seeds := too_short(took[label], took[rival], spent[label]))
     )
     seeds = sorted(took[above].keys() & took[below].keys())
+    # Schedules of equal length tie by design, and say nothing of which optimizer needs fewer steps.
     is_tied = not times and all(took[above][seed] == took[below][seed] for seed in seeds)
     compared = pd.concat(runs.values())
     fine_tuned = evidence.squad.runs[evidence.squad.runs["start_from"].isin(compared["run"])]
@@ -235,6 +236,7 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
     periods = "; ".join(filter(None, (_periods(trained, (rival, "mkor_h")) for trained in used)))
     decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
+    # The F1 decides where the pre-training counts in full; where it has its own target, the F1 stands beside.
     if evidence.in_full or not evidence.bert.has_target:
         return decision
     # The pre-training was judged by its own loss: whether the fine-tuning agrees stands beside it.

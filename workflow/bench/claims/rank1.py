@@ -35,6 +35,7 @@ Summary = Callable[[pd.DataFrame], Estimate | None]
 
 def _errors(rows: pd.DataFrame, approximation: str) -> pd.Series:
     """Return the errors of one approximation by seed, step, layer and side; moments that are zero have no error."""
+    # Relative to a moment of zero, that of units which are all silent, an error is undefined.
     errors = rows[rows["approximation"] == approximation].dropna(subset=["error"])
     return errors.set_index(["seed", "step", *_LAYER])["error"].astype(float)
 
@@ -143,6 +144,7 @@ def _growth(rows: pd.DataFrame, first: float, last: float) -> tuple[Estimate | N
     the size of rounding, is singular and has an infinite condition number; the growth of one that is singular at both
     steps is unknown.
     """
+    # Below float32's resolution the eigenvalue is rounding: its size, and even its sign, carry nothing.
     condition = rows["condition_number"].astype(float).where(rows["smallest"] > rows["resolution"], np.inf)
     table = rows.assign(condition_number=condition).pivot_table(
         index="layer", columns="step", values="condition_number", aggfunc="median"
@@ -175,6 +177,7 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
     parts, of_batches = [], []
     for workload, of_workload in rows.groupby("workload"):
         first, last = of_workload["step"].min(), of_workload["step"].max()
+        # One step shows no change, whatever its factors are.
         if first == last:
             continue
         running, batch = (of_workload[of_workload["factor"] == kind] for kind in ("running", "batch"))

@@ -60,6 +60,7 @@ def _switch(trained: Trained) -> _Switch | str:
     budget = integer_ranges(ended["steps"])
     if switched.empty:
         return f"MKOR-H switched to its base in none of {len(ended)} runs of {budget} steps in {trained.name}."
+    # A budget sets the decay of the rate: MKOR with other steps is another training.
     candidates = trained.runs[(trained.runs["method"] == "mkor") & trained.runs["steps"].isin(ended["steps"])]
     form = _form(ended["hyperparameters"].iloc[0])
     partners = candidates.loc[[_form(given) == form for given in candidates["hyperparameters"]], "optimizer"].unique()
@@ -108,6 +109,7 @@ def _losses(trained: Trained, condition: Condition) -> Decision:
         return _untested(AUTOENCODER, f"No run of mkor_h or {switch.partner} in {trained.name} has finished.")
     partners = trained.of_labels(switch.partner)
     hybrid, partner = (by_seed(last[last["run"].isin(rows["run"])]) for rows in (switch.switched, partners))
+    # Seeds of one tuning study share its rates, and the error of their choice.
     difference = difference_over_studies(hybrid, partner, studies_of(switch.switched, partners))
     if difference is None:
         return _untested(AUTOENCODER, f"No seed of {trained.name} has finished with both mkor_h and {switch.partner}.")

@@ -84,11 +84,13 @@ class Condition:
 
         Otherwise no difference, if all of it lies within the margin, or inconclusive. fall: see `Margin.around`.
         """
+        # One run, or censored ones, cannot exclude either side.
         if not estimate.has_interval:
             return "inconclusive"
         low, high = self.holds(estimate.low, fall), self.holds(estimate.high, fall)
         if low == high:
             return "confirmed" if low else "refuted"
+        # With >= or <= the bound has moved by the margin already (non-inferiority).
         if self.margin is not None and not self.comparison.endswith("="):
             least, most = self.margin.around(self.threshold, fall)
             if least <= estimate.low and estimate.high <= most:
@@ -143,6 +145,7 @@ def all_of(verdicts: Sequence[Verdict]) -> Verdict:
     found = set(verdicts)
     if found <= {"not tested"}:
         return "not tested"
+    # One counterexample refutes what is claimed of all; an open part only leaves it open.
     if "refuted" in found:
         return "refuted"
     if found & {"inconclusive", "not tested"}:
