@@ -83,13 +83,6 @@ def test_caption_names_tier_hardware_seeds_rule_and_commit():
     )
 
 
-def test_a_caption_says_which_machine_trained_adopted_runs_and_which_was_timed():
-    runs = _runs()
-    runs.loc[runs["seed"] < 2, "hardware"] = "far-cpu"
-    text = caption(RESULTS, runs)
-    assert "Trained elsewhere, adopted: update_rules seed 0-1 on far-cpu; times of steps are of test-cpu. " in text
-
-
 def test_a_caption_of_a_tier_with_several_looks_says_so_and_shows_the_level_of_one_look():
     results = Results(Path("results/test-cpu/evidence"), look=2, looks=4)
     with looks(results.looks):
@@ -104,72 +97,91 @@ def test_a_caption_of_a_tier_with_several_looks_says_so_and_shows_the_level_of_o
         assert "Look" not in footer(results, pd.DataFrame({"git_commit": []}), notes=[])
 
 
-def test_the_papers_own_tier_is_no_stand_in():
-    assert "no reproduction" not in caption(Results(Path("results/polaris/paper")), _runs())
+def _all(*runs: pd.DataFrame) -> pd.DataFrame:
+    return pd.concat(runs)
 
 
-def test_caption_names_what_did_not_finish():
-    assert "Diverged: autoencoder mkor seed 1, 4." in caption(RESULTS, _runs(failed=(1, 4)))
-    skipped = _runs().assign(status="skipped", reason="digits not found at data/digits")
-    assert "Skipped: autoencoder mkor seed 0-5 [digits not found at data/digits]." in caption(RESULTS, skipped)
+def _planned(*labels: str) -> pd.DataFrame:
+    """Return two runs of each label that were not trained."""
+    return _all(*(_runs(label, range(2)).assign(status="missing", reason="not trained yet") for label in labels))
 
 
-def test_a_failed_run_stands_with_its_reason_and_missing_runs_without_one():
-    failed = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full")
-    missing = _runs("sgd", range(2)).assign(status="missing", reason="not trained yet")
-    text = caption(RESULTS, pd.concat([failed, missing, _runs("kaisa", range(2))]))
-    assert "Failed: autoencoder mkor seed 0 [OSError: disk full]." in text
-    assert "Missing: autoencoder sgd seed 0-1." in text
-    assert "seeds 0-1 (mean, 95 % t interval)" in text
+FAILED = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full.")
+NO_FILE = FAILED.assign(workload="resnet20", reason="no file")
+OUT_OF_MEMORY = _runs("sgd", range(1)).assign(status="out_of_memory", reason="16 GB")
+OTHER_WORKLOAD = _runs(seeds=range(1)).assign(workload="resnet20")
+LATER_PLANNED = _runs(seeds=range(2, 6)).assign(status="missing")
+OLDER = _runs().assign(git_dirty=[False] * 5 + [True], code_current=[True] * 4 + [False] * 2)
+HALF_KNOWN = _runs().assign(code_current=[True, True, False, None, None, None], git_dirty=None)
+COSINES = _runs("kaisa").assign(direction_cosine=[0.9, 0.9, 0.9995, 0.9995, 0.9999, 1.0])
+FOUR_SEEDS = _all(_runs(), _runs("sgd", range(4)))
 
 
-def test_seeds_are_those_of_runs_with_values():
-    missing = _runs(seeds=range(2, 6)).assign(status="missing")
-    assert "; seeds 0-1 (mean" in caption(RESULTS, pd.concat([_runs(seeds=range(2)), missing]))
+@pytest.mark.parametrize(
+    ("runs", "text"),
+    [
+        (
+            _runs().assign(hardware=["far-cpu"] * 2 + ["test-cpu"] * 4),
+            "update_rules seed 0-1 on far-cpu; times of steps",
+        ),
+        (_runs(failed=(1, 4)), "Diverged: autoencoder mkor seed 1, 4."),
+        (_runs().assign(status="skipped", reason="no digits"), "Skipped: autoencoder mkor seed 0-5 [no digits]."),
+        # Some statuses give a reason, and every workload is named.
+        (_all(FAILED, _runs("kaisa", range(2))), "Failed: autoencoder mkor seed 0 [OSError: disk full.]."),
+        (_all(FAILED, OUT_OF_MEMORY, NO_FILE), "[OSError: disk full.]; resnet20 mkor seed 0 [no file]."),
+        (_all(FAILED, OUT_OF_MEMORY), "Out of memory: autoencoder sgd seed 0."),
+        (_all(_planned("sgd"), _runs("kaisa")), "Missing: autoencoder sgd seed 0-1."),
+        # Of a workload of which nothing ran up to three optimizers are named.
+        (_all(_runs(), _planned("sgd", "eva", "lamb", "kaisa").assign(workload="x")), "Missing: x all 8 runs."),
+        (_planned("eva", "kaisa", "mkor"), "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1."),
+        (_planned("eva", "kaisa", "mkor", "sgd"), "Missing: autoencoder all 8 runs."),
+        (_all(_planned("eva", "kaisa", "mkor", "sgd"), _runs("lamb", range(2))), "mkor seed 0-1, sgd seed 0-1."),
+        # Seeds are those of runs with values, or those planned, told by workload where they differ.
+        (_all(_runs(seeds=range(2)), LATER_PLANNED), "; seeds 0-1 (mean, 95 % t interval)."),
+        (_runs(seeds=range(3)).assign(status="skipped"), "; seeds 0-2 (mean, 95 % t interval)."),
+        (_all(_runs(), OTHER_WORKLOAD), "; autoencoder seeds 0-5 (median, 95 % order-statistics interval); resnet20"),
+        (_all(_runs(), OTHER_WORKLOAD), "; resnet20 seeds 0 (one run, no interval)."),
+        (_all(_runs(), _planned("mkor").assign(experiment="x")), "Missing: x autoencoder mkor seed 0-1."),
+        # A period is told where a label has several.
+        (_all(_runs(period=1, failed=(2,)), _runs(period=100)), "Diverged: autoencoder mkor (period 1) seed 2."),
+        (_all(_runs(failed=(2,)), _runs("kaisa")), "Diverged: autoencoder mkor seed 2."),
+        (_all(_runs(), _runs(seeds=range(5), period=100)), "Missing: autoencoder mkor (period 100) seed 5."),
+        (_all(_runs("sgd"), _runs(seeds=range(5))), "Missing: autoencoder mkor seed 5."),
+        (FOUR_SEEDS, "Missing: autoencoder sgd seed 4-5."),
+        (_all(_runs("eva"), _runs("kaisa", range(4)), _runs("sgd", range(4))), "autoencoder kaisa, sgd seed 4-5."),
+        (_all(FOUR_SEEDS, _runs("eva").assign(experiment="x")), "Missing: update_rules autoencoder sgd seed 4-5."),
+        (OLDER, "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code."),
+        (HALF_KNOWN, "Commit 012345678; 1 of 3 runs made by older code."),
+        (_all(_runs().assign(tuned=False), _runs("sgd")), "Tuned: sgd."),
+        # Truth: by hand; the median over seeds of the cosine of update and gradient.
+        (_all(_runs(), COSINES), "Inert (median cosine of update and gradient above 0.999): kaisa on autoencoder."),
+    ],
+)
+def test_a_caption_names_what_a_picture_does_not_show(runs, text):
+    assert text in caption(RESULTS, runs)
 
 
-def test_a_workload_of_which_nothing_ran_is_named_once():
-    labels = ("sgd", "kaisa", "mkor", "eva")
-    runs = pd.concat([_runs(label, range(2)).assign(status="missing", workload="resnet20") for label in labels])
-    assert "Missing: resnet20 all 8 runs." in caption(RESULTS, pd.concat([_runs(), runs]))
+@pytest.mark.parametrize(
+    ("runs", "word"),
+    [
+        (_runs(), "Missing"),
+        (_runs(), "nert ("),
+        (_runs().assign(tuned=False), "Tuned"),
+        (_runs().assign(tuned=None), "Tuned"),
+        (HALF_KNOWN.assign(git_commit=None, code_current=None), "ommit"),
+        (HALF_KNOWN.assign(git_commit=None, code_current=None), "older code"),
+    ],
+)
+def test_a_caption_says_nothing_of_what_there_is_none_of(runs, word):
+    assert word not in caption(RESULTS, runs)
 
 
-def test_up_to_three_optimizers_are_named_and_so_are_more_of_which_one_ran():
-    runs = pd.concat([_runs(label, range(2)).assign(status="missing") for label in ("eva", "kaisa", "mkor")])
-    assert "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1." in caption(RESULTS, runs)
-    four = pd.concat([runs, _runs("sgd", range(2)).assign(status="missing")])
-    assert "Missing: autoencoder all 8 runs." in caption(RESULTS, four)
-    five = caption(RESULTS, pd.concat([four, _runs("lamb", range(2))]))
-    assert "Missing: autoencoder eva seed 0-1, kaisa seed 0-1, mkor seed 0-1, sgd seed 0-1." in five
-
-
-def test_a_status_names_every_workload_and_only_some_give_a_reason():
-    failed = _runs(seeds=range(1)).assign(status="failed", reason="OSError: disk full.")
-    memory = _runs("sgd", range(1)).assign(status="out_of_memory", reason="16 GB")
-    other = failed.assign(workload="resnet20", reason="no file")
-    text = caption(RESULTS, pd.concat([failed, memory, other]))
-    assert "Failed: autoencoder mkor seed 0 [OSError: disk full.]; resnet20 mkor seed 0 [no file]." in text
-    assert "Out of memory: autoencoder sgd seed 0." in text
-
-
-def test_seeds_are_told_by_workload_where_they_differ():
-    other = _runs(seeds=range(1)).assign(workload="resnet20")
-    runs = pd.concat([_runs(), other])
-    text = caption(RESULTS, runs)
-    assert (
-        "; autoencoder seeds 0-5 (median, 95 % order-statistics interval); resnet20 seeds 0 (one run, no interval)."
-        in text
-    )
+def test_what_has_no_results_yet_is_named_and_the_papers_own_tier_is_no_stand_in():
+    text = caption(RESULTS, _runs(), absent=["bert_inversion", "probe iteration_time"])
+    assert "No results yet: bert_inversion, probe iteration_time." in text
+    runs = _all(_runs(), OTHER_WORKLOAD)
     assert "; autoencoder seeds 0-5; resnet20 seeds 0." in caption(RESULTS, runs, summarized=False)
-    assert "; seeds 0-1 (mean, 95 % t interval)." in caption(RESULTS, _runs(seeds=range(2)))
-    planned = caption(RESULTS, _runs(seeds=range(3)).assign(status="skipped"))
-    assert "; seeds 0-2 (mean, 95 % t interval)." in planned
-
-
-def test_experiments_that_share_a_workload_are_told_apart():
-    other = _runs(seeds=range(2)).assign(experiment="autoencoder_inversion", status="missing")
-    text = caption(RESULTS, pd.concat([_runs(), other]))
-    assert "Missing: autoencoder_inversion autoencoder mkor seed 0-1." in text
+    assert "no reproduction" not in caption(Results(Path("results/polaris/paper")), _runs())
 
 
 def test_a_caption_as_text_of_the_report_has_no_markup():
@@ -228,47 +240,6 @@ def test_a_caption_is_one_line_whatever_a_run_says(column: str, end: str):
     assert footer(RESULTS, rows, notes=[hostile], absent=[hostile]).isprintable()
 
 
-def test_caption_tells_the_period_of_a_failure_where_periods_differ():
-    runs = pd.concat([_runs(period=1, failed=(2,)), _runs(period=100)])
-    assert "Diverged: autoencoder mkor (period 1) seed 2." in caption(RESULTS, runs)
-    assert "Diverged: autoencoder mkor seed 2." in caption(RESULTS, pd.concat([_runs(failed=(2,)), _runs("kaisa")]))
-
-
-def test_caption_names_missing_seeds_and_experiments():
-    runs = pd.concat([_runs(), _runs("sgd", range(4))])
-    text = caption(RESULTS, runs, absent=["bert_inversion", "probe iteration_time"])
-    assert "Missing: autoencoder sgd seed 4-5." in text
-    assert "Missing" not in caption(RESULTS, _runs())
-    one_period = caption(RESULTS, pd.concat([_runs("sgd"), _runs(seeds=range(5))]))
-    assert "Missing: autoencoder mkor seed 5." in one_period
-    periods = pd.concat([_runs(), _runs(seeds=range(5), period=100)])
-    assert "Missing: autoencoder mkor (period 100) seed 5." in caption(RESULTS, periods)
-    assert "No results yet: bert_inversion, probe iteration_time." in text
-    both = caption(RESULTS, pd.concat([_runs("eva"), _runs("kaisa", range(4)), _runs("sgd", range(4))]))
-    assert "Missing: autoencoder kaisa, sgd seed 4-5." in both
-    elsewhere = _runs("eva").assign(experiment="autoencoder_lamb")
-    assert "Missing: update_rules autoencoder sgd seed 4-5." in caption(RESULTS, pd.concat([runs, elsewhere]))
-
-
-def test_caption_marks_older_and_uncommitted_code():
-    runs = _runs().assign(git_dirty=[False] * 5 + [True])
-    runs["code_current"] = [True] * 4 + [False] * 2
-    assert "Commit 012345678 with uncommitted changes; 2 of 6 runs made by older code." in caption(RESULTS, runs)
-    runs["code_current"] = [True, True, False, None, None, None]
-    assert "1 of 3 runs made by older code." in caption(RESULTS, runs.assign(git_dirty=None))
-    assert "uncommitted" not in caption(RESULTS, runs.assign(git_dirty=None))
-    neither = caption(RESULTS, runs.assign(git_commit=None, code_current=None))
-    assert "ommit" not in neither
-    assert "older code" not in neither
-
-
-def test_caption_tells_which_runs_were_tuned():
-    runs = pd.concat([_runs().assign(tuned=False), _runs("sgd")])
-    assert "Tuned: sgd." in caption(RESULTS, runs)
-    assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=False))
-    assert "Tuned" not in caption(RESULTS, _runs().assign(tuned=None))
-
-
 def test_caption_without_runs_still_names_tier_and_hardware():
     text = caption(RESULTS, pd.DataFrame(), notes=["6 repeats"])
     assert text == "Embedded tier (small models), no reproduction of the paper's numbers; test-cpu. 6 repeats."
@@ -304,11 +275,3 @@ def test_the_footer_of_a_probe_names_the_workloads_trained_in_less_than_float32(
     ).assign(git_commit=None)
     assert "trained with autocast: autoencoder, bert in bfloat16" in footer(RESULTS, rows, notes=[]).lower()
     assert "autocast" not in footer(RESULTS, rows[2:3], notes=[])
-
-
-def test_a_caption_names_the_methods_that_are_inert():
-    """Truth: by hand; the median over seeds of the cosine of update and gradient."""
-    runs = pd.concat([_runs("mkor"), _runs("kaisa").assign(direction_cosine=[0.9, 0.9, 0.9995, 0.9995, 0.9999, 1.0])])
-    text = caption(RESULTS, runs)
-    assert "Inert (median cosine of update and gradient above 0.999): kaisa on autoencoder." in text
-    assert "nert (" not in caption(RESULTS, _runs("mkor"))

@@ -25,7 +25,7 @@ from workflow.bench.analysis.time_to_target import Speedup, budgets, censored, r
 from workflow.bench.claims.verdicts import Condition, Margin, all_of, parse_conditions, parse_margin
 from workflow.bench.results.tables import NoDataError
 
-INF = math.inf
+INF, NAN = math.inf, math.nan
 FINITE = st.floats(-1e6, 1e6)
 
 
@@ -90,39 +90,98 @@ def test_how_many_values_decide_what_is_said(values, statistic, method):
     assert result.has_interval == (method != "none")
 
 
+DOUBLE = {seed: 2.0 + 2 * seed for seed in range(3)}
+SEEDS = {seed: 1.0 + seed for seed in range(3)}
+SIX = dict.fromkeys(range(6), 5.0)
+SOME_CENSORED = {seed: 10.0 if seed < 4 else INF for seed in range(6)}
+
+
+@pytest.mark.parametrize(
+    ("pair", "left", "right", "bounds", "n"),
+    [
+        # (3 - 1, 5 - 2) for seeds 1 and 2; seeds 0 and 9 have no partner.
+        (paired_difference, {0: 9.0, 1: 3.0, 2: 5.0}, {1: 1.0, 2: 2.0, 9: 0.0}, (2.5, *t_interval([2.0, 3.0])), 2),
+        # Pairing removes what seeds have in common: here everything but a constant.
+        (paired_difference, {0: 1.0, 1: 11.0, 2: 21.0}, {0: 0.0, 1: 10.0, 2: 20.0}, (1.0, 1.0, 1.0), 3),
+        # A run that diverged is left out.
+        (paired_difference, {0: INF, 1: 3.0}, {0: 1.0, 1: 1.0}, (2.0, NAN, NAN), 1),
+        (paired_ratio, DOUBLE, SEEDS, (2.0, 2.0, 2.0), 3),
+        # 0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken.
+        (paired_ratio, {0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}, (2.0, NAN, NAN), 1),
+        (paired_ratio, {0: 0.5}, {0: 0.0}, (INF, NAN, NAN), 1),
+        (paired_ratio, {0: 0.0}, {0: 0.5}, (0.0, NAN, NAN), 1),
+        (paired_ratio, {0: 5.0, 1: 6.0, 2: 8.0}, {0: 0.0, 1: 3.0, 2: 4.0}, (2.0, NAN, NAN), 3),
+        # One side censored makes the ratio infinite or 0.
+        (paired_ratio, {0: 10.0, 1: 20.0, 2: INF}, dict.fromkeys(range(3), 10.0), (2.0, NAN, NAN), 3),
+        (paired_ratio, dict.fromkeys(range(3), 10.0), {0: 10.0, 1: 20.0, 2: INF}, (0.5, NAN, NAN), 3),
+        (paired_ratio, SIX, SOME_CENSORED, (0.5, 0.0, 0.5), 6),
+    ],
+)
+def test_values_are_paired_by_seed(pair, left, right, bounds, n):
+    """Truth: by hand."""
+    found = pair(left, right)
+    assert (found.value, found.low, found.high) == pytest.approx(bounds, nan_ok=True)
+    assert (found.n, found.has_interval) == (n, not math.isnan(bounds[1]))
+
+
+@pytest.mark.parametrize(
+    ("pair", "left", "right"),
+    [
+        (paired_difference, {0: INF}, {0: 1.0}),
+        (paired_difference, {0: 1.0}, {1: 1.0}),
+        (paired_ratio, {0: INF, 1: INF}, {0: INF, 1: INF}),
+        (paired_ratio, {0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}),
+    ],
+)
+def test_pairs_that_say_nothing_give_no_estimate(pair, left, right):
+    assert pair(left, right) is None
+
+
+def test_the_statistic_of_few_ratios_is_the_geometric_mean_or_with_censored_runs_the_median():
+    assert paired_ratio(DOUBLE, SEEDS).statistic == "geometric mean"
+    censored_one = paired_ratio({**DOUBLE, 2: INF}, SEEDS)
+    assert (censored_one.statistic, censored_one.interval_method) == ("median", "none")
+
+
 def test_infinite_values_count_as_the_worst_and_never_as_nan():
     six = estimate([1.0, 2.0, 3.0, 4.0, INF, INF])
-    assert six.value == 3.5
-    assert six.high == INF
+    assert (six.value, six.high) == (3.5, INF)
     three = estimate([1.0, 2.0, INF])
     assert (three.value, three.has_interval) == (2.0, False)
+    assert [censored(None), censored(NAN), censored(3)] == [INF, INF, 3.0]
+    assert extreme([3.0, 1.0, 2.0], "minimum").value == 1.0
+    assert extreme([3.0, NAN], "minimum").value == -INF
+    assert extreme([3.0, NAN], "maximum").value == INF
 
 
-@pytest.mark.parametrize("values", [[], [1.0, math.nan]])
-def test_estimate_refuses_nothing_and_nan(values):
-    with pytest.raises(ValueError, match=r"at least one value|NaN"):
-        estimate(values)
+def test_half_an_interval_is_none_and_another_unit_scales_all_of_it():
+    assert not Estimate(1.0, 0.5, NAN, 6, "median", "order-statistics").has_interval
+    assert not Estimate(1.0, NAN, 1.5, 6, "median", "order-statistics").has_interval
+    scaled = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
+    assert (scaled.value, scaled.n, scaled.interval_method) == (0.002, 3, "t")
+    assert (scaled.low, scaled.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
 
 
-def test_paired_difference_uses_the_seeds_that_both_have():
-    """Truth: by hand, (3-1, 5-2) for seeds 1 and 2; seeds 0 and 9 have no partner."""
-    result = paired_difference({0: 9.0, 1: 3.0, 2: 5.0}, {1: 1.0, 2: 2.0, 9: 0.0})
-    assert (result.value, result.n) == (2.5, 2)
-    assert (result.low, result.high) == pytest.approx(t_interval([2.0, 3.0]))
+@pytest.mark.parametrize(
+    ("refused", "message"),
+    [
+        (lambda: estimate([]), "at least one value"),
+        (lambda: estimate([1.0, NAN]), "NaN"),
+        (lambda: extreme([], "minimum"), "at least one value"),
+        (lambda: parse_conditions("MKOR's count is the largest"), "no comparison"),
+        (lambda: parse_conditions("> 1", "0.01 and 5 %"), "one margin, or one for each"),
+        (lambda: parse_margin("five"), "margin='five' is none of"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(refused, message):
+    with pytest.raises(ValueError, match=message):
+        refused()
 
 
-def test_paired_difference_is_narrower_than_the_unpaired_spread():
-    """Pairing removes what seeds have in common: here everything but a constant."""
-    base = {seed: float(10 * seed) for seed in range(4)}
-    result = paired_difference({seed: value + 1 for seed, value in base.items()}, base)
-    assert (result.low, result.value, result.high) == pytest.approx((1.0, 1.0, 1.0))
-
-
-def test_paired_difference_leaves_a_diverged_run_out():
-    result = paired_difference({0: INF, 1: 3.0}, {0: 1.0, 1: 1.0})
-    assert (result.value, result.n) == (2.0, 1)
-    assert paired_difference({0: INF}, {0: 1.0}) is None
-    assert paired_difference({0: 1.0}, {1: 1.0}) is None
+def test_margins_are_read_as_they_are_declared():
+    assert parse_margin("5 %") == Margin(0.05, "ratio")
+    assert parse_margin("0.01") == Margin(0.01, "difference")
+    assert parse_margin("2 % of the fall") == Margin(0.02, "fall")
 
 
 @given(st.dictionaries(st.integers(0, 9), st.floats(0.1, 100), min_size=2, max_size=5))
@@ -131,54 +190,6 @@ def test_a_ratio_and_its_inverse_agree(times):
     ratio, inverse = paired_ratio(times, other), paired_ratio(other, times)
     assert ratio.value == pytest.approx(1 / inverse.value)
     assert ratio.low == pytest.approx(1 / inverse.high)
-
-
-def test_paired_ratio_of_constant_factor_is_exact():
-    times = {seed: 2.0 + seed for seed in range(3)}
-    ratio = paired_ratio({seed: 1.5 * value for seed, value in times.items()}, times)
-    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((1.5, 1.5, 1.5))
-    assert ratio.statistic == "geometric mean"
-
-
-def test_targets_met_before_the_first_step_say_nothing_of_speed():
-    """0 / 0 is left out; 0 against a number is infinitely fast, and no logarithm of it is taken."""
-    assert paired_ratio({0: 0.0, 1: 0.0}, {0: 0.0, 1: 0.0}) is None
-    assert paired_ratio({0: 0.0, 1: 6.0}, {0: 0.0, 1: 3.0}).value == 2
-    assert paired_ratio({0: 0.5}, {0: 0.0}).value == INF
-    assert paired_ratio({0: 0.0}, {0: 0.5}).value == 0
-    some = paired_ratio({0: 5.0, 1: 6.0, 2: 8.0}, {0: 0.0, 1: 3.0, 2: 4.0})
-    assert (some.value, some.has_interval) == (2, False)
-    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
-
-
-def test_paired_ratio_with_censored_runs():
-    """One side censored makes the ratio infinite or 0; both sides say nothing."""
-    never = paired_ratio({0: INF, 1: INF}, {0: INF, 1: INF})
-    assert never is None
-    few = paired_ratio({0: 10.0, 1: 20.0, 2: INF}, {0: 10.0, 1: 10.0, 2: 10.0})
-    assert (few.value, few.n, few.has_interval) == (2.0, 3, False)
-    assert (few.statistic, few.interval_method) == ("median", "none")
-    inverse = paired_ratio({0: 10.0, 1: 10.0, 2: 10.0}, {0: 10.0, 1: 20.0, 2: INF})
-    assert (inverse.value, inverse.n, inverse.has_interval) == (0.5, 3, False)
-    assert (inverse.statistic, inverse.interval_method) == ("median", "none")
-    faster = paired_ratio(dict.fromkeys(range(6), 5.0), {seed: 10.0 if seed < 4 else INF for seed in range(6)})
-    assert faster.value == 0.5
-    assert (faster.low, faster.high) == (0.0, 0.5)
-
-
-def test_censored_turns_the_unreached_into_infinity():
-    assert [censored(None), censored(math.nan), censored(3)] == [INF, INF, 3.0]
-
-
-def test_extreme_of_nothing_is_refused():
-    with pytest.raises(ValueError, match="at least one value"):
-        extreme([], "minimum")
-
-
-def test_extreme_counts_a_broken_trial_as_the_worst():
-    assert extreme([3.0, 1.0, 2.0], "minimum").value == 1.0
-    assert extreme([3.0, math.nan], "minimum").value == -INF
-    assert extreme([3.0, math.nan], "maximum").value == INF
 
 
 @pytest.mark.parametrize(
@@ -199,13 +210,6 @@ def test_conditions_have_one_margin_or_one_each():
     assert both == [parse_margin("5 %")] * 2
     each = [condition.margin for condition in parse_conditions("a >= 0 and b <= 0", "0.01 and 2 % of the fall")]
     assert each == [parse_margin("0.01"), parse_margin("2 % of the fall")]
-    with pytest.raises(ValueError, match="one margin, or one for each"):
-        parse_conditions("> 1", "0.01 and 5 %")
-
-
-def test_parse_conditions_refuses_prose():
-    with pytest.raises(ValueError, match="no comparison"):
-        parse_conditions("MKOR's count is the largest")
 
 
 def _between(low: float, high: float) -> Estimate:
@@ -282,14 +286,6 @@ def test_planted_truths_are_judged_falsely_in_at_most_five_percent(seeds, truth)
     assert sum(found.get(verdict, 0) for verdict in false[truth]) <= 130
     right = {0.9: "refuted", 1.0: "no difference", 1.1: "confirmed"}[truth]
     assert seeds < 6 or found.get(right, 0) > 200, "a rule must be able to decide"
-
-
-def test_margins_are_read_as_they_are_declared():
-    assert parse_margin("5 %") == Margin(0.05, "ratio")
-    assert parse_margin("0.01") == Margin(0.01, "difference")
-    assert parse_margin("2 % of the fall") == Margin(0.02, "fall")
-    with pytest.raises(ValueError, match="margin='five' is none of"):
-        parse_margin("five")
 
 
 def test_the_smallest_visible_effect_is_half_of_the_interval():
@@ -416,20 +412,10 @@ def test_reaching_a_target_keeps_the_censored_runs_in(took, value, low, high, re
     assert (summary.reached, summary.censored, summary.took.n) == (reached, len(took) - reached, len(took))
 
 
-def test_reaching_a_target_without_a_run_is_nothing():
+def test_a_speedup_over_runs_that_never_get_there():
     assert reaching({}) is None
     assert speedup({}, {0: 1.0}) == Speedup(None, 0)
-
-
-def test_a_speedup_is_how_many_times_less_the_contender_took():
-    """Truth: every pair has the same factor, so the estimate is that factor, its interval a point."""
-    reference = {seed: 30.0 + seed for seed in range(3)}
-    result = speedup(reference, {seed: took / 1.5 for seed, took in reference.items()})
-    assert (result.ratio.value, result.ratio.low, result.ratio.high) == pytest.approx((1.5, 1.5, 1.5))
-    assert result.undecided == 0
-
-
-def test_a_speedup_over_runs_that_never_get_there():
+    assert speedup({0: 0.0, 1: INF, 2: 4.0}, {0: 0.0, 1: INF, 2: 2.0}).undecided == 2
     reference = {0: 10.0, 1: INF, 2: INF, 3: INF, 4: 12.0, 5: 14.0, 6: 16.0, 7: 18.0}
     contender = dict.fromkeys(range(8), 10.0) | {2: INF}
     result = speedup(reference, contender)
@@ -458,17 +444,6 @@ def test_a_run_that_ended_before_the_other_was_there_is_too_short_to_tell():
     assert too_short(took, dict.fromkeys(range(3), INF), budgets(runs)) == []
     longer = pd.concat([runs, runs.assign(steps_done=80)])  # another budget of the same label
     assert too_short(took, other, budgets(longer)) == []
-
-
-def test_half_an_interval_is_none():
-    assert not Estimate(1.0, 0.5, math.nan, 6, "median", "order-statistics").has_interval
-    assert not Estimate(1.0, math.nan, 1.5, 6, "median", "order-statistics").has_interval
-
-
-def test_an_estimate_in_another_unit():
-    scaled = estimate([1.0, 2.0, 3.0]).scaled(1e-3)
-    assert (scaled.value, scaled.n, scaled.interval_method) == (0.002, 3, "t")
-    assert (scaled.low, scaled.high) == pytest.approx([bound / 1e3 for bound in t_interval([1.0, 2.0, 3.0])])
 
 
 @given(st.dictionaries(st.integers(0, 9), st.one_of(st.floats(1, 1e6), st.just(INF)), min_size=1, max_size=10))

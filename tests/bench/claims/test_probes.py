@@ -71,7 +71,7 @@ ONE_SIDE_WORSE = {"activation": 0.2, "gradient": 0.8}
         ("C12", communication(1.0, 1.5), "refuted", "MKOR: 1; KAISA: 1.5"),
         ("C13", memory(kaisa=2_000_000), "confirmed", "2"),
         ("C13", memory(kaisa=900_000), "refuted", "0.9"),
-        ("C13", memory(kaisa=10**11), "confirmed", "1e+05"),
+        ("C13", memory(kaisa=10**11), "confirmed", "100000"),
         ("C14", rank1_error(best=0.2), "confirmed", "bert activations: 0.18; bert gradients: 0.18;"),
         ("C14", rank1_error(best=0.8), "refuted", "bert activations: 0.78;"),
         ("C14", rank1_error(best=ONE_SIDE_WORSE), "refuted", "bert activations: 0.18; bert gradients: 0.78;"),
