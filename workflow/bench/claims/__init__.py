@@ -77,6 +77,7 @@ def _speedup(results: Results, conditions: Sequence[Condition], experiment: str,
 
 
 RULES: Final[Mapping[str, Rule]] = {
+    # The abstract compares times with LAMB and KAISA, table 2 iterations with LAMB, table 3 scores.
     "C01": lambda results, given: pretraining.decide_hybrid_time(Evidence.of(results), given, "lamb"),
     "C02": lambda results, given: pretraining.decide_hybrid_time(Evidence.of(results), given, "kaisa"),
     "C03": lambda results, given: pretraining.decide_iterations_to_target(Evidence.of(results), given),
@@ -134,6 +135,7 @@ def decide_all(results: Results) -> Verdicts:
     """Decide every claim."""
     claims: list[dict[str, Any]] = []
     parts: list[dict[str, Any]] = []
+    # As text: '0.8214 vs 0.8023' is no number, and an empty entry must stay empty.
     for claim in published("claims", as_text=True).to_dict("records"):
         decision = RULES[claim["id"]](results, conditions_of(claim))
         claims.append(_row(claim, decision, results))

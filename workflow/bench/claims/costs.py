@@ -55,6 +55,7 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         ratios: dict[str, Mapping[int, float]] = {}
         for name in ("kaisa", "mkor"):
             of_optimizer = rows[rows["optimizer"] == name]
+            # At period 1000 a probe holds no refresh: that time is combined from others, and measures nothing itself.
             often, rarely = _by_repeat(of_optimizer, 1), _by_repeat(of_optimizer, 100)
             ratios[name] = {repeat: often[repeat] / rarely[repeat] for repeat in sorted(often.keys() & rarely.keys())}
         # A machine that slows down between periods slows both: pairs of repeats share it.
@@ -65,6 +66,7 @@ def decide_period_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
             alone.append(f"{workload} {', '.join(means)}")
     if not parts:
         return not_tested("The probe iteration_time has no pair of periods 1 and 100 of both KAISA and MKOR.")
+    # The fewest of any cell: what the weakest pair rests on.
     repeats = int(times.groupby(["workload", "optimizer", "inverse_update_period"])["repeat"].nunique().min())
     return Decision(
         tuple(parts),
@@ -89,6 +91,7 @@ def _factor_shares(times: pd.DataFrame, optimizer: str) -> dict[int, float]:
     """
     parts = times[times["optimizer"] == optimizer].pivot_table(index="repeat", columns="part", values="ms")
     table = parts.reindex(columns=["factor", "precondition"]).ffill().bfill().dropna()
+    # A factor is updated once in a period, a gradient is preconditioned in every step.
     factor = table["factor"] / PERIODS[optimizer]
     return {int(str(repeat)): float(value) for repeat, value in (factor / (factor + table["precondition"])).items()}
 
@@ -141,6 +144,7 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         name: times[(times["optimizer"] == name) & (times["part"] == part)]
         for name, part in (("mkor", "factor"), ("copy", "floor"), ("kaisa", "factor"))
     }
+    # One slope for each repeat: their scatter is the noise that a single fit over all repeats would hide.
     laws = {name: fits.width_laws(rows) for name, rows in of_parts.items()}
     slopes = {name: estimate([law.exponent for law in repeats.values()]) for name, repeats in laws.items() if repeats}
     if not {"mkor", "kaisa"} <= slopes.keys():
@@ -180,6 +184,7 @@ def decide_bytes(sent: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
     """
     parts = []
     for condition in conditions:
+        # All ranks together: in KAISA the owner of a layer broadcasts what the others only receive.
         of_optimizer = sent[sent["optimizer"] == condition.subject.lower()]
         totals = of_optimizer.groupby(["workers", "dimension"])["bytes"].sum()
         slopes = [
@@ -211,6 +216,7 @@ def decide_memory(sizes: pd.DataFrame, conditions: Sequence[Condition]) -> Decis
     The details add peak memory over the base optimizer's, which on a CPU is resident memory and noisy for small
     models.
     """
+    # Tensors kept between steps, counted one by one: a peak depends on the allocator and on the batch, too.
     state = sizes[sizes["quantity"] == "preconditioner_state"].groupby(["workload", "optimizer"])["bytes"].sum()
     overhead = state.unstack("optimizer")
     if not {"mkor", "kaisa"} <= set(overhead.columns) or overhead[["mkor", "kaisa"]].dropna().empty:
@@ -247,6 +253,7 @@ def _peaks(sizes: pd.DataFrame) -> Iterator[str]:
     peaks = sizes[sizes["quantity"] == "peak_over_start"]
     for workload, rows in peaks.groupby("workload"):
         peak = rows.set_index("optimizer")["bytes"]
+        # The first-order optimizer below both methods, whichever the workload has.
         base = [name for name in ("sgd", "lamb", "adamw") if name in peak]
         if base and {"kaisa", "mkor"} <= set(peak.index):
             over = {name: (float(peak[name]) - float(peak[base[0]])) / 1e6 for name in ("kaisa", "mkor")}
@@ -283,6 +290,7 @@ def decide_scaling(times: pd.DataFrame, model: pd.DataFrame, conditions: Sequenc
     at_others = ", ".join(
         f"{with_interval(share)} at {workers}" for workers, share in efficiencies.items() if workers > 1
     )
+    # A reader wants to know what the model says, but a model cannot confirm a claim about measurements.
     modeled = _modeled_efficiency(model)
     data = from_rows("probes/scaling.csv", quantity="step_ms", source="measured", optimizer="mkor")
     if modeled:
@@ -320,6 +328,7 @@ def _modeled_efficiency(model: pd.DataFrame) -> str:
     times = model[(model["workload"] == MODELED) & (model["optimizer"] == "mkor")]
     if GPUS not in set(times["workers"]):
         return ""
+    # The model begins at a few GPUs, not at one: efficiency is relative to these.
     fewest = int(times["workers"].min())
 
     def efficiencies(column: str) -> str:

@@ -136,6 +136,7 @@ class Trained:
                 reports.append(f"{self.name} has no run of {label}.")
             elif not of_label["status"].isin(ENDED).any():
                 statuses = ", ".join(sorted(set(of_label["status"].astype(str))))
+                # A skipped run's reason says what to fetch or free: the reader's next step.
                 reasons = "; ".join(sorted({str(reason).rstrip(".") for reason in of_label["reason"].dropna()}))
                 because = f" ({reasons})" if reasons else ""
                 reports.append(f"No run of {label} in {self.name} has ended: {statuses}{because}.")
@@ -157,6 +158,7 @@ def position(estimate: Estimate, condition: Condition) -> str:
     if not estimate.has_interval:
         return "has no interval, being one value" if estimate.n == 1 else "has no interval, some runs being censored"
     goal = f"{condition.comparison} {condition.threshold:g}"
+    # An extreme is one of the cases themselves: to speak of its interval would suggest sampling.
     if estimate.interval_method == "range":
         return f"is {'' if condition.holds(estimate.value) else 'not '}{goal}"
     match condition.judge(estimate):
@@ -205,6 +207,7 @@ def left_out(runs: pd.DataFrame) -> str:
     unended = runs[~runs["status"].isin(ENDED)]
     if unended.empty:
         return ""
+    # A verdict on half of the runs must show that it is one.
     kinds = unended["status"].astype(str) + " of " + unended["optimizer"].astype(str)
     return f"Left out: {', '.join(f'{count} {kind}' for kind, count in kinds.value_counts(sort=False).items())}."
 

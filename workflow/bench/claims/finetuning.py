@@ -47,6 +47,7 @@ def _tasks(runs: pd.DataFrame) -> list[str]:
 def averages_of(trained: Trained, label: str) -> Averages:
     """Return a label's averages over the tasks of an experiment."""
     of_label, last = trained.of_labels(label), last_values(trained.metrics, "score")
+    # Tasks first, then seeds: the interval is about other seeds, not about other tasks.
     by_task = [scores(of_label[of_label["dataset"] == task], last) for task in _tasks(trained.runs)]
     return Averages(averages(by_task), sum(math.isinf(value) for task in by_task for value in task.values()))
 

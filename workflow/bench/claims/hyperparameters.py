@@ -56,6 +56,7 @@ def _period_parts(label: str, rows: pd.DataFrame, condition: Condition) -> Itera
     """Yield an optimizer's parts: every period against the next shorter one, paired by seed."""
     by_period = {float(str(period)): _mean_losses(at) for period, at in rows.groupby("inverse_update_period")}
     fall = fall_of(rows)
+    # Neighbours, and not the ends alone: the claim is that every update more helps.
     for shorter, longer in pairwise(sorted(by_period)):
         name = f"{label}, period {longer:g} - {shorter:g}"
         broken = sum(math.isinf(value) for period in (shorter, longer) for value in by_period[period].values())
@@ -111,6 +112,7 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
     ended = outcomes(trained.of_labels(*labels))
     counts = converging_rates(ended)
     if incomplete := [label for label in labels if label not in counts]:
+        # A mean over fewer rates would be over easier ones.
         return not_tested(f"No seed of {', '.join(incomplete)} has ended at every learning rate.")
     best = mean_best(ended, trained.metrics)
     target = ended["target"].iloc[0]
@@ -122,6 +124,7 @@ def decide_sensitivity(trained: Trained, conditions: Sequence[Condition]) -> Dec
         if difference is None:
             return not_tested(f"{mkor} and {rival} share no seed that has ended at every learning rate.")
         parts.append(Part.judged(name, difference, conditions[0]))
+    # The paper's own measure stands beside ours, so that a reader can compare the two.
     by_seed = (f"{label} {', '.join(str(counts[label][seed]) for seed in sorted(counts[label]))}" for label in labels)
     return Decision(
         tuple(parts),

@@ -44,6 +44,7 @@ def decide_positive_definite(numerics: pd.DataFrame, conditions: Sequence[Condit
     rows = _rows(numerics, "C20", "published", "float64")
     if rows.empty:
         return not_tested("The probe numerics has no float64 eigenvalues of the published rule.")
+    # In float32 rounding alone can turn an eigenvalue negative, which says nothing of the lemma.
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
     part = Part.judged("", smallest, conditions[0], interval=f"{extent(rows['value'])} over all sequences")
     why = (
@@ -75,6 +76,7 @@ def decide_inverse(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     rows = _rows(numerics, "C21", "published", "float64")
     if rows.empty:
         return not_tested("The probe numerics has no float64 residuals of the published rule.")
+    # An inverse has a residual of rounding, about 1e-12; a wrong formula misses the threshold by orders.
     largest = extreme(rows["value"].to_numpy(float), "maximum")
     part = Part.judged("", largest, conditions[0], interval=f"{extent(rows['value'])} over all trials")
     because = (
@@ -105,6 +107,7 @@ def decide_half_precision(rows: pd.DataFrame) -> Decision:
     bounded = errors[np.isfinite(errors["bound"].astype(float))]
     if not ((bounded["update_rule"] == "published").any() and (followed["update_rule"] == "published").any()):
         return not_tested("The probe half_precision has no errors or no sequences of the published rule.")
+    # The other rules tell what half precision does from what the printed rule does.
     by_rule = {str(rule): _in_half_precision(bounded, followed, str(rule)) for rule in bounded["update_rule"].unique()}
     comparison = "; ".join(
         f"the {rule} rule: error {parts[0].measured}, {parts[1].measured}"
@@ -152,6 +155,7 @@ def _in_half_precision(errors: pd.DataFrame, followed: pd.DataFrame, rule: str) 
     if math.isinf(largest.value):
         error = f"not finite in {len(ratios) - len(finite)} of {len(ratios)} updates from a finite factor"
     sequences = followed[followed["update_rule"] == rule]
+    # The bound of a sequence is the number of updates for which it was followed.
     whole = int((sequences["value"] >= sequences["bound"]).sum())
     first = sequences["value"].min()
     text = f"{whole} of {len(sequences)} sequences stay finite"
@@ -172,6 +176,7 @@ def decide_descent(numerics: pd.DataFrame, conditions: Sequence[Condition]) -> D
     rows = _rows(numerics, "C23", None)
     if rows.empty:
         return not_tested("The probe numerics has no cosines of a training.")
+    # A descent direction has a positive cosine: one negative step of any layer is a counterexample.
     smallest = extreme(rows["value"].to_numpy(float), "minimum")
     return Decision(
         (Part.judged("", smallest, conditions[0], interval=f"{extent(rows['value'])} over all steps"),),

@@ -94,6 +94,7 @@ def _swept(trained: Trained, times: StepTimes | None, above: str, below: str, co
         return _untested(name, problem)
     ratio = sweep.time_ratio(times, above, below) if times else sweep.steps_ratio(above, below)
     pair = f"{above}/{below}"
+    # The base sets the targets, so that its runs are sources even where it is not compared.
     labels = tuple(dict.fromkeys((BASE, above, below)))
     details = sentences(
         f"{capital(name)}: {sweep.describe()} ({statistics_used([ratio.estimate])})." if ratio.estimate else "",
@@ -124,6 +125,7 @@ def iterations_to_f1(runs: pd.DataFrame, squad: pd.DataFrame) -> dict[int, float
             continue  # without its fine-tuning, the pre-training's score is unknown
         reached = run["status"] == "finished" and not math.isnan(float(tuned[run["run"]]))
         if reached or run["status"] in ENDED:
+            # MKOR pre-trains for 1,500 and for 600 steps, each with its own decay: the shortest that suffices counts.
             value = float(run["steps_done"]) if reached else math.inf
             took[int(run["seed"])] = min(value, took.get(int(run["seed"]), math.inf))
     return took
@@ -214,6 +216,7 @@ def _decide(evidence: Evidence, times: StepTimes | None, above: str, below: str,
         experiments = (evidence.bert, evidence.autoencoder)
         absent = (f"{one.name} {'has no results' if one.runs.empty else 'sets no target'}." for one in experiments)
         return not_tested(" ".join(one.why for one in carried) or " ".join(absent))
+    # A part that was not tested stays one: without it the claim is open, unless another part refutes it.
     why = "; ".join(f"{one.parts[0].name}: {one.why.rstrip('.')}" for one in carried)
     names = [evidence.bert.name, evidence.squad.name] if evidence.in_full else []
     names += [trained.name for trained in evidence.sweeps]
@@ -234,6 +237,7 @@ def decide_hybrid_time(evidence: Evidence, conditions: Sequence[Condition], riva
     """
     decision = _decide(evidence, evidence.times, rival, "mkor_h", conditions[0])
     used = (*([evidence.bert] if evidence.in_full else []), *evidence.sweeps)
+    # How often a rival updates its factors decides what its step costs: the reader has to know it.
     periods = "; ".join(filter(None, (_periods(trained, (rival, "mkor_h")) for trained in used)))
     decision = decision.with_details(f"Steps between updates: {periods}." if periods else "")
     # The F1 decides where the pre-training counts in full; where it has its own target, the F1 stands beside.
@@ -262,6 +266,7 @@ def _periods(trained: Trained, labels: Iterable[str]) -> str:
 def decide_iterations_to_target(evidence: Evidence, conditions: Sequence[Condition]) -> Decision:
     """Decide C03: iterations to a target, MKOR's over LAMB's; the other update rule's are given in the details."""
     judged = mkor_of(evidence.bert.runs)
+    # The paper's text and its released code differ: both rules are shown, and one is judged.
     other = "mkor" if judged == "mkor_released" else "mkor_released"
     of_other = _decide(evidence, None, other, BASE, conditions[0])
     ratios = "; ".join(f"{name} {with_interval(ratio)}" for name, ratio in of_other.estimates.items())

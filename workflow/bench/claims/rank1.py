@@ -42,6 +42,7 @@ def _errors(rows: pd.DataFrame, approximation: str) -> pd.Series:
 
 def _by_layer(values: pd.Series) -> list[float]:
     """Return the medians over seeds and steps of each layer."""
+    # Layers are the sample: seeds and steps repeat a layer, and are no further layers.
     return [float(value) for value in values.dropna().groupby(level=_LAYER).median()]
 
 
@@ -68,6 +69,7 @@ def decide_rank1_error(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
     """Decide C14: the largest relative error of the best rank-1 approximation of any layer, side by side."""
 
     def worst(of_side: pd.DataFrame) -> Estimate | None:
+        # The claim says low in every layer: the worst one decides, and its neighbours cannot make up for it.
         values = _by_layer(_errors(of_side, "best"))
         return extreme(values, "maximum") if values else None
 
@@ -93,6 +95,7 @@ def decide_mean_vector(rows: pd.DataFrame, conditions: Sequence[Condition]) -> D
     """
 
     def share(of_side: pd.DataFrame) -> Estimate | None:
+        # MKOR rescales the preconditioned gradient, so that of the mean's outer product the direction alone counts.
         captured = {name: 1 - _errors(of_side, name) ** 2 for name in ("scaled_mean", "best")}
         values = _by_layer(captured["scaled_mean"] / captured["best"].where(captured["best"] > 0))
         return estimate(values) if values else None
@@ -120,6 +123,7 @@ def decide_decay(rows: pd.DataFrame, conditions: Sequence[Condition]) -> Decisio
 
     The paper shows ResNet alone; other workloads stand in the details.
     """
+    # The paper's figure is of ResNet: another model that behaves otherwise does not refute it.
     is_resnet = rows["workload"].astype(str).str.startswith("resnet")
     if not is_resnet.any():
         return not_tested("The probe rank1_error has no ResNet.")
@@ -180,6 +184,7 @@ def decide_singular_factors(rows: pd.DataFrame, conditions: Sequence[Condition])
         # One step shows no change, whatever its factors are.
         if first == last:
             continue
+        # KFAC inverts the running average: a batch of fewer rows than the width is singular by counting alone.
         running, batch = (of_workload[of_workload["factor"] == kind] for kind in ("running", "batch"))
         parts.append(_running_part(str(workload), running, first, last, conditions[0]))
         growth, both, layers = _growth(batch, first, last)

@@ -62,6 +62,7 @@ def _switch(trained: Trained) -> _Switch | str:
         return f"MKOR-H switched to its base in none of {len(ended)} runs of {budget} steps in {trained.name}."
     # A budget sets the decay of the rate: MKOR with other steps is another training.
     candidates = trained.runs[(trained.runs["method"] == "mkor") & trained.runs["steps"].isin(ended["steps"])]
+    # MKOR with both sides acting is no MKOR-H without its switch.
     form = _form(ended["hyperparameters"].iloc[0])
     partners = candidates.loc[[_form(given) == form for given in candidates["hyperparameters"]], "optimizer"].unique()
     if len(partners) == 0:
@@ -148,6 +149,7 @@ def decide_switch(
     of_score, of_loss = conditions
     scores = _scores(pretraining, glue, of_score)
     judged, beside = [scores], []
+    # A pre-training without a target separates no methods at its size, so that its scores are no evidence.
     if not autoencoder.runs.empty:
         judged = [_losses(autoencoder, of_loss)]
         if pretraining.has_target:
@@ -167,5 +169,6 @@ def decide_switch(
         ),
         "; ".join(dict.fromkeys(side.seeds for side in tested)),
         data=sum((side.data for side in (*tested, *beside)), NO_SOURCES),
+        # The paper states scores; the loss stands in for them where no scores separate the methods.
         published_of=(GLUE,),
     )

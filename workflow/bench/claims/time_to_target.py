@@ -117,6 +117,7 @@ def decide_speedup(
         return not_tested(sweep)
     labels = tuple(dict.fromkeys((base, mkor, *rivals)))
     in_steps = "; ".join(filter(None, (stated(f"{one}/{mkor}", sweep.steps_ratio(one, mkor)) for one in rivals)))
+    # Iterations carry over to other machines, seconds of a small model do not.
     iterations = f"The ratios of iterations, above 1 if MKOR needs fewer: {in_steps}." if in_steps else ""
     data = trained.sources(*labels)
     # Iterations need no clock: they are stated even where the machine could not time the steps.
@@ -141,5 +142,6 @@ def decide_speedup(
         ),
         seeds=integer_ranges(seed for ratio in ratios.values() for seed in ratio.seeds),
         data=data + times_of(trained.name, mkor, *rivals),
+        # Published ratios are of times; of iterations the paper gives epochs.
         published_of=tuple(name for name, _, condition in judged if condition is time),
     )

@@ -50,6 +50,7 @@ class Margin:
         fall: what the loss falls by, for that kind.
         """
         if self.kind == "ratio":
+            # As far on either side on the scale of logarithms: 5 % slower counts as much as 5 % faster.
             return threshold / (1 + self.size), threshold * (1 + self.size)
         half = self.size * (fall if self.kind == "fall" else 1)
         return threshold - half, threshold + half
@@ -126,6 +127,7 @@ def parse_conditions(holds_when: str, margin: str = "") -> tuple[Condition, ...]
     comparisons = re.findall(r"(?:(\w[\w-]*)\s*)?(>=|<=|>|<)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)", holds_when)
     if not comparisons:
         raise ValueError(f"{holds_when=} holds no comparison with a number, such as '> 1'.")
+    # Margins stand beside the thresholds, both written before the runs: nobody fits them to results.
     margins = [parse_margin(text) for text in margin.split(" and ")]
     if len(margins) == 1:
         margins *= len(comparisons)
