@@ -69,7 +69,8 @@ def run_rows(
     reaches: float | None = None,
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Return rows of ``<experiment>.csv`` and ``<experiment>.runs.csv`` for one label: losses that decay, by seed."""
-    second_order = label in RULES or label == "kaisa"
+    second_order, second = label in RULES or label == "kaisa", 0.05 if label == "kaisa" else 0.03
+    given = {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)}
     metrics: list[dict[str, Any]] = []
     runs: list[dict[str, Any]] = []
     for seed in seeds:
@@ -92,48 +93,18 @@ def run_rows(
             value *= 1 + 0.004 * rng.standard_normal()
             if seed in failed:
                 value *= 1 + 2 * (step / last) ** 4
-            metrics.append(
-                identity
-                | {
-                    "step": step,
-                    "epoch": step / 50,
-                    "split": "validation",
-                    "metric": "loss",
-                    "value": value,
-                    "lr": 0.1,
-                    "train_seconds": step * (0.05 if label == "kaisa" else 0.03),
-                    "wall_seconds": step * 0.06,
-                }
-            )
-        runs.append(
-            identity
-            | {
-                "tier": "embedded",
-                "hardware": "test-cpu",
-                "reason": None,
-                "switch_step": None,
-                "hyperparameters": {"lr": 0.1, **({"base": base} if second_order else {}), **_rule_of(label)},
-                "tuned": True,
-                "study": 0,
-                "start_from": None,
-                "steps": steps,
-                "steps_done": last,
-                **reaching(None if reaches is None else reaches + seed, 0.03),
-                "direction_cosine": 0.8 if second_order else None,
-                "train_seconds": last * (0.05 if label == "kaisa" else 0.03),
-                "parameters": 123456,
-                "model": f"{workload} model",
-                "dataset": f"{workload} data",
-                "train_examples": 1437,
-                "validation_examples": 360,
-                "git_commit": "0123456789abcdef",
-                "git_dirty": False,
-                "code_current": True,
-                "cpu": "Test CPU",
-                "gpu": None,
-                "target": Target("validation", "loss", "below", target) if target else None,
-            }
-        )
+            clocks = {"train_seconds": step * second, "wall_seconds": step * 0.06}
+            about = {"step": step, "epoch": step / 50, "split": "validation", "metric": "loss", "lr": 0.1, **clocks}
+            metrics.append(identity | about | {"value": value})
+        trained = {"steps": steps, "steps_done": last, "train_seconds": last * second, "parameters": 123456}
+        data = {"dataset": f"{workload} data", "train_examples": 1437, "validation_examples": 360}
+        origin = {"git_commit": "0123456789abcdef", "git_dirty": False, "code_current": True, "cpu": "Test CPU"}
+        goal = {"target": Target("validation", "loss", "below", target) if target else None}
+        goal |= reaching(None if reaches is None else reaches + seed, 0.03)
+        about = {"tier": "embedded", "hardware": "test-cpu", "tuned": True, "study": 0, "model": f"{workload} model"}
+        blank = dict.fromkeys(("reason", "switch_step", "start_from", "gpu"))
+        effect = {"direction_cosine": 0.8 if second_order else None, "hyperparameters": dict(given)}
+        runs.append(identity | about | trained | data | origin | goal | blank | effect)
     return metrics, runs
 
 

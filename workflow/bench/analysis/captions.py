@@ -80,6 +80,7 @@ def _inert(runs: pd.DataFrame, names: Names) -> str:
 
 def _place(runs: pd.DataFrame, experiment: object, workload: object, names: Names) -> str:
     """Return the name of a workload, after that of its experiment if another one has the workload, too."""
+    # Two experiments on one workload are told apart; a single one is known by its workload.
     shared = runs.loc[runs["workload"] == workload, "experiment"].nunique() > 1
     return f"{experiment} {names.workload(str(workload))}" if shared else names.workload(str(workload))
 
@@ -128,6 +129,7 @@ def _seeds(runs: pd.DataFrame, names: Names, *, summarized: bool) -> str:
 
     If no run has values, these are the seeds that are planned.
     """
+    # A planned seed adds nothing to a mean, and must not seem to.
     trained = runs[~runs["status"].isin(WITHOUT_VALUES)]
     by_seeds: dict[str, list[str]] = {}
     for workload, rows in (runs if trained.empty else trained).groupby("workload"):

@@ -32,6 +32,7 @@ def looks(number: int) -> Iterator[None]:
     Seeds are added until a claim is decided, so it may be judged several times. Each look spends an equal share of the
     5 % (Bonferroni), which is valid for every kind of interval, however the looks depend on each other.
     """
+    # Contexts nest: a claim of a probe is judged at one look inside a table of several.
     before = _LOOKS.set(number)
     try:
         yield
@@ -42,6 +43,7 @@ def looks(number: int) -> Iterator[None]:
 def current_level() -> float:
     """Return the level of an interval: `LEVEL`, or within `looks` the level of one look."""
     number = _LOOKS.get()
+    # For one look the level itself: 1 - (1 - .95) differs from it in the last bit, and so would every interval.
     return LEVEL if number == 1 else 1 - (1 - LEVEL) / number
 
 
@@ -95,16 +97,14 @@ class Estimate:
         return replace(self, value=factor * self.value, low=factor * self.low, high=factor * self.high)
 
 
-def median_interval(
-    values: Sequence[float] | NDArray[np.float64], *, level: float | None = None
-) -> tuple[float, float]:
+def median_interval(values: Sequence[float] | NDArray[np.float64]) -> tuple[float, float]:
     """Return an interval of the median of `median_minimum` or more ``values [n]``, infinite ones but no NaN.
 
     Between the k-th smallest and the k-th largest value the median lies with a probability that the binomial
-    distribution gives for any distribution of the values. The two pairs whose probabilities enclose ``level`` are
+    distribution gives for any distribution of the values. The two pairs whose probabilities enclose the level are
     interpolated (Hettmansperger and Sheather, 1986). A bootstrap of the median would miss it in 8 % at eight values.
     """
-    level = current_level() if level is None else level
+    level = current_level()
     sample = np.sort(np.asarray(values, dtype=np.float64))
     n = len(sample)
     coverage = 1 - 2 * bdtr(np.arange(n // 2), n, 0.5)  # of the (k + 1)-th smallest and largest
@@ -118,6 +118,7 @@ def median_interval(
 
 def _between(start: float, end: float, share: float) -> float:
     """Interpolate; next to an infinite value the start itself."""
+    # The start is the outer value: where nothing can be interpolated, the interval is the wider one.
     if math.isinf(start) or math.isinf(end):
         return float(start)
     return float(start + share * (end - start))
@@ -203,6 +204,7 @@ def paired_ratio(numerator: Mapping[int, float], denominator: Mapping[int, float
     kept = (np.isfinite(a) | np.isfinite(b)) & ((a > 0) | (b > 0))
     if not kept.any():
         return None
+    # Against a target met before the first step everybody is infinitely slow: a value, not an error.
     with np.errstate(divide="ignore"):
         ratios = a[kept] / b[kept]
     if len(ratios) >= median_minimum() or len(ratios) == 1:

@@ -68,6 +68,7 @@ class Contest:
 
     def time(self, label: str, times: StepTimes) -> SweptRatio | str:
         """Return the seconds of a label to eight targets, over those of its base; or why there is no such ratio."""
+        # A simulated device's seconds are those of the simulation.
         method = str(self.runs.loc[self.runs["optimizer"] == label, "method"].iloc[0])
         if method in NO_CLOCK:
             return "simulated"
@@ -158,6 +159,7 @@ def _profile(
     # Solved problems and problems, [seeds, grid] and [seeds], of each contest.
     solved = [(one[:, :, None] <= grid).sum(axis=0) for one in of_contests]
     number = [(~np.isnan(one)).sum(axis=0) for one in of_contests]
+    # Each contest's share first, then their mean: one with more seeds must not count for more.
     share = np.mean([s.sum(0) / max(n.sum(), 1) for s, n in zip(solved, number, strict=True)], axis=0)
     drawn = [
         np.mean([solved[which][of].sum(0) / max(number[which][of].sum(), 1) for which, of in draw], axis=0)

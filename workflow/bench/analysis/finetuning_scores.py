@@ -47,6 +47,7 @@ def averages(by_task: Sequence[Mapping[int, float]]) -> dict[int, float]:
 
 def pretraining_experiment(results: Results, finetuned: pd.DataFrame) -> str:
     """Return the experiment that fine-tuning runs start from; the first of `PRETRAININGS` if it has no runs."""
+    # Small tiers pre-train a smaller model for the fine-tuning: the checkpoints' ids tell which.
     starts = set(finetuned["start_from"].dropna())
     found = (name for name in PRETRAININGS if results.runs(name)["run"].isin(starts).any())
     return next(found, PRETRAININGS[0])

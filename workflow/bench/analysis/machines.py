@@ -107,6 +107,7 @@ class Machine:
     def runs(self) -> pd.DataFrame:
         """Rows of all experiments' runs that this machine trained itself; a frame without columns if there are none."""
         frames = [self.results.runs(experiment) for experiment in self.results.experiments()]
+        # Adopted runs were trained, and timed, elsewhere: they belong to the machine that made them.
         frames = [frame[frame["hardware"] == self.results.hardware] for frame in frames]
         frames = [frame for frame in frames if not frame.empty]
         return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
@@ -152,6 +153,7 @@ class Machine:
         times = cycle_mean(phases["refresh_ms"], phases["other_ms"], period) if has_period else phases["ms"]
         if len(times) and times.notna().all():
             return self._step_time("step_breakdown", model, optimizer, period, times)
+        # Between two periods the mean is known by arithmetic; beyond them a refresh may cost what nobody timed.
         interpolated = _interpolated(cycles, period)
         return (
             None if interpolated is None else self._step_time("iteration_time", model, optimizer, period, interpolated)

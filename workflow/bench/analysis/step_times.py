@@ -53,14 +53,14 @@ class AATest(NamedTuple):
     excluding_1: int
 
 
-def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64], size: int = AA_ROUNDS) -> tuple[int, int]:
+def aa_exclusions(log_ratios: Sequence[float] | NDArray[np.float64]) -> tuple[int, int]:
     """Return the number of t intervals of the logarithms of ratios by round, and of those that exclude a ratio of 1.
 
-    size: the successive rounds of one interval; the rounds left at the end, fewer than that, are not used.
+    Each is of `AA_ROUNDS` successive rounds; those left at the end, fewer than that, are not used.
     """
-    starts = range(0, len(log_ratios) - size + 1, size)
+    starts = range(0, len(log_ratios) - AA_ROUNDS + 1, AA_ROUNDS)
     # The machine is tested once, however often the claims are looked at: always 95 %.
-    intervals = [t_interval(log_ratios[start : start + size], level=LEVEL) for start in starts]
+    intervals = [t_interval(log_ratios[start : start + AA_ROUNDS], level=LEVEL) for start in starts]
     return len(intervals), sum(not low <= 0 <= high for low, high in intervals)
 
 
@@ -154,6 +154,7 @@ class StepTimes:
         rows = self.rows
         same = (rows["experiment"] == label.experiment) & (rows["workload"] == label.workload)
         same &= (rows["optimizer"] == label.optimizer) & ~is_true(rows["again"])
+        # NaN equals nothing, not even itself: a label without a period is asked for by another test.
         periods = rows["inverse_update_period"].astype(float)
         return rows[same & (periods.isna() if math.isnan(label.period) else periods == label.period)]
 
@@ -177,5 +178,6 @@ def _rounds_a_block(rows: pd.DataFrame) -> int:
 
 def _idle_rounds(*rows: pd.DataFrame) -> pd.DataFrame:
     """Return the milliseconds of a step, a row for each round and a column for each label, without busy rounds."""
+    # Only rounds that are idle for all labels: each has its turn next to the others', under the same conditions.
     ms = [mean_ms(of_label[~is_true(of_label["left_out"])], ["round"]) for of_label in rows]
     return pd.concat(ms, axis=1, join="inner").sort_index()

@@ -170,6 +170,7 @@ def target_sweep(runs: pd.DataFrame, metrics: pd.DataFrame, base: str) -> Target
     goals = runs["target"].dropna()
     if goals.empty:
         raise NoSweepError("sets no target")
+    # Of a grid's several runs of a seed nobody could say which one to pair.
     if ended.duplicated(["optimizer", "seed"]).any():
         raise NoSweepError("has several runs of a label and seed")
     goal: Target = goals.iloc[0]

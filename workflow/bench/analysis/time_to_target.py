@@ -60,6 +60,7 @@ def by_configuration(runs: pd.DataFrame) -> dict[Configuration, pd.DataFrame]:
     columns = [column.name for column in fields(Configuration)]
     places: dict[Configuration, list[object]] = {}
     for place, *values in _over_studies(runs)[columns].dropna().itertuples(name=None):
+        # pandas reads whole numbers of a column with gaps as floats.
         configuration = Configuration(*values)
         places.setdefault(replace(configuration, steps=int(configuration.steps)), []).append(place)
     return {configuration: runs.loc[index] for configuration, index in places.items()}
@@ -93,6 +94,7 @@ def of_any_length(runs: pd.DataFrame, label: str) -> pd.DataFrame:
     """
     of_label = runs[runs["optimizer"] == label]
     listed = list(of_label["hyperparameters"])
+    # Mappings have no hash, so that `isin` cannot compare them.
     is_same = [hyperparameters in listed for hyperparameters in runs["hyperparameters"]]
     return runs[runs["method"].isin(of_label["method"]) & pd.Series(is_same, runs.index, bool)]
 
@@ -132,6 +134,7 @@ def too_short(took: Mapping[int, float], other: Mapping[int, float], spent: Mapp
         other: those of the other label.
         spent: the iterations or seconds of the label's finished runs (`budgets`).
     """
+    # If the other never arrived either, both are censored, and nothing is lost by the short run.
     unreached = (seed for seed in took.keys() & other.keys() if math.isinf(took[seed]) and seed in spent)
     return sorted(seed for seed in unreached if spent[seed] < other[seed] < math.inf)
 

@@ -106,6 +106,7 @@ def _budget(studies: Sequence[Sequence[float]], sign: float) -> Budget | None:
 
 def _is_rising(trials: pd.DataFrame) -> bool:
     """Return whether the highest score was chosen wherever scores differ."""
+    # The table does not say which way a metric is better: what was chosen does.
     finished = trials.dropna(subset="score")
     groups = [rows for _, rows in finished.groupby(["optimizer", "study"]) if rows["score"].nunique() > 1]
     chosen = [rows.loc[rows["chosen"].astype(bool), "score"] for rows in groups]

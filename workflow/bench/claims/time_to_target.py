@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.target_sweep import NoSweepError, SweptRatio, TargetSweep, target_sweep
@@ -25,7 +26,9 @@ from workflow.bench.claims.decision import (
 from workflow.bench.claims.verdicts import Condition
 from workflow.bench.results.sources import Sources, from_rows
 
-MOST_UNREACHED = 0.1
+BASE: Final = "sgd"
+"""The optimizer whose gain divides into the targets of these claims."""
+MOST_UNREACHED: Final = 0.1
 """The largest share of pairs with a run that missed its target of which one can say that they do not differ.
 
 Such a run counts as too short, which moves the ratio toward 1: never toward a difference, but toward none.
@@ -96,9 +99,7 @@ def stated(name: str, ratio: SweptRatio) -> str:
     return f"{name} {with_interval(ratio.estimate)}" if ratio.estimate else ""
 
 
-def decide_speedup(
-    trained: Trained, times: StepTimes, conditions: Sequence[Condition], *rivals: str, base: str = "sgd"
-) -> Decision:
+def decide_speedup(trained: Trained, times: StepTimes, conditions: Sequence[Condition], *rivals: str) -> Decision:
     """Decide C06, C07 or C19: each rival's training seconds to a target over MKOR's, over the targets of a sweep.
 
     Seconds are iterations times the time of a step. The claim needs every rival to be slower. A second condition, that
@@ -109,13 +110,12 @@ def decide_speedup(
         times: the times of steps.
         conditions: the claim's thresholds.
         rivals: the labels that MKOR is compared with.
-        base: the optimizer whose gain the targets divide.
     """
     mkor = mkor_of(trained.runs)
-    sweep = sweep_of(trained, base, (mkor, *rivals))
+    sweep = sweep_of(trained, BASE, (mkor, *rivals))
     if isinstance(sweep, str):
         return not_tested(sweep)
-    labels = tuple(dict.fromkeys((base, mkor, *rivals)))
+    labels = tuple(dict.fromkeys((BASE, mkor, *rivals)))
     in_steps = "; ".join(filter(None, (stated(f"{one}/{mkor}", sweep.steps_ratio(one, mkor)) for one in rivals)))
     # Iterations carry over to other machines, seconds of a small model do not.
     iterations = f"The ratios of iterations, above 1 if MKOR needs fewer: {in_steps}." if in_steps else ""
