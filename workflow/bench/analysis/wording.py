@@ -43,7 +43,7 @@ def number(value: float, digits: int = 3, *, infinity: str = "not reached") -> s
         return ""
     if math.isinf(value):
         return infinity if value == math.inf else "0"
-    # 1234 reads better than 1.23e+03; its further digits are rounded all the same.
+    # 1234 and not 1.23e+03: numbers of steps and seconds are read as they are.
     return f"{value:.{digits}g}" if abs(value) < 10**digits else f"{value:.0f}"
 
 

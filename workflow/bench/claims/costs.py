@@ -154,21 +154,19 @@ def decide_update_cost(times: pd.DataFrame, conditions: Sequence[Condition]) -> 
         for name, condition in zip(("mkor", "kaisa"), conditions, strict=True)
     ]
     # From one width to the next: how well one power law fits all of them.
-    pairs = (
-        of_parts["mkor"]["dimension"].isin(pair) for pair in pairwise(sorted(of_parts["mkor"]["dimension"].unique()))
-    )
-    local = (fits.width_law(of_parts["mkor"][pair]) for pair in pairs)
+    of_mkor = of_parts["mkor"]
+    pairs = pairwise(sorted(of_mkor["dimension"].unique()))
+    local = (fits.width_law(of_mkor[of_mkor["dimension"].isin(pair)]) for pair in pairs)
     repeats = of_parts["kaisa"].groupby("dimension")["repeat"].nunique()
     once = ", ".join(f"{width:g}" for width in repeats.index[repeats == 1])
+    floor = slopes.get("copy")
     widths = times["dimension"]
     return Decision(
         tuple(parts),
         f"Slope of log time over log d, d = {widths.min():g} to {widths.max():g}: {part_verdicts(parts)}.",
         sentences(
             f"{capital(statistics_used(parts))} over repeats.",
-            f"The slope of the floor, a copy of the matrix, is {number(slopes['copy'].value)}."
-            if "copy" in slopes
-            else "",
+            f"The slope of the floor, a copy of the matrix, is {number(floor.value)}." if floor else "",
             f"From one width to the next MKOR's is {', '.join(number(law.exponent, 2) for law in local if law)}.",
             f"KAISA was timed once at d = {once}: its interval lacks the noise there." if once else "",
         ),

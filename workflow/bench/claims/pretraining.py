@@ -13,7 +13,7 @@ from typing import Final
 
 import pandas as pd
 
-from workflow.bench.analysis.estimates import Estimate, paired_difference, paired_ratio
+from workflow.bench.analysis.estimates import paired_difference, paired_ratio
 from workflow.bench.analysis.step_times import StepTimes
 from workflow.bench.analysis.time_to_target import budgets, of_any_length, too_short
 from workflow.bench.analysis.training_time import Training, mean_seconds, time_ratio
@@ -152,15 +152,23 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
         if (seeds := too_short(took[label], took[rival], spent[label]))
     )
     seeds = sorted(took[above].keys() & took[below].keys())
-    # Schedules of equal length tie by design, and say nothing of which optimizer needs fewer steps.
-    is_tied = not times and all(took[above][seed] == took[below][seed] for seed in seeds)
+    if ratio is None:
+        part, why = Part(name, "inconclusive", "no target reached"), f"of {pair} neither reached the F1"
+    else:
+        part, why = Part.judged(name, ratio, condition), f"the ratio {pair} {position(ratio, condition)}"
+        if not times and all(took[above][seed] == took[below][seed] for seed in seeds):
+            # Schedules of equal length tie by design, and say nothing of which optimizer needs fewer steps.
+            part, why = replace(part, verdict="inconclusive"), f"{pair} tie in every seed"
+        elif ended_early:
+            # With more steps the short run might have reached the target first: nobody knows which is faster.
+            part, why = replace(part, verdict="inconclusive"), f"of {pair} a run was too short to be compared"
     compared = pd.concat(runs.values())
     fine_tuned = evidence.squad.runs[evidence.squad.runs["start_from"].isin(compared["run"])]
     by_label = (f"{label} {', '.join(number(took[label][seed]) for seed in seeds)}" for label in runs)
     used = f" ({statistics_used([ratio])})" if ratio else ""
     return Decision(
-        (_part_in_full(name, ratio, condition, is_open=is_tied or bool(ended_early)),),
-        _reason_in_full(pair, ratio, condition, is_tied=is_tied, is_short=bool(ended_early)),
+        (part,),
+        why,
         sentences(
             f"{'; '.join(by_label)}{used}.", ended_early, *map(_only_length, runs, runs.values()), left_out(compared)
         ),
@@ -174,26 +182,6 @@ def _in_full(evidence: Evidence, times: StepTimes | None, above: str, below: str
 def _measured(training: Training, times: StepTimes | None) -> Mapping[int, float]:
     """Return the seconds of a training by seed or, without times, its steps."""
     return mean_seconds(times, training) if times else training.steps
-
-
-def _part_in_full(name: str, ratio: Estimate | None, condition: Condition, *, is_open: bool) -> Part:
-    if ratio is None:
-        return Part(name, "inconclusive", "no target reached")
-    part = Part.judged(name, ratio, condition)
-    return replace(part, verdict="inconclusive") if is_open else part
-
-
-def _reason_in_full(pair: str, ratio: Estimate | None, condition: Condition, *, is_tied: bool, is_short: bool) -> str:
-    if ratio is None:
-        return f"of {pair} neither reached the F1"
-    if is_tied:
-        return f"{pair} tie in every seed"
-    # With more steps the short run might have reached the target first, so that nobody knows which is faster.
-    return (
-        f"of {pair} a run was too short to be compared"
-        if is_short
-        else f"the ratio {pair} {position(ratio, condition)}"
-    )
 
 
 def _only_length(label: str, runs: pd.DataFrame) -> str:
